@@ -1,0 +1,110 @@
+"""Files that are whole or absent, and folders that know what they were made from.
+
+The one module every room may import; standard library only. A stage of the pipeline claims its
+folder with the settings it runs under. The folder then refuses other settings, so that results of
+two configs never mix, and a finished stage is recognised and not run again.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+_SETTINGS = "settings.json"
+_DONE = "DONE"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields a temporary path beside `path`, renamed to it when the block ends well."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays last: writers such as np.save and savefig go by it.
+    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield aside
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes `text` as UTF-8, whole or not at all."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes `data`, whole or not at all."""
+    with replacing(path) as aside:
+        aside.write_bytes(data)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as readable JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file."""
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+
+
+def fingerprint(*values: Any) -> str:
+    """A short hash of JSON-able values; equal values, and only those, share it."""
+    text = json.dumps(values, ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage's folder; see `open_stage`."""
+
+    folder: pathlib.Path
+
+    @property
+    def done(self) -> bool:
+        """Whether the stage has finished here before, under the same settings."""
+        return (self.folder / _DONE).exists()
+
+    def finish(self) -> None:
+        """Marks the folder as whole; the last thing a stage does."""
+        write_text(self.folder / _DONE, "")
+
+
+def open_stage(folder: str | os.PathLike[str], settings: Any) -> Stage:
+    """Claims `folder` for a stage that runs under `settings` (JSON-able).
+
+    Raises:
+      ValueError: the folder belongs to other settings; the message names each that differs.
+    """
+    folder = pathlib.Path(folder)
+    settings = json.loads(json.dumps(settings))  # tuples become lists, as when read back
+    try:
+        found = read_json(folder / _SETTINGS)
+    except FileNotFoundError:
+        write_json(folder / _SETTINGS, settings)
+        return Stage(folder)
+    if found != settings:
+        differences = "\n".join(_differences(found, settings))
+        raise ValueError(
+            f"{folder} was made under another config:\n{differences}\n"
+            f"Choose another --workdir, or delete {folder} to make it anew."
+        )
+    return Stage(folder)
+
+
+def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
+    """One line for every leaf in which two JSON values differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted({*found, *wanted}):
+            missing = "(absent)"
+            yield from _differences(
+                found.get(key, missing), wanted.get(key, missing), f"{path}.{key}".lstrip(".")
+            )
+    elif found != wanted:
+        yield f"  {path}: there {found!r}, now {wanted!r}"

@@ -1,0 +1,83 @@
+"""Feeds the training loop: the batches of a stream, made ahead in background threads."""
+
+import collections
+import concurrent.futures
+from collections.abc import Iterator
+
+import numpy as np
+
+from input_pipeline.stream import TrainingStream
+
+Batch = dict[str, np.ndarray]
+LOADERS = ("tf.data", "threads")
+
+
+def batches(
+    stream: TrainingStream,
+    steps: range,
+    *,
+    loader: str,
+    part: int = 0,
+    num_parts: int = 1,
+    prefetch: int = 4,
+) -> Iterator[Batch]:
+    """Yields the batch of every step in `steps`, in order.
+
+    Args:
+      stream: where batches come from.
+      steps: the steps to feed; resuming at step s is `range(s, ...)`.
+      loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
+      part, num_parts: which equal part of each batch this host reads.
+      prefetch: batches made ahead.
+
+    Raises:
+      ValueError: an unknown loader.
+      ImportError: "tf.data" without TensorFlow.
+    """
+    if loader == "tf.data":
+        return _tf_data_batches(stream, steps, part, num_parts, prefetch)
+    if loader == "threads":
+        return _threaded_batches(stream, steps, part, num_parts, prefetch)
+    raise ValueError(f"data.loader is {loader!r}, must be one of {LOADERS}")
+
+
+def _tf_data_batches(
+    stream: TrainingStream, steps: range, part: int, num_parts: int, prefetch: int
+) -> Iterator[Batch]:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            'TensorFlow is not installed; install it, or set config.data.loader = "threads"'
+        ) from error
+    tf.config.set_visible_devices([], "GPU")  # its memory belongs to jax
+
+    keys = ("tokens", "language")
+    probe = stream.batch(steps.start, part, num_parts)
+
+    def read(step):
+        arrays = tf.numpy_function(
+            lambda s: tuple(stream.batch(int(s), part, num_parts)[key] for key in keys),
+            [step],
+            [probe[key].dtype for key in keys],
+        )
+        for array, key in zip(arrays, keys, strict=True):
+            array.set_shape(probe[key].shape)
+        return dict(zip(keys, arrays, strict=True))
+
+    dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
+    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)
+    return dataset.as_numpy_iterator()
+
+
+def _threaded_batches(
+    stream: TrainingStream, steps: range, part: int, num_parts: int, prefetch: int
+) -> Iterator[Batch]:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+        for step in steps:
+            waiting.append(pool.submit(stream.batch, step, part, num_parts))
+            if len(waiting) > prefetch:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

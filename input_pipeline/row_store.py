@@ -1,0 +1,161 @@
+"""The row store: packed rows of token ids on disk, memory-mapped when read.
+
+A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [rows, L] uint16 or
+uint32, and one `<set>.<lang>.parallel.npy` per column of parallel text, [sentences, L].
+
+A row is `<s> tokens </s>` once or more often: each such segment is one document, or the part of
+it that fits; the rest of a row is padding. Segments can thus be told from the tokens alone.
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+import artifacts
+
+SPLITS = ("train", "heldout")
+# A document is not begun at the end of a row for fewer tokens than this; the row is padded.
+_MIN_SEGMENT_TOKENS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens of a tokenizer."""
+
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    mask: int
+
+    def never_masked(self) -> tuple[int, ...]:
+        """The ids that stand for structure, not for text."""
+        return (self.bos, self.pad, self.eos, self.mask)
+
+
+def pack_rows(
+    documents: Iterable[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
+) -> np.ndarray:
+    """Packs documents of token ids into full rows.
+
+    Documents follow one another without gaps; where a row ends, the document goes on in the next
+    row as a new segment. Only the last row, and row ends too short for a segment, hold padding.
+
+    Args:
+      documents: [n] token ids of each document, without specials.
+      length: L, tokens a row.
+      special: ids of `<s>`, `</s>` and padding.
+      dtype: integer type of the rows.
+
+    Returns:
+      [rows, L] token ids.
+    """
+    rows: list[np.ndarray] = []
+    used = length  # of the last row
+    for document in documents:
+        start = 0
+        while start < len(document):
+            wanted = min(len(document) - start, _MIN_SEGMENT_TOKENS)
+            if length - used < wanted + 2:
+                rows.append(np.full(length, special.pad, dtype))
+                used = 0
+            tokens = document[start : start + length - used - 2]
+            end = used + len(tokens) + 1
+            rows[-1][used] = special.bos
+            rows[-1][used + 1 : end] = tokens
+            rows[-1][end] = special.eos
+            start, used = start + len(tokens), end + 1
+    return np.stack(rows) if rows else np.zeros((0, length), dtype)
+
+
+def pad_sentences(
+    sentences: Sequence[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
+) -> np.ndarray:
+    """One row per sentence, `<s> tokens </s>` cut to `length`; an empty sentence is all padding."""
+    rows = np.full((len(sentences), length), special.pad, dtype)
+    for row, tokens in zip(rows, sentences, strict=True):
+        if len(tokens):
+            tokens = tokens[: length - 2]
+            row[0], row[len(tokens) + 1] = special.bos, special.eos
+            row[1 : len(tokens) + 1] = tokens
+    return rows
+
+
+def id_dtype(vocab_size: int) -> np.dtype:
+    """The smallest type that holds all ids: uint16 up to 65,536 pieces, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def tokenizer_hash(model: bytes) -> str:
+    """The identity of a tokenizer: SHA-256 of its serialised model."""
+    return hashlib.sha256(model).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class RowStore:
+    """A row store opened for reading.
+
+    Attributes:
+      folder: where it lies.
+      vocab_size: V, ids of the tokenizer.
+      length: L, tokens a row.
+      tokenizer: `tokenizer_hash` of the tokenizer the rows were made with.
+      special: ids of the special tokens.
+      statistics: per language and split, `tokens` and `characters` of text and `unknown` tokens.
+      parallel: languages of each set of parallel text.
+    """
+
+    folder: pathlib.Path
+    vocab_size: int
+    length: int
+    tokenizer: str
+    special: SpecialIds
+    statistics: Mapping[str, Mapping[str, Mapping[str, int]]]
+    parallel: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def open(cls, folder: pathlib.Path) -> "RowStore":
+        """Opens a finished row store.
+
+        Raises:
+          ValueError: there is none in `folder`, or its preparation was not finished.
+        """
+        if not (folder / "meta.json").exists():
+            raise ValueError(
+                f"{folder} holds no finished row store; run prepare_data.py with the same "
+                "--config and --workdir first"
+            )
+        meta = artifacts.read_json(folder / "meta.json")
+        return cls(folder, special=SpecialIds(**meta.pop("special")), **meta)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return tuple(sorted(self.statistics))
+
+    def rows(self, language: str, split: str) -> np.ndarray:
+        """[rows, L] memory-mapped token ids of a language; split is one of `SPLITS`."""
+        return np.load(self.folder / f"{language}.{split}.npy", mmap_mode="r", allow_pickle=False)
+
+    def parallel_rows(self, name: str, language: str) -> np.ndarray:
+        """[sentences, L] token ids of one column of a parallel set."""
+        path = self.folder / f"{name}.{language}.parallel.npy"
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
+        """Raises ValueError unless the rows were made with the tokenizer `model` from `path`."""
+        found = tokenizer_hash(model)
+        if found != self.tokenizer:
+            raise ValueError(
+                f"the row store {self.folder} was made with tokenizer {self.tokenizer[:12]}, but "
+                f"{path} is tokenizer {found[:12]}; run prepare_data.py again into a new folder, "
+                "or point to the tokenizer it was made with"
+            )
+
+    def write_meta(self) -> None:
+        """Writes `meta.json`, which makes the store whole; the last file of a preparation."""
+        meta = dataclasses.asdict(self)
+        del meta["folder"]
+        artifacts.write_json(self.folder / "meta.json", meta)

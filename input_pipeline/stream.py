@@ -1,0 +1,154 @@
+"""The training stream: which row of which language is example i of the batch of step s.
+
+A pure function of (seed, step). Resuming is a matter of asking for the next step; no iterator
+state exists, no order depends on the number of hosts or threads, and step one million is found as
+fast as step zero.
+
+The stream is cut into cycles of M examples. In every cycle language l has exactly c_l examples,
+M q_l rounded so that they sum to M, in a seeded random order. So the number of times a language
+was drawn before any cycle is known without counting, and its rows can be visited epoch by epoch,
+each epoch in a random order of its own.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from input_pipeline.row_store import RowStore
+
+_CYCLE = 1 << 16  # M; language shares are exact to 1 / M
+
+
+def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
+    """Integers that sum to `total`, proportional to `shares`, none zero.
+
+    Args:
+      shares: [N] positive floats that sum to one.
+      total: at least N.
+
+    Returns:
+      [N] int64.
+    """
+    exact = shares * total
+    counts = np.maximum(np.floor(exact).astype(np.int64), 1)
+    while counts.sum() != total:
+        behind = exact - counts
+        step = 1 if counts.sum() < total else -1
+        # Take only from those that have more than one to give.
+        open_to_change = behind if step > 0 else np.where(counts > 1, -behind, -np.inf)
+        counts[np.argmax(open_to_change)] += step
+    return counts
+
+
+def permute(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Pseudo-random permutation of [0, size) picked by `key`, evaluated at `index`.
+
+    A four-round Feistel network over the next even power of two, walked until it falls into the
+    range; a bijection for every key, and no table is held.
+
+    Args:
+      index: [N] positions, 0 <= index < size.
+      size: [N] or scalar, size of each position's permutation.
+      key: [N] or scalar uint64, which permutation.
+
+    Returns:
+      [N] int64 permuted positions.
+    """
+    index, size, key = np.broadcast_arrays(
+        np.asarray(index, np.uint64), np.asarray(size, np.uint64), np.asarray(key, np.uint64)
+    )
+    bits = np.maximum(np.ceil(np.log2(np.maximum(size, 2).astype(np.float64))), 1)
+    half = np.ceil(bits / 2).astype(np.uint64)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    result = index.copy()
+    outside = np.ones(index.shape, bool)
+    while outside.any():
+        left, right = result[outside] >> half[outside], result[outside] & mask[outside]
+        for round_number in range(4):
+            mixed = _hash(right, key[outside] + np.uint64(round_number))
+            left, right = right, left ^ (mixed & mask[outside])
+        result[outside] = (left << half[outside]) | right
+        outside &= result >= size
+    return result.astype(np.int64)
+
+
+def _hash(value: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of `value` under `key` (the finaliser of splitmix64)."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
+        x = (value + np.uint64(0x9E3779B97F4A7C15)) ^ (key * np.uint64(0xD1342543DE82EF95))
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamOrder:
+    """The order of a stream over rows of several languages.
+
+    Attributes:
+      seed: picks the order.
+      rows: [N] int64 number of rows of each language.
+      counts: [N] int64 c_l, examples of each language in a cycle.
+    """
+
+    seed: int
+    rows: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def create(cls, seed: int, rows: np.ndarray, shares: np.ndarray) -> "StreamOrder":
+        """Order over languages with `rows` rows each, drawn in proportion to `shares` (Eq. 3)."""
+        return cls(seed, np.asarray(rows, np.int64), largest_remainder(shares, _CYCLE))
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Finds examples of the stream.
+
+        Args:
+          examples: [B] int64 positions in the stream, from zero.
+
+        Returns:
+          Language index [B] and row of that language [B], int64.
+        """
+        cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
+        slot = permute(within, np.uint64(_CYCLE), self._key(0, cycle))
+        ends = np.cumsum(self.counts)
+        language = np.searchsorted(ends, slot, side="right")
+        # The how-manieth example of its language this is, since the stream began.
+        occurrence = cycle * self.counts[language] + slot - (ends - self.counts)[language]
+        epoch, visit = np.divmod(occurrence, self.rows[language])
+        return language, permute(visit, self.rows[language], self._key(1 + language, epoch))
+
+    def _key(self, purpose: np.ndarray | int, number: np.ndarray) -> np.ndarray:
+        """uint64 keys of the permutations: one for each seed, purpose and number."""
+        key = _hash(np.full(np.shape(number), self.seed, np.uint64), np.uint64(0))
+        key = _hash(key, np.asarray(purpose, np.uint64))
+        return _hash(key, np.asarray(number, np.uint64))
+
+
+class TrainingStream:
+    """Batches of training rows, addressed by step."""
+
+    def __init__(
+        self, store: RowStore, probabilities: Mapping[str, float], batch_size: int, seed: int
+    ):
+        """Stream over the languages of `store`, drawn by `probabilities` (Eq. 3)."""
+        self.languages = store.languages
+        self._rows = [store.rows(language, "train") for language in self.languages]
+        shares = np.array([probabilities[language] for language in self.languages])
+        rows = np.array([len(r) for r in self._rows])
+        self._order = StreamOrder.create(seed, rows, shares / shares.sum())
+        self._batch_size = batch_size
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it.
+
+        Returns:
+          `tokens` [B / num_parts, L] int32 and `language` [B / num_parts] int32, an index into
+          `self.languages`.
+        """
+        size = self._batch_size // num_parts
+        first = step * self._batch_size + part * size
+        language, row = self._order.locate(np.arange(first, first + size))
+        tokens = np.stack([self._rows[lang][r] for lang, r in zip(language, row, strict=True)])
+        return {"tokens": tokens.astype(np.int32), "language": language.astype(np.int32)}

@@ -1,0 +1,171 @@
+"""Reading text files that others made: every fault named with file, line and remedy.
+
+Formats: `<lang>.txt` (one sentence a line, a blank line between documents), `<lang>.jsonl` (one
+document a line, in its `text` field) and parallel TSV, each plain, `.gz` or `.xz`, UTF-8.
+docs/corpus_format.md describes them for users.
+"""
+
+import gzip
+import json
+import lzma
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import IO
+
+Document = list[str]  # sentences, in order
+
+_OPENERS: dict[str, Callable[[pathlib.Path], IO[bytes]]] = {
+    "": lambda path: open(path, "rb"),
+    "gz": lambda path: gzip.open(path, "rb"),
+    "xz": lambda path: lzma.open(path, "rb"),
+}
+_KINDS = ("txt", "jsonl", "tsv")
+_ARCHIVES = ("bz2", "zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
+# ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
+_LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
+
+
+def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
+    """Splits a file name into (stem, kind, compression), or None if it is no text file.
+
+    Raises:
+      ValueError: the name is that of a text file under a compression that cannot be read.
+    """
+    stem, *suffixes = path.name.split(".")
+    compression = suffixes.pop() if suffixes and suffixes[-1] in ("gz", "xz") else ""
+    if suffixes and suffixes[-1] in _KINDS:
+        return ".".join([stem, *suffixes[:-1]]), suffixes[-1], compression
+    looks_like_text = any(suffix in _KINDS for suffix in suffixes) or is_language(stem)
+    if suffixes and looks_like_text and (suffixes[-1] in _ARCHIVES or suffixes[0] in _KINDS):
+        raise ValueError(
+            f"{path}: unknown compression {suffixes[-1]!r}; text may be plain, .gz or .xz: "
+            "recompress the file, or move it out of the folder"
+        )
+    return None
+
+
+def is_language(code: str) -> bool:
+    """Whether `code` has the form of a language code, such as en, ceb, zh_Hant or aze-Latn."""
+    return _LANGUAGE.fullmatch(code) is not None
+
+
+def read_lines(path: pathlib.Path) -> Iterator[str]:
+    """Yields the lines of a UTF-8 text file, without their line ends.
+
+    Raises:
+      ValueError: the file is empty, damaged, or not UTF-8.
+    """
+    file_type = file_format(path)
+    if file_type is None:
+        raise ValueError(
+            f"{path}: not a text file; expected .txt, .jsonl or .tsv, or these .gz/.xz"
+        )
+    number = 0
+    try:
+        with _OPENERS[file_type[2]](path) as file:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8")
+                # A byte order mark is no letter; some editors write one at the start.
+                yield (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
+            f"{error.start + 1}); convert the file, for example: iconv -f latin1 -t utf-8"
+        ) from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(
+            f"{path}, after line {number}: cannot be read ({error}); the file may be cut off or "
+            "damaged: copy or download it again"
+        ) from error
+    if number == 0:
+        raise ValueError(f"{path}: the file is empty; add text or remove the file")
+
+
+def read_documents(path: pathlib.Path) -> list[Document]:
+    """Reads the documents of a `.txt` or `.jsonl` file.
+
+    Raises:
+      ValueError: as `read_lines`; a JSON line that is no object with a text field; no text at all.
+    """
+    file_type = file_format(path)
+    if file_type is not None and file_type[1] == "jsonl":
+        documents = list(_read_jsonl(path))
+    else:
+        documents = [[]]
+        for line in map(str.strip, read_lines(path)):
+            if line:
+                documents[-1].append(line)
+            elif documents[-1]:
+                documents.append([])
+    documents = [document for document in documents if document]
+    if not documents:
+        raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
+    return documents
+
+
+def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number}: not JSON ({error}); each line must be one JSON object"
+            ) from error
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{path}, line {number}: no text field; each line must be an object such as "
+                '{"text": "First sentence.\\nSecond sentence."}'
+            )
+        yield [sentence.strip() for sentence in text.split("\n") if sentence.strip()]
+
+
+def read_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], list[list[tuple[str, ...]]]]:
+    """Reads parallel text from a TSV file.
+
+    Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
+    `<lang>-<lang>.tsv` and has these two columns and no header. A blank line ends a document; an
+    empty cell is a missing translation.
+
+    Returns:
+      The languages, and per document a list of rows with one cell per language.
+
+    Raises:
+      ValueError: as `read_lines`; a header without languages, or a row of another width.
+    """
+    lines = enumerate(read_lines(path), start=1)
+    file_type = file_format(path)
+    pair = file_type[0].split(".")[-1].split("-") if file_type else []
+    has_header = not (len(pair) == 2 and all(is_language(code) for code in pair))
+    if has_header:
+        header = next(lines)[1].split("\t")
+        if len(header) < 3 or header[0] != "id" or not all(map(is_language, header[1:])):
+            raise ValueError(
+                f"{path}, line 1: expected a header such as 'id<TAB>en<TAB>de', found "
+                f"{header[:4]}; or call the file <lang>-<lang>.tsv and give it two columns"
+            )
+        languages = tuple(header[1:])
+    else:
+        languages = (pair[0], pair[1])
+    width = len(languages) + has_header
+    documents: list[list[tuple[str, ...]]] = [[]]
+    for number, line in lines:
+        if not line.strip():
+            documents.append([])
+            continue
+        cells = line.split("\t")
+        if len(cells) != width:
+            raise ValueError(
+                f"{path}, line {number}: {len(cells)} columns, expected {width}; a sentence may "
+                "hold no tab, and a missing translation keeps its empty cell"
+            )
+        documents[-1].append(tuple(cell.strip() for cell in cells[has_header:]))
+    documents = [document for document in documents if document]
+    if not documents:
+        raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
+    return languages, documents

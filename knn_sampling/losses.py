@@ -1,0 +1,82 @@
+"""Softmax cross-entropy over the whole vocabulary, or over a candidate set.
+
+All take hidden states [W, D], targets [W], weights [W], a table [V, D] and a bias [V], and return
+per-position losses [W] in float32 nats, already multiplied by the weights.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from knn_sampling.candidates import Candidates
+
+# Logit of a class that is not there. Finite, so that no gradient becomes NaN.
+_ABSENT = -1e30
+
+
+def full_softmax_loss(
+    hidden: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    *,
+    num_valid: int,
+) -> jax.Array:
+    """-log p(w) = log sum_j exp(h . e_j + b_j) - (h . e_w + b_w), over the vocabulary (Eq. 4).
+
+    Args:
+      hidden: [W, D] hidden states.
+      targets: [W] int32 target ids below `num_valid`.
+      weights: [W] weights of the positions.
+      table: [V, D] output embeddings.
+      bias: [V] output bias.
+      num_valid: words; rows of the table from here on are padding and get no probability.
+
+    Returns:
+      [W] float32 weighted losses, nats.
+    """
+    logits = _logits(hidden, table, bias)
+    logits = jnp.where(jnp.arange(table.shape[0]) < num_valid, logits, _ABSENT)
+    return _cross_entropy(logits, targets, weights)
+
+
+def candidate_softmax_loss(
+    hidden: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    candidates: Candidates,
+) -> jax.Array:
+    """The cross-entropy of `full_softmax_loss`, its sum taken over V' only (Section 3.1).
+
+    With V' the whole vocabulary, value and gradient are those of the full softmax. With less, the
+    partition function, and so the loss, is understated.
+
+    Args:
+      hidden: [W, D] hidden states.
+      weights: [W] weights of the positions.
+      table: [V, D] output embeddings; only the rows of V' are read and get a gradient.
+      bias: [V] output bias.
+      candidates: V' and the targets' places in it.
+
+    Returns:
+      [W] float32 weighted losses, nats.
+    """
+    rows = table.at[candidates.ids].get(mode="fill", fill_value=0)  # [C, D]
+    row_bias = bias.at[candidates.ids].get(mode="fill", fill_value=0)  # [C]
+    logits = _logits(hidden, rows, row_bias)
+    logits = jnp.where(candidates.ids < table.shape[0], logits, _ABSENT)
+    return _cross_entropy(logits, candidates.labels, weights)
+
+
+def _logits(hidden: jax.Array, rows: jax.Array, bias: jax.Array) -> jax.Array:
+    """h . e_j + b_j in float32, whatever the inputs' type: [W, C]."""
+    products = jnp.dot(hidden, rows.T, preferred_element_type=jnp.float32)
+    return products + bias.astype(jnp.float32)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    losses = jax.nn.logsumexp(logits, axis=1) - target_logits
+    # Not a product: where the weight is zero the label is arbitrary and the loss may be anything.
+    return jnp.where(weights > 0, losses * weights, 0.0)

@@ -1,0 +1,198 @@
+"""A Transformer encoder in the manner of XLM-R: post-LN, GELU, learned positions."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.spmd import with_logical_partitioning
+
+_INIT_STDDEV = 0.02
+_LAYER_NORM_EPSILON = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """Sizes of an encoder; the `model` section of a config plus the vocabulary.
+
+    Attributes:
+      vocab_size: V, rows of the embedding table, padding included.
+      embedding_size: E, width of token embeddings and of the output layer; half of `hidden_size`
+        is the half embedding of paper Section 3.2.
+      hidden_size: D.
+      num_layers: Transformer layers.
+      num_heads: attention heads; divides `hidden_size`.
+      mlp_size: width of the feed-forward layer.
+      max_length: positions.
+      dropout_rate: after embeddings and after each sub-layer, and on attention weights.
+      dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
+    """
+
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+    max_length: int
+    dropout_rate: float
+    dtype: str
+
+    def __post_init__(self):
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads "
+                f"{self.num_heads}"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype is {self.dtype!r}, must be float32 or bfloat16")
+
+
+def _dense(features: int, axes: tuple[str, str], name: str, dtype: str) -> nn.Dense:
+    kernel_init = with_logical_partitioning(nn.initializers.normal(_INIT_STDDEV), axes)
+    bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
+    return nn.Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
+
+
+def _layer_norm(name: str, dtype: str) -> nn.LayerNorm:
+    return nn.LayerNorm(
+        epsilon=_LAYER_NORM_EPSILON,
+        dtype=dtype,
+        scale_init=with_logical_partitioning(nn.initializers.ones, ("embed",)),
+        bias_init=with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        name=name,
+    )
+
+
+class Embeddings(nn.Module):
+    """Token and position embeddings, projected to the model width where that differs."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, positions: jax.Array, deterministic: bool) -> jax.Array:
+        s = self.settings
+        init = nn.initializers.normal(_INIT_STDDEV)
+        table = self.param(
+            "table",
+            with_logical_partitioning(init, ("vocab", "embed")),
+            (s.vocab_size, s.embedding_size),
+        )
+        position_table = self.param(
+            "positions",
+            with_logical_partitioning(init, ("position", "embed")),
+            (s.max_length, s.hidden_size),
+        )
+        x = jnp.take(table, tokens, axis=0).astype(s.dtype)  # [B, L, E]
+        if s.embedding_size != s.hidden_size:
+            x = _dense(s.hidden_size, ("embed", "embed_out"), "project", s.dtype)(x)
+        x = x + jnp.take(position_table, positions, axis=0).astype(s.dtype)  # [B, L, D]
+        x = _layer_norm("norm", s.dtype)(x)
+        return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention between the positions of one segment."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segments: jax.Array, deterministic: bool) -> jax.Array:
+        s = self.settings
+        head_size = s.hidden_size // s.num_heads
+
+        def heads(name: str) -> jax.Array:
+            projected = _dense(s.hidden_size, ("embed", "heads"), name, s.dtype)(x)
+            return projected.reshape(*x.shape[:2], s.num_heads, head_size)  # [B, L, H, D / H]
+
+        query, key, value = heads("query"), heads("key"), heads("value")
+        scores = jnp.einsum(
+            "bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32
+        ) / jnp.sqrt(head_size)
+        same_segment = segments[:, None, :, None] == segments[:, None, None, :]  # [B, 1, L, L]
+        weights = jax.nn.softmax(jnp.where(same_segment, scores, -1e30)).astype(s.dtype)
+        weights = nn.Dropout(s.dropout_rate)(weights, deterministic=deterministic)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+        return _dense(s.hidden_size, ("heads", "embed"), "output", s.dtype)(mixed)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each followed by add and norm (post-LN)."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segments: jax.Array, deterministic: bool) -> jax.Array:
+        s = self.settings
+        dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
+        attended = SelfAttention(s, name="attention")(x, segments, deterministic)
+        x = _layer_norm("attention_norm", s.dtype)(x + dropout(attended))
+        hidden = _dense(s.mlp_size, ("embed", "mlp"), "mlp_in", s.dtype)(x)
+        hidden = nn.gelu(hidden, approximate=False)
+        hidden = _dense(s.hidden_size, ("mlp", "embed"), "mlp_out", s.dtype)(hidden)
+        return _layer_norm("mlp_norm", s.dtype)(x + dropout(hidden))
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, GELU and LayerNorm in front of the output layer, and the output layer's bias."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        s = self.settings
+        self.param(
+            "bias",
+            with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
+            (s.vocab_size,),
+        )
+        hidden = _dense(s.embedding_size, ("embed", "embed_out"), "dense", s.dtype)(hidden)
+        return _layer_norm("norm", s.dtype)(nn.gelu(hidden, approximate=False))
+
+
+class Encoder(nn.Module):
+    """The encoder with its masked-LM head; `init` through `__call__` makes all parameters."""
+
+    settings: EncoderSettings
+
+    def setup(self):
+        self.embeddings = Embeddings(self.settings)
+        self.layers = [
+            EncoderLayer(self.settings, name=f"layer_{i}") for i in range(self.settings.num_layers)
+        ]
+        self.head = MaskedLMHead(self.settings)
+
+    def encode(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array,
+        positions: jax.Array,
+        *,
+        deterministic: bool,
+        num_layers: int | None = None,
+    ) -> jax.Array:
+        """Hidden states [B, L, D] after `num_layers` layers, all by default.
+
+        Args:
+          tokens: [B, L] int32 ids.
+          segments: [B, L] int32; positions attend within their segment only.
+          positions: [B, L] int32 position of each token in its segment.
+          deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
+          num_layers: stop after so many layers; 0 gives the embeddings.
+        """
+        x = self.embeddings(tokens, positions, deterministic)
+        for layer in self.layers[:num_layers]:
+            x = layer(x, segments, deterministic)
+        return x
+
+    def predict(self, hidden: jax.Array) -> jax.Array:
+        """What the output layer compares with its embeddings: [..., D] -> [..., E]."""
+        return self.head(hidden)
+
+    def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
+        return self.predict(self.encode(tokens, segments, positions, deterministic=True))
+
+
+def output_table(params) -> tuple[jax.Array, jax.Array]:
+    """The output layer's embeddings [V, E], tied to the input's, and its bias [V]."""
+    return params["embeddings"]["table"], params["head"]["bias"]

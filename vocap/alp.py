@@ -1,0 +1,35 @@
+"""Average log probability: how well a vocabulary fits a language (paper Section 2.1, Eq. 1)."""
+
+import numpy as np
+
+
+def average_log_probability(
+    piece_counts: np.ndarray, log_probs: np.ndarray, num_sentences: int
+) -> float:
+    """ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j), from the counts of the pieces (Eq. 1).
+
+    The double sum runs over the pieces k of the best segmentation of every sentence j; grouped by
+    piece it is the product of counts and log probabilities.
+
+    Args:
+      piece_counts: [V] how often each piece occurs in the best segmentation of D.
+      log_probs: [V] natural-log unigram probability of each piece.
+      num_sentences: |D|, the number of sentences.
+
+    Returns:
+      The ALP in nats a sentence; zero or less, larger is better.
+
+    Raises:
+      ValueError: shapes differ, or `num_sentences` is not positive.
+    """
+    piece_counts, log_probs = np.asarray(piece_counts), np.asarray(log_probs)
+    if piece_counts.shape != log_probs.shape:
+        raise ValueError(
+            f"piece_counts has shape {piece_counts.shape}, log_probs {log_probs.shape}; "
+            "both must be [V]"
+        )
+    if num_sentences <= 0:
+        raise ValueError(f"num_sentences is {num_sentences}, must be positive: the corpus is empty")
+    # Pieces that never occur may have log probability -inf; 0 * -inf would poison the sum.
+    used = piece_counts > 0
+    return float(piece_counts[used] @ log_probs[used]) / num_sentences
