@@ -7,6 +7,7 @@ blocks are held out in every language, so held-out translations were seen in no 
 
 import collections
 import dataclasses
+import glob
 import hashlib
 import logging
 import pathlib
@@ -29,10 +30,9 @@ class CorpusSpec:
     Attributes:
       root: folder that the other paths start from.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
-      parallel: TSV files (glob patterns) that are trained on, language by language, except for
-        their held-out blocks.
-      parallel_eval: TSV files (glob patterns) or folders of line-aligned `<lang>.txt` files that
-        serve evaluation only.
+      parallel: aligned text that is trained on, language by language, except for its held-out
+        blocks: TSV files or folders of line-aligned `<lang>.txt` files, as glob patterns.
+      parallel_eval: the same, for evaluation only.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
       heldout_fraction: share of a language's blocks set aside for evaluation.
@@ -51,6 +51,13 @@ class CorpusSpec:
     parallel_heldout_fraction: float
     max_train_bytes: int
     seed: int
+
+    def __post_init__(self):
+        for name in ("heldout_fraction", "parallel_heldout_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"corpus.{name} is {getattr(self, name)}, must be at least 0 and below 1"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,31 +110,23 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     root = pathlib.Path(spec.root)
     if not root.is_dir():
         raise ValueError(f"corpus.root: {root} is no folder")
-    wanted = set(spec.languages)
     train: dict[str, list[Document]] = collections.defaultdict(list)
     heldout: dict[str, list[Document]] = collections.defaultdict(list)
-    for language, documents in _read_text(root, spec, wanted).items():
-        kept, aside = _split(documents, spec.heldout_fraction, f"{spec.seed} {language}")
+    for language, blocks in _read_text(root, spec).items():
+        kept, aside = _split(blocks, spec.heldout_fraction, f"{spec.seed} {language}")
         train[language] += kept
         heldout[language] += aside
 
     parallel = []
-    for path in _matching_files(root, spec.parallel):
-        source = _read_parallel(path, spec, wanted)
-        if source is None:
-            continue
-        name, languages, blocks = source
-        kept, aside = _split(blocks, spec.parallel_heldout_fraction, f"{spec.seed} {name}")
-        for column, language in enumerate(languages):
-            train[language] += _column(kept, column)
-            heldout[language] += _column(aside, column)
-        parallel.append(ParallelText(name, languages, tuple(row for b in aside for row in b)))
-    for path in _matching_files(root, spec.parallel_eval):
-        reader = _read_aligned_folder if path.is_dir() else _read_parallel
-        source = reader(path, spec, wanted)
-        if source is not None:
-            name, languages, blocks = source
-            parallel.append(ParallelText(name, languages, tuple(row for b in blocks for row in b)))
+    for source in _read_parallel(root, "parallel", spec):
+        salt = f"{spec.seed} {source.name}"
+        kept_rows, aside_rows = _split(source.blocks, spec.parallel_heldout_fraction, salt)
+        for column, language in enumerate(source.languages):
+            train[language] += _column(kept_rows, column)
+            heldout[language] += _column(aside_rows, column)
+        parallel.append(source.text(aside_rows))
+    for source in _read_parallel(root, "parallel_eval", spec):
+        parallel.append(source.text(source.blocks))
 
     _check_languages(root, spec, train, heldout)
     train = {lang: _cap(train[lang], spec.max_train_bytes, spec.seed) for lang in sorted(train)}
@@ -140,16 +139,16 @@ def _check_languages(
     train: Mapping[str, list[Document]],
     heldout: Mapping[str, list[Document]],
 ) -> None:
+    if missing := sorted(set(spec.languages) - set(train)):
+        raise ValueError(
+            f"corpus.languages asks for {missing}, of which there is no text below {root} in "
+            f"{[*spec.text, *spec.parallel]}; add files such as {missing[0]}.txt, or "
+            "corpus.language_codes for other spellings"
+        )
     if not train:
         raise ValueError(
-            f"{root}: no text found in {list(spec.text)} and {list(spec.parallel)}; text files are "
-            "called <lang>.txt or <lang>.jsonl (also .gz, .xz), for example en.txt"
-        )
-    missing = sorted(set(spec.languages) - set(train))
-    if missing:
-        raise ValueError(
-            f"corpus.languages asks for {missing}, found only {sorted(train)} below {root}; "
-            "add the files, or corpus.language_codes for other spellings"
+            f"{root}: no text found in {[*spec.text, *spec.parallel]}; text files are called "
+            "<lang>.txt or <lang>.jsonl (also .gz, .xz), for example en.txt"
         )
     for language in sorted(train):
         if not train[language] or (spec.heldout_fraction > 0 and not heldout[language]):
@@ -159,86 +158,107 @@ def _check_languages(
             )
 
 
-def _language_of(stem: str, spec: CorpusSpec) -> str:
-    return spec.language_codes.get(stem, stem)
+def _language_of(name: str, spec: CorpusSpec) -> str:
+    return spec.language_codes.get(name, name)
 
 
-def _text_files(folder: pathlib.Path, spec: CorpusSpec) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yields (language, path) of the monolingual text files of one folder, in name order."""
-    if not folder.is_dir():
-        raise ValueError(f"corpus.text: {folder} is no folder")
+def _is_wanted(language: str, spec: CorpusSpec) -> bool:
+    return not spec.languages or language in spec.languages
+
+
+def _text_files(
+    folder: pathlib.Path, spec: CorpusSpec, kinds: Sequence[str]
+) -> Iterator[tuple[str, pathlib.Path]]:
+    """Yields (language, path) of the wanted text files of one folder, in name order."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() or path.name.startswith("."):
             continue
         file_type = text_files.file_format(path)
-        if file_type is None or file_type[1] == "tsv":
+        if file_type is None or file_type[1] not in kinds:
             continue
-        if text_files.is_language(file_type[0]):
-            yield _language_of(file_type[0], spec), path
-        else:
+        if not text_files.is_language(file_type[0]):
             logging.warning("%s: skipped, %r is no language code", path, file_type[0])
+            continue
+        language = _language_of(file_type[0], spec)
+        if _is_wanted(language, spec):
+            yield language, path
 
 
-def _read_text(
-    root: pathlib.Path, spec: CorpusSpec, wanted: set[str]
-) -> dict[str, list[list[str]]]:
+def _read_text(root: pathlib.Path, spec: CorpusSpec) -> dict[str, list[Document]]:
     """Blocks of monolingual text by language, folders joined in the order of the config."""
     blocks: dict[str, list[Document]] = collections.defaultdict(list)
     for name in spec.text:
-        for language, path in _text_files(root / name, spec):
-            if not wanted or language in wanted:
-                blocks[language] += _blocks(text_files.read_documents(path))
+        folder = root / name
+        if not folder.is_dir():
+            raise ValueError(f"corpus.text: {folder} is no folder")
+        for language, path in _text_files(folder, spec, kinds=("txt", "jsonl")):
+            blocks[language] += _blocks(text_files.read_documents(path))
     return blocks
-
-
-def _matching_files(root: pathlib.Path, patterns: Sequence[str]) -> list[pathlib.Path]:
-    """The paths that match glob patterns below `root`; a plain name must exist."""
-    paths = []
-    for pattern in patterns:
-        matches = sorted(root.glob(pattern))
-        if not matches and "*" not in pattern:
-            raise ValueError(f"corpus.parallel: {root / pattern} does not exist")
-        paths += matches
-    return paths
 
 
 _Rows = list[tuple[str, ...]]
 
 
-def _read_parallel(
-    path: pathlib.Path, spec: CorpusSpec, wanted: set[str]
-) -> tuple[str, tuple[str, ...], list[_Rows]] | None:
-    """(name, languages, blocks of rows) of a TSV file, wanted columns only; None if under two."""
-    languages, documents = text_files.read_parallel(path)
-    languages = tuple(_language_of(language, spec) for language in languages)
-    columns = [i for i, language in enumerate(languages) if not wanted or language in wanted]
-    if len(columns) < 2:
-        return None
-    blocks = [[tuple(row[i] for i in columns) for row in b] for b in _blocks(documents)]
-    return path.name.split(".tsv")[0], tuple(languages[i] for i in columns), blocks
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Aligned text as it was read: blocks of rows, a row with one cell per language."""
+
+    name: str
+    languages: tuple[str, ...]
+    blocks: list[_Rows]
+
+    def text(self, blocks: Iterable[_Rows]) -> ParallelText:
+        """Some of the blocks as one text."""
+        return ParallelText(self.name, self.languages, tuple(row for b in blocks for row in b))
 
 
-def _read_aligned_folder(
-    folder: pathlib.Path, spec: CorpusSpec, wanted: set[str]
-) -> tuple[str, tuple[str, ...], list[_Rows]] | None:
-    """The same of a folder of files in which line i of every file says the same."""
-    columns: dict[str, list[str]] = {}
-    first = None
-    for language, path in _text_files(folder, spec):
-        if wanted and language not in wanted:
-            continue
-        lines = [line.strip() for line in text_files.read_lines(path)]
-        first = first or path
-        if columns and len(lines) != len(next(iter(columns.values()))):
+def _read_parallel(root: pathlib.Path, key: str, spec: CorpusSpec) -> Iterator[_Source]:
+    """Yields the sources of the config key `key` that have two wanted languages or more."""
+    for path in _matching_paths(root, key, getattr(spec, key)):
+        read = _read_aligned_folder if path.is_dir() else _read_tsv
+        languages, documents = read(path, spec)
+        if repeated := {language for language in languages if languages.count(language) > 1}:
             raise ValueError(
-                f"{path}: {len(lines)} lines, but {first.name} has "
-                f"{len(next(iter(columns.values())))}; line-aligned files must be equally long"
+                f"{path}: more than one column for {sorted(repeated)}; remove all but one, or the "
+                "entries of corpus.language_codes that make them one language"
             )
-        columns.setdefault(language, lines)
-    if len(columns) < 2:
-        return None
-    name = folder.name if folder.name not in ("dev", "train", "test") else folder.parent.name
-    return name, tuple(columns), [list(zip(*columns.values(), strict=True))]
+        if len(languages) > 1:
+            is_split = path.is_dir() and path.name in ("train", "dev", "test")
+            name = (path.parent if is_split else path).name.split(".tsv")[0]
+            yield _Source(name, tuple(languages), list(_blocks(documents)))
+
+
+def _matching_paths(
+    root: pathlib.Path, key: str, patterns: Sequence[str]
+) -> Iterator[pathlib.Path]:
+    """Yields the paths that match glob patterns below `root`; a plain name must exist."""
+    for pattern in patterns:
+        matches = glob.glob(pattern, root_dir=root, recursive=True)
+        if not matches and "*" not in pattern:
+            raise ValueError(f"corpus.{key}: {root / pattern} does not exist")
+        yield from sorted(root / match for match in matches)
+
+
+def _read_tsv(path: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Rows]]:
+    """The wanted columns of a TSV file: their languages, and documents of rows."""
+    names, documents = text_files.read_parallel(path)
+    languages = [_language_of(name, spec) for name in names]
+    columns = [i for i, language in enumerate(languages) if _is_wanted(language, spec)]
+    rows = [[tuple(row[i] for i in columns) for row in document] for document in documents]
+    return [languages[i] for i in columns], rows
+
+
+def _read_aligned_folder(folder: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Rows]]:
+    """The same of a folder of files in which line i of every file says the same."""
+    files = list(_text_files(folder, spec, kinds=("txt",)))
+    columns = [[line.strip() for line in text_files.read_lines(path)] for _, path in files]
+    for (_, path), column in zip(files, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                f"{path}: {len(column)} lines, but {files[0][1].name} has {len(columns[0])}; "
+                "line-aligned files must be equally long"
+            )
+    return [language for language, _ in files], [list(zip(*columns, strict=True))]
 
 
 def _blocks(documents: Iterable[list[T]]) -> Iterator[list[T]]:
@@ -253,9 +273,10 @@ def _column(blocks: Sequence[_Rows], column: int) -> list[Document]:
     return [document for document in documents if document]
 
 
-def _split(blocks: Iterable[list[T]], fraction: float, salt: str) -> tuple[list[list[T]], ...]:
+def _split(
+    blocks: Sequence[list[T]], fraction: float, salt: str
+) -> tuple[list[list[T]], list[list[T]]]:
     """Splits blocks into (kept, held out), at least one of each where there are two."""
-    blocks = list(blocks)
     count = round(fraction * len(blocks))
     if fraction > 0 and len(blocks) > 1:
         count = min(max(count, 1), len(blocks) - 1)
@@ -277,7 +298,8 @@ def _cap(documents: list[Document], max_bytes: int, seed: int) -> list[Document]
     """Keeps randomly chosen documents, in their old order, up to `max_bytes` of text."""
     if not max_bytes:
         return documents
-    kept, size = set(), 0
+    kept: set[int] = set()
+    size = 0
     for i in _shuffled(len(documents), f"{seed} cap"):
         size += sum(len(sentence.encode()) + 1 for sentence in documents[i])
         if kept and size > max_bytes:

@@ -52,18 +52,17 @@ def _tf_data_batches(
         ) from error
     tf.config.set_visible_devices([], "GPU")  # its memory belongs to jax
 
-    keys = ("tokens", "language")
     probe = stream.batch(steps.start, part, num_parts)
 
+    def make(step: np.int64) -> list[np.ndarray]:
+        batch = stream.batch(int(step), part, num_parts)
+        return [batch[key] for key in probe]
+
     def read(step):
-        arrays = tf.numpy_function(
-            lambda s: tuple(stream.batch(int(s), part, num_parts)[key] for key in keys),
-            [step],
-            [probe[key].dtype for key in keys],
-        )
-        for array, key in zip(arrays, keys, strict=True):
-            array.set_shape(probe[key].shape)
-        return dict(zip(keys, arrays, strict=True))
+        arrays = tf.numpy_function(make, [step], [array.dtype for array in probe.values()])
+        for array, like in zip(arrays, probe.values(), strict=True):
+            array.set_shape(like.shape)
+        return dict(zip(probe, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
     dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)

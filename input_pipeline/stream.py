@@ -14,10 +14,13 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from input_pipeline.row_store import RowStore
 
 _CYCLE = 1 << 16  # M; language shares are exact to 1 / M
+# With four rounds a permutation of a thousand looks random, but one of ten does not.
+_FEISTEL_ROUNDS = 8
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
@@ -41,11 +44,11 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def permute(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
+def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
     """Pseudo-random permutation of [0, size) picked by `key`, evaluated at `index`.
 
-    A four-round Feistel network over the next even power of two, walked until it falls into the
-    range; a bijection for every key, and no table is held.
+    A Feistel network over the next even power of two, walked until it falls into the range; a
+    bijection for every key, and no table is held.
 
     Args:
       index: [N] positions, 0 <= index < size.
@@ -65,7 +68,7 @@ def permute(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
     outside = np.ones(index.shape, bool)
     while outside.any():
         left, right = result[outside] >> half[outside], result[outside] & mask[outside]
-        for round_number in range(4):
+        for round_number in range(_FEISTEL_ROUNDS):
             mixed = _hash(right, key[outside] + np.uint64(round_number))
             left, right = right, left ^ (mixed & mask[outside])
         result[outside] = (left << half[outside]) | right
@@ -73,7 +76,7 @@ def permute(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
     return result.astype(np.int64)
 
 
-def _hash(value: np.ndarray, key: np.ndarray) -> np.ndarray:
+def _hash(value: np.ndarray, key: np.ndarray | np.uint64) -> np.ndarray:
     """A 64-bit hash of `value` under `key` (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         x = (value + np.uint64(0x9E3779B97F4A7C15)) ^ (key * np.uint64(0xD1342543DE82EF95))
@@ -111,7 +114,7 @@ class StreamOrder:
           Language index [B] and row of that language [B], int64.
         """
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
-        slot = permute(within, np.uint64(_CYCLE), self._key(0, cycle))
+        slot = permute(within, _CYCLE, self._key(0, cycle))
         ends = np.cumsum(self.counts)
         language = np.searchsorted(ends, slot, side="right")
         # The how-manieth example of its language this is, since the stream began.
@@ -146,7 +149,15 @@ class TrainingStream:
         Returns:
           `tokens` [B / num_parts, L] int32 and `language` [B / num_parts] int32, an index into
           `self.languages`.
+
+        Raises:
+          ValueError: the batch cannot be cut into `num_parts`.
         """
+        if self._batch_size % num_parts:
+            raise ValueError(
+                f"a batch of {self._batch_size} rows does not divide into {num_parts} equal parts; "
+                "choose a batch size that is a multiple"
+            )
         size = self._batch_size // num_parts
         first = step * self._batch_size + part * size
         language, row = self._order.locate(np.arange(first, first + size))

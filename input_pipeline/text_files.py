@@ -10,16 +10,14 @@ import json
 import lzma
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import Any
 
 Document = list[str]  # sentences, in order
 
-_OPENERS: dict[str, Callable[[pathlib.Path], IO[bytes]]] = {
-    "": lambda path: open(path, "rb"),
-    "gz": lambda path: gzip.open(path, "rb"),
-    "xz": lambda path: lzma.open(path, "rb"),
-}
+_OPENERS: dict[str, Callable[..., Any]] = {"": open, "gz": gzip.open, "xz": lzma.open}
+_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _KINDS = ("txt", "jsonl", "tsv")
 _ARCHIVES = ("bz2", "zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
@@ -63,7 +61,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         )
     number = 0
     try:
-        with _OPENERS[file_type[2]](path) as file:
+        with _OPENERS[file_type[2]](path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
                 # A byte order mark is no letter; some editors write one at the start.
@@ -71,11 +69,10 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
-            f"{error.start + 1}); convert the file, for example: iconv -f latin1 -t utf-8"
+            f"{error.start + 1}); convert the file: iconv -f ENCODING -t utf-8, where ENCODING is "
+            "often latin1, cp1252 or utf-16"
         ) from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except _DAMAGE as error:
         raise ValueError(
             f"{path}, after line {number}: cannot be read ({error}); the file may be cut off or "
             "damaged: copy or download it again"
@@ -122,6 +119,13 @@ def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:
                 f"{path}, line {number}: no text field; each line must be an object such as "
                 '{"text": "First sentence.\\nSecond sentence."}'
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{path}, line {number}: the text holds {text[error.start]!r}, half of a character "
+                "that was cut in two; remove it"
+            ) from error
         yield [sentence.strip() for sentence in text.split("\n") if sentence.strip()]
 
 
@@ -161,8 +165,9 @@ def read_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], list[list[tuple[
         cells = line.split("\t")
         if len(cells) != width:
             raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns, expected {width}; a sentence may "
-                "hold no tab, and a missing translation keeps its empty cell"
+                f"{path}, line {number}: {len(cells)} columns, expected {width} "
+                f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, and a "
+                "missing translation keeps its empty cell"
             )
         documents[-1].append(tuple(cell.strip() for cell in cells[has_header:]))
     documents = [document for document in documents if document]

@@ -37,13 +37,13 @@ def union_of_neighbours(
       neighbours: [V, K] int32 index, see `nearest_neighbours`.
       targets: [W] int32 target ids.
       weights: [W] float; targets of weight zero are no targets.
-      capacity: C, slots; at least W, so that all targets fit.
+      capacity: C, slots; at least min(W, V), so that all targets fit.
 
     Raises:
-      ValueError: the capacity is below W or above V.
+      ValueError: the capacity is below min(W, V) or above V.
     """
     vocab_size, k = neighbours.shape
-    if not targets.shape[0] <= capacity <= vocab_size:
+    if not min(targets.shape[0], vocab_size) <= capacity <= vocab_size:
         raise ValueError(
             f"capacity is {capacity}, must be at least the {targets.shape[0]} masked positions of "
             f"a batch, all of which can be distinct targets, and at most the vocabulary of "

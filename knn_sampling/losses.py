@@ -35,9 +35,8 @@ def full_softmax_loss(
     Returns:
       [W] float32 weighted losses, nats.
     """
-    logits = _logits(hidden, table, bias)
-    logits = jnp.where(jnp.arange(table.shape[0]) < num_valid, logits, _ABSENT)
-    return _cross_entropy(logits, targets, weights)
+    is_word = jnp.arange(table.shape[0]) < num_valid
+    return _cross_entropy(hidden, targets, weights, table, bias, is_word)
 
 
 def candidate_softmax_loss(
@@ -64,19 +63,26 @@ def candidate_softmax_loss(
     """
     rows = table.at[candidates.ids].get(mode="fill", fill_value=0)  # [C, D]
     row_bias = bias.at[candidates.ids].get(mode="fill", fill_value=0)  # [C]
-    logits = _logits(hidden, rows, row_bias)
-    logits = jnp.where(candidates.ids < table.shape[0], logits, _ABSENT)
-    return _cross_entropy(logits, candidates.labels, weights)
+    is_word = candidates.ids < table.shape[0]
+    return _cross_entropy(hidden, candidates.labels, weights, rows, row_bias, is_word)
 
 
-def _logits(hidden: jax.Array, rows: jax.Array, bias: jax.Array) -> jax.Array:
-    """h . e_j + b_j in float32, whatever the inputs' type: [W, C]."""
-    products = jnp.dot(hidden, rows.T, preferred_element_type=jnp.float32)
-    return products + bias.astype(jnp.float32)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+def _cross_entropy(
+    hidden: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    rows: jax.Array,
+    bias: jax.Array,
+    is_word: jax.Array,
+) -> jax.Array:
+    """Weighted cross-entropy [W] over the `rows` [C, D] that are words, in float32."""
+    counts = weights > 0
+    # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
+    hidden = jnp.where(counts[:, None], hidden, 0)
+    logits = jnp.dot(hidden, rows.T, preferred_element_type=jnp.float32)  # [W, C]
+    logits += bias.astype(jnp.float32)[None, :]
+    logits = jnp.where(is_word[None, :], logits, _ABSENT)
     target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
     # Not a product: where the weight is zero the label is arbitrary and the loss may be anything.
-    return jnp.where(weights > 0, losses * weights, 0.0)
+    return jnp.where(counts, losses * weights, 0.0)

@@ -27,15 +27,17 @@ def nearest_neighbours(
       padding hold meaningless valid ids.
 
     Raises:
-      ValueError: `k` is not in 1..num_valid.
+      ValueError: `k` is not in 1..num_valid, or `block_size` is below 1.
     """
     vocab_size = table.shape[0]
     if not 1 <= k <= num_valid <= vocab_size:
         raise ValueError(
             f"k is {k}, num_valid {num_valid}: must be 1 <= k <= num_valid <= {vocab_size}"
         )
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}, must be at least 1")
     table = table.astype(jnp.float32)
-    is_padding = jnp.arange(vocab_size) >= num_valid
+    is_padding = jnp.arange(vocab_size)[None, :] >= num_valid  # [1, V]
 
     def top_k_of_block(ids: jax.Array) -> jax.Array:
         queries = table.at[ids].get(mode="clip")  # [block, D]

@@ -54,6 +54,8 @@ class OutputLayer:
             raise ValueError(
                 f"output_layer.refresh_every is {self.refresh_every}, must be at least 1"
             )
+        if self.uses_neighbours and self.block_size < 1:
+            raise ValueError(f"output_layer.block_size is {self.block_size}, must be at least 1")
         if self.uses_neighbours and not 1 <= self.k <= self.num_valid:
             raise ValueError(
                 f"output_layer.k is {self.k}, must be between 1 and the vocabulary's "
@@ -85,12 +87,19 @@ class OutputLayer:
           hidden: [W, D]; targets: [W] int32; weights: [W].
           table: [V, D] output embeddings; bias: [V].
           neighbours: [V, K] int32, for the kinds that use an index.
+
+        Raises:
+          ValueError: the index is missing, or the capacity is too small for the batch.
         """
         if not self.uses_neighbours:
             losses = full_softmax_loss(
                 hidden, targets, weights, table, bias, num_valid=self.num_valid
             )
             return OutputLoss(losses, jnp.float32(self.num_valid), jnp.float32(0))
+        if neighbours is None:
+            raise ValueError(
+                f"output_layer.kind {self.kind!r} needs the neighbour index; see index()"
+            )
         capacity = min(self.capacity, table.shape[0])
         candidates = union_of_neighbours(neighbours, targets, weights, capacity)
         losses = candidate_softmax_loss(hidden, weights, table, bias, candidates)

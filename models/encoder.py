@@ -1,4 +1,4 @@
-"""A Transformer encoder in the manner of XLM-R: post-LN, GELU, learned positions."""
+"""A Transformer encoder in the manner of XLM-R: GELU, learned positions, post-LN or pre-LN."""
 
 import dataclasses
 
@@ -24,7 +24,10 @@ class EncoderSettings:
       num_heads: attention heads; divides `hidden_size`.
       mlp_size: width of the feed-forward layer.
       max_length: positions.
-      dropout_rate: after embeddings and after each sub-layer, and on attention weights.
+      norm_position: "post" for LayerNorm after each sub-layer's sum, as XLM-R has it; "pre" for
+        LayerNorm before each sub-layer and once at the end, which learns sooner.
+      dropout_rate: after embeddings and after each sub-layer.
+      attention_dropout_rate: on attention weights.
       dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
     """
 
@@ -35,7 +38,9 @@ class EncoderSettings:
     num_heads: int
     mlp_size: int
     max_length: int
+    norm_position: str
     dropout_rate: float
+    attention_dropout_rate: float
     dtype: str
 
     def __post_init__(self):
@@ -44,6 +49,8 @@ class EncoderSettings:
                 f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads "
                 f"{self.num_heads}"
             )
+        if self.norm_position not in ("post", "pre"):
+            raise ValueError(f"model.norm_position is {self.norm_position!r}, must be post or pre")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"model.dtype is {self.dtype!r}, must be float32 or bfloat16")
 
@@ -52,6 +59,11 @@ def _dense(features: int, axes: tuple[str, str], name: str, dtype: str) -> nn.De
     kernel_init = with_logical_partitioning(nn.initializers.normal(_INIT_STDDEV), axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
     return nn.Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """The exact GELU; the tanh approximation would part from the released models."""
+    return nn.gelu(x, approximate=False)
 
 
 def _layer_norm(name: str, dtype: str) -> nn.LayerNorm:
@@ -111,26 +123,41 @@ class SelfAttention(nn.Module):
         ) / jnp.sqrt(head_size)
         same_segment = segments[:, None, :, None] == segments[:, None, None, :]  # [B, 1, L, L]
         weights = jax.nn.softmax(jnp.where(same_segment, scores, -1e30)).astype(s.dtype)
-        weights = nn.Dropout(s.dropout_rate)(weights, deterministic=deterministic)
+        weights = nn.Dropout(s.attention_dropout_rate)(weights, deterministic=deterministic)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
         return _dense(s.hidden_size, ("heads", "embed"), "output", s.dtype)(mixed)
 
 
+class FeedForward(nn.Module):
+    """Dense, GELU, dense, position by position."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s = self.settings
+        hidden = _dense(s.mlp_size, ("embed", "mlp"), "wide", s.dtype)(x)
+        return _dense(s.hidden_size, ("mlp", "embed"), "output", s.dtype)(_gelu(hidden))
+
+
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each followed by add and norm (post-LN)."""
+    """Self-attention and feed-forward, each with a residual sum and a LayerNorm."""
 
     settings: EncoderSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, segments: jax.Array, deterministic: bool) -> jax.Array:
         s = self.settings
+        attention = SelfAttention(s, name="attention")
+        feed_forward = FeedForward(s, name="mlp")
+        attention_norm = _layer_norm("attention_norm", s.dtype)
+        mlp_norm = _layer_norm("mlp_norm", s.dtype)
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
-        attended = SelfAttention(s, name="attention")(x, segments, deterministic)
-        x = _layer_norm("attention_norm", s.dtype)(x + dropout(attended))
-        hidden = _dense(s.mlp_size, ("embed", "mlp"), "mlp_in", s.dtype)(x)
-        hidden = nn.gelu(hidden, approximate=False)
-        hidden = _dense(s.hidden_size, ("mlp", "embed"), "mlp_out", s.dtype)(hidden)
-        return _layer_norm("mlp_norm", s.dtype)(x + dropout(hidden))
+        if s.norm_position == "pre":
+            x = x + dropout(attention(attention_norm(x), segments, deterministic))
+            return x + dropout(feed_forward(mlp_norm(x)))
+        x = attention_norm(x + dropout(attention(x, segments, deterministic)))
+        return mlp_norm(x + dropout(feed_forward(x)))
 
 
 class MaskedLMHead(nn.Module):
@@ -147,7 +174,7 @@ class MaskedLMHead(nn.Module):
             (s.vocab_size,),
         )
         hidden = _dense(s.embedding_size, ("embed", "embed_out"), "dense", s.dtype)(hidden)
-        return _layer_norm("norm", s.dtype)(nn.gelu(hidden, approximate=False))
+        return _layer_norm("norm", s.dtype)(_gelu(hidden))
 
 
 class Encoder(nn.Module):
@@ -160,6 +187,8 @@ class Encoder(nn.Module):
         self.layers = [
             EncoderLayer(self.settings, name=f"layer_{i}") for i in range(self.settings.num_layers)
         ]
+        if self.settings.norm_position == "pre":
+            self.final_norm = _layer_norm("final_norm", self.settings.dtype)
         self.head = MaskedLMHead(self.settings)
 
     def encode(
@@ -179,10 +208,20 @@ class Encoder(nn.Module):
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
           num_layers: stop after so many layers; 0 gives the embeddings.
+
+        Raises:
+          ValueError: the encoder has fewer layers.
         """
+        if num_layers is not None and not 0 <= num_layers <= len(self.layers):
+            raise ValueError(
+                f"num_layers is {num_layers}, must be between 0 and {len(self.layers)}"
+            )
         x = self.embeddings(tokens, positions, deterministic)
         for layer in self.layers[:num_layers]:
             x = layer(x, segments, deterministic)
+        is_last = num_layers is None or num_layers >= len(self.layers)
+        if is_last and self.settings.norm_position == "pre":
+            x = self.final_norm(x)
         return x
 
     def predict(self, hidden: jax.Array) -> jax.Array:

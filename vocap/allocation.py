@@ -151,8 +151,8 @@ def allocate(
         steps.append(Step(language, curves[language].sizes[0], float("inf"), len(union)))
     if len(union) > budget:
         raise ValueError(
-            f"target of {budget} pieces is too small: the smallest vocabularies of "
-            f"{len(languages)} languages already hold {len(union)} distinct pieces; raise "
+            f"target of {budget} pieces besides specials is too small: the smallest vocabularies "
+            f"of {len(languages)} languages already hold {len(union)} distinct pieces; raise "
             "vocab.target_size, offer smaller vocab.sizes, or drop languages"
         )
 
@@ -167,10 +167,10 @@ def allocate(
         added = [piece for piece in new if piece not in union]
         at[language] += 1
         room = budget - len(union)
-        if len(added) > room:
+        _replace(union, old, new)
+        if len(union) > budget:
+            _replace(union, new, old)
             partial = tuple(added[:room])
-        else:
-            _replace(union, old, new)
         step_size = curve.sizes[envelope[at[language]]]
         steps.append(Step(language, step_size, -negative_gain, len(union) + len(partial)))
         if partial:
@@ -181,8 +181,8 @@ def allocate(
     pieces = sorted({*union, *partial})
     if len(pieces) < budget:
         raise ValueError(
-            f"target of {budget} pieces cannot be reached: the largest vocabularies of all "
-            f"{len(languages)} languages together hold {len(pieces)} distinct pieces; lower "
+            f"target of {budget} pieces besides specials is too large: the largest vocabularies of "
+            f"all {len(languages)} languages together hold {len(pieces)} distinct pieces; lower "
             "vocab.target_size, offer larger vocab.sizes, or add text"
         )
     return Allocation(

@@ -209,8 +209,9 @@ def _build_language(
             for v in vocabularies
         ],
     }
-    compressed = gzip.compress(json.dumps(record, ensure_ascii=False).encode(), compresslevel=1)
-    artifacts.write_bytes(path, compressed)
+    text = json.dumps(record, ensure_ascii=False).encode()
+    # Without the time of writing: equal languages make equal files.
+    artifacts.write_bytes(path, gzip.compress(text, compresslevel=1, mtime=0))
 
 
 def _load(path: pathlib.Path) -> _Language:

@@ -1,5 +1,6 @@
 """From an allocation to one SentencePiece model: EM with the piece set fixed, then the proto."""
 
+import collections
 import io
 from collections.abc import Mapping, Sequence
 
@@ -86,8 +87,12 @@ def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
     Raises:
       ValueError: a piece is empty, repeated, or equal to a special token.
     """
-    if len(set(pieces)) < len(pieces) or "" in pieces or set(SPECIALS) & set(pieces):
-        raise ValueError("pieces must be distinct, not empty, and none of " + " ".join(SPECIALS))
+    occurrences = collections.Counter([*pieces, *SPECIALS, ""])
+    wrong = [piece for piece, count in occurrences.items() if count > 1]
+    if wrong:
+        raise ValueError(
+            f"pieces must be distinct, not empty, and none of {' '.join(SPECIALS)}; got {wrong[:5]}"
+        )
     proto = model_pb2.ModelProto()
     piece_type = model_pb2.ModelProto.SentencePiece
     for token in SPECIALS:

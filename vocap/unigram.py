@@ -58,7 +58,9 @@ def train_vocabularies(
     Returns:
       The feasible vocabularies in ascending size; empty if no size is feasible.
     """
-    vocabularies = []
+    vocabularies: list[UnigramVocabulary] = []
+    if not table.words:
+        return vocabularies  # the trainer's own complaint about no text names nothing
     for size in sizes:
         try:
             model = _train(sentences, size + 1, character_coverage, max_piece_length)
@@ -100,7 +102,8 @@ def _vocabulary(model: bytes, table: WordTable) -> UnigramVocabulary:
     proto = model_pb2.ModelProto.FromString(model)
     scores = np.array([p.score for p in proto.pieces], np.float64)
     normal = np.array([p.type == _NORMAL for p in proto.pieces])
-    # SentencePiece's own price of an unknown character, ten nats below the rarest piece.
+    # SentencePiece's own price of the unknown, ten nats below the rarest piece; a run of unknown
+    # characters is encoded as one unknown and paid once.
     scores[~normal] = scores[normal].min() - 10.0
 
     processor = spm.SentencePieceProcessor(model_proto=model)

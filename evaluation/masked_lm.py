@@ -1,0 +1,166 @@
+"""Exact masked-LM loss per language: every held-out token predicted once, full softmax."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from input_pipeline.row_store import RowStore
+from knn_sampling.losses import full_softmax_loss
+from models.encoder import output_table
+from objectives.masked_lm import MaskedLM
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageLoss:
+    """Held-out masked-LM loss of a language.
+
+    Attributes:
+      loss: mean negative log-likelihood of a masked token, nats, softmax over the vocabulary.
+      bits_per_character: the same in bits, times tokens per character of held-out text, which
+        makes vocabularies comparable. Each token is predicted from the others of its row, so this
+        is no compression rate of a left-to-right model.
+      unigram: nats a token under the unigram distribution of the language's training rows (add
+        one), what a model pays that knows frequencies and no context.
+      tokens: tokens predicted.
+    """
+
+    loss: float
+    bits_per_character: float
+    unigram: float
+    tokens: int
+
+
+class ExactMaskedLM:
+    """Evaluates masked-LM loss on held-out rows.
+
+    The text tokens of a row are dealt into `num_folds` folds; in pass f, fold f is masked, all of
+    it by `<mask>`, and predicted. So every token counts once and nothing is left to chance but
+    the deal, which the seed fixes.
+    """
+
+    def __init__(
+        self,
+        objective: MaskedLM,
+        store: RowStore,
+        *,
+        num_folds: int,
+        batch_size: int,
+        max_rows: int,
+        seed: int,
+    ):
+        """Prepares the evaluation.
+
+        Args:
+          objective: the model and its special ids.
+          store: held-out rows.
+          num_folds: passes; 7 masks about 15 % at a time.
+          batch_size: rows evaluated at once.
+          max_rows: held-out rows used per language; 0 for all.
+          seed: deals tokens to folds.
+        """
+        self._objective = objective
+        self._store = store
+        self._num_folds = num_folds
+        self._batch_size = batch_size
+        held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
+        self._rows = {
+            lang: np.asarray(rows[: max_rows or None], np.int32)
+            for lang, rows in held_out.items()
+            if len(rows)
+        }
+        self._folds = {
+            lang: self._deal(rows, np.random.default_rng([seed, i]))
+            for i, (lang, rows) in enumerate(self._rows.items())
+        }
+        self._unigram: dict[str, float] = {}
+        self._batch_loss = jax.jit(self._masked_loss)
+
+    def __call__(self, params) -> Mapping[str, float]:
+        """Mean over languages, and each language's loss, as metrics of a training run."""
+        results = self.run(params)
+        values = {f"eval/loss/{lang}": result.loss for lang, result in results.items()}
+        return {"eval/loss": float(np.mean(list(values.values()))), **values}
+
+    def run(self, params) -> dict[str, LanguageLoss]:
+        """The loss of each language."""
+        losses, tokens = self._totals(params)
+        results = {}
+        for i, lang in enumerate(self._rows):
+            loss = losses[i] / tokens[i]
+            statistics = self._store.statistics[lang]["heldout"]
+            tokens_per_character = statistics["tokens"] / statistics["characters"]
+            results[lang] = LanguageLoss(
+                loss=loss,
+                bits_per_character=loss / math.log(2) * tokens_per_character,
+                unigram=self._unigram_loss(lang),
+                tokens=int(tokens[i]),
+            )
+        return results
+
+    def _deal(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Fold of every token, [rows, L]; -1 for tokens that are never masked."""
+        eligible = ~np.isin(rows, self._objective.never_masked)
+        order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
+        rank = np.empty_like(order)
+        np.put_along_axis(rank, order, np.arange(rows.shape[1])[None, :], axis=1)
+        return np.where(eligible, rank % self._num_folds, -1)
+
+    def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
+        """Summed loss of each row's masked tokens, [B]."""
+        slots = -(-tokens.shape[1] // self._num_folds)
+        weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
+        targets = jnp.take_along_axis(tokens, positions, axis=1)
+        inputs = jnp.where(masked, self._objective.mask_id, tokens)
+        hidden = self._objective.predictions(params, inputs, positions)
+        table, bias = output_table(params)
+        losses = full_softmax_loss(
+            hidden.reshape(-1, hidden.shape[-1]),
+            targets.reshape(-1),
+            weights.reshape(-1),
+            table.astype(hidden.dtype),
+            bias,
+            num_valid=self._objective.output_layer.num_valid,
+        )
+        return losses.reshape(weights.shape).sum(axis=1)
+
+    def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
+        """Summed loss and number of tokens of each language, float64."""
+        rows = np.concatenate(list(self._rows.values()))
+        folds = np.concatenate(list(self._folds.values()))
+        language = np.repeat(np.arange(len(self._rows)), [len(r) for r in self._rows.values()])
+        # Rows of padding fill the last batch; their fold is -1, so they add nothing.
+        padding = -len(rows) % self._batch_size
+        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
+        folds = np.pad(folds, ((0, padding), (0, 0)), constant_values=-1)
+        row_losses = np.zeros(len(rows))
+        for start in range(0, len(rows), self._batch_size):
+            batch = slice(start, start + self._batch_size)
+            per_fold = [
+                self._batch_loss(params, rows[batch], folds[batch] == fold)
+                for fold in range(self._num_folds)
+            ]
+            row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)
+        row_losses = row_losses[: len(language)]
+        row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
+        count = len(self._rows)
+        return (
+            np.bincount(language, row_losses, count),
+            np.bincount(language, row_tokens, count),
+        )
+
+    def _unigram_loss(self, language: str) -> float:
+        if language not in self._unigram:
+            vocab_size = self._store.vocab_size
+            training = np.asarray(self._store.rows(language, "train")).reshape(-1)
+            never = np.array(self._objective.never_masked)
+            training = training[~np.isin(training, never)]
+            counts = np.bincount(training, minlength=vocab_size) + 1.0
+            counts[never] = 0
+            log_probs = np.log(np.maximum(counts, 1e-300) / counts.sum())
+            held_out = self._rows[language][self._folds[language] >= 0]
+            self._unigram[language] = float(-log_probs[held_out].mean())
+        return self._unigram[language]

@@ -1,0 +1,101 @@
+"""Which tokens are masked, and what stands in their place."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Masked(NamedTuple):
+    """A masked batch.
+
+    Attributes:
+      inputs: [B, L] int32 tokens with masks applied.
+      positions: [B, M] int32 chosen positions of each row.
+      targets: [B, M] int32 what stood there.
+      weights: [B, M] float32, 1 for positions that count and 0 for unused slots.
+    """
+
+    inputs: jax.Array
+    positions: jax.Array
+    targets: jax.Array
+    weights: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskSettings:
+    """How tokens are masked; the `mask` section of a config.
+
+    Attributes:
+      rate: share of a row's text tokens that is predicted.
+      mask_share: share of these that is replaced by `<mask>`.
+      random_share: share of these that is replaced by a random piece; the rest is left as it is.
+    """
+
+    rate: float
+    mask_share: float
+    random_share: float
+
+    def __post_init__(self):
+        if not 0 < self.rate < 1:
+            raise ValueError(f"mask.rate is {self.rate}, must be between 0 and 1")
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask.mask_share {self.mask_share} and mask.random_share {self.random_share} must "
+                "be shares that sum to at most 1"
+            )
+
+    def slots(self, length: int) -> int:
+        """M, the masked positions of a row of `length` tokens, all of them text."""
+        return math.ceil(self.rate * length)
+
+
+def mask_tokens(
+    key: jax.Array,
+    tokens: jax.Array,
+    settings: MaskSettings,
+    *,
+    vocab_size: int,
+    mask_id: int,
+    never_masked: tuple[int, ...],
+) -> Masked:
+    """Masks a share of every row at random (BERT's 80/10/10 with the usual settings).
+
+    A row of n text tokens has round(rate n) of them masked, at least one; the number of slots is
+    static, so unused ones have weight zero.
+
+    Args:
+      key: random key; the result is a pure function of it and of `tokens`.
+      tokens: [B, L] int32.
+      settings: rates.
+      vocab_size: number of pieces random ones are drawn from.
+      mask_id: id of `<mask>`.
+      never_masked: ids that are never chosen and never put in.
+    """
+    where_key, how_key, what_key = jax.random.split(key, 3)
+    eligible = ~jnp.isin(tokens, jnp.array(never_masked))  # [B, L]
+    slots = settings.slots(tokens.shape[1])
+    priority = jnp.where(eligible, jax.random.uniform(where_key, tokens.shape), -1.0)
+    positions = jax.lax.top_k(priority, slots)[1].astype(jnp.int32)  # [B, M]
+    targets = jnp.take_along_axis(tokens, positions, axis=1)
+
+    num_text = eligible.sum(axis=1)
+    count = jnp.clip(jnp.round(settings.rate * num_text), 1, slots)
+    count = jnp.where(num_text > 0, count, 0)
+    weights = (jnp.arange(slots) < count[:, None]).astype(jnp.float32)
+
+    how = jax.random.uniform(how_key, positions.shape)
+    random_pieces = jax.random.randint(what_key, positions.shape, 0, vocab_size, jnp.int32)
+    is_special = jnp.isin(random_pieces, jnp.array(never_masked))
+    random_pieces = jnp.where(is_special, targets, random_pieces)
+    replacement = jnp.where(
+        how < settings.mask_share,
+        mask_id,
+        jnp.where(how < settings.mask_share + settings.random_share, random_pieces, targets),
+    )
+    replacement = jnp.where(weights > 0, replacement, targets)
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    inputs = tokens.at[rows, positions].set(replacement, unique_indices=True)
+    return Masked(inputs, positions, targets, weights)

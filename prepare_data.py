@@ -1,0 +1,59 @@
+"""Tokenises a corpus once into the row store that training and evaluation read.
+
+    python prepare_data.py --config=configs/quickstart.py --workdir=DIR
+
+Reads DIR/vocab/spm.model, writes DIR/rows.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+from tqdm import tqdm
+
+import artifacts
+from builders import data as builders
+from input_pipeline.corpus import load_corpus
+from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.tokenization import write_rows
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+
+
+def main(_) -> None:
+    config, folders = _CONFIG.value, builders.Folders(pathlib.Path(_WORKDIR.value))
+    spec, settings = builders.corpus_spec(config), builders.row_store_settings(config)
+
+    tokenizer = folders.read_tokenizer()
+    corpus = load_corpus(spec)
+    stage = artifacts.open_stage(
+        folders.rows,
+        {
+            "corpus": dataclasses.asdict(spec),
+            "text": corpus.digest(),
+            "tokenizer": tokenizer_hash(tokenizer),
+            "store": {k: v for k, v in config.store.items() if k != "num_workers"},
+        },
+    )
+    if stage.done:
+        logging.info("%s is up to date", folders.rows)
+        return
+    store = write_rows(
+        corpus,
+        tokenizer,
+        folders.rows,
+        settings,
+        progress=functools.partial(tqdm, desc="tokenise", unit="language"),
+    )
+    stage.finish()
+    tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
+    rows = sum(s["train"]["rows"] for s in store.statistics.values())
+    logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["config", "workdir"])
+    app.run(main)

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The main job: text per language in; a vocabulary, a trained encoder and a report out.
+#
+#   bash scripts/quickstart.sh                              on the embedded corpus
+#   bash scripts/quickstart.sh --corpus DIR                 on your own text (docs/corpus_format.md)
+#   bash scripts/quickstart.sh --workdir DIR                results elsewhere than runs/...
+#   bash scripts/quickstart.sh --config.vocab.target_size=4000 ...   any key of the config
+set -euo pipefail
+
+corpus= workdir= overrides=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --corpus | --workdir)
+      [ $# -ge 2 ] || { echo "$1 needs a folder" >&2; exit 2; }
+      [ "$1" = --corpus ] && corpus=$(realpath -- "$2") || workdir=$(realpath -m -- "$2")
+      shift 2 ;;
+    --config.*) overrides+=("$1"); shift ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
+    *) echo "unknown option $1; see --help" >&2; exit 2 ;;
+  esac
+done
+if [ -n "$corpus" ]; then
+  [ -d "$corpus" ] || { echo "--corpus $corpus is no folder" >&2; exit 2; }
+  overrides=("--config.corpus.root=$corpus" "${overrides[@]}")
+fi
+
+cd "$(dirname "$0")/.."
+workdir=${workdir:-runs/quickstart${corpus:+-$(basename "$corpus")}}
+source scripts/environment.sh
+ensure_environment requirements.txt
+
+timings=()
+stage() {
+  local command=("$PYTHON" "$1" --config=configs/quickstart.py "--workdir=$workdir" "${overrides[@]}")
+  local start=$SECONDS
+  printf '\n$ %s\n' "${command[*]}"
+  "${command[@]}"
+  timings+=("$(printf '%5d s  %s' $((SECONDS - start)) "$1")")
+}
+stage build_vocab.py
+stage prepare_data.py
+stage train.py
+stage evaluate.py
+
+printf '\nTime taken:\n'
+printf '%s\n' "${timings[@]}"
+printf '\nThe report: %s/report/report.md\n' "$workdir"

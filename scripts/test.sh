@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# All test suites; arguments go to pytest, for example: bash scripts/test.sh tests/vocap
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment requirements-dev.txt
+"$PYTHON" -m pytest -n 2 "$@"

@@ -1,0 +1,94 @@
+"""Tests of files that are whole or absent, and of folders that know their settings."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+import artifacts
+
+
+class ReplacingTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def test_the_file_appears_only_when_the_block_ends(self):
+        path = self.folder / "new" / "a.txt"
+        with artifacts.replacing(path) as aside:
+            self.assertEqual(aside.suffix, ".txt")
+            aside.write_text("whole")
+            self.assertFalse(path.exists())
+        self.assertEqual(path.read_text(), "whole")
+        self.assertEqual(list(path.parent.iterdir()), [path])
+
+    def test_an_exception_leaves_the_old_file_and_nothing_else(self):
+        path = self.folder / "a.txt"
+        path.write_text("old")
+        with self.assertRaisesRegex(RuntimeError, "half way"), artifacts.replacing(path) as aside:
+            aside.write_text("ne")
+            raise RuntimeError("half way")
+        self.assertEqual(path.read_text(), "old")
+        self.assertEqual(list(self.folder.iterdir()), [path])
+
+    def test_what_cannot_be_written_as_json_leaves_the_old_file(self):
+        path = self.folder / "a.json"
+        artifacts.write_json(path, {"a": 1})
+        with self.assertRaisesRegex(TypeError, "not JSON serializable"):
+            artifacts.write_json(path, {"a": object()})
+        self.assertEqual(artifacts.read_json(path), {"a": 1})
+        self.assertEqual(list(self.folder.iterdir()), [path])
+
+    def test_text_bytes_and_json_come_back(self):
+        value = {"\u00e9": ["\u6587", 1.5, None], "nested": {"a": True}}
+        artifacts.write_json(self.folder / "v.json", value)
+        self.assertEqual(artifacts.read_json(self.folder / "v.json"), value)
+        artifacts.write_text(self.folder / "t", "\u6587\n")
+        artifacts.write_bytes(self.folder / "b", "\u6587\n".encode())
+        self.assertEqual((self.folder / "t").read_bytes(), (self.folder / "b").read_bytes())
+
+
+class FingerprintTest(absltest.TestCase):
+    def test_the_order_of_keys_does_not_matter_and_all_else_does(self):
+        value = {"a": [1, 2], "b": "x"}
+        same = artifacts.fingerprint({"b": "x", "a": (1, 2)})
+        self.assertEqual(artifacts.fingerprint(value), same)
+        others = [{**value, "a": [2, 1]}, {**value, "b": "y"}, {**value, "c": None}, [value], "a"]
+        prints = {artifacts.fingerprint(other) for other in others}
+        prints |= {artifacts.fingerprint(), artifacts.fingerprint(value, value), same}
+        prints |= {artifacts.fingerprint("a", "b"), artifacts.fingerprint("ab")}
+        self.assertLen(prints, len(others) + 5)
+
+
+class StageTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "stage"
+        self.settings = {"sizes": (1, 2), "text": {"seed": 3, "path": "a"}}
+
+    def test_the_same_settings_open_the_folder_again_and_find_it_done(self):
+        stage = artifacts.open_stage(self.folder, self.settings)
+        self.assertFalse(stage.done)
+        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
+        stage.finish()
+        self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+    @parameterized.parameters(
+        ({"sizes": (1, 3)}, r"\n  sizes: there \[1, 2\], now \[1, 3\]\n"),
+        ({"text": {"seed": 4, "path": "a"}}, r"\n  text\.seed: there 3, now 4\n"),
+        ({"text": {"path": "a"}}, r"\n  text\.seed: there 3, now '\(absent\)'\n"),
+        ({"more": 5}, r"\n  more: there '\(absent\)', now 5\n"),
+        (
+            {"sizes": 7, "text": {"seed": 3, "path": "b"}},
+            r"\n  sizes: there \[1, 2\], now 7\n  text\.path: there 'a', now 'b'\n",
+        ),
+    )
+    def test_other_settings_are_refused_by_every_key_that_differs(self, changed, lines):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        with self.assertRaisesRegex(ValueError, f"made under another config:{lines}.*--workdir"):
+            artifacts.open_stage(self.folder, {**self.settings, **changed})
+        self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+
+if __name__ == "__main__":
+    absltest.main()

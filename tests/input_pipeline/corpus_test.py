@@ -1,0 +1,302 @@
+"""Tests of joining folders of text into a corpus and holding some of it out."""
+
+import collections
+import gzip
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from input_pipeline import corpus
+from input_pipeline.corpus import CorpusSpec, load_corpus
+
+
+def _documents(language: str, num_documents: int, num_sentences: int = 3) -> list[list[str]]:
+    """Documents in which no sentence occurs twice."""
+    return [[f"{language} {i} {j}" for j in range(num_sentences)] for i in range(num_documents)]
+
+
+def _txt(documents: list[list[str]]) -> str:
+    return "\n\n".join("\n".join(document) for document in documents) + "\n"
+
+
+def _tsv(languages: list[str], num_documents: int, tag: str = "") -> str:
+    """Parallel documents of three rows; the cells of a row differ by language only."""
+    documents = [
+        "\n".join(
+            "\t".join([f"{i}.{j}", *(f"{tag}{lang} {i} {j}" for lang in languages)])
+            for j in range(3)
+        )
+        for i in range(num_documents)
+    ]
+    return "\t".join(["id", *languages]) + "\n" + "\n\n".join(documents) + "\n"
+
+
+def _sentences(documents: list[list[str]]) -> list[str]:
+    return [sentence for document in documents for sentence in document]
+
+
+def _without_language(sentences: list[str]) -> list[str]:
+    return [sentence.split(" ", 1)[1] for sentence in sentences]
+
+
+class _CorpusTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, text: str):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+    def spec(self, **changes) -> CorpusSpec:
+        settings = {
+            "root": str(self.root),
+            "text": (),
+            "parallel": (),
+            "parallel_eval": (),
+            "languages": (),
+            "language_codes": {},
+            "heldout_fraction": 0.2,
+            "parallel_heldout_fraction": 0.2,
+            "max_train_bytes": 0,
+            "seed": 0,
+        }
+        return CorpusSpec(**{**settings, **changes})
+
+    def load(self, **changes) -> corpus.Corpus:
+        return load_corpus(self.spec(**changes))
+
+
+class TextTest(_CorpusTest):
+    def test_folders_are_joined_per_language_in_the_order_of_the_config(self):
+        self.write("a/en.txt", _txt(_documents("x", 2)))
+        self.write("b/en.txt.gz", _txt(_documents("y", 2)))
+        self.write("b/eng.jsonl", '{"text": "z"}\n')
+        self.write("b/de.txt", _txt(_documents("de", 2)))
+        loaded = self.load(text=("b", "a"), language_codes={"eng": "en"}, heldout_fraction=0)
+        expected = [*_documents("y", 2), ["z"], *_documents("x", 2)]
+        self.assertEqual(loaded.train, {"de": _documents("de", 2), "en": expected})
+        self.assertEqual(loaded.heldout, {"de": [], "en": []})
+        self.assertEqual(loaded.sentences("en"), _sentences(expected))
+
+    @parameterized.product(
+        num_documents=(2, 3, 10, 57), num_sentences=(1, 20, 21, 100), fraction=(0.01, 0.3, 0.99)
+    )
+    def test_train_and_heldout_are_disjoint_and_together_everything(
+        self, num_documents, num_sentences, fraction
+    ):
+        documents = _documents("en", num_documents, num_sentences)
+        self.write("en.txt", _txt(documents))
+        loaded = self.load(text=(".",), heldout_fraction=fraction)
+        train, heldout = _sentences(loaded.train["en"]), _sentences(loaded.heldout["en"])
+        self.assertCountEqual(train + heldout, _sentences(documents))
+        num_blocks = len(loaded.train["en"]) + len(loaded.heldout["en"])
+        self.assertEqual(
+            len(loaded.heldout["en"]), min(max(round(fraction * num_blocks), 1), num_blocks - 1)
+        )
+        # Blocks are whole documents, or runs of consecutive sentences of one.
+        text = "\n".join(map(str, documents))
+        for block in loaded.train["en"] + loaded.heldout["en"]:
+            self.assertLessEqual(len(block), 20)
+            self.assertIn(str(block)[1:-1], text)
+
+    def test_one_document_without_blank_lines_can_be_split(self):
+        self.write("en.txt", _txt(_documents("en", 1, 100)))
+        loaded = self.load(text=(".",))
+        self.assertLen(loaded.train["en"], 4)
+        self.assertLen(loaded.heldout["en"], 1)
+
+    def test_the_split_depends_on_the_seed_and_on_nothing_else(self):
+        for language in ("en", "de"):
+            self.write(f"{language}.txt", _txt(_documents(language, 50)))
+        first = self.load(text=(".",))
+        self.assertEqual(first, self.load(text=(".",)))
+        self.assertEqual(
+            first.heldout["en"], self.load(text=(".",), languages=("en",)).heldout["en"]
+        )
+        other = self.load(text=(".",), seed=1)
+        self.assertNotEqual(first.heldout["en"], other.heldout["en"])
+        self.assertNotEqual(
+            *(_without_language(_sentences(first.heldout[x])) for x in ("en", "de"))
+        )
+
+    def test_the_digest_follows_the_text_and_its_split(self):
+        self.write("en.txt", _txt(_documents("en", 20)))
+        digest = self.load(text=(".",)).digest()
+        self.assertEqual(digest, self.load(text=(".",)).digest())
+        self.assertNotEqual(digest, self.load(text=(".",), seed=1).digest())
+        (self.root / "en.txt").unlink()
+        self.write("en.txt.gz", _txt(_documents("en", 20)))
+        self.assertEqual(digest, self.load(text=(".",)).digest())
+        self.write("en.txt.gz", _txt(_documents("en", 20)).replace("en 7 1", "en 7 one"))
+        self.assertNotEqual(digest, self.load(text=(".",)).digest())
+
+    @parameterized.parameters(40, 100, 1000)
+    def test_max_train_bytes_keeps_some_documents_in_their_old_order(self, limit):
+        self.write("en.txt", _txt(_documents("ü", 100)))
+        everything, capped = self.load(text=(".",)), self.load(text=(".",), max_train_bytes=limit)
+        size = sum(len(f"{sentence}\n".encode()) for sentence in capped.sentences("en"))
+        largest = max(len(_txt([d]).encode()) for d in everything.train["en"])
+        self.assertBetween(size, limit - largest, limit)
+        rest = iter(everything.train["en"])
+        self.assertTrue(all(document in rest for document in capped.train["en"]))
+        self.assertNotEqual(capped.train["en"], everything.train["en"][: len(capped.train["en"])])
+        self.assertEqual(capped.heldout, everything.heldout)
+        self.assertLen(self.load(text=(".",), max_train_bytes=1).train["en"], 1)
+
+    def test_files_that_are_no_text_of_a_language_are_skipped(self):
+        self.write("en.txt", _txt(_documents("en", 5)))
+        alone = self.load(text=(".",))
+        for name in ("train.docs.txt", "README.md", "en.ids.xz", "core.tsv", ".en.txt", "de/x.txt"):
+            self.write(name, "not of this corpus\n\nnor this\n")
+        with self.assertLogs(level="WARNING") as logs:
+            self.assertEqual(self.load(text=(".",)), alone)
+        self.assertLen(logs.output, 1)
+        self.assertRegex(logs.output[0], "train.docs.txt: skipped, 'train.docs' is no language")
+
+
+class ParallelTest(_CorpusTest):
+    def test_the_same_blocks_are_held_out_in_every_language(self):
+        self.write("core.tsv", _tsv(["en", "de", "sw"], 20))
+        loaded = self.load(parallel=("core.tsv",))
+        (parallel,) = loaded.parallel
+        self.assertEqual(parallel.languages, ("en", "de", "sw"))
+        self.assertLen(parallel.rows, 12)  # 4 of 20 documents of 3 rows
+        for column, language in enumerate(parallel.languages):
+            heldout = _sentences(loaded.heldout[language])
+            self.assertEqual(heldout, [row[column] for row in parallel.rows])
+            self.assertEqual(
+                _without_language(heldout), _without_language(_sentences(loaded.heldout["en"]))
+            )
+            everything = _sentences(_documents(language, 20))
+            self.assertCountEqual(loaded.sentences(language) + heldout, everything)
+
+    def test_the_held_out_rows_do_not_depend_on_the_languages_in_use(self):
+        self.write("core.tsv", _tsv(["en", "de", "sw"], 20))
+        (everything,) = self.load(parallel=("core.tsv",)).parallel
+        (two,) = self.load(parallel=("core.tsv",), languages=("sw", "en")).parallel
+        self.assertEqual(two.languages, ("en", "sw"))
+        self.assertEqual(two.rows, tuple((row[0], row[2]) for row in everything.rows))
+
+    def test_missing_translations_stay_out_of_the_text_of_a_language(self):
+        self.write("en-de.tsv", "a\tA\nb\t\n\nc\tC\n\n\td\n")
+        loaded = self.load(parallel=("en-de.tsv",), parallel_heldout_fraction=0, heldout_fraction=0)
+        self.assertEqual(loaded.train, {"de": [["A"], ["C"], ["d"]], "en": [["a", "b"], ["c"]]})
+
+    def test_parallel_text_joins_the_text_of_its_languages(self):
+        self.write("en.txt", _txt(_documents("en", 5)))
+        self.write("fr.txt", _txt(_documents("fr", 5)))
+        self.write("bitext/eng-de.tsv", "".join(f"pair {i}\tPaar {i}\n" for i in range(100)))
+        loaded = self.load(text=(".",), parallel=("bitext/*.tsv",), language_codes={"eng": "en"})
+        self.assertEqual(list(loaded.train), ["de", "en", "fr"])
+        self.assertEqual([p.languages for p in loaded.parallel], [("en", "de")])
+        self.assertLen(loaded.parallel[0].rows, 20)
+        self.assertLen(loaded.sentences("en"), 4 * 3 + 80)
+        # A TSV without two languages in use gives none of its text.
+        self.assertEqual(
+            self.load(text=(".",), parallel=("bitext/*.tsv",), languages=("en",)).train["en"],
+            self.load(text=(".",), languages=("en",)).train["en"],
+        )
+
+    @parameterized.parameters("parallel", "parallel_eval")
+    def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):
+        self.write("text/en.txt", _txt(_documents("en", 5)))
+        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write("aligned/test/de.txt", "A\n\nC\n" * 20)
+        self.write("aligned/test/eng.txt.gz", "a\nb\nc\n" * 20)
+        self.write("aligned/test/sw.txt", "one line only, but of a language not in use\n")
+        self.write("aligned/test/en.jsonl", '{"text": "a kind of file without lines"}\n')
+        self.write("aligned.tsv", "id\tde\ten\n" + "1\tA\ta\n2\t\tb\n3\tC\tc\n" * 20)
+        languages = {"languages": ("de", "en"), "language_codes": {"eng": "en"}}
+        folder = self.load(text=("text",), **{key: ("aligned/test",)}, **languages)
+        tsv = self.load(text=("text",), **{key: ("aligned.tsv",)}, **languages)
+        self.assertEqual(folder, tsv)
+        self.assertEqual(folder.parallel[0].name, "aligned")
+        self.assertContainsSubset(folder.parallel[0].rows, [("A", "a"), ("", "b"), ("C", "c")])
+
+    def test_parallel_eval_is_never_trained_on(self):
+        self.write("text/en.txt", _txt(_documents("en", 5)))
+        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write("eval/sets.tsv", _tsv(["en", "de", "fr"], 30, tag="eval "))
+        for language in ("en", "de"):
+            self.write(f"folder/{language}.txt", f"eval {language} of folder\n")
+        without = self.load(text=("text",))
+        loaded = self.load(text=("text",), parallel_eval=("eval/*.tsv", "folder"))
+        self.assertEqual((loaded.train, loaded.heldout), (without.train, without.heldout))
+        self.assertNotEqual(loaded.digest(), without.digest())
+        self.assertEqual(
+            [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
+        )
+
+    def test_sources_of_the_same_name_in_different_folders_are_both_kept(self):
+        self.write("a/core.tsv", _tsv(["en", "de"], 20, tag="a"))
+        self.write("b/core.tsv", _tsv(["en", "de"], 20, tag="b"))
+        loaded = self.load(parallel=("*/core.tsv",))
+        self.assertEqual([p.name for p in loaded.parallel], ["core", "core"])
+        held = collections.Counter(row[0][0] for p in loaded.parallel for row in p.rows)
+        self.assertEqual(held, {"a": 12, "b": 12})
+        self.assertLen(loaded.sentences("en"), 2 * 48)
+
+
+class FaultsTest(_CorpusTest):
+    def assert_fault(self, words: str, **changes):
+        with self.assertRaisesRegex(ValueError, words):
+            self.load(**changes)
+
+    def test_folders_and_files_that_do_not_exist(self):
+        self.write("en.txt", _txt(_documents("en", 5)))
+        self.assert_fault("corpus.root: .*nowhere is no folder", root=str(self.root / "nowhere"))
+        self.assert_fault("corpus.text: .*nowhere is no folder", text=("nowhere",))
+        self.assert_fault("corpus.parallel: .*x.tsv does not exist", parallel=("x.tsv",))
+        self.assert_fault(
+            "corpus.parallel_eval: .*x does not exist", parallel_eval=("x",), text=(".",)
+        )
+        self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
+        self.write("text/en.txt.zst", "x")
+        self.assert_fault("en.txt.zst: unknown compression", text=("text",))
+
+    def test_no_text_at_all(self):
+        self.write("notes.md", "x")
+        self.assert_fault(r"no text found in \['[.]'\].*<lang>.txt", text=(".",))
+
+    def test_wanted_languages_that_are_missing(self):
+        self.write("eng.txt", _txt(_documents("en", 5)))
+        self.write("de.txt", _txt(_documents("de", 5)))
+        words = r"corpus.languages asks for \['en'\].*en.txt, or corpus.language_codes"
+        self.assert_fault(words, text=(".",), languages=("en", "de"))
+        self.assert_fault(words, text=(".",), languages=("en",))
+        loaded = self.load(text=(".",), languages=("en",), language_codes={"eng": "en"})
+        self.assertEqual(list(loaded.train), ["en"])
+
+    def test_too_little_text_to_hold_some_out(self):
+        self.write("en.txt", _txt(_documents("en", 5)))
+        self.write("sw.txt", "one\ndocument\n")
+        self.assert_fault("'sw' has too little text.*corpus.heldout_fraction to 0", text=(".",))
+        self.assertLen(self.load(text=(".",), heldout_fraction=0).sentences("sw"), 2)
+
+    def test_line_aligned_files_of_unequal_length(self):
+        self.write("aligned/de.txt", "a\nb\n")
+        self.write("aligned/en.txt", "a\nb\nc\n")
+        words = "en.txt: 3 lines, but de.txt has 2; .* equally long"
+        self.assert_fault(words, parallel_eval=("aligned",))
+
+    def test_two_columns_of_one_language(self):
+        self.write("core.tsv", _tsv(["en", "de", "eng"], 5))
+        self.assert_fault(
+            r"core.tsv: more than one column for \['en'\].*corpus.language_codes",
+            parallel=("core.tsv",),
+            language_codes={"eng": "en"},
+        )
+
+    @parameterized.product(
+        key=("heldout_fraction", "parallel_heldout_fraction"), value=(-0.1, 1, 5.0, float("nan"))
+    )
+    def test_fractions_out_of_range(self, key, value):
+        with self.assertRaisesRegex(ValueError, f"corpus.{key} is {value}, must be .* below 1"):
+            self.spec(**{key: value})
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,116 @@
+"""Tests of feeding batches to the training loop, and of what the room imports."""
+
+import itertools
+import pathlib
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import input_pipeline
+from input_pipeline import dataset
+from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.stream import TrainingStream
+
+
+class _CountingStream(TrainingStream):
+    """A stream that notes which steps it was asked for, and can fail at one."""
+
+    def __init__(self, *args, fail_at=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.asked = []
+        self.fail_at = fail_at
+
+    def batch(self, step, part=0, num_parts=1):
+        self.asked.append(step)
+        if step == self.fail_at:
+            raise OSError("the disk is gone")
+        return super().batch(step, part, num_parts)
+
+
+class BatchesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rng = np.random.default_rng(0)
+        for language in ("en", "sw"):
+            np.save(folder / f"{language}.train.npy", rng.integers(5, 1000, (50, 16), np.uint16))
+        special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+        self.store = RowStore(folder, 1000, 16, "", special, {"en": {}, "sw": {}}, {})
+        self.stream = self.make_stream()
+
+    def make_stream(self, **kwargs) -> _CountingStream:
+        return _CountingStream(self.store, {"en": 0.7, "sw": 0.3}, batch_size=8, seed=0, **kwargs)
+
+    def assert_batches(self, found, steps, *part):
+        for batch, step in zip(found, steps, strict=True):
+            expected = self.stream.batch(step, *part)
+            self.assertCountEqual(batch, expected)
+            for key, value in expected.items():
+                self.assertEqual(batch[key].dtype, value.dtype)
+                np.testing.assert_array_equal(batch[key], value)
+
+    @parameterized.product(
+        loader=dataset.LOADERS,
+        steps=(range(12), range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
+        prefetch=(1, 4, 20),
+    )
+    def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
+        found = dataset.batches(self.stream, steps, loader=loader, prefetch=prefetch)
+        self.assert_batches(found, steps)
+
+    @parameterized.product(loader=dataset.LOADERS, part=(0, 3))
+    def test_a_host_gets_its_part(self, loader, part):
+        found = dataset.batches(self.stream, range(3), loader=loader, part=part, num_parts=4)
+        self.assert_batches(found, range(3), part, 4)
+
+    @parameterized.parameters(*dataset.LOADERS)
+    def test_every_batch_is_made_once(self, loader):
+        list(dataset.batches(self.stream, range(5, 25), loader=loader))
+        # tf.data looks at one batch more, to learn the shapes.
+        expected = [*range(5, 25), *([5] if loader == "tf.data" else [])]
+        self.assertCountEqual(self.stream.asked, expected)
+
+    @parameterized.parameters(*dataset.LOADERS)
+    def test_a_loop_without_end_can_be_left(self, loader):
+        found = dataset.batches(self.stream, range(10**9), loader=loader, prefetch=2)
+        self.assert_batches(itertools.islice(found, 3), range(3))
+        del found
+        self.assertLess(max(self.stream.asked), 20)
+
+    @parameterized.parameters(*dataset.LOADERS)
+    def test_a_failure_to_read_reaches_the_loop(self, loader):
+        stream = self.make_stream(fail_at=3)
+        with self.assertRaisesRegex(Exception, "the disk is gone"):
+            list(dataset.batches(stream, range(5), loader=loader))
+
+    def test_an_unknown_loader(self):
+        with self.assertRaisesRegex(ValueError, "data.loader is 'tfds', must be .*'threads'"):
+            dataset.batches(self.stream, range(3), loader="tfds")
+
+    def test_without_tensorflow_the_other_loader_is_named(self):
+        with (
+            mock.patch.dict(sys.modules, {"tensorflow": None}),
+            self.assertRaisesRegex(ImportError, 'config.data.loader = "threads"'),
+        ):
+            dataset.batches(self.stream, range(3), loader="tf.data")
+
+
+class ImportsTest(absltest.TestCase):
+    def test_no_module_needs_tensorflow_or_jax_to_be_imported(self):
+        modules = "corpus, dataset, row_store, stream, text_files, tokenization"
+        code = f"import sys; from input_pipeline import {modules}; print(*sys.modules)"
+        root = pathlib.Path(input_pipeline.__file__).parents[1]
+        result = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        )
+        imported = result.stdout.split()
+        self.assertContainsSubset(["numpy", "input_pipeline.dataset"], imported)
+        self.assertNoCommonElements(imported, ["tensorflow", "jax", "flax", "ml_collections"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,175 @@
+"""Tests of packing documents into rows and of the folder they lie in."""
+
+import itertools
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from input_pipeline import row_store
+from input_pipeline.row_store import RowStore, SpecialIds
+
+_SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+
+
+def _documents(*lengths: int) -> list[np.ndarray]:
+    """Documents in which no token occurs twice."""
+    ends = list(itertools.accumulate(lengths, initial=10))
+    return [np.arange(a, b, dtype=np.uint32) for a, b in itertools.pairwise(ends)]
+
+
+def _pack(documents: list[np.ndarray], length: int = 16) -> np.ndarray:
+    return row_store.pack_rows(documents, length, _SPECIAL, np.dtype(np.uint16))
+
+
+def _segments(row: np.ndarray) -> tuple[list[list[int]], int]:
+    """Reads a row token by token: its segments, and the number of padding tokens at its end."""
+    segments: list[list[int]] = []
+    tokens = row.tolist()
+    while tokens and tokens[0] == _SPECIAL.bos:
+        end = tokens.index(_SPECIAL.eos)
+        segments.append(tokens[1:end])
+        tokens = tokens[end + 1 :]
+    if set(tokens) - {_SPECIAL.pad}:
+        raise AssertionError(f"not segments and then padding: {row}")
+    return segments, len(tokens)
+
+
+class PackRowsTest(parameterized.TestCase):
+    def check_packing(self, documents: list[np.ndarray], length: int):
+        rows = _pack(documents, length)
+        self.assertEqual(rows.shape[1:], (length,))
+        self.assertEqual(rows.dtype, np.uint16)
+        parsed = [_segments(row) for row in rows]
+        segments = [segment for row, _ in parsed for segment in row]
+        self.assertEqual([*itertools.chain(*segments)], [*itertools.chain(*documents)])
+
+        # Segments follow the documents one by one, and none crosses from one into the next.
+        rest = iter(segments)
+        for document in filter(len, documents):
+            size = 0
+            while size < len(document):
+                size += len(next(rest))
+            self.assertLen(document, size)
+
+        # A row ends early only where the segment that follows, whole or cut, did not fit.
+        left = {t: len(d) - i for d in documents for i, t in enumerate(d.tolist())}
+        for (_, padding), (following, _) in itertools.pairwise(parsed):
+            self.assertLess(padding, min(left[following[0][0]], 8) + 2)
+
+    @parameterized.parameters(
+        ([],),
+        ([0],),
+        ([1],),
+        ([1] * 50,),
+        ([14],),  # exactly one row
+        ([14, 14],),
+        ([15],),  # one token into the next row
+        ([0, 3, 0],),
+        ([100],),
+        ([4, 5, 40, 1, 1, 22],),
+    )
+    def test_rows_hold_the_documents(self, lengths):
+        self.check_packing(_documents(*lengths), 16)
+
+    @parameterized.parameters(range(30))
+    def test_rows_hold_random_documents(self, seed):
+        rng = np.random.default_rng(seed)
+        sizes = rng.geometric(1 / rng.choice([2, 10, 100]), size=rng.integers(1, 60)) - 1
+        self.check_packing(_documents(*sizes), int(rng.integers(16, 70)))
+
+    def test_documents_are_laid_out_as_described(self):
+        rows = _pack(_documents(3, 20, 2))
+        self.assertEqual(
+            rows.tolist(),
+            [
+                [0, 10, 11, 12, 2, 0, *range(13, 22), 2],
+                [0, *range(22, 33), 2, 1, 1, 1],
+                [0, 33, 34, 2, *[1] * 12],
+            ],
+        )
+
+    def test_no_documents_make_no_rows(self):
+        self.assertEqual(_pack([], 32).shape, (0, 32))
+
+    def test_a_document_is_packed_alike_whatever_its_integer_type(self):
+        documents = _documents(5, 30)
+        for dtype in (np.uint16, np.int64):
+            np.testing.assert_array_equal(
+                _pack([document.astype(dtype) for document in documents]), _pack(documents)
+            )
+
+
+class PadSentencesTest(absltest.TestCase):
+    def test_one_row_per_sentence_cut_to_length(self):
+        rows = row_store.pad_sentences(_documents(3, 0, 6, 9), 8, _SPECIAL, np.dtype(np.uint32))
+        self.assertEqual(rows.dtype, np.uint32)
+        self.assertEqual(
+            rows.tolist(),
+            [
+                [0, 10, 11, 12, 2, 1, 1, 1],
+                [1] * 8,
+                [0, 13, 14, 15, 16, 17, 18, 2],
+                [0, 19, 20, 21, 22, 23, 24, 2],
+            ],
+        )
+
+
+class RowStoreTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.store = RowStore(
+            folder=self.folder,
+            vocab_size=1000,
+            length=16,
+            tokenizer=row_store.tokenizer_hash(b"a tokenizer"),
+            special=_SPECIAL,
+            statistics={"sw": {"train": {"rows": 2}}, "en": {"train": {"rows": 3}}},
+            parallel={"core": ["en", "sw"]},
+        )
+
+    @parameterized.parameters(
+        (1000, np.uint16), (65_535, np.uint16), (65_536, np.uint16), (65_537, np.uint32)
+    )
+    def test_the_id_type_is_the_smallest_that_holds_every_id(self, vocab_size, expected):
+        dtype = row_store.id_dtype(vocab_size)
+        self.assertEqual(dtype, expected)
+        self.assertLess(vocab_size - 1, 1 << 8 * dtype.itemsize)
+
+    def test_a_store_comes_back_as_it_was_written(self):
+        self.store.write_meta()
+        opened = RowStore.open(self.folder)
+        self.assertEqual(opened, self.store)
+        self.assertEqual(opened.languages, ("en", "sw"))
+
+    def test_rows_are_read_from_disk_only_when_they_are_looked_at(self):
+        rows = _pack(_documents(40))
+        np.save(self.folder / "en.train.npy", rows)
+        np.save(self.folder / "en.heldout.npy", rows[:0])
+        np.save(self.folder / "core.en.parallel.npy", rows)
+        for found in (self.store.rows("en", "train"), self.store.parallel_rows("core", "en")):
+            self.assertIsInstance(found, np.memmap)
+            np.testing.assert_array_equal(found, rows)
+        self.assertEqual(self.store.rows("en", "heldout").shape, (0, 16))
+
+    def test_a_store_that_is_not_finished_cannot_be_opened(self):
+        np.save(self.folder / "en.train.npy", _pack(_documents(40)))
+        with self.assertRaisesRegex(ValueError, "no finished row store; run prepare_data.py"):
+            RowStore.open(self.folder)
+
+    def test_another_tokenizer_is_an_error_that_names_both(self):
+        self.store.check_tokenizer(b"a tokenizer", pathlib.Path("a.model"))
+        found = row_store.tokenizer_hash(b"another")
+        self.assertNotEqual(found, self.store.tokenizer)
+        words = f"{self.store.tokenizer[:12]}.*b.model is tokenizer {found[:12]}.*prepare_data.py"
+        with self.assertRaisesRegex(ValueError, words):
+            self.store.check_tokenizer(b"another", pathlib.Path("b.model"))
+
+    def test_structure_is_never_masked(self):
+        self.assertEqual(set(_SPECIAL.never_masked()), {0, 1, 2, 4})
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,210 @@
+"""Tests of the order of the training stream."""
+
+import collections
+import itertools
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from input_pipeline import stream
+from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.stream import StreamOrder, TrainingStream, largest_remainder, permute
+
+_CYCLE = 1 << 16
+_SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
+
+
+def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> RowStore:
+    """A store whose rows say which they are: token 0 the language's place, token 1 the row."""
+    for place, language in enumerate(sorted(num_rows)):
+        rows = np.zeros((num_rows[language], 16), np.uint16)
+        rows[:, 0], rows[:, 1] = place, np.arange(num_rows[language])
+        np.save(folder / f"{language}.train.npy", rows)
+    special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+    return RowStore(folder, 1000, 16, "", special, {name: {} for name in num_rows}, {})
+
+
+class LargestRemainderTest(parameterized.TestCase):
+    @parameterized.parameters(range(20))
+    def test_counts_sum_and_stay_close_to_the_shares(self, seed):
+        shares = np.random.default_rng(seed).dirichlet(np.full(1 + 3 * seed, 0.5))
+        counts = largest_remainder(shares, 5000)
+        self.assertEqual(counts.sum(), 5000)
+        self.assertGreaterEqual(counts.min(), 1)
+        rounded_up_to_one = np.count_nonzero(shares * 5000 < 1)
+        self.assertLess(np.abs(counts - shares * 5000).max(), 1 + rounded_up_to_one)
+
+    def test_the_largest_remainders_are_rounded_up(self):
+        np.testing.assert_array_equal(
+            largest_remainder(np.array([0.26, 0.33, 0.41]), 10), [3, 3, 4]
+        )
+        np.testing.assert_array_equal(
+            largest_remainder(np.array([0.24, 0.37, 0.39]), 10), [2, 4, 4]
+        )
+
+    @parameterized.parameters(3, 4, 10, 1000)
+    def test_no_share_is_too_small_to_be_drawn(self, total):
+        counts = largest_remainder(np.array([1e-12, 1 - 2e-12, 1e-12]), total)
+        np.testing.assert_array_equal(counts, [1, total - 2, 1])
+
+
+class PermuteTest(parameterized.TestCase):
+    @parameterized.parameters(*_SIZES)
+    def test_it_is_a_bijection(self, size):
+        for key in (0, 1, 12345, (1 << 64) - 1):
+            permuted = permute(np.arange(size), size, np.uint64(key))
+            np.testing.assert_array_equal(np.sort(permuted), np.arange(size))
+
+    def test_positions_may_each_have_their_own_size_and_key(self):
+        sizes = np.repeat(_SIZES[:12], 40)
+        index = np.arange(len(sizes)) % sizes
+        keys = np.arange(len(sizes), dtype=np.uint64) * np.uint64(977)
+        one_by_one = [int(permute(*one)) for one in zip(index, sizes, keys, strict=True)]
+        np.testing.assert_array_equal(permute(index, sizes, keys), one_by_one)
+
+    @parameterized.parameters(*_SIZES[7:])
+    def test_keys_pick_different_permutations(self, size):
+        picked = {tuple(permute(np.arange(size), size, np.uint64(key))) for key in range(20)}
+        self.assertLen(picked, 20)
+
+    @parameterized.parameters(2, 3, 4)
+    def test_all_permutations_of_a_few_are_equally_likely(self, size):
+        index, keys = np.tile(np.arange(size), 24_000), np.arange(24_000, dtype=np.uint64)
+        permuted = permute(index, size, np.repeat(keys, size)).reshape(-1, size)
+        counts = collections.Counter(map(tuple, permuted.tolist()))
+        self.assertCountEqual(counts, itertools.permutations(range(size)))
+        expected = 24_000 / len(counts)
+        deviation = np.sqrt(expected)  # of a fair draw, at most
+        self.assertLess(max(counts.values()) - expected, 4 * deviation)
+        self.assertLess(expected - min(counts.values()), 4 * deviation)
+
+    @parameterized.parameters(100, 1000, 1025)
+    def test_a_permutation_looks_random(self, size):
+        num_keys = 200
+        index, keys = np.tile(np.arange(size), num_keys), np.arange(num_keys, dtype=np.uint64)
+        permuted = permute(index, size, np.repeat(keys, size)).reshape(num_keys, size)
+
+        # Each against mean and standard deviation over uniform permutations; 4 deviations.
+        displacement = np.abs(permuted - np.arange(size)).mean(axis=1).mean()
+        deviation = np.sqrt(2 * size / 45 / num_keys)
+        self.assertAlmostEqual(displacement, (size**2 - 1) / (3 * size), delta=4 * deviation)
+        correlation = [np.corrcoef(p[1:], p[:-1])[0, 1] for p in permuted]
+        deviation = 1 / np.sqrt(size * num_keys)
+        self.assertAlmostEqual(np.mean(correlation), -1 / size, delta=4 * deviation)
+        between_keys = [np.corrcoef(p, q)[0, 1] for p, q in itertools.pairwise(permuted)]
+        self.assertAlmostEqual(np.mean(between_keys), 0, delta=4 * deviation)
+        fixed_points = (permuted == np.arange(size)).sum(axis=1).mean()
+        self.assertAlmostEqual(fixed_points, 1, delta=4 / np.sqrt(num_keys))
+
+
+class StreamOrderTest(parameterized.TestCase):
+    @parameterized.product(first_cycle=(0, 1_000_000), num_cycles=(1, 3))
+    def test_whole_cycles_hold_exact_shares_and_visit_all_rows_alike(self, first_cycle, num_cycles):
+        rows, shares = [1, 7, 1000, 30_000, 200_000], np.array([0.001, 0.099, 0.2, 0.3, 0.4])
+        order = StreamOrder.create(5, rows, shares)
+        start = first_cycle * _CYCLE
+        language, row = order.locate(np.arange(start, start + num_cycles * _CYCLE))
+        drawn = np.bincount(language)
+        np.testing.assert_array_equal(drawn, num_cycles * order.counts)
+        np.testing.assert_allclose(drawn / drawn.sum(), shares, atol=1 / _CYCLE)
+        for i, num_rows in enumerate(rows):
+            visits = np.bincount(row[language == i], minlength=num_rows)
+            self.assertLen(visits, num_rows)
+            # An epoch that began before these cycles may end in them, hence one more.
+            self.assertLessEqual(np.ptp(visits), 1 if first_cycle == 0 else 2)
+
+    @parameterized.parameters(0, 123_456_789, 10**6 * 4096)
+    def test_an_example_does_not_depend_on_what_it_is_asked_with(self, start):
+        order = StreamOrder.create(0, [5, 500], np.array([0.3, 0.7]))
+        examples = np.arange(start, start + 64)
+        language, row = order.locate(examples)
+        alone = [order.locate(np.array([example])) for example in examples[::-1]][::-1]
+        np.testing.assert_array_equal(language, [found[0][0] for found in alone])
+        np.testing.assert_array_equal(row, [found[1][0] for found in alone])
+
+    def test_epochs_of_a_language_are_different_permutations(self):
+        # An epoch lasts two cycles; each half shows half of the rows.
+        order = StreamOrder.create(0, [2 * _CYCLE], np.ones(1))
+        halves = [order.locate(np.arange(c * _CYCLE, (c + 1) * _CYCLE))[1] for c in range(4)]
+        self.assertEmpty(set(halves[0]) & set(halves[1]))
+        self.assertEmpty(set(halves[2]) & set(halves[3]))
+        shared = len(set(halves[0]) & set(halves[2]))
+        self.assertAlmostEqual(shared / _CYCLE, 0.5, delta=0.01)
+
+    def test_languages_and_seeds_have_orders_of_their_own(self):
+        def first_cycle(seed):
+            order = StreamOrder.create(seed, [_CYCLE, _CYCLE], np.full(2, 0.5))
+            language, row = order.locate(np.arange(_CYCLE))
+            return language, set(row[language == 0]), set(row[language == 1])
+
+        language, first, second = first_cycle(0)
+        other_language, other_first, _ = first_cycle(1)
+        for a, b in ((first, second), (first, other_first)):
+            self.assertAlmostEqual(len(a & b) / len(a), 0.5, delta=0.02)
+        self.assertAlmostEqual(np.mean(language == other_language), 0.5, delta=0.02)
+
+    def test_languages_are_mixed_within_a_cycle_and_differently_in_the_next(self):
+        order = StreamOrder.create(0, [10, 10], np.array([0.25, 0.75]))
+        language, _ = order.locate(np.arange(2 * _CYCLE))
+        share = language.reshape(-1, 1024).mean(axis=1)
+        deviation = np.sqrt(0.25 * 0.75 / 1024)
+        np.testing.assert_allclose(share, 0.75, atol=4 * deviation)
+        same = np.mean(language[:_CYCLE] == language[_CYCLE:])
+        self.assertAlmostEqual(same, 0.25**2 + 0.75**2, delta=0.01)
+
+
+class TrainingStreamTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.store = _store(folder, {"en": 300, "sw": 20, "de": 100})
+        self.probabilities = {"en": 6.0, "sw": 1.0, "de": 3.0}
+        self.stream = TrainingStream(self.store, self.probabilities, batch_size=8, seed=3)
+
+    @parameterized.parameters(0, 1, 1_000_000)
+    def test_a_batch_holds_the_rows_that_the_order_names(self, step):
+        batch = self.stream.batch(step)
+        order = StreamOrder.create(3, [100, 300, 20], np.array([0.3, 0.6, 0.1]))
+        language, row = order.locate(np.arange(8 * step, 8 * step + 8))
+        self.assertEqual(self.stream.languages, ("de", "en", "sw"))
+        for value in batch.values():
+            self.assertEqual(value.dtype, np.int32)
+        self.assertEqual(batch["tokens"].shape, (8, 16))
+        np.testing.assert_array_equal(batch["language"], language)
+        np.testing.assert_array_equal(batch["tokens"][:, :2].T, [language, row])
+
+    @parameterized.product(num_parts=(1, 2, 4), step=(0, 7, 1_000_000))
+    def test_parts_make_up_the_batch(self, num_parts, step):
+        whole = self.stream.batch(step)
+        parts = [self.stream.batch(step, part, num_parts) for part in range(num_parts)]
+        for key, value in whole.items():
+            np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), value)
+
+    def test_a_batch_is_a_function_of_seed_and_step_alone(self):
+        again = TrainingStream(self.store, self.probabilities, batch_size=8, seed=3)
+        tokens = {step: again.batch(step)["tokens"] for step in (9, 0, 5, 9)}
+        for step, expected in tokens.items():
+            np.testing.assert_array_equal(self.stream.batch(step)["tokens"], expected)
+        other = TrainingStream(self.store, self.probabilities, batch_size=8, seed=4)
+        self.assertFalse(np.array_equal(other.batch(0)["tokens"], tokens[0]))
+        self.assertFalse(np.array_equal(tokens[5], tokens[0]))
+
+    def test_batches_of_another_size_hold_the_same_stream(self):
+        large = TrainingStream(self.store, self.probabilities, batch_size=24, seed=3)
+        small = [self.stream.batch(step)["tokens"] for step in (3, 4, 5)]
+        np.testing.assert_array_equal(large.batch(1)["tokens"], np.concatenate(small))
+
+    def test_a_batch_that_does_not_divide(self):
+        with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
+            self.stream.batch(0, 0, 3)
+
+
+class CycleTest(absltest.TestCase):
+    def test_the_tests_know_the_cycle(self):
+        self.assertEqual(stream._CYCLE, _CYCLE)
+
+
+if __name__ == "__main__":
+    absltest.main()

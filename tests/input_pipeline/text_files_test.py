@@ -1,0 +1,198 @@
+"""Tests of reading files of text that others made."""
+
+import gzip
+import itertools
+import json
+import lzma
+import pathlib
+import tempfile
+from collections.abc import Callable
+
+from absl.testing import absltest, parameterized
+
+from input_pipeline import text_files
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+}
+_COMPRESSIONS = tuple(_COMPRESS)
+
+_DOCUMENTS = [["Ein Satz.", "Noch ein Satz."], ["Größe, 大きさ, ขนาด"], ["x"]]
+_TEXT = {
+    ".txt": "\n\n".join("\n".join(document) for document in _DOCUMENTS) + "\n",
+    ".jsonl": "\n".join(json.dumps({"text": "\n".join(d), "url": 1}) for d in _DOCUMENTS) + "\n",
+}
+_PARALLEL = [[("one", "eins"), ("two", "")], [("three", "drei")]]
+_TSV = "id\ten\tde\na.1\tone\teins\na.2\ttwo\t\n\nb.1\tthree\tdrei\n"
+
+
+class _FolderTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, text: str | bytes) -> pathlib.Path:
+        """Writes a file, compressed as its name says."""
+        data = text.encode() if isinstance(text, str) else text
+        path = self.folder / name
+        path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))
+        return path
+
+
+class FormatsTest(_FolderTest):
+    @parameterized.parameters(*itertools.product(_TEXT, _COMPRESSIONS))
+    def test_documents_are_the_same_in_all_formats(self, kind, compression):
+        path = self.write(f"de{kind}{compression}", _TEXT[kind])
+        self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+
+    @parameterized.parameters(*_COMPRESSIONS)
+    def test_parallel_text_is_the_same_in_all_compressions(self, compression):
+        path = self.write(f"talks.tsv{compression}", _TSV)
+        self.assertEqual(text_files.read_parallel(path), (("en", "de"), _PARALLEL))
+
+    @parameterized.parameters("en-de.tsv", "news.2014.en-de.tsv")
+    def test_a_file_called_by_its_two_languages_has_neither_header_nor_ids(self, name):
+        path = self.write(name, "one\teins\ntwo\t\n\nthree\tdrei\n")
+        self.assertEqual(text_files.read_parallel(path), (("en", "de"), _PARALLEL))
+
+    @parameterized.product(bom=(b"", b"\xef\xbb\xbf"), line_end=("\n", "\r\n"), last=(True, False))
+    def test_byte_order_marks_and_line_ends_do_not_matter(self, bom, line_end, last):
+        def encoded(text):
+            text = text if last else text.removesuffix("\n")
+            return bom + text.replace("\n", line_end).encode()
+
+        for kind, text in _TEXT.items():
+            path = self.write(f"de{kind}", encoded(text))
+            self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+        path = self.write("talks.tsv", encoded(_TSV))
+        self.assertEqual(text_files.read_parallel(path)[1], _PARALLEL)
+
+    def test_blank_lines_and_outer_spaces_carry_no_meaning_of_their_own(self):
+        path = self.write("de.txt", "\n\n  a \n\tb\n \n\n\nc\n\n")
+        self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+        path = self.write("de.jsonl", '\n{"text": " a \\n\\n b"}\n\n{"text": ""}\n{"text": "c"}\n')
+        self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+
+    @parameterized.parameters(
+        ("en.txt", ("en", "txt", "")),
+        ("zh_Hant.jsonl.xz", ("zh_Hant", "jsonl", "xz")),
+        ("news.2014.en-de.tsv.gz", ("news.2014.en-de", "tsv", "gz")),
+        ("train.docs.txt", ("train.docs", "txt", "")),
+        *((name, None) for name in ("README.md", "en", "en.csv", "ar.ids.xz", "notes.zip")),
+    )
+    def test_file_names_are_taken_apart(self, name, expected):
+        self.assertEqual(text_files.file_format(pathlib.Path(name)), expected)
+
+    def test_language_codes_are_told_from_other_names(self):
+        for code in ("en", "ceb", "zh_Hant", "aze-Latn", "spa-2", "sr_Latn_RS"):
+            self.assertTrue(text_files.is_language(code), code)
+        for name in ("", "e", "docs", "English", "EN", "en.docs", "en_", "_en", "en Latn", "én"):
+            self.assertFalse(text_files.is_language(name), name)
+
+
+class FaultsTest(_FolderTest):
+    def assert_fault(self, path: pathlib.Path, *words: str):
+        """Reading `path` fails with a message that names it, and then `words` in this order."""
+        read = text_files.read_parallel if ".tsv" in path.name else text_files.read_documents
+        pattern = "(?s)" + ".*".join([path.name.replace(".", "[.]"), *words])
+        with self.assertRaisesRegex(ValueError, pattern):
+            read(path)
+
+    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), ("", ".gz")))
+    def test_empty_file(self, name, compression):
+        self.assert_fault(self.write(name + compression, ""), "is empty", "add text or remove")
+
+    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl"), _COMPRESSIONS))
+    def test_only_blank_lines(self, name, compression):
+        path = self.write(name + compression, " \n\n\r\n\t\n")
+        self.assert_fault(path, "only blank lines", "add text or remove")
+
+    def test_no_sentence_pairs(self):
+        self.assert_fault(self.write("talks.tsv", "id\ten\tde\n\n"), "no sentence pairs")
+        self.assert_fault(self.write("en-de.tsv", "\n\n"), "no sentence pairs")
+
+    @parameterized.parameters(
+        *itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), _COMPRESSIONS)
+    )
+    def test_not_utf8(self, name, compression):
+        first = {"en.txt": b"a", "en.jsonl": b'{"text": "a"}', "en-de.tsv": b"a\tb"}[name]
+        path = self.write(name + compression, first + b"\nb\xf6se\n")
+        self.assert_fault(path, "line 2: not UTF-8", "byte 0xf6 at position 2", "iconv")
+
+    @parameterized.parameters(".gz", ".xz")
+    def test_cut_off_anywhere(self, compression):
+        path = self.write(f"de.txt{compression}", _TEXT[".txt"])
+        whole = path.read_bytes()
+        for length in range(1, len(whole)):
+            path.write_bytes(whole[:length])
+            self.assert_fault(path, "after line", "cut off or damaged")
+
+    @parameterized.parameters(".gz", ".xz")
+    def test_a_damaged_byte_is_a_named_fault_or_harmless(self, compression):
+        path = self.write(f"de.txt{compression}", _TEXT[".txt"])
+        whole = path.read_bytes()
+        num_faults = 0
+        for i in range(len(whole)):
+            path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
+            try:
+                self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+            except ValueError as error:
+                self.assertIn(str(path), str(error))
+                num_faults += 1
+        self.assertGreater(num_faults, len(whole) // 2)
+
+    def test_the_line_before_the_damage_is_named(self):
+        path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
+        path.write_bytes(path.read_bytes()[:-100])
+        with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
+            text_files.read_documents(path)
+
+    @parameterized.parameters(
+        ("en.txt.zst", "zst"),
+        ("en.txt.bz2", "bz2"),
+        ("en.jsonl.Z", "Z"),
+        ("core.tsv.zip", "zip"),
+        ("en.zip", "zip"),
+        ("en-de.tar.gz", "tar"),
+    )
+    def test_unknown_compression(self, name, compression):
+        with self.assertRaisesRegex(ValueError, f"{name}.*compression '{compression}'.*recompress"):
+            text_files.file_format(pathlib.Path(name))
+
+    def test_no_text_file(self):
+        self.assert_fault(self.write("en.csv", "a"), "not a text file", "expected .txt")
+
+    def test_missing_file(self):
+        with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
+            text_files.read_documents(self.folder / "en.txt")
+
+    @parameterized.parameters(
+        ('{"text": "a"', "not JSON", "one JSON object"),
+        ("plain text", "not JSON", "one JSON object"),
+        ('{"content": "a"}', "no text field", '"text": "First'),
+        ('{"text": 3}', "no text field", '"text": "First'),
+        ('["a"]', "no text field", '"text": "First'),
+        (r'{"text": "a \ud83d b"}', r"holds '\\ud83d'", "remove it"),
+    )
+    def test_json_lines(self, line, *words):
+        path = self.write("en.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
+        self.assert_fault(path, "line 3: ", *words)
+
+    @parameterized.parameters("en\tde", "id\ten", "id\ten\tDeutsch", "nr\ten\tde", "a sentence", "")
+    def test_header(self, header):
+        path = self.write("talks.tsv", f"{header}\n1\ta\tb\n")
+        self.assert_fault(path, "line 1: expected a header such as 'id<TAB>en<TAB>de'", "<lang>-")
+
+    @parameterized.parameters(
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\n2\ta\n", r"line 3: 2 columns, expected 3 \(id, en, de"),
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\tc\n", r"line 2: 4 columns, expected 3 \(id, en, de"),
+        ("en-de.tsv", "a\tb\n\na\tb\tc\n", r"line 3: 3 columns, expected 2 \(en, de"),
+    )
+    def test_width(self, name, text, words):
+        self.assert_fault(self.write(name, text), words, "keeps its empty cell")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,220 @@
+"""Losses against textbook formulas, and the restricted softmax against the full one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+from jax.test_util import check_grads
+
+from knn_sampling.candidates import Candidates, union_of_neighbours
+from knn_sampling.losses import candidate_softmax_loss, full_softmax_loss
+from knn_sampling.neighbours import nearest_neighbours
+
+W, D, V = 12, 8, 30
+TARGETS = np.random.default_rng(0).integers(0, 20, W).astype(np.int32)
+# One fraction, and two positions that do not count.
+WEIGHTS = np.array([1, 0, 1, 0.25, 1, 1, 0, 1, 1, 1, 1, 1], np.float32)
+USED = WEIGHTS > 0
+
+
+def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hidden states, table and bias that make unequal probabilities."""
+    rng = np.random.default_rng(1)
+    hidden, table, bias = (rng.normal(size=shape) for shape in ((W, D), (V, D), V))
+    return hidden.astype(np.float32), table.astype(np.float32), bias.astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("capacity", "num_valid", "k"))
+def candidates_of(table, capacity: int, num_valid: int = V, k: int = 3) -> Candidates:
+    index = nearest_neighbours(table, k=k, num_valid=num_valid)
+    return union_of_neighbours(index, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS), capacity)
+
+
+def value_and_gradients(loss, *inputs):
+    """Losses [W], and gradients of their sum in hidden states, table and bias."""
+
+    def with_aux(*inputs):
+        losses = loss(*inputs)
+        return losses.sum(), losses
+
+    gradients, losses = jax.grad(with_aux, argnums=(0, 1, 2), has_aux=True)(*inputs)
+    return losses, gradients
+
+
+@functools.partial(jax.jit, static_argnames="num_valid")
+def full(hidden, table, bias, num_valid: int = V, targets=TARGETS, weights=WEIGHTS):
+    def loss(hidden, table, bias):
+        return full_softmax_loss(hidden, targets, weights, table, bias, num_valid=num_valid)
+
+    return value_and_gradients(loss, hidden, table, bias)
+
+
+@jax.jit
+def restricted(candidates: Candidates, hidden, table, bias, weights=WEIGHTS):
+    def loss(hidden, table, bias):
+        return candidate_softmax_loss(hidden, weights, table, bias, candidates)
+
+    return value_and_gradients(loss, hidden, table, bias)
+
+
+@functools.cache
+def index_of_inputs() -> jax.Array:
+    return nearest_neighbours(random_inputs()[1], k=3, num_valid=V)
+
+
+def evaluate(kind: str, hidden, table, bias, targets=TARGETS, weights=WEIGHTS):
+    """Either loss, by `kind`, over the whole vocabulary or 16 candidates."""
+    if kind == "full":
+        return full(hidden, table, bias, targets=targets, weights=weights)
+    union = jax.jit(union_of_neighbours, static_argnums=3)
+    candidates = union(index_of_inputs(), targets, weights, 16)
+    return restricted(candidates, hidden, table, bias, weights)
+
+
+def slow_value_and_gradients(columns: np.ndarray, *inputs):
+    """Softmax over the chosen words, in float64, with the gradient p - 1 written out."""
+    hidden, table, bias = (np.asarray(x, np.float64) for x in inputs)
+    exps = np.exp(hidden @ table[columns].T + bias[columns])
+    probabilities = exps / exps.sum(axis=1, keepdims=True)
+    is_target = columns[None, :] == TARGETS[:, None]
+    losses = -WEIGHTS * np.log((probabilities * is_target).sum(axis=1), where=USED, out=np.zeros(W))
+    by_logit = WEIGHTS[:, None] * (probabilities - is_target)
+    by_table, by_bias = np.zeros_like(table), np.zeros_like(bias)
+    by_table[columns] = by_logit.T @ hidden
+    by_bias[columns] = by_logit.sum(axis=0)
+    return losses, (by_logit @ table[columns], by_table, by_bias)
+
+
+def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
+    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
+    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(check, actual, expected)
+
+
+class FullSoftmaxLossTest(parameterized.TestCase):
+    def test_equals_optax(self):
+        hidden, table, bias = random_inputs()
+        logits = jnp.asarray(hidden @ table.T + bias)
+        expected = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(TARGETS))
+        losses, _ = full(hidden, table, bias)
+        self.assertEqual(losses.dtype, jnp.float32)
+        assert_close(losses, expected * WEIGHTS)
+
+    @parameterized.parameters(V, 20)
+    def test_equals_the_formula(self, num_valid: int):
+        inputs = random_inputs()
+        expected = slow_value_and_gradients(np.arange(num_valid), *inputs)
+        assert_close(full(*inputs, num_valid=num_valid), expected)
+
+    def test_padding_rows_have_no_influence_and_no_gradient(self):
+        hidden, table, bias = random_inputs()
+        losses, _ = full(hidden, table, bias, num_valid=20)
+        table[20:], bias[20:] = 50.0, 50.0
+        changed, (_, by_table, by_bias) = full(hidden, table, bias, num_valid=20)
+        np.testing.assert_array_equal(changed, losses)
+        np.testing.assert_array_equal(by_table[20:], 0)
+        np.testing.assert_array_equal(by_bias[20:], 0)
+
+
+class CandidateSoftmaxLossTest(parameterized.TestCase):
+    @parameterized.parameters(V, 20)
+    def test_all_words_give_the_full_softmax(self, num_valid: int):
+        inputs = random_inputs()
+        candidates = candidates_of(inputs[1], capacity=V, num_valid=num_valid, k=num_valid)
+        self.assertEqual(candidates.union_size, num_valid)
+        assert_close(restricted(candidates, *inputs), full(*inputs, num_valid=num_valid))
+
+    @parameterized.parameters(W, 16, 25)
+    def test_equals_softmax_over_the_chosen_columns(self, capacity: int):
+        inputs = random_inputs()
+        candidates = candidates_of(inputs[1], capacity)
+        columns = np.asarray(candidates.ids)
+        columns = columns[columns < V]
+        self.assertLess(len(columns), V)
+        expected = slow_value_and_gradients(columns, *inputs)
+        assert_close(restricted(candidates, *inputs), expected)
+
+    def test_fewer_words_understate_the_loss(self):
+        inputs = random_inputs()
+        losses, _ = restricted(candidates_of(inputs[1], 16), *inputs)
+        self.assertTrue((losses < full(*inputs)[0])[USED].all())
+
+    def test_rows_outside_have_no_influence_and_no_gradient(self):
+        hidden, table, bias = random_inputs()
+        candidates = candidates_of(table, W)
+        outside = np.setdiff1d(np.arange(V), candidates.ids)
+        self.assertLen(outside, V - W)
+        losses, (_, by_table, by_bias) = restricted(candidates, hidden, table, bias)
+        np.testing.assert_array_equal(by_table[outside], 0)
+        np.testing.assert_array_equal(by_bias[outside], 0)
+        self.assertTrue((by_bias[candidates.ids] != 0).all())
+        table[outside], bias[outside] = np.nan, np.nan
+        changed, _ = restricted(candidates, hidden, table, bias)
+        np.testing.assert_array_equal(changed, losses)
+
+    def test_unused_slots_have_no_influence(self):
+        inputs = random_inputs()
+        loose = candidates_of(inputs[1], 25)
+        self.assertLess(loose.union_size, 25)
+        tight = loose._replace(ids=loose.ids[: int(loose.union_size)])
+        more = loose._replace(ids=jnp.append(loose.ids, jnp.full(40, V, jnp.int32)))
+        for candidates in (loose, more):
+            assert_close(restricted(candidates, *inputs), restricted(tight, *inputs), 1e-6, 1e-6)
+
+
+class EitherLossTest(parameterized.TestCase):
+    @parameterized.product(
+        kind=("full", "knn"), hidden_value=(np.nan, np.inf, 1e30), target=(0, V - 1, -100, V + 5)
+    )
+    def test_positions_of_weight_zero_count_for_nothing(self, kind, hidden_value, target):
+        hidden, *parameters = random_inputs()
+        expected, (expected_by_hidden, *expected_by_parameters) = evaluate(
+            kind, hidden[USED], *parameters, TARGETS[USED], WEIGHTS[USED]
+        )
+        hidden[~USED] = hidden_value
+        targets = np.where(USED, TARGETS, target)
+        losses, (by_hidden, *by_parameters) = evaluate(kind, hidden, *parameters, targets)
+        np.testing.assert_array_equal(losses[~USED], 0)
+        np.testing.assert_array_equal(by_hidden[~USED], 0)
+        assert_close(losses[USED], expected)
+        assert_close(by_hidden[USED], expected_by_hidden)
+        assert_close(by_parameters, expected_by_parameters)
+
+    @parameterized.parameters("full", "knn")
+    def test_no_position_counts(self, kind: str):
+        zeros = evaluate(kind, *random_inputs(), weights=np.zeros_like(WEIGHTS))
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), zeros)
+
+    @parameterized.parameters("full", "knn")
+    def test_numerical_gradients(self, kind: str):
+        # At the default step of 1e-4 rounding in float32 is all one sees.
+        check_grads(lambda *x: evaluate(kind, *x)[0], random_inputs(), 1, modes=["rev"], eps=1e-2)
+
+    @parameterized.parameters("full", "knn")
+    def test_jit_equals_eager(self, kind: str):
+        compiled = evaluate(kind, *random_inputs())
+        with jax.disable_jit():
+            eager = evaluate(kind, *jax.tree.map(jnp.asarray, random_inputs()))
+        assert_close(compiled, eager)
+
+    @parameterized.parameters("full", "knn")
+    def test_bfloat16_inputs_lose_only_what_rounding_them_loses(self, kind: str):
+        hidden, table, bias = random_inputs()
+        exact, _ = evaluate(kind, hidden, table, bias)
+        short = hidden.astype(jnp.bfloat16), table.astype(jnp.bfloat16)
+        losses, _ = evaluate(kind, *short, bias)
+        self.assertEqual(losses.dtype, jnp.float32)
+        # Products of bfloat16 are exact in float32, so it must not matter which type multiplies.
+        assert_close(losses, evaluate(kind, *(x.astype(np.float32) for x in short), bias)[0])
+        # Rounding moves each factor by a relative 2^-8 at most, and so a logit by the bound below;
+        # log-sum-exp moves no further than its furthest logit, and the target's logit does too.
+        products = np.abs(hidden) @ np.abs(table).T
+        bound = 2 * (2 * 2**-8 + 2**-16) * products.max(axis=1) * WEIGHTS
+        np.testing.assert_array_less(np.abs(losses - exact)[USED], bound[USED])
+
+
+if __name__ == "__main__":
+    absltest.main()

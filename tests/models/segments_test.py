@@ -1,0 +1,75 @@
+"""Segments and positions against a loop that reads a row token by token."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.segments import packed_segments
+
+BOS, PAD, EOS = 0, 1, 2
+
+
+def random_rows(seed: int, num_rows: int = 8, length: int = 24) -> np.ndarray:
+    """Rows of whole documents of random lengths, then padding; some are full, one is empty."""
+    rng = np.random.default_rng(seed)
+    rows = np.full((num_rows, length), PAD, np.int32)
+    for row in rows[1:]:
+        at, stop = 0, rng.choice([length, length // 2])
+        while (size := min(int(rng.integers(2, 9)), stop - at)) >= 2:
+            row[at : at + size] = [BOS, *rng.integers(3, 50, size - 2), EOS]
+            at += size
+    return rows
+
+
+def slow_segments(row: np.ndarray) -> tuple[list[int], list[int]]:
+    """Segments, and positions in them, of the tokens before the padding."""
+    segments, positions = [], []
+    for token in row:
+        if token == PAD:
+            break
+        if token == BOS:
+            segments.append(segments[-1] + 1 if segments else 1)
+            positions.append(0)
+        else:
+            segments.append(segments[-1])
+            positions.append(positions[-1] + 1)
+    return segments, positions
+
+
+class PackedSegmentsTest(parameterized.TestCase):
+    def test_equals_loop(self):
+        for seed in range(20):
+            tokens = random_rows(seed)
+            segments, positions = packed_segments(
+                jnp.asarray(tokens), bos=BOS, pad=PAD, across_documents=False
+            )
+            self.assertEqual((segments.dtype, positions.dtype), (jnp.int32, jnp.int32))
+            for row, *actual in zip(tokens, segments, positions, strict=True):
+                for values, expected in zip(actual, slow_segments(row), strict=True):
+                    self.assertEqual(values[: len(expected)].tolist(), expected)
+            np.testing.assert_array_equal(segments == 0, tokens == PAD)
+            # Padding needs some position that exists.
+            self.assertTrue(((positions >= 0) & (positions < tokens.shape[1])).all())
+
+    def test_across_documents_a_row_is_one_segment(self):
+        tokens = random_rows(0)
+        segments, positions = packed_segments(
+            jnp.asarray(tokens), bos=BOS, pad=PAD, across_documents=True
+        )
+        np.testing.assert_array_equal(segments, tokens != PAD)
+        np.testing.assert_array_equal(positions, np.tile(np.arange(tokens.shape[1]), (8, 1)))
+
+    @parameterized.parameters(False, True)
+    def test_jit_equals_eager(self, across_documents: bool):
+        segment = functools.partial(
+            packed_segments, bos=BOS, pad=PAD, across_documents=across_documents
+        )
+        tokens = jnp.asarray(random_rows(1))
+        jax.tree.map(np.testing.assert_array_equal, jax.jit(segment)(tokens), segment(tokens))
+
+
+if __name__ == "__main__":
+    absltest.main()

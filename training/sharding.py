@@ -1,0 +1,80 @@
+"""The mesh, and where every array of the state lives on it."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "fsdp", "model")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """The mesh and the rules that lay arrays on it; the `mesh` section of a config.
+
+    Attributes:
+      data, fsdp, model: devices along each axis; -1, once, for all that are left.
+      vocab_multiple: the embedding table is padded to a multiple of so many rows, so that it splits
+        evenly; a multiple of the devices it is split over.
+      rules: (logical axis, mesh axis or None) pairs; the first that matches counts.
+    """
+
+    data: int
+    fsdp: int
+    model: int
+    vocab_multiple: int
+    rules: tuple[tuple[str, str | None], ...]
+
+
+def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of `settings` over `devices`, by default all of them.
+
+    Raises:
+      ValueError: the axes do not multiply to the number of devices.
+    """
+    devices = list(devices or jax.devices())
+    shape = [settings.data, settings.fsdp, settings.model]
+    if shape.count(-1) == 1:
+        shape[shape.index(-1)] = len(devices) // math.prod(n for n in shape if n != -1)
+    if min(shape) < 1 or math.prod(shape) != len(devices):
+        raise ValueError(
+            f"mesh of data={settings.data}, fsdp={settings.fsdp}, model={settings.model} does not "
+            f"fit {len(devices)} devices; the three must multiply to it, one of them may be -1"
+        )
+    # Auto: the compiler propagates shardings, which is what Linen's partitioned modules expect.
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Batches are split over their first axis, by data and fsdp."""
+    return NamedSharding(mesh, P(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds the whole array."""
+    return NamedSharding(mesh, P())
+
+
+def param_shardings(boxed_params, mesh: Mesh, settings: MeshSettings):
+    """Shardings of parameters that carry logical axis names, as the rules say.
+
+    Args:
+      boxed_params: parameters (or their shapes) boxed by `nn.with_logical_partitioning`.
+      mesh: see `make_mesh`.
+      settings: the rules.
+    """
+    specs = nn.get_partition_spec(boxed_params)
+    return nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
+
+
+def padded_vocab_size(vocab_size: int, multiple: int) -> int:
+    """`vocab_size` rounded up, so that the table splits evenly over any mesh axis in use."""
+    padded = -(-vocab_size // multiple) * multiple
+    if padded != vocab_size:
+        logging.info("vocabulary of %d padded to %d rows", vocab_size, padded)
+    return padded

@@ -1,0 +1,118 @@
+"""The compiled functions of a run: make a state, take a step, refresh the index."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from objectives.objective import Objective
+from objectives.sums import Sums
+from training import sharding
+from training.optimizer import OptimizerSettings, learning_rate_schedule, make_optimizer
+from training.state import TrainState
+
+# Streams of random keys under the root key. Their numbers are part of the record of a run.
+_INIT_STREAM, _TRAIN_STREAM = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A run's compiled functions and the layout of its state; made by `make_program`.
+
+    Attributes:
+      mesh: where it runs.
+      init: seed -> the first state, sharded from the start.
+      train_step: (state, batch) -> (state, Sums); the state given is consumed.
+      refresh: state -> state with a fresh neighbour index; the state given is consumed.
+      refresh_every: steps between refreshes; 0 for never.
+      abstract_state: shapes, types and shardings of the state, for restoring.
+    """
+
+    mesh: Mesh
+    init: Any
+    train_step: Any
+    refresh: Any
+    refresh_every: int
+    abstract_state: TrainState
+
+
+def make_program(
+    objective: Objective,
+    optimizer_settings: OptimizerSettings,
+    mesh_settings: sharding.MeshSettings,
+    mesh: Mesh,
+    *,
+    num_steps: int,
+    length: int,
+) -> Program:
+    """Compiles (lazily) the functions of a training run.
+
+    Args:
+      objective: what is learned.
+      optimizer_settings: how.
+      mesh_settings: rules that lay parameters on the mesh.
+      mesh: the mesh.
+      num_steps: length of the learning rate schedule.
+      length: L, tokens a row.
+    """
+    optimizer = make_optimizer(optimizer_settings, num_steps)
+    schedule = learning_rate_schedule(optimizer_settings, num_steps)
+
+    def boxed_state(seed: jax.Array) -> TrainState:
+        """The first state, parameters boxed with the names of their axes."""
+        root = jax.random.key(seed)
+        params = objective.init(jax.random.fold_in(root, _INIT_STREAM), length)
+        neighbours = objective.empty_index()
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            opt_state=optimizer.init(params),
+            key_data=jax.random.key_data(root),
+            neighbours=neighbours,
+            neighbours_step=None if neighbours is None else jnp.int32(-1),
+        )
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Sums]:
+        root = jax.random.wrap_key_data(state.key_data)
+        key = jax.random.fold_in(jax.random.fold_in(root, _TRAIN_STREAM), state.step)
+
+        def mean_loss(params):
+            sums = objective.sums(params, state.neighbours, batch, key)
+            total, weight = sums["loss"]
+            return total / jnp.maximum(weight, 1), sums
+
+        grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        sums["grad_norm"] = (optax.global_norm(grads), jnp.float32(1))
+        sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
+        state = state.replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+        )
+        return state, sums
+
+    def refresh(state: TrainState) -> TrainState:
+        neighbours = objective.index(state.params)
+        return state.replace(neighbours=neighbours, neighbours_step=state.step)
+
+    with jax.set_mesh(mesh):
+        boxed = jax.eval_shape(boxed_state, jnp.int32(0))
+    shardings = sharding.param_shardings(boxed, mesh, mesh_settings)
+    abstract_state = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        nn.unbox(boxed),
+        shardings,
+    )
+    return Program(
+        mesh=mesh,
+        init=jax.jit(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
+        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
+        refresh=jax.jit(refresh, donate_argnums=0, out_shardings=shardings),
+        refresh_every=objective.refresh_every,
+        abstract_state=abstract_state,
+    )
