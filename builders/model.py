@@ -1,9 +1,10 @@
 """Builders that need jax: the objective, the program, the evaluators."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -65,7 +66,29 @@ def objective(config: ConfigDict, store: RowStore) -> MaskedLM:
         mask_id=store.special.mask,
         never_masked=store.special.never_masked(),
         across_documents=data_settings(config).across_documents,
+        target_probabilities=jnp.asarray(
+            _target_probabilities(store, _language_shares(config, store), encoder.vocab_size)
+        ),
+        num_targets=targets,
     )
+
+
+def _language_shares(config: ConfigDict, store: RowStore) -> dict[str, float]:
+    """Share of each language in the training stream (Eq. 3)."""
+    tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
+    return language_probabilities(tokens, data_settings(config).alpha)
+
+
+def _target_probabilities(
+    store: RowStore, shares: Mapping[str, float], vocab_size: int
+) -> np.ndarray:
+    """[vocab_size] float32, how often each piece is a target: languages' counts (add one), mixed."""
+    mixed = np.zeros(vocab_size)
+    for language, share in shares.items():
+        counts = store.token_counts(language) + 1.0
+        counts[np.array(store.special.never_masked())] = 0
+        mixed[: len(counts)] += share * counts / counts.sum()
+    return mixed.astype(np.float32)
 
 
 def program(config: ConfigDict, masked_lm: MaskedLM, store: RowStore) -> Program:
@@ -101,10 +124,9 @@ def batches(
 ) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
     """This host's part of the training batches of any range of steps."""
     data = data_settings(config)
-    tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
     stream = TrainingStream(
         store,
-        language_probabilities(tokens, data.alpha),
+        _language_shares(config, store),
         batch_size=config.train.batch_size,
         seed=config.train.seed,
     )

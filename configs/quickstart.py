@@ -35,10 +35,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.seed = 0
 
     config.vocab = ConfigDict()
-    config.vocab.target_size = 8000
+    config.vocab.target_size = 5000
     config.vocab.sizes = (
-        *range(100, 1000, 100),
-        *range(1000, 3000, 250),
+        *range(100, 2000, 100),
+        *range(2000, 3000, 250),
         *range(3000, 10001, 1000),
     )
     config.vocab.alpha = 0.7
@@ -62,9 +62,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model = ConfigDict()
     config.model.embedding_size = 128
     config.model.hidden_size = 128
-    config.model.num_layers = 4
+    config.model.num_layers = 2
     config.model.num_heads = 4
-    config.model.mlp_size = 512
+    config.model.mlp_size = 256
     config.model.max_length = 128
     config.model.norm_position = "pre"
     config.model.dropout_rate = 0.1
@@ -72,20 +72,23 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.dtype = "float32"
 
     config.mask = ConfigDict()
-    config.mask.rate = 0.15
+    config.mask.rate = 0.2
     config.mask.mask_share = 0.8
     config.mask.random_share = 0.1
 
     config.output_layer = ConfigDict()
     config.output_layer.kind = "knn"
     config.output_layer.k = 10
-    config.output_layer.capacity = 4096
+    config.output_layer.capacity = 1024
     config.output_layer.refresh_every = 50
     config.output_layer.block_size = 1024
+    config.output_layer.log_q_correction = True
+    config.output_layer.exact_fraction = 0.1
+    config.output_layer.frequency_bias = True
 
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 60
+    config.optimizer.learning_rate = 5e-3
+    config.optimizer.warmup_steps = 100
     config.optimizer.decay_power = 1.0
     config.optimizer.beta1 = 0.9
     config.optimizer.beta2 = 0.98
@@ -101,12 +104,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh.rules = (("vocab", "model"), ("mlp", "model"), ("heads", "model"))
 
     config.train = ConfigDict()
-    config.train.num_steps = 600
-    config.train.batch_size = 32
+    config.train.num_steps = 1500
+    config.train.batch_size = 16
     config.train.seed = 0
     config.train.log_every = 10
-    config.train.evaluate_every = 100
-    config.train.checkpoint_every = 100
+    config.train.evaluate_every = 250
+    config.train.checkpoint_every = 250
     config.train.keep_checkpoints = 2
 
     config.evaluation = ConfigDict()
@@ -115,7 +118,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.evaluation.max_rows = 0
     config.evaluation.max_rows_in_training = 4
     config.evaluation.seed = 0
-    config.evaluation.retrieval_layer = 2
+    config.evaluation.retrieval_layer = 1
     config.evaluation.retrieval_pivot = "en"
     config.evaluation.retrieval_max_sentences = 0
 

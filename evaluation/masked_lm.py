@@ -23,8 +23,9 @@ class LanguageLoss:
       bits_per_character: the same in bits, times tokens per character of held-out text, which
         makes vocabularies comparable. Each token is predicted from the others of its row, so this
         is no compression rate of a left-to-right model.
-      unigram: nats a token under the unigram distribution of the language's training rows (add
-        one), what a model pays that knows frequencies and no context.
+      unigram: nats a token under the unigram distribution of the language's training text, what a
+        model pays that knows the language's frequencies and no context. Smoothed after Witten and
+        Bell (1991): of N tokens of T types, the share T / (N + T) goes to all pieces alike.
       tokens: tokens predicted.
     """
 
@@ -154,13 +155,11 @@ class ExactMaskedLM:
 
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:
-            vocab_size = self._store.vocab_size
-            training = np.asarray(self._store.rows(language, "train")).reshape(-1)
-            never = np.array(self._objective.never_masked)
-            training = training[~np.isin(training, never)]
-            counts = np.bincount(training, minlength=vocab_size) + 1.0
-            counts[never] = 0
-            log_probs = np.log(np.maximum(counts, 1e-300) / counts.sum())
+            counts = self._store.token_counts(language).astype(np.float64)
+            counts[np.array(self._objective.never_masked)] = 0
+            types = np.count_nonzero(counts)
+            probabilities = (counts + types / len(counts)) / (counts.sum() + types)
+            log_probs = np.log(probabilities)
             held_out = self._rows[language][self._folds[language] >= 0]
             self._unigram[language] = float(-log_probs[held_out].mean())
         return self._unigram[language]

@@ -90,12 +90,12 @@ class Corpus:
     def digest(self) -> str:
         """SHA-256 of all text and its split, in hexadecimal."""
         hasher = hashlib.sha256()
-        for part in (self.train, self.heldout):
+        for split, part in (("train", self.train), ("heldout", self.heldout)):
             for language in sorted(part):
                 for document in part[language]:
-                    hasher.update("\n".join([language, *document, "\n"]).encode())
+                    hasher.update("\n".join([split, language, *document, "\n"]).encode())
         for parallel in self.parallel:
-            for row in (parallel.languages, *parallel.rows):
+            for row in ((parallel.name, *parallel.languages), *parallel.rows):
                 hasher.update("\t".join([*row, "\n"]).encode())
         return hasher.hexdigest()
 
@@ -113,18 +113,17 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     train: dict[str, list[Document]] = collections.defaultdict(list)
     heldout: dict[str, list[Document]] = collections.defaultdict(list)
     for language, blocks in _read_text(root, spec).items():
-        kept, aside = _split(blocks, spec.heldout_fraction, f"{spec.seed} {language}")
-        train[language] += kept
-        heldout[language] += aside
+        salt = f"{spec.seed} {language}"
+        train[language], heldout[language] = _split(blocks, spec.heldout_fraction, salt)
 
     parallel = []
     for source in _read_parallel(root, "parallel", spec):
         salt = f"{spec.seed} {source.name}"
-        kept_rows, aside_rows = _split(source.blocks, spec.parallel_heldout_fraction, salt)
+        kept, aside = _split(source.blocks, spec.parallel_heldout_fraction, salt)
         for column, language in enumerate(source.languages):
-            train[language] += _column(kept_rows, column)
-            heldout[language] += _column(aside_rows, column)
-        parallel.append(source.text(aside_rows))
+            train[language] += _column(kept, column)
+            heldout[language] += _column(aside, column)
+        parallel.append(source.text(aside))
     for source in _read_parallel(root, "parallel_eval", spec):
         parallel.append(source.text(source.blocks))
 

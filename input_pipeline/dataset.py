@@ -58,6 +58,8 @@ def _tf_data_batches(
         batch = stream.batch(int(step), part, num_parts)
         return [batch[key] for key in probe]
 
+    # There is no Python control flow to convert, and converting leaves a file in the temp folder.
+    @tf.autograph.experimental.do_not_convert
     def read(step):
         arrays = tf.numpy_function(make, [step], [array.dtype for array in probe.values()])
         for array, like in zip(arrays, probe.values(), strict=True):

@@ -1,7 +1,8 @@
 """The row store: packed rows of token ids on disk, memory-mapped when read.
 
 A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [rows, L] uint16 or
-uint32, and one `<set>.<lang>.parallel.npy` per column of parallel text, [sentences, L].
+uint32, one `<lang>.counts.npy`, [V] int64 occurrences in the training text, and one
+`<set>.<lang>.parallel.npy` per column of parallel text, [sentences, L].
 
 A row is `<s> tokens </s>` once or more often: each such segment is one document, or the part of
 it that fits; the rest of a row is padding. Segments can thus be told from the tokens alone.
@@ -104,7 +105,8 @@ class RowStore:
       length: L, tokens a row.
       tokenizer: `tokenizer_hash` of the tokenizer the rows were made with.
       special: ids of the special tokens.
-      statistics: per language and split, `tokens` and `characters` of text and `unknown` tokens.
+      statistics: per language and split the number of `rows`, and of `tokens`, `unknown` tokens
+        and `characters` of text in them.
       parallel: languages of each set of parallel text.
     """
 
@@ -138,6 +140,10 @@ class RowStore:
     def rows(self, language: str, split: str) -> np.ndarray:
         """[rows, L] memory-mapped token ids of a language; split is one of `SPLITS`."""
         return np.load(self.folder / f"{language}.{split}.npy", mmap_mode="r", allow_pickle=False)
+
+    def token_counts(self, language: str) -> np.ndarray:
+        """[V] int64, how often each piece occurs in a language's training text."""
+        return np.load(self.folder / f"{language}.counts.npy", allow_pickle=False)
 
     def parallel_rows(self, name: str, language: str) -> np.ndarray:
         """[sentences, L] token ids of one column of a parallel set."""

@@ -97,6 +97,8 @@ def write_rows(
             if not len(rows) and split == "train":
                 raise ValueError(f"language {language!r} has no training text left to tokenise")
             _save(folder / f"{language}.{split}.npy", rows)
+            if split == "train":
+                _save(folder / f"{language}.counts.npy", _count(tokens, processor.get_piece_size()))
             statistics[language][split] = {
                 "rows": len(rows),
                 "tokens": sum(map(len, tokens)),
@@ -125,6 +127,14 @@ def write_rows(
     )
     store.write_meta()
     return store
+
+
+def _count(tokens: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    """[V] int64, how often each piece occurs."""
+    counts = np.zeros(vocab_size, np.int64)
+    for document in tokens:
+        np.add.at(counts, document, 1)
+    return counts
 
 
 def _unique(name: str, taken: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from knn_sampling.candidates import union_of_neighbours
 from knn_sampling.losses import candidate_softmax_loss, full_softmax_loss
-from knn_sampling.neighbours import nearest_neighbours
+from knn_sampling.neighbours import NeighbourIndex, log_inclusion, nearest_neighbours
 
 KINDS = ("full", "knn")
 
@@ -38,6 +38,12 @@ class OutputLayer:
       capacity: C, slots of the candidate set.
       refresh_every: training steps from one refresh of the index to the next, n of Algorithm 2.
       block_size: words scored at a time in a refresh; bounds its memory.
+      log_q_correction: correct the softmax over V' by `neighbours.log_inclusion`. The paper does
+        not; without it the loss leaves rare words too probable.
+      exact_fraction: share of the steps, at the end of the run, that train with the softmax over
+        the whole vocabulary; 0 in the paper.
+      frequency_bias: start the output bias at the log frequency of each piece instead of zero, so
+        that words not yet sampled are as probable as they are frequent.
     """
 
     kind: str
@@ -46,6 +52,9 @@ class OutputLayer:
     capacity: int
     refresh_every: int
     block_size: int
+    log_q_correction: bool
+    exact_fraction: float
+    frequency_bias: bool
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -61,16 +70,40 @@ class OutputLayer:
                 f"output_layer.k is {self.k}, must be between 1 and the vocabulary's "
                 f"{self.num_valid} pieces"
             )
+        if not 0 <= self.exact_fraction <= 1:
+            raise ValueError(
+                f"output_layer.exact_fraction is {self.exact_fraction}, must be between 0 and 1"
+            )
 
     @property
     def uses_neighbours(self) -> bool:
         return self.kind == "knn"
 
-    def index(self, table: jax.Array) -> jax.Array:
-        """The neighbour index [V, K] int32 of the embeddings `table` [V, D]."""
-        return nearest_neighbours(
+    def empty_index(self, vocab_size: int) -> NeighbourIndex | None:
+        """An index of the right shapes, to be refreshed before use; None if none is used."""
+        if not self.uses_neighbours:
+            return None
+        return NeighbourIndex(
+            jnp.zeros((vocab_size, self.k), jnp.int32), jnp.zeros(vocab_size, jnp.float32)
+        )
+
+    def index(
+        self, table: jax.Array, target_probabilities: jax.Array, num_targets: int
+    ) -> NeighbourIndex:
+        """The neighbour index of the embeddings.
+
+        Args:
+          table: [V, D] output embeddings.
+          target_probabilities: [V] how often each word is a target.
+          num_targets: W, targets of a batch.
+        """
+        neighbours = nearest_neighbours(
             table, k=self.k, num_valid=self.num_valid, block_size=self.block_size
         )
+        if not self.log_q_correction:
+            return NeighbourIndex(neighbours, jnp.zeros(table.shape[0], jnp.float32))
+        inclusion = log_inclusion(neighbours, target_probabilities, num_targets)
+        return NeighbourIndex(neighbours, inclusion)
 
     def loss(
         self,
@@ -79,30 +112,34 @@ class OutputLayer:
         weights: jax.Array,
         table: jax.Array,
         bias: jax.Array,
-        neighbours: jax.Array | None,
+        index: NeighbourIndex | None,
+        *,
+        exact: bool = False,
     ) -> OutputLoss:
         """Training loss of the masked positions.
 
         Args:
           hidden: [W, D]; targets: [W] int32; weights: [W].
           table: [V, D] output embeddings; bias: [V].
-          neighbours: [V, K] int32, for the kinds that use an index.
+          index: for the kinds that use one.
+          exact: take the softmax over the whole vocabulary, whatever the kind.
 
         Raises:
           ValueError: the index is missing, or the capacity is too small for the batch.
         """
-        if not self.uses_neighbours:
+        if exact or not self.uses_neighbours:
             losses = full_softmax_loss(
                 hidden, targets, weights, table, bias, num_valid=self.num_valid
             )
             return OutputLoss(losses, jnp.float32(self.num_valid), jnp.float32(0))
-        if neighbours is None:
+        if index is None:
             raise ValueError(
                 f"output_layer.kind {self.kind!r} needs the neighbour index; see index()"
             )
         capacity = min(self.capacity, table.shape[0])
-        candidates = union_of_neighbours(neighbours, targets, weights, capacity)
-        losses = candidate_softmax_loss(hidden, weights, table, bias, candidates)
+        candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
+        corrected_bias = bias - index.log_inclusion
+        losses = candidate_softmax_loss(hidden, weights, table, corrected_bias, candidates)
         return OutputLoss(
             losses,
             candidates.union_size.astype(jnp.float32),

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from knn_sampling.neighbours import NeighbourIndex
 from knn_sampling.output_layer import OutputLayer
 from models.encoder import Encoder, output_table
 from models.segments import packed_segments
@@ -23,6 +24,8 @@ class MaskedLM:
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
       never_masked: ids that are structure, not text.
       across_documents: whether attention crosses the documents of a row.
+      target_probabilities: [V] how often each piece is a target, for the index and the bias.
+      num_targets: masked positions of a batch, for the index.
     """
 
     encoder: Encoder
@@ -33,37 +36,54 @@ class MaskedLM:
     mask_id: int
     never_masked: tuple[int, ...]
     across_documents: bool
+    target_probabilities: jax.Array
+    num_targets: int
 
     def init(self, key: jax.Array, length: int):
         """Parameters of the model, boxed with their logical axis names."""
         row = jnp.zeros((1, length), jnp.int32)
-        return self.encoder.init(key, row, row, row)["params"]
+        params = self.encoder.init(key, row, row, row)["params"]
+        if self.output_layer.frequency_bias:
+            bias = params["head"]["bias"]
+            # Padding rows have probability zero, and a logit that nothing reads.
+            log_frequency = jnp.log(jnp.maximum(self.target_probabilities, 1e-10))
+            params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
+        return params
 
     @property
     def refresh_every(self) -> int:
         return self.output_layer.refresh_every if self.output_layer.uses_neighbours else 0
 
-    def empty_index(self) -> jax.Array | None:
-        """An index [V, K] of zeros, or None if the output layer uses none."""
-        if not self.output_layer.uses_neighbours:
-            return None
-        return jnp.zeros((self.encoder.settings.vocab_size, self.output_layer.k), jnp.int32)
+    @property
+    def exact_fraction(self) -> float:
+        return self.output_layer.exact_fraction if self.output_layer.uses_neighbours else 0.0
 
-    def index(self, params) -> jax.Array:
-        """The neighbour index [V, K] int32 of the output embeddings."""
+    def empty_index(self) -> NeighbourIndex | None:
+        """An index to be refreshed before use, or None if the output layer uses none."""
+        return self.output_layer.empty_index(self.encoder.settings.vocab_size)
+
+    def index(self, params) -> NeighbourIndex:
+        """The neighbour index of the output embeddings."""
         table, _ = output_table(params)
-        return self.output_layer.index(table)
+        return self.output_layer.index(table, self.target_probabilities, self.num_targets)
 
     def sums(
-        self, params, neighbours: jax.Array | None, batch: dict[str, jax.Array], key: jax.Array
+        self,
+        params,
+        index: NeighbourIndex | None,
+        batch: dict[str, jax.Array],
+        key: jax.Array,
+        *,
+        exact: bool = False,
     ) -> Sums:
         """Loss and metrics of a batch; training minimises sum over weight of "loss".
 
         Args:
           params: as from `init`, unboxed.
-          neighbours: [V, K] int32 index, if the output layer uses one.
+          index: neighbour index, if the output layer uses one.
           batch: `tokens` [B, L] int32.
           key: random key of masking and dropout.
+          exact: take the softmax over the whole vocabulary.
         """
         mask_key, dropout_key = jax.random.split(key)
         masked = mask_tokens(
@@ -83,7 +103,8 @@ class MaskedLM:
             weights,
             table.astype(hidden.dtype),
             bias,
-            neighbours,
+            index,
+            exact=exact,
         )
         one = jnp.float32(1)
         return {

@@ -84,7 +84,7 @@ def mask_tokens(
     num_text = eligible.sum(axis=1)
     count = jnp.clip(jnp.round(settings.rate * num_text), 1, slots)
     count = jnp.where(num_text > 0, count, 0)
-    weights = (jnp.arange(slots) < count[:, None]).astype(jnp.float32)
+    weights = (jnp.arange(slots)[None, :] < count[:, None]).astype(jnp.float32)
 
     how = jax.random.uniform(how_key, positions.shape)
     random_pieces = jax.random.randint(what_key, positions.shape, 0, vocab_size, jnp.int32)

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import jax
 
+from knn_sampling.neighbours import NeighbourIndex
 from objectives.sums import Sums
 
 
@@ -12,21 +13,34 @@ class Objective(Protocol):
 
     Attributes:
       refresh_every: steps between refreshes of the neighbour index; 0 if there is none.
+      exact_fraction: share of the steps, at the end, that are taken with `exact`.
     """
 
     @property
     def refresh_every(self) -> int: ...
 
+    @property
+    def exact_fraction(self) -> float: ...
+
     def init(self, key: jax.Array, length: int) -> Any:
         """First parameters for rows of `length` tokens, boxed with their logical axis names."""
 
-    def empty_index(self) -> jax.Array | None:
+    def empty_index(self) -> NeighbourIndex | None:
         """An index of the right shape to be refreshed before the first step, or None."""
 
-    def index(self, params: Any) -> jax.Array:
+    def index(self, params: Any) -> NeighbourIndex:
         """The neighbour index of the parameters' output embeddings."""
 
     def sums(
-        self, params: Any, neighbours: jax.Array | None, batch: dict[str, jax.Array], key: jax.Array
+        self,
+        params: Any,
+        index: NeighbourIndex | None,
+        batch: dict[str, jax.Array],
+        key: jax.Array,
+        *,
+        exact: bool = False,
     ) -> Sums:
-        """Loss and metrics of a batch; training minimises sum over weight of "loss"."""
+        """Loss and metrics of a batch; training minimises sum over weight of "loss".
+
+        With `exact`, nothing about the output layer is sampled.
+        """

@@ -89,13 +89,14 @@ def train(
         for batch in batches(range(step, settings.num_steps)):
             # The index is refreshed before the step that needs it: after a resume as well, since
             # a checkpoint between the two holds the state before the refresh.
-            if program.refresh_every and step % program.refresh_every == 0:
+            exact = step >= program.exact_from
+            if program.refresh_every and step % program.refresh_every == 0 and not exact:
                 state = program.refresh(state)
             placed = {
                 name: jax.make_array_from_process_local_data(layout, array)
                 for name, array in batch.items()
             }
-            state, sums = program.train_step(state, placed)
+            state, sums = program.train_step(state, placed, exact)
             step += 1
             run.after_step(step, sums)
 

@@ -3,6 +3,8 @@
 import flax.struct
 import jax
 
+from knn_sampling.neighbours import NeighbourIndex
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -14,14 +16,14 @@ class TrainState:
       opt_state: the optimizer's.
       key_data: uint32, the root random key; every step folds its number into it, so no key is
         ever advanced.
-      neighbours: [V, K] int32 index of k-NN target sampling, or None. Without it a resume between
-        two refreshes would not be exact.
-      neighbours_step: scalar int32, step of the index's last refresh, or None.
+      index: neighbour index of k-NN target sampling, or None. Without it a resume between two
+        refreshes would not be exact.
+      index_step: scalar int32, step of the index's last refresh, or None.
     """
 
     step: jax.Array
     params: jax.Array
     opt_state: jax.Array
     key_data: jax.Array
-    neighbours: jax.Array | None
-    neighbours_step: jax.Array | None
+    index: NeighbourIndex | None
+    index_step: jax.Array | None

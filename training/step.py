@@ -26,7 +26,8 @@ class Program:
     Attributes:
       mesh: where it runs.
       init: seed -> the first state, sharded from the start.
-      train_step: (state, batch) -> (state, Sums); the state given is consumed.
+      train_step: (state, batch, exact) -> (state, Sums); the state given is consumed.
+      exact_from: the step from which on `exact` is to be True.
       refresh: state -> state with a fresh neighbour index; the state given is consumed.
       refresh_every: steps between refreshes; 0 for never.
       abstract_state: shapes, types and shardings of the state, for restoring.
@@ -37,6 +38,7 @@ class Program:
     train_step: Any
     refresh: Any
     refresh_every: int
+    exact_from: int
     abstract_state: TrainState
 
 
@@ -66,22 +68,24 @@ def make_program(
         """The first state, parameters boxed with the names of their axes."""
         root = jax.random.key(seed)
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM), length)
-        neighbours = objective.empty_index()
+        index = objective.empty_index()
         return TrainState(
             step=jnp.int32(0),
             params=params,
             opt_state=optimizer.init(params),
             key_data=jax.random.key_data(root),
-            neighbours=neighbours,
-            neighbours_step=None if neighbours is None else jnp.int32(-1),
+            index=index,
+            index_step=None if index is None else jnp.int32(-1),
         )
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Sums]:
+    def train_step(
+        state: TrainState, batch: dict[str, jax.Array], exact: bool
+    ) -> tuple[TrainState, Sums]:
         root = jax.random.wrap_key_data(state.key_data)
         key = jax.random.fold_in(jax.random.fold_in(root, _TRAIN_STREAM), state.step)
 
         def mean_loss(params):
-            sums = objective.sums(params, state.neighbours, batch, key)
+            sums = objective.sums(params, state.index, batch, key, exact=exact)
             total, weight = sums["loss"]
             return total / jnp.maximum(weight, 1), sums
 
@@ -97,8 +101,7 @@ def make_program(
         return state, sums
 
     def refresh(state: TrainState) -> TrainState:
-        neighbours = objective.index(state.params)
-        return state.replace(neighbours=neighbours, neighbours_step=state.step)
+        return state.replace(index=objective.index(state.params), index_step=state.step)
 
     with jax.set_mesh(mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
@@ -111,8 +114,11 @@ def make_program(
     return Program(
         mesh=mesh,
         init=jax.jit(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
-        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
+        train_step=jax.jit(
+            train_step, static_argnums=2, donate_argnums=0, out_shardings=(shardings, None)
+        ),
         refresh=jax.jit(refresh, donate_argnums=0, out_shardings=shardings),
         refresh_every=objective.refresh_every,
+        exact_from=num_steps - round(objective.exact_fraction * num_steps),
         abstract_state=abstract_state,
     )

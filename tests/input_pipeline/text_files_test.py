@@ -155,6 +155,7 @@ class FaultsTest(_FolderTest):
         ("en.jsonl.Z", "Z"),
         ("core.tsv.zip", "zip"),
         ("en.zip", "zip"),
+        ("en.txt.bak", "bak"),
         ("en-de.tar.gz", "tar"),
     )
     def test_unknown_compression(self, name, compression):

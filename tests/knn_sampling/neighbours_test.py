@@ -1,4 +1,6 @@
-"""The index equals a sort of all scores, however it is computed."""
+"""The index equals a sort of all scores, and log Q an enumeration of all batches."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from knn_sampling.neighbours import nearest_neighbours
+from knn_sampling.neighbours import log_inclusion, nearest_neighbours
 
 
 def small_integers(vocab_size: int, width: int, seed: int = 0) -> np.ndarray:
@@ -112,6 +114,29 @@ class NearestNeighboursTest(parameterized.TestCase):
     def test_block_size_below_one(self):
         with self.assertRaisesRegex(ValueError, "block_size is 0, must be at least 1"):
             nearest_neighbours(small_integers(10, 2), k=2, num_valid=10, block_size=0)
+
+
+class LogInclusionTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 4)
+    def test_equals_enumeration_of_all_batches(self, num_targets: int):
+        # Words 0 and 3 do not list themselves, and word 4 is never a target nor a neighbour.
+        neighbours = np.array([[1, 2], [1, 0], [2, 3], [1, 2], [4, 0]])
+        p = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
+        inclusion = np.zeros(5)
+        for targets in itertools.product(range(5), repeat=num_targets):
+            union = set(targets) | set(neighbours[list(targets)].ravel())
+            inclusion[list(union)] += p[list(targets)].prod()
+        actual = log_inclusion(jnp.asarray(neighbours), jnp.asarray(p), num_targets)
+        self.assertEqual(actual.dtype, jnp.float32)
+        np.testing.assert_allclose(actual[:4], np.log(inclusion[:4]), rtol=1e-5, atol=1e-6)
+        self.assertEqual(inclusion[4], 0)
+        self.assertTrue(jnp.isfinite(actual[4]))
+
+    def test_rare_words_keep_their_precision(self):
+        # Q is W p for rare words, far below what 1 - (1 - p)^W could resolve in float32.
+        p = np.array([1 - 3e-9, 1e-9, 2e-9])
+        actual = log_inclusion(jnp.arange(3)[:, None], jnp.asarray(p), 100)
+        np.testing.assert_allclose(actual, [0, np.log(1e-7), np.log(2e-7)], rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Twenty languages of real text, several folders joined per language: k-NN against full softmax.
+
+    for stage in build_vocab prepare_data train evaluate; do
+      python $stage.py --config=configs/real_text.py:DATA --workdir=runs/real_text
+    done
+
+DATA is a folder with, per language, the Bible (`bible/train`), prompts of a speech corpus
+(`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`), messages
+(`thai_messages`) and news (`ntrex/train`, and line-aligned for retrieval `ntrex/dev`), as
+`<lang>.txt.xz`. Another collection needs other folder names only.
+
+For the same run with the full softmax: --config.output_layer.kind=full and another --workdir
+that shares `vocab` and `rows`.
+
+Hardware: 2 CPU cores. docs/results.md tells what came out.
+`configs/real_text.py:runlocal` is the same on the embedded corpus in miniature.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+LANGUAGES = (
+    "ar", "de", "el", "en", "es", "fi", "fr", "he", "hi", "ja",
+    "ko", "ml", "my", "ru", "sw", "ta", "th", "tr", "vi", "zh",
+)  # fmt: skip
+
+# NTREX calls its files by three-letter codes.
+NTREX_CODES = {
+    "arb": "ar", "deu": "de", "ell": "el", "eng": "en", "spa": "es", "fin": "fi", "fra": "fr",
+    "heb": "he", "hin": "hi", "jpn": "ja", "kor": "ko", "mal": "ml", "mya": "my", "rus": "ru",
+    "swa": "sw", "tam": "ta", "tha": "th", "tur": "tr", "vie": "vi", "zho-CN": "zh",
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; `arg` is the folder with the data, or "runlocal"."""
+    if arg == "runlocal":
+        return quickstart.get_config(arg)
+    config = quickstart.get_config()
+
+    config.corpus.root = arg
+    config.corpus.text = (
+        "bible/train",
+        "common_voice_text/train",
+        "wikiann_text",
+        "books",
+        "thai_messages",
+        "ntrex/train",
+    )
+    config.corpus.parallel = ()
+    config.corpus.parallel_eval = ("ntrex/dev",)
+    config.corpus.languages = LANGUAGES
+    config.corpus.language_codes = ConfigDict(NTREX_CODES)
+    config.corpus.heldout_fraction = 0.02
+    config.corpus.max_train_bytes = 1_500_000
+
+    config.vocab.target_size = 30_000
+    config.vocab.sizes = tuple(range(1000, 8001, 1000))
+
+    config.output_layer.k = 20
+    config.output_layer.capacity = 6144
+    config.output_layer.refresh_every = 100
+
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.warmup_steps = 250
+
+    config.train.num_steps = 1500
+    config.train.evaluate_every = 500
+    config.train.checkpoint_every = 500
+
+    config.evaluation.max_rows = 64
+    config.evaluation.max_rows_in_training = 4
+    return config

@@ -1,0 +1,113 @@
+"""Who may import whom, read off the source of every file."""
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+from absl.testing import absltest, parameterized
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ENTRY_POINTS = ("build_vocab", "prepare_data", "train", "evaluate")
+
+# Of our own rooms, a room may import these (and itself).
+OURS = {
+    "artifacts":      set(),
+    "vocap":          {"artifacts"},
+    "knn_sampling":   set(),
+    "input_pipeline": {"artifacts"},
+    "models":         set(),
+    "objectives":     {"models", "knn_sampling"},
+    "training":       {"objectives", "input_pipeline", "artifacts"},
+    "evaluation":     {"objectives", "models", "knn_sampling", "input_pipeline", "training",
+                       "vocap", "artifacts"},
+    "builders":       {"evaluation", "training", "objectives", "models", "knn_sampling",
+                       "input_pipeline", "vocap", "artifacts"},
+    "configs":        set(),
+    **dict.fromkeys(ENTRY_POINTS, {"artifacts", "builders", "entry_point", "evaluation",
+                                   "input_pipeline", "training", "vocap"}),
+    "entry_point":    set(),
+}  # fmt: skip
+
+# Of other people's packages that not everyone may import, a room may import these.
+THEIRS = {
+    "artifacts":      set(),
+    "vocap":          {"sentencepiece", "numba", "scipy", "matplotlib"},
+    "knn_sampling":   {"jax"},
+    "input_pipeline": {"tensorflow", "tensorflow_datasets", "sentencepiece"},
+    "models":         {"jax", "flax"},
+    "objectives":     {"jax", "flax", "optax"},
+    "training":       {"jax", "flax", "optax", "orbax"},
+    "evaluation":     {"jax", "matplotlib"},
+    "builders":       {"jax", "ml_collections"},
+    "configs":        {"ml_collections"},
+    **dict.fromkeys(ENTRY_POINTS, {"jax", "ml_collections"}),
+    "entry_point":    set(),
+}  # fmt: skip
+RESTRICTED = set().union(*THEIRS.values())
+
+# What one file does for all.
+ONLY_IN = {
+    "orbax": "training/checkpoint.py",
+    "jax.make_mesh": "training/sharding.py",
+    "Mesh(": "training/sharding.py",
+}
+
+
+def files_of(room: str) -> list[pathlib.Path]:
+    folder = ROOT / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Top-level packages that a file imports anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, "relative imports are not read by this test"
+            yield node.module.split(".")[0]
+
+
+def made(tree: ast.AST) -> Iterator[str]:
+    """The entries of `ONLY_IN` that a file imports or calls."""
+    if "orbax" in imported(tree):
+        yield "orbax"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.alias):
+            name = node.attr if isinstance(node, ast.Attribute) else node.name
+            if name == "make_mesh":
+                yield "jax.make_mesh"
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = getattr(function, "attr", getattr(function, "id", ""))
+            if name == "Mesh":
+                yield "Mesh("
+
+
+class ImportTableTest(parameterized.TestCase):
+    @parameterized.parameters(*OURS)
+    def test_a_room_imports_only_what_it_may(self, room):
+        self.assertNotEmpty(files_of(room))
+        for path in files_of(room):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            with self.subTest(str(path.relative_to(ROOT))):
+                found = set(imported(tree))
+                self.assertContainsSubset(found & set(OURS), OURS[room] | {room})
+                self.assertContainsSubset(found & RESTRICTED, THEIRS[room])
+
+    @parameterized.parameters(*OURS)
+    def test_some_things_are_made_in_one_file(self, room):
+        for path in files_of(room):
+            name = str(path.relative_to(ROOT))
+            for thing in made(ast.parse(path.read_text(encoding="utf-8"))):
+                self.assertEqual(name, ONLY_IN[thing], f"{thing} in {name}")
+
+    def test_every_room_is_in_the_table(self):
+        rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+        modules = {path.stem for path in ROOT.glob("*.py")}
+        self.assertEqual(rooms | modules, set(OURS))
+        self.assertEqual(set(OURS), set(THEIRS))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,137 @@
+"""Shapes, types, number and axis names of the encoder's parameters."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.encoder import Encoder, EncoderSettings, output_table
+
+# No two sizes are the same, so that each axis is known by its size.
+HALF = EncoderSettings(
+    vocab_size=40,
+    embedding_size=8,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    mlp_size=24,
+    max_length=12,
+    norm_position="post",
+    dropout_rate=0.1,
+    attention_dropout_rate=0.1,
+    dtype="float32",
+)
+PRE = dataclasses.replace(HALF, norm_position="pre")
+WIDE = dataclasses.replace(HALF, embedding_size=16)
+BFLOAT16 = dataclasses.replace(HALF, dtype="bfloat16")
+TOKENS = np.array([[0, 10, 11, 2]], np.int32)
+SEGMENTS, POSITIONS = np.ones_like(TOKENS), np.arange(4, dtype=np.int32)[None, :]
+
+
+def boxed_shapes(settings: EncoderSettings):
+    """Shapes and types of the parameters, boxed with their axis names."""
+    init = functools.partial(Encoder(settings).init, jax.random.key(0))
+    return jax.eval_shape(init, TOKENS, SEGMENTS, POSITIONS)["params"]
+
+
+def params_of(settings: EncoderSettings):
+    """Random parameters."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype),
+        nn.unbox(boxed_shapes(settings)),
+    )
+
+
+@functools.cache
+def outputs_of(settings: EncoderSettings) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Hidden states, predictions from them, and the predictions of a plain call."""
+
+    @jax.jit
+    def run(variables):
+        model = Encoder(settings)
+        inputs = (TOKENS, SEGMENTS, POSITIONS)
+        hidden = model.apply(variables, *inputs, deterministic=True, method="encode")
+        predicted = model.apply(variables, hidden, method="predict")
+        return hidden, predicted, model.apply(variables, *inputs)
+
+    return run({"params": params_of(settings)})
+
+
+class EncoderParametersTest(parameterized.TestCase):
+    @parameterized.parameters(HALF, WIDE, PRE)
+    def test_number(self, s: EncoderSettings):
+        v, e, d, f = s.vocab_size, s.embedding_size, s.hidden_size, s.mlp_size
+        norm = 2 * d
+        embeddings = v * e + s.max_length * d + norm + (0 if e == d else e * d + d)
+        attention = 4 * (d * d + d)
+        mlp = (d * f + f) + (f * d + d)
+        last = norm if s.norm_position == "pre" else 0
+        head = (d * e + e) + 2 * e + v
+        expected = embeddings + s.num_layers * (attention + mlp + 2 * norm) + last + head
+        params = nn.unbox(boxed_shapes(s))
+        self.assertEqual(sum(x.size for x in jax.tree.leaves(params)), expected)
+
+    @parameterized.parameters(HALF, WIDE, PRE)
+    def test_every_axis_has_a_name_that_fits_its_size(self, settings: EncoderSettings):
+        sizes = {
+            "vocab": {settings.vocab_size},
+            "position": {settings.max_length},
+            "embed": {settings.embedding_size, settings.hidden_size},
+            "embed_out": {settings.embedding_size, settings.hidden_size},
+            "heads": {settings.hidden_size},
+            "mlp": {settings.mlp_size},
+        }
+        specs = jax.tree.leaves_with_path(nn.get_partition_spec(boxed_shapes(settings)))
+        arrays = jax.tree.leaves(nn.unbox(boxed_shapes(settings)))
+        for (path, spec), array in zip(specs, arrays, strict=True):
+            name = jax.tree_util.keystr(path)
+            self.assertLen(spec, array.ndim, name)
+            self.assertLen(set(spec), array.ndim, f"{name}: a mesh axis can be used once")
+            for axis, size in zip(spec, array.shape, strict=True):
+                self.assertIn(size, sizes[axis], name)
+
+    @parameterized.parameters(HALF, WIDE)
+    def test_output_table_is_the_input_table(self, settings: EncoderSettings):
+        params = params_of(settings)
+        table, bias = output_table(params)
+        self.assertEqual(table.shape, (settings.vocab_size, settings.embedding_size))
+        self.assertEqual(bias.shape, (settings.vocab_size,))
+        self.assertIs(table, params["embeddings"]["table"])
+
+    @parameterized.parameters(HALF, WIDE, PRE, BFLOAT16)
+    def test_shapes_and_types_of_outputs(self, settings: EncoderSettings):
+        hidden, predicted, called = outputs_of(settings)
+        self.assertEqual(hidden.shape, (1, 4, settings.hidden_size))
+        self.assertEqual(predicted.shape, (1, 4, settings.embedding_size))
+        self.assertEqual({hidden.dtype, predicted.dtype}, {jnp.dtype(settings.dtype)})
+        np.testing.assert_array_equal(called, predicted)
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_parameters_are_float32_for_any_activations(self, dtype: str):
+        shapes = jax.tree.leaves(boxed_shapes(dataclasses.replace(HALF, dtype=dtype)))
+        self.assertEqual({x.dtype for x in shapes}, {jnp.dtype(jnp.float32)})
+
+    def test_bfloat16_is_near_float32(self):
+        # Outputs are LayerNorm's, of size one; a dozen roundings of 2^-8 lie before them, and
+        # add up like a random walk.
+        exact, rounded = outputs_of(HALF)[1], outputs_of(BFLOAT16)[1]
+        error = jnp.sqrt(jnp.mean((exact - rounded.astype(jnp.float32)) ** 2))
+        self.assertBetween(error, 2**-12, np.sqrt(12) * 2**-8)
+
+    @parameterized.parameters(
+        ({"num_heads": 3}, "model.hidden_size 16 is no multiple of model.num_heads 3"),
+        ({"dtype": "float16"}, "model.dtype is 'float16', must be float32 or bfloat16"),
+        ({"norm_position": "sandwich"}, "model.norm_position is 'sandwich', must be post or pre"),
+    )
+    def test_settings_that_cannot_work(self, change: dict, message: str):
+        with self.assertRaisesRegex(ValueError, message):
+            dataclasses.replace(HALF, **change)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,183 @@
+"""What masking promises for every row, in the mean, and as a function of its key."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from objectives.masking import Masked, MaskSettings, mask_tokens
+
+BOS, PAD, EOS, UNK, MASK = range(5)
+SPECIAL = (BOS, PAD, EOS, MASK)
+VOCAB = 50
+BERT = MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1)
+# A share that is off by four standard deviations is wrong.
+DEVIATIONS = 4.0
+
+
+def rows_with_text(counts: list[int], length: int, seed: int = 0) -> np.ndarray:
+    """Rows with so many text tokens at random places, specials everywhere else: [B, L]."""
+    rng = np.random.default_rng(seed)
+    rows = rng.choice(SPECIAL, (len(counts), length))
+    for row, count in zip(rows, counts, strict=True):
+        places = rng.permutation(length)[:count]
+        row[places] = rng.choice(np.setdiff1d(np.arange(VOCAB), SPECIAL), count)
+    return rows.astype(np.int32)
+
+
+def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT) -> Masked:
+    return mask_tokens(key, tokens, settings, vocab_size=VOCAB, mask_id=MASK, never_masked=SPECIAL)
+
+
+mask = functools.partial(jax.jit, static_argnames="settings")(mask_eagerly)
+
+
+class EveryRowTest(parameterized.TestCase):
+    """Rows of length 40 with no text, some, and nothing but text."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokens = rows_with_text(list(range(41)), length=40)
+        cls.masked = jax.tree.map(np.asarray, mask(jax.random.key(0), cls.tokens))
+
+    def test_positions_of_a_row_differ(self):
+        self.assertEqual(self.masked.positions.shape, (41, BERT.slots(40)))
+        for positions in self.masked.positions:
+            self.assertLen(set(positions.tolist()), len(positions))
+
+    def test_targets_are_what_stood_there(self):
+        expected = np.take_along_axis(self.tokens, self.masked.positions, axis=1)
+        np.testing.assert_array_equal(self.masked.targets, expected)
+
+    def test_specials_are_never_chosen(self):
+        chosen = self.masked.targets[self.masked.weights > 0]
+        self.assertEmpty(set(chosen.tolist()) & set(SPECIAL))
+
+    def test_all_else_is_left_as_it_is(self):
+        chosen = np.zeros(self.tokens.shape, bool)
+        rows, slots = np.nonzero(self.masked.weights)
+        chosen[rows, self.masked.positions[rows, slots]] = True
+        np.testing.assert_array_equal(self.masked.inputs[~chosen], self.tokens[~chosen])
+        self.assertTrue((self.masked.inputs[chosen] != self.tokens[chosen]).any())
+
+    def test_no_special_but_mask_is_put_in(self):
+        put_in = self.masked.inputs[self.masked.inputs != self.tokens]
+        self.assertEmpty(set(put_in.tolist()) & {BOS, PAD, EOS})
+
+    @parameterized.parameters(0.01, 0.15, 0.3, 0.5, 0.99)
+    def test_the_number_masked_is_the_rounded_share(self, rate):
+        settings = MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
+        weights = np.asarray(mask(jax.random.key(0), self.tokens, settings).weights)
+        self.assertContainsSubset(np.unique(weights).tolist(), [0.0, 1.0])
+        expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
+        np.testing.assert_array_equal(weights.sum(axis=1), expected)
+
+
+class SharesTest(parameterized.TestCase):
+    """A batch of pure text, with some five thousand masked tokens."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokens = rows_with_text([256] * 128, length=256)
+
+    def counts(self, settings: MaskSettings, seed: int) -> tuple[int, int, np.ndarray]:
+        """Masked tokens, those replaced by `<mask>`, and what other pieces were put in."""
+        masked = jax.tree.map(np.asarray, mask(jax.random.key(seed), self.tokens, settings))
+        there = np.take_along_axis(masked.inputs, masked.positions, axis=1)[masked.weights > 0]
+        target = masked.targets[masked.weights > 0]
+        return len(target), np.sum(there == MASK), there[(there != MASK) & (there != target)]
+
+    def assert_share(self, count: int, total: int, share: float):
+        deviation = np.sqrt(share * (1 - share) / total)
+        self.assertAlmostEqual(count / total, share, delta=DEVIATIONS * deviation)
+
+    @parameterized.parameters(0, 1, 2)
+    def test_80_10_10(self, seed):
+        total, by_mask, pieces = self.counts(BERT, seed)
+        self.assertEqual(total, 128 * 38)
+        self.assert_share(by_mask, total, 0.8)
+        # A random piece changes nothing if it is a special one or the one that stood there.
+        self.assert_share(len(pieces), total, 0.1 * (1 - (len(SPECIAL) + 1) / VOCAB))
+
+    @parameterized.parameters((1.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5))
+    def test_other_shares(self, mask_share, random_share):
+        settings = MaskSettings(rate=0.15, mask_share=mask_share, random_share=random_share)
+        total, by_mask, pieces = self.counts(settings, 0)
+        self.assert_share(by_mask, total, mask_share)
+        self.assert_share(len(pieces), total, random_share * (1 - (len(SPECIAL) + 1) / VOCAB))
+
+    def test_all_pieces_are_put_in_alike(self):
+        settings = MaskSettings(rate=0.15, mask_share=0.0, random_share=1.0)
+        total, _, pieces = self.counts(settings, 0)
+        text = np.setdiff1d(np.arange(VOCAB), SPECIAL)
+        counts = np.bincount(pieces, minlength=VOCAB)
+        self.assertEqual(counts[list(SPECIAL)].sum(), 0)
+        for piece in text:
+            # Each drawn with probability 1 / VOCAB, and seen unless it stood there.
+            self.assert_share(counts[piece], total, (1 - 1 / len(text)) / VOCAB)
+
+    def test_all_text_is_chosen_alike(self):
+        tokens = jnp.asarray(rows_with_text([20], length=40))
+        keys = jax.random.split(jax.random.key(0), 4000)
+        masked = jax.jit(jax.vmap(mask_eagerly, in_axes=(0, None)))(keys, tokens)
+        chosen = np.asarray(masked.positions)[np.asarray(masked.weights) > 0]
+        counts = np.bincount(chosen, minlength=40)
+        is_text = ~np.isin(tokens[0], SPECIAL)
+        for count in counts[is_text]:
+            self.assert_share(count, 4000, 3 / 20)
+
+
+class PureFunctionTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokens = rows_with_text([0, 5, 11, 16, 3, 16, 16, 9], length=16)
+        cls.masked = mask(jax.random.key(0), cls.tokens)
+
+    def assert_same(self, found: Masked):
+        jax.tree.map(np.testing.assert_array_equal, found, self.masked)
+
+    def test_the_key_decides(self):
+        self.assert_same(mask(jax.random.key(0), self.tokens))
+        other = mask(jax.random.key(1), self.tokens)
+        self.assertFalse(np.array_equal(other.positions, self.masked.positions))
+        self.assertFalse(np.array_equal(other.inputs, self.masked.inputs))
+
+    def test_jit_equals_eager(self):
+        self.assert_same(mask_eagerly(jax.random.key(0), jnp.asarray(self.tokens)))
+
+    def test_devices_do_not_matter(self):
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        tokens = jax.device_put(self.tokens, NamedSharding(mesh, P("data")))
+        self.assertLen(tokens.sharding.device_set, 8)
+        self.assert_same(mask(jax.random.key(0), tokens))
+
+
+class MaskSettingsTest(parameterized.TestCase):
+    @parameterized.parameters(0.0, 1.0, -0.1, 1.5)
+    def test_bad_rates(self, rate):
+        with self.assertRaisesRegex(ValueError, f"mask.rate is {rate}, must be between 0 and 1"):
+            MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
+
+    @parameterized.parameters((0.8, 0.3), (-0.1, 0.5), (0.5, -0.1))
+    def test_bad_shares(self, mask_share, random_share):
+        with self.assertRaisesRegex(
+            ValueError, f"mask_share {mask_share} and mask.random_share {random_share} .* at most 1"
+        ):
+            MaskSettings(rate=0.15, mask_share=mask_share, random_share=random_share)
+
+    @parameterized.parameters((0.15, 128, 20), (0.15, 20, 3), (0.5, 7, 4), (0.01, 10, 1))
+    def test_slots_hold_the_masks_of_a_full_row(self, rate, length, expected):
+        settings = MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
+        self.assertEqual(settings.slots(length), expected)
+        self.assertGreaterEqual(expected, round(rate * length))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,204 @@
+"""The loop with a toy objective: intervals, refreshes, checkpoints, and a loss that is not finite."""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from training.checkpoint import Checkpoints, restore_latest
+from training.loop import TrainSettings, train
+from training.metrics import read_metrics
+from training.optimizer import OptimizerSettings
+from training.sharding import MeshSettings, make_mesh
+from training.step import Program, make_program
+
+NUM_STEPS = 10
+SETTINGS = TrainSettings(
+    num_steps=NUM_STEPS,
+    batch_size=4,
+    seed=0,
+    log_every=2,
+    evaluate_every=4,
+    checkpoint_every=3,
+    keep_checkpoints=2,
+)
+OPTIMIZER = OptimizerSettings(
+    learning_rate=0.1,
+    warmup_steps=0,
+    decay_power=1.0,
+    beta1=0.9,
+    beta2=0.98,
+    epsilon=1e-6,
+    weight_decay=0.0,
+    clip_norm=0.0,
+)
+MESH = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
+GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
+
+
+class Toy:
+    """Learns sqrt(x (100 + sum of w)); its "index" is a copy of w."""
+
+    refresh_every = 3
+    exact_fraction = 0.2
+
+    def init(self, key, length):
+        return {"w": jnp.zeros(length)}
+
+    def empty_index(self):
+        return jnp.full(4, -1.0)
+
+    def index(self, params):
+        return params["w"]
+
+    def sums(self, params, index, batch, key, *, exact=False):
+        losses = jnp.sqrt(batch["x"] * (params["w"].sum() + 100))
+        return {"loss": (losses.sum(), jnp.float32(4)), "exact": (jnp.float32(exact), 1.0)}
+
+
+def program_of(objective) -> Program:
+    mesh = make_mesh(MESH, jax.devices()[:1])
+    return make_program(objective, OPTIMIZER, MESH, mesh, num_steps=NUM_STEPS, length=4)
+
+
+def batches(*values: float) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
+    """The first batches as given, good ones after that."""
+
+    def make(steps: range) -> Iterator[dict[str, np.ndarray]]:
+        for step in steps:
+            value = values[step] if step < len(values) else GOOD
+            yield {"x": np.full(4, value, np.float32)}
+
+    return make
+
+
+class TestCase(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.program = program_of(Toy())
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def train(self, *values: float, program: Program | None = None, **kwargs):
+        return train(program or self.program, SETTINGS, self.folder, batches(*values), **kwargs)
+
+    def steps_with(self, metric: str) -> list[float]:
+        return [r["step"] for r in read_metrics(self.folder / "metrics.jsonl") if metric in r]
+
+    def latest(self):
+        return restore_latest(self.folder / "checkpoints", self.program.abstract_state)
+
+
+class IntervalsTest(TestCase):
+    def test_each_thing_happens_when_it_is_due_and_at_the_end(self):
+        seen = []
+
+        def evaluator(params):
+            seen.append(float(params["w"].sum()))
+            return {"eval/sum": seen[-1]}
+
+        state = self.train(evaluators=[evaluator])
+        self.assertEqual(self.steps_with("train/loss"), [2, 4, 6, 8, 10])
+        self.assertEqual(self.steps_with("eval/sum"), [4, 8, 10])
+        self.assertEqual(seen[-1], float(state.params["w"].sum()))
+        with Checkpoints(self.folder / "checkpoints", keep=1) as checkpoints:
+            self.assertEqual(checkpoints.latest_step(), 10)
+        kept = [path.name for path in (self.folder / "checkpoints").iterdir()]
+        self.assertCountEqual(kept, ["9", "10"])
+
+    def test_metrics_are_those_of_the_step(self):
+        self.train(GOOD, 4 * GOOD)
+        records = read_metrics(self.folder / "metrics.jsonl")
+        schedule = [0.1 * (1 - step / NUM_STEPS) for step in range(NUM_STEPS)]
+        # Adam's first steps move each of the four weights by the learning rate.
+        expected = 2 * np.sqrt(100 - 4 * schedule[0])
+        self.assertAlmostEqual(records[0]["train/loss"], expected, delta=1e-4)
+        found = [record["train/learning_rate"] for record in records]
+        np.testing.assert_allclose(found, schedule[1::2], rtol=1e-5)
+        gradient = 0.5 * 2 / np.sqrt(100 - 4 * schedule[0])
+        self.assertAlmostEqual(records[0]["train/grad_norm"], 2 * gradient, delta=1e-4)
+
+    def test_the_index_is_refreshed_at_multiples_only_and_from_the_parameters(self):
+        steps = []
+
+        def train_step(state, batch, exact):
+            steps.append((int(state.step), int(state.index_step), exact))
+            if state.index_step == state.step:
+                np.testing.assert_array_equal(state.index, state.params["w"])
+            return self.program.train_step(state, batch, exact)
+
+        state = self.train(program=dataclasses.replace(self.program, train_step=train_step))
+        # The last two steps are exact, so step 9 needs no index.
+        expected = [(step, min(step - step % 3, 6), step >= 8) for step in range(10)]
+        self.assertEqual(steps, expected)
+        self.assertEqual((int(state.step), int(state.index_step)), (10, 6))
+
+    def test_without_an_index_nothing_is_refreshed(self):
+        class NoIndex(Toy):
+            refresh_every = 0
+
+            def empty_index(self):
+                return None
+
+        state = self.train(program=program_of(NoIndex()))
+        self.assertIsNone(state.index)
+        self.assertIsNone(state.index_step)
+
+    def test_a_finished_run_is_left_as_it_is(self):
+        state = self.train()
+        files = {p: p.read_bytes() for p in self.folder.rglob("*") if p.is_file()}
+        again = self.train(NAN_LOSS, NAN_LOSS)
+        jax.tree.map(np.testing.assert_array_equal, again, state)
+        self.assertEqual(files, {p: p.read_bytes() for p in self.folder.rglob("*") if p.is_file()})
+
+
+class NotFiniteTest(TestCase):
+    @parameterized.product(step=(4, 5, 6, 10), bad=(NAN_LOSS, NAN_GRADIENT))
+    def test_it_stops_the_run_and_leaves_good_checkpoints(self, step, bad):
+        what = "loss" if np.isnan(bad) else "gradient"
+        with self.assertRaisesRegex(FloatingPointError, f"{what}.* of step {step} .*nan"):
+            self.train(*[GOOD] * (step - 1), bad)
+        saved_at, state = self.latest()
+        self.assertEqual(saved_at, 3 * ((step - 1) // 3))
+        for leaf in jax.tree.leaves(state):
+            self.assertTrue(np.isfinite(leaf).all())
+        self.assertLess(max(self.steps_with("train/loss")), step)
+
+    def test_it_goes_on_from_the_last_good_checkpoint(self):
+        expected = self.train()
+        expected_metrics = (self.folder / "metrics.jsonl").read_bytes()
+        self.setUp()
+        with self.assertRaises(FloatingPointError):
+            self.train(*[GOOD] * 5, NAN_LOSS)
+        jax.tree.map(np.testing.assert_array_equal, self.train(), expected)
+        self.assertEqual((self.folder / "metrics.jsonl").read_bytes(), expected_metrics)
+
+    def test_no_checkpoint_before_the_first(self):
+        with self.assertRaisesRegex(FloatingPointError, "step 1 "):
+            self.train(NAN_LOSS)
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            self.latest()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            restore_latest(self.folder / "nothing", self.program.abstract_state)
+
+
+class TrainSettingsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        "num_steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every",
+        "keep_checkpoints",
+    )  # fmt: skip
+    def test_lengths_are_positive(self, name):
+        with self.assertRaisesRegex(ValueError, f"train.{name} is 0, must be at least 1"):
+            dataclasses.replace(SETTINGS, **{name: 0})
+
+
+if __name__ == "__main__":
+    absltest.main()
