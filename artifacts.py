@@ -1,7 +1,7 @@
 """Files that are whole or absent, and folders that know what they were made from.
 
-The one module every room may import; standard library only. A stage of the pipeline claims its
-folder with the settings it runs under. The folder then refuses other settings, so that results of
+The one module every room may import; standard library only. A stage of the pipeline marks its
+folder with the settings it ran under. The folder then refuses other settings, so that results of
 two configs never mix, and a finished stage is recognised and not run again.
 """
 
@@ -65,37 +65,43 @@ class Stage:
     """One stage's folder; see `open_stage`."""
 
     folder: pathlib.Path
+    settings: Any
 
     @property
     def done(self) -> bool:
         """Whether the stage has finished here before, under the same settings."""
         return (self.folder / _DONE).exists()
 
+    def claim(self) -> None:
+        """Reserves the folder for these settings, before what is in it depends on them."""
+        write_json(self.folder / _SETTINGS, self.settings)
+
     def finish(self) -> None:
         """Marks the folder as whole; the last thing a stage does."""
+        self.claim()
         write_text(self.folder / _DONE, "")
 
 
 def open_stage(folder: str | os.PathLike[str], settings: Any) -> Stage:
-    """Claims `folder` for a stage that runs under `settings` (JSON-able).
+    """Opens `folder` for a stage that runs under `settings` (JSON-able).
+
+    Nothing is written until the stage claims the folder or finishes, so that a stage that failed
+    for its settings can be run again with better ones.
 
     Raises:
       ValueError: the folder belongs to other settings; the message names each that differs.
     """
     folder = pathlib.Path(folder)
     settings = json.loads(json.dumps(settings))  # tuples become lists, as when read back
-    try:
+    if (folder / _SETTINGS).exists():
         found = read_json(folder / _SETTINGS)
-    except FileNotFoundError:
-        write_json(folder / _SETTINGS, settings)
-        return Stage(folder)
-    if found != settings:
-        differences = "\n".join(_differences(found, settings))
-        raise ValueError(
-            f"{folder} was made under another config:\n{differences}\n"
-            f"Choose another --workdir, or delete {folder} to make it anew."
-        )
-    return Stage(folder)
+        if found != settings:
+            differences = "\n".join(_differences(found, settings))
+            raise ValueError(
+                f"{folder} was made under another config:\n{differences}\n"
+                f"Choose another --workdir, or delete {folder} to make it anew."
+            )
+    return Stage(folder, settings)
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:

@@ -35,15 +35,19 @@ def main(_) -> None:
         folders.train,
         {
             "rows": artifacts.read_json(folders.rows / "settings.json"),
+            # How batches are loaded does not change them.
+            "data": {key: config.data[key] for key in ("alpha", "across_documents")},
             **{
                 section: config[section].to_dict()
-                for section in ("data", "model", "mask", "output_layer", "optimizer", "train")
+                for section in ("model", "mask", "output_layer", "optimizer", "train")
             },
         },
     )
     objective = builders.objective(config, store)
+    program = builders.program(config, objective, store)
+    stage.claim()  # the checkpoints depend on the settings, the last one and all before it
     train(
-        builders.program(config, objective, store),
+        program,
         builders.train_settings(config),
         folders.train,
         builders.batches(config, store),

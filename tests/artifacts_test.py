@@ -70,8 +70,19 @@ class StageTest(parameterized.TestCase):
         stage = artifacts.open_stage(self.folder, self.settings)
         self.assertFalse(stage.done)
         self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
+        stage.claim()
+        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
         stage.finish()
         self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+    def test_a_stage_that_failed_can_be_run_under_other_settings(self):
+        artifacts.open_stage(self.folder, self.settings)
+        artifacts.open_stage(self.folder, {**self.settings, "more": 5}).finish()
+
+    def test_a_claimed_folder_is_refused_to_other_settings_before_it_is_done(self):
+        artifacts.open_stage(self.folder, self.settings).claim()
+        with self.assertRaisesRegex(ValueError, "more: there"):
+            artifacts.open_stage(self.folder, {**self.settings, "more": 5})
 
     @parameterized.parameters(
         ({"sizes": (1, 3)}, r"\n  sizes: there \[1, 2\], now \[1, 3\]\n"),

@@ -1,12 +1,15 @@
 """The state of a run: all that a checkpoint holds, in one donated pytree."""
 
-import flax.struct
+import dataclasses
+from typing import Any
+
 import jax
 
 from knn_sampling.neighbours import NeighbourIndex
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """What one step reads and the next one needs.
 
@@ -22,8 +25,8 @@ class TrainState:
     """
 
     step: jax.Array
-    params: jax.Array
-    opt_state: jax.Array
+    params: Any
+    opt_state: Any
     key_data: jax.Array
     index: NeighbourIndex | None
     index_step: jax.Array | None

@@ -93,7 +93,8 @@ def make_program(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         sums["grad_norm"] = (optax.global_norm(grads), jnp.float32(1))
         sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
-        state = state.replace(
+        state = dataclasses.replace(
+            state,
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -101,7 +102,9 @@ def make_program(
         return state, sums
 
     def refresh(state: TrainState) -> TrainState:
-        return state.replace(index=objective.index(state.params), index_step=state.step)
+        return dataclasses.replace(
+            state, index=objective.index(state.params), index_step=state.step
+        )
 
     with jax.set_mesh(mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))

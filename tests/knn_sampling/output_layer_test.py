@@ -22,6 +22,7 @@ KNN = OutputLayer(
     block_size=8,
     log_q_correction=False,
     exact_fraction=0.0,
+    frequency_bias=False,
 )
 CORRECTED = dataclasses.replace(KNN, log_q_correction=True)
 FULL = dataclasses.replace(KNN, kind="full")
