@@ -8,10 +8,11 @@ Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, plots and
 import pathlib
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import config_flags
 
 import artifacts
+import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from evaluation import report
@@ -27,6 +28,7 @@ def main(_) -> None:
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_row_store(folders)
+    data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     objective = builders.objective(config, store)
     program = builders.program(config, objective, store)
     step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
@@ -50,5 +52,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    entry_point.run(main)

@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import pathlib
 
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import config_flags
 from tqdm import tqdm
 
 import artifacts
+import entry_point
 from builders import data as builders
 from input_pipeline.corpus import load_corpus
 from input_pipeline.row_store import tokenizer_hash
@@ -55,5 +56,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    entry_point.run(main)

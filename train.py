@@ -10,10 +10,10 @@ each with --distributed.
 import pathlib
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import config_flags
 
-import artifacts
+import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from training.loop import train
@@ -31,18 +31,7 @@ def main(_) -> None:
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_row_store(folders)
-    stage = artifacts.open_stage(
-        folders.train,
-        {
-            "rows": artifacts.read_json(folders.rows / "settings.json"),
-            # How batches are loaded does not change them.
-            "data": {key: config.data[key] for key in ("alpha", "across_documents")},
-            **{
-                section: config[section].to_dict()
-                for section in ("model", "mask", "output_layer", "optimizer", "train")
-            },
-        },
-    )
+    stage = data_builders.open_train_stage(config, folders)
     objective = builders.objective(config, store)
     program = builders.program(config, objective, store)
     stage.claim()  # the checkpoints depend on the settings, the last one and all before it
@@ -57,5 +46,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    entry_point.run(main)

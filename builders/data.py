@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
+import artifacts
 from input_pipeline.corpus import CorpusSpec
 from input_pipeline.row_store import RowStore
 from input_pipeline.tokenization import RowStoreSettings
@@ -134,6 +135,23 @@ def data_settings(config: ConfigDict) -> DataSettings:
 
 def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation, "evaluation")
+
+
+def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
+    """The folder of training, which is refused under other settings (see `artifacts`)."""
+    return artifacts.open_stage(
+        folders.train,
+        {
+            "rows": artifacts.read_json(folders.rows / "settings.json"),
+            # How batches are loaded and where arrays lie does not change the run.
+            "data": {key: config.data[key] for key in ("alpha", "across_documents")},
+            "mesh": {"vocab_multiple": config.mesh.vocab_multiple},
+            **{
+                section: config[section].to_dict()
+                for section in ("model", "mask", "output_layer", "optimizer", "train")
+            },
+        },
+    )
 
 
 def open_row_store(folders: Folders) -> RowStore:

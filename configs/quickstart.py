@@ -45,6 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.vocab.beta = 0.7
     config.vocab.character_coverage = 0.9995
     config.vocab.max_piece_length = 16
+    config.vocab.alp_probabilities = "corpus"
     config.vocab.em_iterations = 5
     config.vocab.num_workers = 2
 

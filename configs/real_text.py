@@ -57,6 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.vocab.target_size = 30_000
     config.vocab.sizes = tuple(range(1000, 8001, 1000))
+    config.vocab.alp_probabilities = "model"  # the recorded run was made so
 
     config.output_layer.k = 20
     config.output_layer.capacity = 6144

@@ -62,6 +62,9 @@ class ExactMaskedLM:
           batch_size: rows evaluated at once.
           max_rows: held-out rows used per language; 0 for all.
           seed: deals tokens to folds.
+
+        Raises:
+          ValueError: the store has no held-out rows.
         """
         self._objective = objective
         self._store = store
@@ -73,6 +76,11 @@ class ExactMaskedLM:
             for lang, rows in held_out.items()
             if len(rows)
         }
+        if not self._rows:
+            raise ValueError(
+                f"{store.folder} has no held-out rows to evaluate on; set corpus.heldout_fraction "
+                "above 0 and prepare the data anew"
+            )
         self._folds = {
             lang: self._deal(rows, np.random.default_rng([seed, i]))
             for i, (lang, rows) in enumerate(self._rows.items())

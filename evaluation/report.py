@@ -41,7 +41,10 @@ def write_report(
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
     record.plot_curves(allocation, folder / "alp.png")
     record.plot_sizes(allocation, folder / "sizes.png")
-    plot_loss(metrics, folder / "loss.png")
+    exact_from = results.step
+    if output_layer.uses_neighbours:
+        exact_from -= round(output_layer.exact_fraction * results.step)
+    plot_loss(metrics, exact_from, folder / "loss.png")
     sections = [
         "# Report",
         _summary(results, store),
@@ -56,7 +59,7 @@ def write_report(
         "![Training and evaluation loss](loss.png)",
     ]
     if output_layer.uses_neighbours:
-        plot_candidates(metrics, output_layer.capacity, folder / "candidates.png")
+        plot_candidates(metrics, output_layer.capacity, exact_from, folder / "candidates.png")
         sections += [_TRAINING_NOTE, "![Candidates](candidates.png)"]
     path = folder / "report.md"
     artifacts.write_text(path, "\n\n".join(sections) + "\n")
@@ -71,8 +74,9 @@ _EVALUATION_NOTE = """\
   states, is their translation in the pivot language, and back; averaged over parallel sets."""
 
 _TRAINING_NOTE = """\
-The training loss runs over the candidate set V' only and understates the exact loss; compare
-exact losses."""
+The training loss runs over the candidate set V' only and understates the exact loss, except in the
+exact steps at the end: compare exact losses. V' is large until the first refresh, while neighbours
+are those of random embeddings; what exceeds the capacity is left out, farthest neighbours first."""
 
 
 def _summary(results: Results, store: RowStore) -> str:
@@ -127,9 +131,26 @@ def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[list, li
     return [step for step, _ in found], [value for _, value in found]
 
 
-def plot_loss(metrics: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
-    """Training loss, and the exact evaluation loss with the spread of its languages."""
+def _shade_exact_steps(axes, metrics: Sequence[Mapping[str, float]], exact_from: int) -> None:
+    last = max((record["step"] for record in metrics), default=exact_from)
+    if exact_from < last:
+        label = "steps with the exact softmax"
+        axes.axvspan(exact_from, last, color="tab:green", alpha=0.12, linewidth=0, label=label)
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    with artifacts.replacing(path) as aside:
+        figure.savefig(aside, dpi=120)
+    plt.close(figure)
+
+
+def plot_loss(metrics: Sequence[Mapping[str, float]], exact_from: int, path: pathlib.Path) -> None:
+    """Training loss, and the exact evaluation loss with the spread of its languages.
+
+    From step `exact_from` on training used the exact softmax.
+    """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    _shade_exact_steps(axes, metrics, exact_from)
     axes.plot(*_series(metrics, "train/loss"), color="tab:blue", alpha=0.6, label="training")
     steps, mean = _series(metrics, "eval/loss")
     per_language = [
@@ -148,27 +169,27 @@ def plot_loss(metrics: Sequence[Mapping[str, float]], path: pathlib.Path) -> Non
     )
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats a masked token)")
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    with artifacts.replacing(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def plot_candidates(
-    metrics: Sequence[Mapping[str, float]], capacity: int, path: pathlib.Path
+    metrics: Sequence[Mapping[str, float]], capacity: int, exact_from: int, path: pathlib.Path
 ) -> None:
-    """|V'| of the recorded steps against its capacity, and what overflowed."""
+    """|V'| of the recorded steps against its capacity, and what overflowed.
+
+    Steps after `exact_from` have no V'.
+    """
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
-    axes.plot(*_series(metrics, "train/candidates"), label="|V'|, before the cut")
-    axes.plot(*_series(metrics, "train/overflow"), label="overflow")
+    sampled = [record for record in metrics if record["step"] <= exact_from]
+    axes.plot(*_series(sampled, "train/candidates"), label="|V'|, before the cut")
+    axes.plot(*_series(sampled, "train/overflow"), label="overflow")
+    _shade_exact_steps(axes, metrics, exact_from)
     axes.axhline(capacity, color="black", linestyle="--", label=f"capacity {capacity}")
     axes.set_xlabel("step")
     axes.set_ylabel("pieces")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    with artifacts.replacing(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    _save(figure, path)

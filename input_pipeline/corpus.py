@@ -2,7 +2,8 @@
 
 Held out are blocks, that is whole documents or, where those are long, runs of consecutive
 sentences. Which ones is a pure function of the text and the seed. Of multi-parallel text the same
-blocks are held out in every language, so held-out translations were seen in no language.
+blocks are held out in every language, so held-out translations were seen in no language. Each
+source is split on its own: nothing looks for text that stands in two.
 """
 
 import collections

@@ -49,7 +49,8 @@ def candidate_softmax_loss(
     """The cross-entropy of `full_softmax_loss`, its sum taken over V' only (Section 3.1).
 
     With V' the whole vocabulary, value and gradient are those of the full softmax. With less, the
-    partition function, and so the loss, is understated.
+    partition function, and so the loss, is understated, unless the bias carries a correction (see
+    `neighbours.log_inclusion`).
 
     Args:
       hidden: [W, D] hidden states.

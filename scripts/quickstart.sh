@@ -3,19 +3,24 @@
 #
 #   bash scripts/quickstart.sh                              on the embedded corpus
 #   bash scripts/quickstart.sh --corpus DIR                 on your own text (docs/corpus_format.md)
+#   bash scripts/quickstart.sh --config configs/real_text.py:DATA      another config
 #   bash scripts/quickstart.sh --workdir DIR                results elsewhere than runs/...
 #   bash scripts/quickstart.sh --config.vocab.target_size=4000 ...   any key of the config
 set -euo pipefail
 
-corpus= workdir= overrides=()
+corpus= config= workdir= overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
     --corpus | --workdir)
       [ $# -ge 2 ] || { echo "$1 needs a folder" >&2; exit 2; }
       [ "$1" = --corpus ] && corpus=$(realpath -- "$2") || workdir=$(realpath -m -- "$2")
       shift 2 ;;
+    --config)
+      [ $# -ge 2 ] || { echo "--config needs a file" >&2; exit 2; }
+      config=$2
+      shift 2 ;;
     --config.*) overrides+=("$1"); shift ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit ;;
     *) echo "unknown option $1; see --help" >&2; exit 2 ;;
   esac
 done
@@ -25,13 +30,15 @@ if [ -n "$corpus" ]; then
 fi
 
 cd "$(dirname "$0")/.."
-workdir=${workdir:-runs/quickstart${corpus:+-$(basename "$corpus")}}
+config=${config:-configs/quickstart.py}
+name=$(basename "${config%%:*}" .py)
+workdir=${workdir:-runs/$name${corpus:+-$(basename "$corpus")}}
 source scripts/environment.sh
 ensure_environment requirements.txt
 
 timings=()
 stage() {
-  local command=("$PYTHON" "$1" --config=configs/quickstart.py "--workdir=$workdir" "${overrides[@]}")
+  local command=("$PYTHON" "$1" "--config=$config" "--workdir=$workdir" "${overrides[@]}")
   local start=$SECONDS
   printf '\n$ %s\n' "${command[*]}"
   "${command[@]}"

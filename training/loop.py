@@ -148,11 +148,14 @@ class _Run:
         step, sums = self._pending
         self._pending = None
         values = means(jax.device_get(sums))
-        if not math.isfinite(values["loss"]):
-            raise FloatingPointError(
-                f"the loss of step {step} is {values['loss']}; the checkpoints before it are good. "
-                "A lower optimizer.learning_rate, a longer warm-up or optimizer.clip_norm may help"
-            )
+        # A finite loss can have a gradient that is not, which spoils the state just the same.
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                raise FloatingPointError(
+                    f"the {name} of step {step} is {values[name]}; the checkpoints before it are "
+                    "good. A lower optimizer.learning_rate, a longer warm-up or "
+                    "optimizer.clip_norm may help"
+                )
         if step % self._settings.log_every == 0:
             self._bar.set_postfix(loss=f"{values['loss']:.3f}")
             self._record({f"train/{name}": value for name, value in values.items()}, step)

@@ -40,7 +40,7 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
     devices = list(devices or jax.devices())
     shape = [settings.data, settings.fsdp, settings.model]
     if shape.count(-1) == 1:
-        shape[shape.index(-1)] = len(devices) // math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = len(devices) // max(math.prod(n for n in shape if n != -1), 1)
     if min(shape) < 1 or math.prod(shape) != len(devices):
         raise ValueError(
             f"mesh of data={settings.data}, fsdp={settings.fsdp}, model={settings.model} does not "

@@ -5,8 +5,6 @@ from typing import Any
 
 import jax
 
-from knn_sampling.neighbours import NeighbourIndex
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -28,5 +26,5 @@ class TrainState:
     params: Any
     opt_state: Any
     key_data: jax.Array
-    index: NeighbourIndex | None
+    index: Any
     index_step: jax.Array | None

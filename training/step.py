@@ -91,7 +91,7 @@ def make_program(
 
         grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        sums["grad_norm"] = (optax.global_norm(grads), jnp.float32(1))
+        sums["grad_norm"] = (optax.tree.norm(grads), jnp.float32(1))
         sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
         state = dataclasses.replace(
             state,

@@ -26,6 +26,7 @@ class VocabularySettings:
       beta: exponent of the probabilities in the objective (Eq. 2).
       character_coverage: share of a language's characters that must be pieces of their own.
       max_piece_length: longest piece, in characters.
+      alp_probabilities: p_uni of Eq. 1, "corpus" or "model"; see `unigram.train_vocabularies`.
       em_iterations: EM iterations that score the merged pieces.
       num_workers: languages built side by side.
     """
@@ -36,12 +37,17 @@ class VocabularySettings:
     beta: float
     character_coverage: float
     max_piece_length: int
+    alp_probabilities: str
     em_iterations: int
     num_workers: int
 
     def __post_init__(self):
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
+        if self.alp_probabilities not in ("corpus", "model"):
+            raise ValueError(
+                f"vocab.alp_probabilities is {self.alp_probabilities!r}, must be corpus or model"
+            )
         if not 0 < self.character_coverage <= 1:
             raise ValueError(
                 f"vocab.character_coverage is {self.character_coverage}, must be in (0, 1]"
@@ -176,7 +182,12 @@ def _build_languages(
 def _key(sentences: Sequence[str], settings: VocabularySettings) -> str:
     """Hash of all that one language's vocabularies depend on."""
     text = hashlib.sha256("\n".join(sentences).encode()).hexdigest()
-    relevant = (settings.sizes, settings.character_coverage, settings.max_piece_length)
+    relevant = (
+        settings.sizes,
+        settings.character_coverage,
+        settings.max_piece_length,
+        settings.alp_probabilities,
+    )
     return artifacts.fingerprint(text, relevant)
 
 
@@ -191,6 +202,7 @@ def _build_language(
         settings.sizes,
         character_coverage=settings.character_coverage,
         max_piece_length=settings.max_piece_length,
+        alp_probabilities=settings.alp_probabilities,
     )
     if not vocabularies:
         characters = len(set("".join(table.words)))

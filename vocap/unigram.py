@@ -42,6 +42,7 @@ def train_vocabularies(
     *,
     character_coverage: float = 0.9995,
     max_piece_length: int = 16,
+    alp_probabilities: str = "corpus",
 ) -> list[UnigramVocabulary]:
     """Trains one unigram vocabulary per feasible size and measures its ALP.
 
@@ -54,6 +55,8 @@ def train_vocabularies(
       sizes: wanted numbers of pieces, ascending; the unknown piece comes on top.
       character_coverage: share of the characters that must be pieces of their own.
       max_piece_length: longest piece, in characters.
+      alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
+        the text, as the authors' scripts have it, or "model" for the trainer's scores.
 
     Returns:
       The feasible vocabularies in ascending size; empty if no size is feasible.
@@ -71,7 +74,7 @@ def train_vocabularies(
             if "too high" in message:
                 break  # and so is every larger size
             raise
-        vocabularies.append(_vocabulary(model, table))
+        vocabularies.append(_vocabulary(model, table, alp_probabilities))
     return vocabularies
 
 
@@ -97,7 +100,7 @@ def _train(
     return model.getvalue()
 
 
-def _vocabulary(model: bytes, table: WordTable) -> UnigramVocabulary:
+def _vocabulary(model: bytes, table: WordTable, alp_probabilities: str) -> UnigramVocabulary:
     """Reads pieces and scores from a trained model and measures its ALP on `table`."""
     proto = model_pb2.ModelProto.FromString(model)
     scores = np.array([p.score for p in proto.pieces], np.float64)
@@ -112,9 +115,12 @@ def _vocabulary(model: bytes, table: WordTable) -> UnigramVocabulary:
     ids = np.fromiter((i for s in segmentations for i in s), np.int64, lengths.sum())
     piece_counts = np.bincount(ids, np.repeat(table.counts, lengths), minlength=len(scores))
 
+    # Pieces that do not occur have no share; their log probability is never read.
+    shares = np.maximum(piece_counts, 1) / piece_counts.sum()
+    log_probs = scores if alp_probabilities == "model" else np.log(shares)
     ids_by_score = np.flatnonzero(normal)[np.argsort(-scores[normal], kind="stable")]
     return UnigramVocabulary(
         pieces=tuple(proto.pieces[i].piece for i in ids_by_score),
         log_probs=scores[ids_by_score],
-        alp=average_log_probability(piece_counts, scores, table.num_sentences),
+        alp=average_log_probability(piece_counts, log_probs, table.num_sentences),
     )

@@ -40,6 +40,7 @@ WHOLE = OutputLayer(
     block_size=16,
     log_q_correction=False,
     exact_fraction=0.0,
+    frequency_bias=False,
 )
 MASKS = MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1)
 

@@ -1,6 +1,8 @@
 """Tests of ALP (Eq. 1) against sums over every sentence, and of the vocabularies it measures."""
 
+import collections
 import io
+import math
 import random
 
 import numpy as np
@@ -67,12 +69,18 @@ class AverageLogProbabilityTest(absltest.TestCase):
 
 
 class TrainVocabulariesTest(parameterized.TestCase):
-    @parameterized.product(size=[40, 90], coverage=[0.9995, 0.98])
-    def test_alp_is_the_mean_score_of_the_encoded_sentences(self, size, coverage):
+    @parameterized.product(
+        size=[40, 90], coverage=[0.9995, 0.98], alp_probabilities=["model", "corpus"]
+    )
+    def test_alp_is_that_of_the_encoded_sentences(self, size, coverage, alp_probabilities):
         sentences = made_up_text(200)
         table = words.count_words(sentences)
         (vocabulary,) = unigram.train_vocabularies(
-            sentences, table, [size], character_coverage=coverage
+            sentences,
+            table,
+            [size],
+            character_coverage=coverage,
+            alp_probabilities=alp_probabilities,
         )
         model = train_reference(sentences, size, coverage)
         processor = spm.SentencePieceProcessor(model_proto=model)
@@ -81,7 +89,11 @@ class TrainVocabulariesTest(parameterized.TestCase):
         scores[processor.unk_id()] = min(scores) - 10  # the unknown piece itself has score 0
         encoded = processor.encode(sentences)
         self.assertTrue(any(processor.unk_id() in ids for ids in encoded))
-        slow = sum(scores[i] for ids in encoded for i in ids) / len(sentences)
+        log_probs = scores
+        if alp_probabilities == "corpus":
+            counts = collections.Counter(i for ids in encoded for i in ids)
+            log_probs = {i: math.log(count / counts.total()) for i, count in counts.items()}
+        slow = sum(log_probs[i] for ids in encoded for i in ids) / len(sentences)
         np.testing.assert_allclose(vocabulary.alp, slow, rtol=1e-12)
         learned = {p.piece: p.score for p in proto.pieces[1:]}
         self.assertEqual(dict(zip(vocabulary.pieces, vocabulary.log_probs, strict=True)), learned)

@@ -1,0 +1,25 @@
+"""What the entry points share: how they start, and how they tell an error."""
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Parses the flags, of which --config and --workdir are required, and runs `main`.
+
+    Every room reports wrong input as a ValueError that says what to do. The program then ends with
+    that message and status 1; the traceback is shown with -v 1 only.
+    """
+
+    def plain_main(argv: list[str]) -> None:
+        try:
+            main(argv)
+        except ValueError as error:
+            if logging.level_debug():
+                raise
+            sys.exit(f"error (-v 1 for the traceback): {error}")
+
+    flags.mark_flags_as_required(["config", "workdir"])
+    app.run(plain_main)

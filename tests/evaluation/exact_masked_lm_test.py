@@ -1,0 +1,205 @@
+"""The exact evaluation: every held-out token once, against a slow softmax and by hand."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import tempfile
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.masked_lm import ExactMaskedLM, LanguageLoss
+from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
+from knn_sampling.output_layer import OutputLayer
+from models.encoder import Encoder, EncoderSettings, output_table
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+
+VOCAB, PADDED, L = 30, 32, 16
+FOLDS = 3
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+ENCODER = EncoderSettings(
+    vocab_size=PADDED,
+    embedding_size=8,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    mlp_size=16,
+    max_length=L,
+    norm_position="pre",
+    dropout_rate=0.5,  # evaluation has none
+    attention_dropout_rate=0.5,
+    dtype="float32",
+)
+OBJECTIVE = MaskedLM(
+    encoder=Encoder(ENCODER),
+    # Sampling is for training; evaluation is exact.
+    output_layer=OutputLayer(
+        kind="knn",
+        num_valid=VOCAB,
+        k=2,
+        capacity=16,
+        refresh_every=1,
+        block_size=16,
+        log_q_correction=True,
+        exact_fraction=0.0,
+        frequency_bias=True,
+    ),
+    mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
+    bos=SPECIAL.bos,
+    pad=SPECIAL.pad,
+    mask_id=SPECIAL.mask,
+    never_masked=SPECIAL.never_masked(),
+    across_documents=False,
+    target_probabilities=jnp.full(PADDED, 1 / VOCAB),
+    num_targets=8,
+)
+
+
+@functools.cache
+def params():
+    """Parameters away from their initial values, among which are too many zeros and ones."""
+    boxed = jax.eval_shape(lambda: OBJECTIVE.init(jax.random.key(0), L))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+
+
+def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> RowStore:
+    """Languages of so many held-out documents, each with text the others lack."""
+    statistics = {}
+    for place, (language, count) in enumerate(num_heldout.items()):
+        rng = np.random.default_rng(place)
+        train, heldout = (
+            [rng.integers(3 + place, VOCAB - place, rng.integers(2, 20)) for _ in range(n)]
+            for n in (9, count)
+        )
+        heldout = [np.where(tokens == SPECIAL.mask, 5, tokens) for tokens in heldout]
+        np.save(
+            folder / f"{language}.heldout.npy", pack_rows(heldout, L, SPECIAL, np.dtype(np.uint16))
+        )
+        counts = np.bincount(np.concatenate(train), minlength=VOCAB)
+        np.save(folder / f"{language}.counts.npy", counts)
+        tokens = sum(map(len, heldout))
+        statistics[language] = {"heldout": {"tokens": tokens, "characters": 3 * tokens + place}}
+    return RowStore(folder, VOCAB, L, "", SPECIAL, statistics, {})
+
+
+class TestCase(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.store = write_store(cls.folder, {"aa": 5, "bb": 3, "none": 0})
+        cls.rows = {lang: cls.store.rows(lang, "heldout").astype(int) for lang in ("aa", "bb")}
+        cls.text = {
+            lang: rows[~np.isin(rows, SPECIAL.never_masked())] for lang, rows in cls.rows.items()
+        }
+
+    def evaluator(self, **kwargs) -> ExactMaskedLM:
+        settings = {"num_folds": FOLDS, "batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
+        return ExactMaskedLM(OBJECTIVE, self.store, **settings)
+
+    def assert_close(self, found: dict[str, LanguageLoss], expected: dict[str, LanguageLoss]):
+        self.assertEqual(list(found), list(expected))
+        for language in expected:
+            np.testing.assert_allclose(
+                dataclasses.astuple(found[language]),
+                dataclasses.astuple(expected[language]),
+                rtol=1e-5,
+            )
+
+
+class LossTest(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.results = cls().evaluator().run(params())
+
+    def test_equals_a_slow_softmax_fold_by_fold(self):
+        predict = jax.jit(OBJECTIVE.predictions)
+        table, bias = (np.asarray(x, np.float64)[:VOCAB] for x in output_table(params()))
+        folds = self.evaluator()._folds  # the deal of tokens is the evaluator's own
+        for language, rows in self.rows.items():
+            losses = []
+            for row, fold in zip(rows, folds[language], strict=True):
+                for masked in (fold == f for f in range(FOLDS)):
+                    inputs = np.where(masked, SPECIAL.mask, row)[None].astype(np.int32)
+                    hidden = np.asarray(predict(params(), inputs, np.arange(L)[None])[0])
+                    for at in np.flatnonzero(masked):
+                        exps = np.exp(hidden[at].astype(np.float64) @ table.T + bias)
+                        losses.append(-np.log(exps[row[at]] / exps.sum()))
+            self.assertLen(losses, len(self.text[language]))
+            self.assertAlmostEqual(self.results[language].loss, np.mean(losses), places=4)
+
+    def test_every_text_token_is_predicted_exactly_once(self):
+        # A model that sees nothing pays for each token the same wherever it stands.
+        blind = jax.tree.map(np.copy, params())
+        blind["embeddings"]["table"][:] = 0
+        bias = blind["head"]["bias"][:VOCAB].astype(np.float64)
+        log_probs = bias - np.log(np.exp(bias).sum())
+        for num_folds in (2, 5):
+            results = self.evaluator(num_folds=num_folds).run(blind)
+            for language, text in self.text.items():
+                self.assertEqual(results[language].tokens, len(text))
+                self.assertAlmostEqual(results[language].loss, -log_probs[text].mean(), places=5)
+
+    @parameterized.parameters(3, 16)
+    def test_the_batch_size_does_not_matter(self, batch_size):
+        self.assert_close(self.evaluator(batch_size=batch_size).run(params()), self.results)
+
+    def test_a_seed_deals_other_folds(self):
+        evaluator = self.evaluator()
+        again, other = (self.evaluator(seed=seed).run(params()) for seed in (0, 1))
+        self.assertEqual(again, self.results)
+        self.assertNotEqual(other["aa"].loss, self.results["aa"].loss)
+        for fold in (*evaluator._folds["aa"], *evaluator._folds["bb"]):
+            sizes = np.bincount(fold[fold >= 0], minlength=FOLDS)
+            self.assertLessEqual(sizes.max() - sizes.min(), 1)
+
+    def test_fewer_rows_are_the_first_ones(self):
+        found = self.evaluator(max_rows=1).run(params())
+        for language, rows in self.rows.items():
+            count = (~np.isin(rows[0], SPECIAL.never_masked())).sum()
+            self.assertEqual(found[language].tokens, count)
+        # Dealt to the same folds as when all rows are used, so nothing else changes.
+        many = self.evaluator(max_rows=100).run(params())
+        self.assertEqual(many, self.results)
+
+    def test_as_metrics_of_a_run(self):
+        values = self.evaluator()(params())
+        losses = {f"eval/loss/{lang}": result.loss for lang, result in self.results.items()}
+        self.assertEqual(values, {"eval/loss": np.mean(list(losses.values())), **losses})
+
+    def test_bits_per_character(self):
+        for place, language in enumerate(self.text):
+            tokens = len(self.text[language])
+            bits = self.results[language].loss * tokens / math.log(2) / (3 * tokens + place)
+            self.assertAlmostEqual(self.results[language].bits_per_character, bits, places=6)
+
+    def test_unigram_by_hand(self):
+        for language, text in self.text.items():
+            counts = self.store.token_counts(language).tolist()
+            for special in SPECIAL.never_masked():
+                counts[special] = 0
+            tokens, types = sum(counts), sum(count > 0 for count in counts)
+            total = 0.0
+            for token in text:
+                seen = tokens / (tokens + types) * counts[token] / tokens
+                total -= math.log(seen + types / (tokens + types) / VOCAB)
+            self.assertAlmostEqual(self.results[language].unigram, total / len(text), places=6)
+
+
+class NothingHeldOutTest(TestCase):
+    def test_there_is_nothing_to_evaluate(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.store = write_store(folder, {"aa": 0})
+        self.assertEmpty(self.evaluator().run(params()))
+        self.assertEmpty(self.evaluator()(params()))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,202 @@
+"""Retrieval on vectors made to be found or not, and on sentences with gaps."""
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
+from input_pipeline.row_store import RowStore, SpecialIds, pad_sentences
+from knn_sampling.output_layer import OutputLayer
+from models.encoder import Encoder, EncoderSettings
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+
+VOCAB, L = 32, 20
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+ENCODER = EncoderSettings(
+    vocab_size=VOCAB,
+    embedding_size=8,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    mlp_size=16,
+    max_length=L,
+    norm_position="pre",
+    dropout_rate=0.0,
+    attention_dropout_rate=0.0,
+    dtype="float32",
+)
+OBJECTIVE = MaskedLM(
+    encoder=Encoder(ENCODER),
+    output_layer=OutputLayer("full", VOCAB, 1, 1, 1, 1, False, 0.0, False),
+    mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
+    bos=SPECIAL.bos,
+    pad=SPECIAL.pad,
+    mask_id=SPECIAL.mask,
+    never_masked=SPECIAL.never_masked(),
+    across_documents=False,
+    target_probabilities=jnp.full(VOCAB, 1 / VOCAB),
+    num_targets=8,
+)
+
+
+@functools.cache
+def params():
+    """Parameters away from their initial values, among which are too many zeros and ones."""
+    boxed = jax.eval_shape(lambda: OBJECTIVE.init(jax.random.key(0), L))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+
+
+def sentences(seed: int, count: int = 12) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, VOCAB, rng.integers(1, 9)) for _ in range(count)]
+
+
+class NearestAccuracyTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.vectors = np.random.default_rng(0).normal(size=(40, 8))
+
+    def test_a_vector_finds_itself_at_any_length(self):
+        lengths = np.geomspace(0.01, 100, 40)[:, None]
+        self.assertEqual(nearest_accuracy(self.vectors, self.vectors * lengths), 1)
+        self.assertEqual(nearest_accuracy(self.vectors * lengths, self.vectors), 1)
+
+    def test_an_opposite_vector_is_the_farthest(self):
+        self.assertEqual(nearest_accuracy(self.vectors, -self.vectors), 0)
+
+    @parameterized.parameters(0, 1, 7, 39)
+    def test_the_share_that_stands_at_its_place(self, moved):
+        order = np.arange(40)
+        order[: moved + 1] = np.roll(order[: moved + 1], 1)
+        expected = 1 - (moved + 1) / 40 if moved else 1
+        self.assertAlmostEqual(nearest_accuracy(self.vectors, self.vectors[order]), expected)
+
+    def test_against_a_loop(self):
+        others = self.vectors + np.random.default_rng(1).normal(size=(40, 8))
+        hits = 0
+        for i, query in enumerate(self.vectors):
+            cosines = [query @ other / np.linalg.norm(other) for other in others]
+            hits += cosines.index(max(cosines)) == i
+        self.assertBetween(hits, 1, 39)
+        self.assertEqual(nearest_accuracy(self.vectors, others), hits / 40)
+
+    def test_zero_vectors_find_nothing(self):
+        self.assertEqual(nearest_accuracy(np.zeros((4, 8)), np.zeros((4, 8))), 0)
+        some = self.vectors.copy()
+        some[:10] = 0
+        self.assertEqual(nearest_accuracy(some, self.vectors), 0.75)
+
+
+class RetrievalTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def run_on(
+        self, columns: dict[str, list[np.ndarray]], length: int = L, name: str = "core", **kwargs
+    ) -> dict[str, RetrievalResult]:
+        """Retrieval on one parallel set of these sentences."""
+        for language, column in columns.items():
+            rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
+            np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
+        store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
+        settings = {"layer": 1, "pivot": "en", "batch_size": 8, "max_sentences": 0, **kwargs}
+        return Retrieval(OBJECTIVE, store, **settings).run(params())[name]
+
+    def vectors(self, column: list[np.ndarray], length: int, batch_size: int) -> np.ndarray:
+        store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {})
+        retrieval = Retrieval(
+            OBJECTIVE, store, layer=1, pivot="en", batch_size=batch_size, max_sentences=0
+        )
+        return retrieval._vectors(
+            params(), pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
+        )
+
+    def test_translations_that_are_the_same_are_found(self):
+        same = sentences(0)
+        results = self.run_on({"en": same, "sw": same, "de": sentences(1)})
+        self.assertEqual(results["sw"], RetrievalResult(1.0, 1.0, 1 / 12, 12))
+        self.assertLess(results["de"].forward, 1)
+        self.assertEqual(list(results), ["sw", "de"])
+
+    def test_forward_is_from_the_language_to_the_pivot(self):
+        columns = {"sw": sentences(1), "en": sentences(0)}
+        vectors = {lang: self.vectors(column, L, 12) for lang, column in columns.items()}
+        result = self.run_on(columns)["sw"]
+        self.assertNotEqual(result.forward, result.backward)
+        self.assertEqual(result.forward, nearest_accuracy(vectors["sw"], vectors["en"]))
+        self.assertEqual(result.backward, nearest_accuracy(vectors["en"], vectors["sw"]))
+
+    def test_missing_translations_are_left_out(self):
+        english, swahili = sentences(0), sentences(1)
+        none = np.array([], int)
+        gaps = {2, 7}, {7, 9}
+        with_gaps = {
+            "en": [none if i in gaps[0] else s for i, s in enumerate(english)],
+            "sw": [none if i in gaps[1] else s for i, s in enumerate(swahili)],
+        }
+        without = {
+            "en": [s for i, s in enumerate(english) if i not in gaps[0] | gaps[1]],
+            "sw": [s for i, s in enumerate(swahili) if i not in gaps[0] | gaps[1]],
+        }
+        expected = self.run_on(without, name="without")["sw"]
+        self.assertEqual(expected.sentences, 9)
+        self.assertEqual(self.run_on(with_gaps)["sw"], expected)
+
+    def test_a_language_with_one_pair_is_left_out(self):
+        none = np.array([], int)
+        column = [np.array([9]), *[none] * 11]
+        results = self.run_on({"en": sentences(0), "sw": column, "de": sentences(1)})
+        self.assertEqual(list(results), ["de"])
+
+    def test_padding_and_batches_do_not_matter(self):
+        columns = {"en": sentences(0), "sw": sentences(1)}
+        expected = self.vectors(columns["en"], L, 12)
+        for length, batch_size in ((11, 12), (L, 5)):
+            found = self.vectors(columns["en"], length, batch_size)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        result = self.run_on(columns)
+        self.assertEqual(self.run_on(columns, length=11, batch_size=5), result)
+
+    def test_a_vector_is_the_mean_over_the_text(self):
+        column = sentences(0, count=3)
+        vectors = self.vectors(column, L, 3)
+        for vector, sentence in zip(vectors, column, strict=True):
+            row = pad_sentences([sentence], L, SPECIAL, np.dtype(np.int32))
+            states = OBJECTIVE.encoder.apply(
+                {"params": params()},
+                row,
+                (row != SPECIAL.pad).astype(np.int32),
+                np.arange(L, dtype=np.int32)[None],
+                deterministic=True,
+                num_layers=1,
+                method="encode",
+            )
+            expected = states[0, 1 : 1 + len(sentence)].mean(axis=0)
+            np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
+
+    def test_without_the_pivot_the_first_language_is_it(self):
+        columns = {"de": sentences(0), "sw": sentences(1)}
+        found = self.run_on(columns)
+        self.assertEqual(found, self.run_on(columns, pivot="de"))
+        self.assertEqual(list(found), ["sw"])
+
+    def test_fewer_sentences_are_the_first_ones(self):
+        columns = {"en": sentences(0), "sw": sentences(1)}
+        first = {language: column[:5] for language, column in columns.items()}
+        expected = self.run_on(first, name="first")
+        self.assertEqual(self.run_on(columns, max_sentences=5), expected)
+        self.assertEqual(dataclasses.astuple(expected["sw"])[2:], (0.2, 5))
+
+
+if __name__ == "__main__":
+    absltest.main()
