@@ -82,7 +82,7 @@ def _language_shares(config: ConfigDict, store: RowStore) -> dict[str, float]:
 def _target_probabilities(
     store: RowStore, shares: Mapping[str, float], vocab_size: int
 ) -> np.ndarray:
-    """[vocab_size] float32, how often each piece is a target: languages' counts (add one), mixed."""
+    """[vocab_size] float32, how often each piece is a target: counts (add one), mixed."""
     mixed = np.zeros(vocab_size)
     for language, share in shares.items():
         counts = store.token_counts(language) + 1.0

@@ -109,13 +109,15 @@ class RetrievalTest(parameterized.TestCase):
             rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
         store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
-        settings = {"layer": 1, "pivot": "en", "batch_size": 8, "max_sentences": 0, **kwargs}
+        settings = {"layer": 0, "pivot": "en", "batch_size": 8, "max_sentences": 0, **kwargs}
         return Retrieval(OBJECTIVE, store, **settings).run(params())[name]
 
-    def vectors(self, column: list[np.ndarray], length: int, batch_size: int) -> np.ndarray:
+    def vectors(
+        self, column: list[np.ndarray], length: int, batch_size: int, layer: int = 0
+    ) -> np.ndarray:
         store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {})
         retrieval = Retrieval(
-            OBJECTIVE, store, layer=1, pivot="en", batch_size=batch_size, max_sentences=0
+            OBJECTIVE, store, layer=layer, pivot="en", batch_size=batch_size, max_sentences=0
         )
         return retrieval._vectors(
             params(), pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
@@ -129,7 +131,7 @@ class RetrievalTest(parameterized.TestCase):
         self.assertEqual(list(results), ["sw", "de"])
 
     def test_forward_is_from_the_language_to_the_pivot(self):
-        columns = {"sw": sentences(1), "en": sentences(0)}
+        columns = {"sw": sentences(1, count=40), "en": sentences(0, count=40)}
         vectors = {lang: self.vectors(column, L, 12) for lang, column in columns.items()}
         result = self.run_on(columns)["sw"]
         self.assertNotEqual(result.forward, result.backward)
@@ -160,28 +162,29 @@ class RetrievalTest(parameterized.TestCase):
 
     def test_padding_and_batches_do_not_matter(self):
         columns = {"en": sentences(0), "sw": sentences(1)}
-        expected = self.vectors(columns["en"], L, 12)
+        expected = self.vectors(columns["en"], L, 12, layer=1)
         for length, batch_size in ((11, 12), (L, 5)):
-            found = self.vectors(columns["en"], length, batch_size)
+            found = self.vectors(columns["en"], length, batch_size, layer=1)
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         result = self.run_on(columns)
         self.assertEqual(self.run_on(columns, length=11, batch_size=5), result)
 
     def test_a_vector_is_the_mean_over_the_text(self):
         column = sentences(0, count=3)
-        vectors = self.vectors(column, L, 3)
-        for vector, sentence in zip(vectors, column, strict=True):
-            row = pad_sentences([sentence], L, SPECIAL, np.dtype(np.int32))
-            states = OBJECTIVE.encoder.apply(
-                {"params": params()},
-                row,
-                (row != SPECIAL.pad).astype(np.int32),
-                np.arange(L, dtype=np.int32)[None],
-                deterministic=True,
-                num_layers=1,
-                method="encode",
+        rows = pad_sentences(column, L, SPECIAL, np.dtype(np.int32))
+        encode = jax.jit(
+            functools.partial(
+                OBJECTIVE.encoder.apply, deterministic=True, num_layers=1, method="encode"
             )
-            expected = states[0, 1 : 1 + len(sentence)].mean(axis=0)
+        )
+        positions = np.tile(np.arange(L, dtype=np.int32), (3, 1))
+        states = encode(
+            {"params": params()}, rows, (rows != SPECIAL.pad).astype(np.int32), positions
+        )
+        for vector, sentence, state in zip(
+            self.vectors(column, L, 3, layer=1), column, states, strict=True
+        ):
+            expected = np.mean(state[1 : 1 + len(sentence)], axis=0)
             np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
 
     def test_without_the_pivot_the_first_language_is_it(self):

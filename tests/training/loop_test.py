@@ -1,4 +1,4 @@
-"""The loop with a toy objective: intervals, refreshes, checkpoints, and a loss that is not finite."""
+"""The loop with a toy objective: intervals, refreshes, checkpoints, losses that are not finite."""
 
 import dataclasses
 import pathlib

@@ -1,5 +1,6 @@
 """Training a real, tiny model: stopped against uninterrupted, sharded against single."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -120,15 +121,13 @@ class ResumeTest(TestCase):
         objective = builders.objective(config(), store())
         evaluator = builders.exact_masked_lm(config(), objective, store(), in_training=True)
         state = None
-        try:
+        with contextlib.suppress(Stop):
             state = self.train(
                 dataclasses.replace(program, train_step=train_step),
                 folder,
                 batches=batches,
                 evaluators=[evaluator],
             )
-        except Stop:
-            pass
         return state, seen
 
     def test_a_stopped_run_goes_on_as_if_nothing_had_happened(self):

@@ -1,0 +1,170 @@
+"""The numbers of the table, and the pages and plots of a report."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from evaluation import report
+from evaluation.masked_lm import LanguageLoss
+from evaluation.retrieval import RetrievalResult
+from input_pipeline.row_store import RowStore, SpecialIds
+from knn_sampling.output_layer import OutputLayer
+
+LOSSES = {
+    "sw": LanguageLoss(loss=4.0, bits_per_character=1.5, unigram=6.0, tokens=300),
+    "en": LanguageLoss(loss=3.0, bits_per_character=1.0, unigram=5.0, tokens=500),
+    "ka": LanguageLoss(loss=2.5, bits_per_character=0.5, unigram=4.0, tokens=0),
+}
+RETRIEVAL = {
+    "core": {
+        "sw": RetrievalResult(forward=0.5, backward=0.25, chance=0.05, sentences=20),
+        "ka": RetrievalResult(forward=0.125, backward=0.75, chance=0.05, sentences=20),
+    },
+    "news": {"sw": RetrievalResult(forward=1.0, backward=0.75, chance=0.01, sentences=100)},
+}
+ALLOCATION = {
+    "pieces": 600,
+    "languages": {
+        language: {
+            "bytes": num_bytes,
+            "probability": 0.5,
+            "sizes": [100, 200, 300],
+            "alp": [-250.0, -210.0, -200.0],
+            "allocated": allocated,
+            "not_concave": [],
+            "at_largest": allocated == 300,
+        }
+        for language, num_bytes, allocated in (("en", 60_000, 200), ("sw", 20_000, 300))
+    },
+    "steps": [],
+}
+METRICS = [
+    {"step": 1, "train/loss": 6.0, "train/candidates": 150.0, "train/overflow": 0.0},
+    {"step": 2, "train/loss": 5.0, "train/candidates": 170.0, "train/overflow": 20.0},
+    {"step": 2, "eval/loss": 5.5, "eval/loss/en": 5.0, "eval/loss/sw": 6.0},
+]
+
+
+def results(retrieval=RETRIEVAL) -> report.Results:
+    return report.Results(step=10, losses=LOSSES, retrieval=retrieval)
+
+
+def store() -> RowStore:
+    counts = {"en": (9000, 2), "ka": (2000, 0), "sw": (1000, 1)}
+    statistics = {
+        language: {
+            "train": {"tokens": train},
+            "heldout": {"tokens": LOSSES[language].tokens, "unknown": unknown},
+        }
+        for language, (train, unknown) in counts.items()
+    }
+    special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+    return RowStore(pathlib.Path("rows"), 600, 16, "", special, statistics, {})
+
+
+def output_layer(kind: str) -> OutputLayer:
+    return OutputLayer(
+        kind=kind,
+        num_valid=600,
+        k=4,
+        capacity=160,
+        refresh_every=2,
+        block_size=64,
+        log_q_correction=True,
+        exact_fraction=0.1,
+        frequency_bias=True,
+    )
+
+
+def cells(table: str) -> dict[str, list[str]]:
+    """First cell of each row -> its other cells."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len({len(row) for row in rows}) == 1, "rows of unequal length are no table"
+    return {row[0]: row[1:] for row in rows}
+
+
+class EvaluationTableTest(absltest.TestCase):
+    def test_values(self):
+        table = cells(report.evaluation_table(results(), store()))
+        self.assertEqual(list(table)[2:], ["en", "ka", "sw", "**mean**"])
+        self.assertEqual(
+            table["en"], ["9000", "500", "0.40", "3.000", "5.000", "1.000", "", "", ""]
+        )
+        self.assertEqual(
+            table["ka"],
+            ["2000", "0", "0.00", "2.500", "4.000", "0.500", "12.5 %", "75.0 %", "5.0 %"],
+        )
+        # Averaged over the two sets it is in.
+        self.assertEqual(
+            table["sw"],
+            ["1000", "300", "0.33", "4.000", "6.000", "1.500", "75.0 %", "50.0 %", "3.0 %"],
+        )
+        # The pivot is no part of the mean of retrieval.
+        self.assertEqual(
+            table["**mean**"],
+            ["", "", "", "3.167", "5.000", "1.000", "43.8 %", "62.5 %", "4.0 %"],
+        )
+
+    def test_without_parallel_text(self):
+        for retrieval in ({}, {"core": {}}):
+            table = cells(report.evaluation_table(results(retrieval), store()))
+            for language in ("en", "ka", "sw", "**mean**"):
+                self.assertEqual(table[language][-3:], ["", "", ""])
+            self.assertEqual(table["**mean**"][3:6], ["3.167", "5.000", "1.000"])
+
+
+class WriteReportTest(parameterized.TestCase):
+    def write(self, kind: str, metrics=METRICS, retrieval=RETRIEVAL) -> tuple[str, pathlib.Path]:
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "report"
+        path = report.write_report(
+            folder,
+            results(retrieval),
+            store=store(),
+            output_layer=output_layer(kind),
+            allocation=ALLOCATION,
+            metrics=metrics,
+        )
+        self.assertEqual(path, folder / "report.md")
+        return path.read_text(encoding="utf-8"), folder
+
+    @parameterized.product(kind=("knn", "full"), retrieval=(RETRIEVAL, {}))
+    def test_all_that_the_page_shows_is_there(self, kind, retrieval):
+        page, folder = self.write(kind, retrieval=retrieval)
+        plots = {"alp.png", "sizes.png", "loss.png"}
+        if kind == "knn":
+            plots.add("candidates.png")
+        self.assertEqual({p.name for p in folder.iterdir()}, plots | {"report.md", "results.json"})
+        for plot in plots:
+            self.assertIn(f"]({plot})", page)
+            self.assertTrue((folder / plot).read_bytes().startswith(b"\x89PNG"))
+        self.assertEqual(page.count("]("), len(plots))
+        self.assertIn(report.evaluation_table(results(retrieval), store()), page)
+        self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
+        self.assertIn("3 languages, 600 pieces, 10 steps.", page)
+        self.assertIn("loss 3.167 nats a token (unigram 5.000), 1.000 bits a character", page)
+
+    def test_results_can_be_read_back(self):
+        _, folder = self.write("knn")
+        found = json.loads((folder / "results.json").read_text())
+        self.assertEqual(found["step"], 10)
+        self.assertEqual(found["losses"]["sw"]["loss"], 4.0)
+        self.assertEqual(found["retrieval"]["news"]["sw"]["sentences"], 100)
+
+    def test_a_run_without_evaluations_so_far(self):
+        page, _ = self.write("knn", metrics=METRICS[:2])
+        self.assertIn("loss.png", page)
+        self.write("knn", metrics=[])
+
+    def test_metrics_change_the_plots(self):
+        pages = []
+        for loss in (5.0, 3.0):
+            _, folder = self.write("knn", metrics=[METRICS[0], {**METRICS[1], "train/loss": loss}])
+            pages.append({p.name: p.read_bytes() for p in folder.glob("*.png")})
+        changed = {name for name in pages[0] if pages[0][name] != pages[1][name]}
+        self.assertEqual(changed, {"loss.png"})
+
+
+if __name__ == "__main__":
+    absltest.main()
