@@ -105,12 +105,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh.rules = (("vocab", "model"), ("mlp", "model"), ("heads", "model"))
 
     config.train = ConfigDict()
-    config.train.num_steps = 1500
+    config.train.num_steps = 1000
     config.train.batch_size = 16
     config.train.seed = 0
     config.train.log_every = 10
-    config.train.evaluate_every = 250
-    config.train.checkpoint_every = 250
+    config.train.evaluate_every = 200
+    config.train.checkpoint_every = 200
     config.train.keep_checkpoints = 2
 
     config.evaluation = ConfigDict()

@@ -11,3 +11,5 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most programs run once here, so what optimising them would take is more than it would save.
+jax.config.update("jax_disable_most_optimizations", True)
