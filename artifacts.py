@@ -70,11 +70,18 @@ class Stage:
     @property
     def done(self) -> bool:
         """Whether the stage has finished here before, under the same settings."""
-        return (self.folder / _DONE).exists()
+        return (self.folder / _DONE).exists() and self._claimed
+
+    @property
+    def _claimed(self) -> bool:
+        path = self.folder / _SETTINGS
+        return path.exists() and read_json(path) == self.settings
 
     def claim(self) -> None:
         """Reserves the folder for these settings, before what is in it depends on them."""
-        write_json(self.folder / _SETTINGS, self.settings)
+        if not self._claimed:
+            (self.folder / _DONE).unlink(missing_ok=True)
+            write_json(self.folder / _SETTINGS, self.settings)
 
     def finish(self) -> None:
         """Marks the folder as whole; the last thing a stage does."""
@@ -82,18 +89,24 @@ class Stage:
         write_text(self.folder / _DONE, "")
 
 
-def open_stage(folder: str | os.PathLike[str], settings: Any) -> Stage:
+def open_stage(folder: str | os.PathLike[str], settings: Any, *, replace: bool = False) -> Stage:
     """Opens `folder` for a stage that runs under `settings` (JSON-able).
 
     Nothing is written until the stage claims the folder or finishes, so that a stage that failed
     for its settings can be run again with better ones.
+
+    Args:
+      folder: the stage's own.
+      settings: all that its results depend on.
+      replace: whether results of other settings are made anew instead of refused. For a stage that
+        writes each of its files whole and keeps nothing of the old ones.
 
     Raises:
       ValueError: the folder belongs to other settings; the message names each that differs.
     """
     folder = pathlib.Path(folder)
     settings = json.loads(json.dumps(settings))  # tuples become lists, as when read back
-    if (folder / _SETTINGS).exists():
+    if (folder / _SETTINGS).exists() and not replace:
         found = read_json(folder / _SETTINGS)
         if found != settings:
             differences = "\n".join(_differences(found, settings))

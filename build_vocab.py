@@ -1,24 +1,28 @@
-"""Builds a VoCap vocabulary: text per language in, one SentencePiece model and its record out.
+"""Builds a vocabulary: text per language in, one SentencePiece model and its report out.
 
     python build_vocab.py --config=configs/quickstart.py --workdir=DIR
 
-Writes DIR/vocab/spm.model, and allocation.json with curves, probabilities and every step.
+Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
+probabilities and every step. Run again with other settings of the `vocab` section, it makes anew
+only what depends on them. With --config.vocab.tables=FOLDER it reads no text, but the tables of
+run counts that count_text.py makes.
 """
 
 import dataclasses
-import functools
+import hashlib
 import pathlib
+from collections.abc import Iterable, Mapping
 
 from absl import flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
 import artifacts
 import entry_point
 from builders import data as builders
 from input_pipeline.corpus import load_corpus
-from vocap import record
-from vocap.build import build_vocabulary
+from vocap import report
+from vocap.build import CACHE_VERSION, Source, build_vocabulary
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -26,33 +30,47 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 def main(_) -> None:
     config, folders = _CONFIG.value, builders.Folders(pathlib.Path(_WORKDIR.value))
-    spec, settings = builders.corpus_spec(config), builders.vocabulary_settings(config)
-
-    corpus = load_corpus(spec)
-    stage = artifacts.open_stage(
-        folders.vocab,
-        {
-            "corpus": dataclasses.asdict(spec),
-            "text": corpus.digest(),
-            "vocab": {k: v for k, v in config.vocab.items() if k != "num_workers"},
-        },
-    )
+    settings = builders.vocabulary_settings(config)
+    train, heldout, origin = _sources(config)
+    own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
+    stage = artifacts.open_stage(folders.vocab, {**origin, "vocab": own}, replace=True)
     if stage.done:
         logging.info("%s is up to date", folders.vocab)
         return
-    vocabulary = build_vocabulary(
-        {language: corpus.sentences(language) for language in corpus.train},
-        settings,
-        cache=folders.vocab / "languages",
-        progress=functools.partial(
-            tqdm, desc="vocabularies", unit="language", total=len(corpus.train)
-        ),
-    )
+    cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
+    vocabulary = build_vocabulary(train, heldout, settings, cache, _progress)
+    stage.claim()
     artifacts.write_bytes(folders.tokenizer, vocabulary.model)
-    artifacts.write_json(folders.vocab / "allocation.json", record.allocation_record(vocabulary))
-    print(record.allocation_table(record.allocation_record(vocabulary)))
+    report.write_report(folders.vocab, vocabulary, settings)
     stage.finish()
     logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
+    print(f"report: {folders.vocab / 'report.md'}")
+
+
+def _sources(config: ConfigDict) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
+    """Training and held-out text of each language, and what tells it from other text."""
+    if config.vocab.tables:
+        train, heldout = builders.count_tables(config)
+        digests = {}
+        for path in (*train.values(), *heldout.values()):
+            with path.open("rb") as file:
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return train, heldout, {"tables": digests}
+    spec = builders.corpus_spec(config)
+    corpus = load_corpus(spec)
+    return (
+        {language: corpus.sentences(language) for language in corpus.train},
+        {
+            lang: corpus.sentences(lang, "heldout")
+            for lang, found in corpus.heldout.items()
+            if found
+        },
+        {"corpus": dataclasses.asdict(spec), "text": corpus.digest()},
+    )
+
+
+def _progress(items: Iterable, name: str, total: int) -> Iterable:
+    return tqdm(items, desc=name, total=total, disable=not total)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """What the entry points share: how they start, and how they tell an error."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-    """Parses the flags, of which --config and --workdir are required, and runs `main`.
+def run(main: Callable[[list[str]], None], required: Sequence[str] = ("config", "workdir")) -> None:
+    """Parses the flags, of which those in `required` must be given, and runs `main`.
 
     Every room reports wrong input as a ValueError that says what to do. The program then ends with
     that message and status 1; the traceback is shown with -v 1 only.
@@ -21,5 +21,5 @@ def run(main: Callable[[list[str]], None]) -> None:
                 raise
             sys.exit(f"error (-v 1 for the traceback): {error}")
 
-    flags.mark_flags_as_required(["config", "workdir"])
+    flags.mark_flags_as_required(required)
     app.run(plain_main)

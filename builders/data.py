@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -97,13 +99,20 @@ class Folders:
         return self.tokenizer.read_bytes()
 
 
-def settings(kind: type[T], section: ConfigDict, name: str, **derived: Any) -> T:
+def settings(
+    kind: type[T],
+    section: ConfigDict,
+    name: str,
+    read_elsewhere: Sequence[str] = (),
+    **derived: Any,
+) -> T:
     """One section of a config as its settings class.
 
     Args:
       kind: a dataclass.
-      section: its fields, less the derived ones.
+      section: its fields, less the derived ones, and the keys that are read elsewhere.
       name: of the section, for messages.
+      read_elsewhere: keys of the section that are no fields, or not as they stand.
       **derived: fields that follow from other things, such as the vocabulary size.
 
     Raises:
@@ -111,10 +120,12 @@ def settings(kind: type[T], section: ConfigDict, name: str, **derived: Any) -> T
     """
     values = section.to_dict()
     known = {field.name for field in dataclasses.fields(kind)} - set(derived)  # type: ignore[arg-type]
+    known |= set(read_elsewhere)
     if set(values) != known:
         unknown, missing = sorted(set(values) - known), sorted(known - set(values))
         raise ValueError(f"config.{name}: unknown keys {unknown}, missing keys {missing}")
-    return kind(**values, **derived)
+    fields = {key: value for key, value in values.items() if key not in read_elsewhere}
+    return kind(**fields, **derived)
 
 
 def corpus_spec(config: ConfigDict) -> CorpusSpec:
@@ -122,7 +133,64 @@ def corpus_spec(config: ConfigDict) -> CorpusSpec:
 
 
 def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
-    return settings(VocabularySettings, config.vocab, "vocab")
+    path = config.vocab.get("amounts", "")
+    return settings(
+        VocabularySettings,
+        config.vocab,
+        "vocab",
+        read_elsewhere=("amounts", "tables"),
+        amounts=_read_amounts(path) if path else {},
+    )
+
+
+def _read_amounts(path: str) -> dict[str, float]:
+    """Amounts of text, or probabilities, per language from a JSON file."""
+    try:
+        found = artifacts.read_json(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"vocab.amounts: cannot read {path}: {error}") from None
+    # An empty object would pass for no amounts, and those of the text would be taken.
+    is_table = isinstance(found, dict) and found
+    if not is_table or not all(type(value) in (int, float) for value in found.values()):
+        raise ValueError(f'vocab.amounts: {path} must hold one object, {{"en": 300.8, ...}}')
+    return found
+
+
+def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
+    """Tables of runs for training and held-out, by language, in the folder vocab.tables.
+
+    They are called `<lang>.runs.gz` and `<lang>.heldout.runs.gz`.
+
+    Raises:
+      ValueError: a language of corpus.languages, or every one, is missing, or there are parts of
+        tables.
+    """
+    folder = pathlib.Path(config.vocab.tables)
+    found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
+    # Each would pass for a language of its own.
+    if parts := sorted(name for name in found if re.search("-[0-9]+-of-[0-9]+$", name)):
+        raise ValueError(
+            f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
+            "count_text.py --merge"
+        )
+    wanted = set(config.corpus.languages)
+    heldout = {
+        name.removesuffix(".heldout"): path
+        for name, path in found.items()
+        if name.endswith(".heldout")
+    }
+    train = {name: path for name, path in found.items() if not name.endswith(".heldout")}
+    if wanted:
+        missing = sorted(wanted - set(train))
+        if missing:
+            raise ValueError(
+                f"{folder} has no tables of {', '.join(missing)} (corpus.languages); count_text.py "
+                "makes them"
+            )
+        train = {language: path for language, path in train.items() if language in wanted}
+    if not train:
+        raise ValueError(f"{folder} has no tables <lang>.runs.gz; count_text.py makes them")
+    return train, {language: heldout[language] for language in train if language in heldout}
 
 
 def row_store_settings(config: ConfigDict) -> RowStoreSettings:

@@ -36,19 +36,28 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.seed = 0
 
     config.vocab = ConfigDict()
+    config.vocab.tables = ""
+    config.vocab.method = "vocap"
+    config.vocab.compare = ("vocap", "proportional", "uniform", "joint", "clustered")
     config.vocab.target_size = 5000
     config.vocab.sizes = (
         *range(100, 2000, 100),
         *range(2000, 3000, 250),
         *range(3000, 10001, 1000),
     )
+    config.vocab.amounts = ""
     config.vocab.alpha = 0.7
     config.vocab.beta = 0.7
+    config.vocab.num_clusters = 4
+    config.vocab.trainer = "nested"
     config.vocab.character_coverage = 0.9995
     config.vocab.max_piece_length = 16
+    config.vocab.max_seeds = 1_000_000
+    config.vocab.max_characters = 100_000_000
     config.vocab.alp_probabilities = "corpus"
     config.vocab.em_iterations = 5
     config.vocab.num_workers = 2
+    config.vocab.seed = 0
 
     config.store = ConfigDict()
     config.store.length = 128
@@ -132,6 +141,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def _shrink(config: ConfigDict) -> None:
     """The whole job in seconds, for tests."""
     config.corpus.languages = ("en", "ka", "sw")
+    config.vocab.compare = ("uniform",)
     config.vocab.target_size = 600
     config.vocab.sizes = (100, 200, 300, 400, 500)
     config.vocab.num_workers = 1

@@ -16,7 +16,9 @@ from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.row_store import RowStore
 from knn_sampling.output_layer import OutputLayer
-from vocap import record
+from vocap import plots
+from vocap.record import allocated
+from vocap.report import allocation_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +41,7 @@ def write_report(
 ) -> pathlib.Path:
     """Writes report.md, its plots and results.json into `folder`; returns the report's path."""
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
-    record.plot_curves(allocation, folder / "alp.png")
-    record.plot_sizes(allocation, folder / "sizes.png")
+    plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
     if output_layer.uses_neighbours:
         exact_from -= round(output_layer.exact_fraction * results.step)
@@ -52,12 +53,13 @@ def write_report(
         evaluation_table(results, store),
         _EVALUATION_NOTE,
         "## Vocabulary",
-        record.allocation_table(allocation),
+        allocation_table(allocation),
         "![ALP against size](alp.png)",
-        "![Allocated sizes](sizes.png)",
-        "## Training",
-        "![Training and evaluation loss](loss.png)",
     ]
+    if allocated(allocation):
+        plots.plot_sizes(allocation, folder / "sizes.png")
+        sections.append("![Allocated sizes](sizes.png)")
+    sections += ["## Training", "![Training and evaluation loss](loss.png)"]
     if output_layer.uses_neighbours:
         plot_candidates(metrics, output_layer.capacity, exact_from, folder / "candidates.png")
         sections += [_TRAINING_NOTE, "![Candidates](candidates.png)"]

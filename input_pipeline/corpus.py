@@ -84,9 +84,10 @@ class Corpus:
     heldout: dict[str, list[Document]]
     parallel: tuple[ParallelText, ...]
 
-    def sentences(self, language: str) -> list[str]:
-        """The training sentences of a language."""
-        return [sentence for document in self.train[language] for sentence in document]
+    def sentences(self, language: str, split: str = "train") -> list[str]:
+        """The sentences of a language, of the split "train" or "heldout"."""
+        documents = {"train": self.train, "heldout": self.heldout}[split][language]
+        return [sentence for document in documents for sentence in document]
 
     def digest(self) -> str:
         """SHA-256 of all text and its split, in hexadecimal."""

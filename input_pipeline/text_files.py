@@ -1,11 +1,13 @@
 """Reading text files that others made: every fault named with file, line and remedy.
 
 Formats: `<lang>.txt` (one sentence a line, a blank line between documents), `<lang>.jsonl` (one
-document a line, in its `text` field) and parallel TSV, each plain, `.gz` or `.xz`, UTF-8.
-docs/corpus_format.md describes them for users.
+document a line, in its `text` field) and parallel TSV, each plain, `.gz`,
+`.xz` or `.bz2`, UTF-8. docs/corpus_format.md describes them for users.
 """
 
+import bz2
 import gzip
+import itertools
 import json
 import lzma
 import pathlib
@@ -16,10 +18,15 @@ from typing import Any
 
 Document = list[str]  # sentences, in order
 
-_OPENERS: dict[str, Callable[..., Any]] = {"": open, "gz": gzip.open, "xz": lzma.open}
-_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_OPENERS: dict[str, Callable[..., Any]] = {
+    "": open,
+    "gz": gzip.open,
+    "xz": lzma.open,
+    "bz2": bz2.open,
+}
+_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv")
-_ARCHIVES = ("bz2", "zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
+_ARCHIVES = ("zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 
@@ -31,14 +38,14 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
       ValueError: the name is that of a text file under a compression that cannot be read.
     """
     stem, *suffixes = path.name.split(".")
-    compression = suffixes.pop() if suffixes and suffixes[-1] in ("gz", "xz") else ""
+    compression = suffixes.pop() if suffixes and suffixes[-1] in _OPENERS else ""
     if suffixes and suffixes[-1] in _KINDS:
         return ".".join([stem, *suffixes[:-1]]), suffixes[-1], compression
     looks_like_text = any(suffix in _KINDS for suffix in suffixes) or is_language(stem)
     if suffixes and looks_like_text and (suffixes[-1] in _ARCHIVES or suffixes[0] in _KINDS):
         raise ValueError(
-            f"{path}: unknown compression {suffixes[-1]!r}; text may be plain, .gz or .xz: "
-            "recompress the file, or move it out of the folder"
+            f"{path}: unknown compression {suffixes[-1]!r}; text may be plain, .gz, .xz or "
+            ".bz2: recompress the file, or move it out of the folder"
         )
     return None
 
@@ -57,7 +64,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
     file_type = file_format(path)
     if file_type is None:
         raise ValueError(
-            f"{path}: not a text file; expected .txt, .jsonl or .tsv, or these .gz/.xz"
+            f"{path}: not a text file; expected .txt, .jsonl or .tsv, or these .gz/.xz/.bz2"
         )
     number = 0
     try:
@@ -73,6 +80,9 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
             "often latin1, cp1252 or utf-16"
         ) from error
     except _DAMAGE as error:
+        # A damaged file has no error number, one that is missing or on a broken disk has.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise ValueError(
             f"{path}, after line {number}: cannot be read ({error}); the file may be cut off or "
             "damaged: copy or download it again"
@@ -99,8 +109,36 @@ def read_documents(path: pathlib.Path) -> list[Document]:
                 documents.append([])
     documents = [document for document in documents if document]
     if not documents:
-        raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
+        raise ValueError(_only_blank_lines(path))
     return documents
+
+
+def read_sentences(path: pathlib.Path) -> Iterator[str]:
+    """Yields the sentences of a `.txt` or `.jsonl` file one by one, of whatever size the file is.
+
+    Raises:
+      ValueError: as `read_documents`, but where the text has been read so far; the file is TSV.
+    """
+    file_type = file_format(path)
+    if file_type is not None and file_type[1] == "tsv":
+        raise ValueError(
+            f"{path}: this is parallel text; cut out one language's column, as in "
+            "'cut -f 2 FILE > en.txt', and give that file"
+        )
+    if file_type is not None and file_type[1] == "jsonl":
+        sentences: Iterator[str] = itertools.chain.from_iterable(_read_jsonl(path))
+    else:
+        sentences = filter(None, map(str.strip, read_lines(path)))
+    is_blank = True
+    for sentence in sentences:
+        is_blank = False
+        yield sentence
+    if is_blank:
+        raise ValueError(_only_blank_lines(path))
+
+
+def _only_blank_lines(path: pathlib.Path) -> str:
+    return f"{path}: the file holds only blank lines; add text or remove the file"
 
 
 def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:

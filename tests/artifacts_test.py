@@ -2,6 +2,7 @@
 
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
@@ -99,6 +100,47 @@ class StageTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"made under another config:{lines}.*--workdir"):
             artifacts.open_stage(self.folder, {**self.settings, **changed})
         self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+    def test_only_the_settings_of_the_last_that_finished_are_done(self):
+        first, other = self.settings, {**self.settings, "more": 5}
+        artifacts.open_stage(self.folder, first).finish()
+        stage = artifacts.open_stage(self.folder, other, replace=True)
+        self.assertFalse(stage.done)
+        # Nothing has been written yet, so the old results stand.
+        self.assertTrue(artifacts.open_stage(self.folder, first, replace=True).done)
+        stage.finish()
+        self.assertTrue(artifacts.open_stage(self.folder, other).done)
+        self.assertFalse(artifacts.open_stage(self.folder, first, replace=True).done)
+
+    def test_a_stage_that_replaces_and_is_stopped_leaves_nothing_done(self):
+        first, other = self.settings, {**self.settings, "more": 5}
+        artifacts.open_stage(self.folder, first).finish()
+        artifacts.open_stage(self.folder, other, replace=True).claim()
+        for settings in (first, other):
+            self.assertFalse(artifacts.open_stage(self.folder, settings, replace=True).done)
+        # Nor does going back to the first settings take the mixture for theirs.
+        artifacts.open_stage(self.folder, first, replace=True).claim()
+        self.assertFalse(artifacts.open_stage(self.folder, first).done)
+
+    def test_stopped_between_the_two_files_of_a_claim_it_is_not_done(self):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        stage = artifacts.open_stage(self.folder, {**self.settings, "more": 5}, replace=True)
+        with (
+            mock.patch.object(artifacts, "write_json", side_effect=KeyboardInterrupt),
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            stage.claim()
+        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
+
+    def test_claiming_again_keeps_a_finished_stage(self):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        artifacts.open_stage(self.folder, self.settings).claim()
+        self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+    def test_without_its_settings_a_folder_is_not_done(self):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        (self.folder / "settings.json").unlink()
+        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
 
 
 if __name__ == "__main__":

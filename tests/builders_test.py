@@ -115,6 +115,97 @@ class KeysTest(parameterized.TestCase):
             SETTINGS[section](config)
 
 
+class VocabularyTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.config = runlocal()
+
+    @parameterized.parameters("amounts", "tables", "max_seeds")
+    def test_a_missing_key_is_named_whoever_reads_it(self, key):
+        with self.config.unlocked():
+            del self.config.vocab[key]
+        with self.assertRaisesRegex(ValueError, rf"config.vocab: .*missing keys \['{key}'\]"):
+            data_builders.vocabulary_settings(self.config)
+
+    def test_no_amounts_are_those_of_the_text(self):
+        self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})
+
+    def test_amounts_come_from_a_file(self):
+        path = self.folder / "amounts.json"
+        path.write_text('{"en": 300.8, "sw": 2}')
+        self.config.vocab.amounts = str(path)
+        settings = data_builders.vocabulary_settings(self.config)
+        self.assertEqual(settings.amounts, {"en": 300.8, "sw": 2})
+        self.assertEqual(settings.target_size, self.config.vocab.target_size)
+
+    @parameterized.parameters(
+        (None, "cannot read .*/amounts.json: .*No such file"),
+        ('{"en": 1', "cannot read .*amounts.json: Expecting"),
+        ("[300.8, 2]", r"/amounts.json must hold one object, \{.en.: 300.8, ...\}"),
+        ("{}", "/amounts.json must hold one object"),
+        ('{"en": "300.8"}', "/amounts.json must hold one object"),
+        ('{"en": true}', "/amounts.json must hold one object"),
+        ('{"en": {"gb": 1}}', "/amounts.json must hold one object"),
+    )
+    def test_an_amounts_file_that_cannot_be_is_named(self, content, message):
+        path = self.folder / "amounts.json"
+        if content is not None:
+            path.write_text(content)
+        self.config.vocab.amounts = str(path)
+        with self.assertRaisesRegex(ValueError, f"vocab.amounts: .*{message}"):
+            data_builders.vocabulary_settings(self.config)
+
+    def tables(self, *names: str):
+        """The tables found, by language, as file names, in a folder with the files `names`."""
+        for name in names:
+            (self.folder / name).touch()
+        self.config.vocab.tables = str(self.folder)
+        train, heldout = data_builders.count_tables(self.config)
+        for path in (*train.values(), *heldout.values()):
+            self.assertEqual(path.parent, self.folder)
+        return tuple({k: path.name for k, path in found.items()} for found in (train, heldout))
+
+    def test_tables_are_found_by_their_names(self):
+        self.config.corpus.languages = ()
+        train, heldout = self.tables(
+            "en.runs.gz", "zh_Hant.runs.gz", "en.heldout.runs.gz", "sw.heldout.runs.gz",
+            "README.md", "de.txt.gz", ".ka.runs.123.gz",
+        )  # fmt: skip
+        self.assertEqual(train, {"en": "en.runs.gz", "zh_Hant": "zh_Hant.runs.gz"})
+        self.assertEqual(heldout, {"en": "en.heldout.runs.gz"})
+
+    def test_only_the_languages_of_the_corpus_are_taken(self):
+        self.config.corpus.languages = ("sw", "ka")
+        train, heldout = self.tables(
+            "en.runs.gz", "sw.runs.gz", "ka.runs.gz", "en.heldout.runs.gz", "ka.heldout.runs.gz"
+        )
+        self.assertEqual(train, {"sw": "sw.runs.gz", "ka": "ka.runs.gz"})
+        self.assertEqual(heldout, {"ka": "ka.heldout.runs.gz"})
+
+    @parameterized.parameters(
+        (("en", "ka", "sw"), ["en.runs.gz"], r"no tables of ka, sw \(corpus.languages\)"),
+        (("en",), ["en.heldout.runs.gz"], "no tables of en "),
+        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; count_text.py makes them"),
+        ((), [], "no tables <lang>.runs.gz"),
+        (
+            (),
+            ["sw.runs.gz", "en-00000-of-00002.runs.gz", "en-00001-of-00002.runs.gz"],
+            "en-00000-of-00002.runs.gz is a part of a table; .* --merge",
+        ),
+    )
+    def test_a_folder_of_tables_that_will_not_do_is_named(self, languages, names, message):
+        self.config.corpus.languages = languages
+        with self.assertRaisesRegex(ValueError, message):
+            self.tables(*names)
+
+    def test_a_folder_of_tables_that_does_not_exist_is_named(self):
+        self.config.corpus.languages = ()
+        self.config.vocab.tables = str(self.folder / "lost")
+        with self.assertRaisesRegex(ValueError, "lost has no tables <lang>.runs.gz"):
+            data_builders.count_tables(self.config)
+
+
 class FitTest(parameterized.TestCase):
     def test_all_targets_of_a_batch_must_fit_the_candidates(self):
         config = runlocal()

@@ -1,31 +1,33 @@
-"""Which vocabulary size each language gets (paper Section 2.2-2.3, Eqs. 2-3, Algorithm 1)."""
+"""Which vocabulary size each language gets (paper Section 2.2-2.3, Eqs. 2-3, Algorithm 1).
 
-import collections
+How T is met exactly:
+
+1. A step swaps a language's vocabulary for its next one. What the old one alone held leaves
+   the union, which may shrink; nobody steps back, so it ends after as many steps as there are.
+2. Steps stop as soon as the union holds T pieces.
+3. If a step would leave more than T, its language keeps its old vocabulary and adds the new
+   pieces in the order of their probability until T is reached. Nothing else leaves the union.
+
+A character that is required in a language is in each of its vocabularies, so none is ever
+dropped, and with them no script; special tokens are outside of the budget.
+"""
+
+import bisect
 import dataclasses
-import heapq
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from vocap.curves import Curve, concave_envelope
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """A language's vocabularies at growing sizes, with the ALP of each.
-
-    Attributes:
-      sizes: [S] numbers of pieces, strictly ascending.
-      alp: [S] average log probability (Eq. 1) at each size, nats a sentence.
-      pieces: [S] the pieces of each vocabulary, highest probability first.
-    """
-
-    sizes: tuple[int, ...]
-    alp: tuple[float, ...]
-    pieces: tuple[tuple[str, ...], ...]
+METHODS = ("vocap", "proportional", "uniform")
+SEARCHES = ("greedy", "threshold")
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step of the greedy allocation: `language` grew to `size`.
+    """One step of an allocation: `language` grew to `size`.
 
     `gain` is the weighted ALP gain a piece, q_i^beta * dALP / dsize; `union` the number of
     distinct pieces after the step. First sizes, which every language gets, have gain infinity.
@@ -38,16 +40,47 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """What an allocation would become if one language took one step more, or one less.
+
+    Attributes:
+      size: where the step leads.
+      alp: change of the language's ALP, nats a sentence; that of a step less is mostly negative.
+      gain: weighted ALP gain a piece between the two sizes, q_i^beta * dALP / dsize.
+      pieces: change of the number of distinct pieces in the union.
+    """
+
+    size: int
+    alp: float
+    gain: float
+    pieces: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin:
+    """A language at the cut: `less` undoes its last step, `more` is the step it did not get.
+
+    Either is None where there is no such step, at the smallest and at the largest size.
+    """
+
+    less: Change | None
+    more: Change | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Allocation:
     """The outcome of `allocate`.
 
     Attributes:
       sizes: allocated size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      steps: every step taken, in order.
+      steps: the steps in order; of a threshold search only those behind the threshold.
       not_concave: sizes of each language that lie under the concave envelope and were skipped.
       at_largest: languages that ended at their largest trained size: the curve was too short to
         say how much more they deserve.
+      partial: the language whose last step overshot, if one did; it has the pieces of its size
+        before that step and the most probable new ones of `sizes`, as many as there was room for.
+      margins: of each language, what one step less and one step more would change.
     """
 
     sizes: dict[str, int]
@@ -55,55 +88,51 @@ class Allocation:
     steps: tuple[Step, ...]
     not_concave: dict[str, tuple[int, ...]]
     at_largest: tuple[str, ...]
+    partial: str | None
+    margins: dict[str, Margin]
 
 
-def language_probabilities(sizes: Mapping[str, float], alpha: float) -> dict[str, float]:
+def language_probabilities(
+    amounts: Mapping[str, float], alpha: float, languages: Iterable[str] | None = None
+) -> dict[str, float]:
     """q_i = f_i^alpha / sum_j f_j^alpha with f_i = n_i / sum_k n_k (Eq. 3).
 
+    Only shares matter, so n may be sentences, bytes or gigabytes. It may also be a table of
+    probabilities: with alpha = 1 they are kept, renormalised over `languages`.
+
     Args:
-      sizes: n_i, amount of text of each language in any one unit; positive.
-      alpha: smoothing exponent; 1 keeps the corpus shares, 0 makes all languages equal.
+      amounts: n_i, of each language, in any one unit; positive.
+      alpha: smoothing exponent; 1 keeps the shares, 0 makes all languages equal.
+      languages: the languages wanted, where `amounts` has more; by default all of it.
+
+    Returns:
+      The probability of each language, in the order of `languages`; their sum is 1.
 
     Raises:
-      ValueError: no language, or an amount that is not positive and finite.
+      ValueError: no language, one that is missing in `amounts`, an amount that is not positive and
+        finite, or an alpha that is not zero or more.
     """
-    if not sizes:
+    wanted = list(amounts if languages is None else languages)
+    if not wanted:
         raise ValueError("no languages to compute probabilities for")
-    for language, size in sizes.items():
-        if not 0 < size < float("inf"):
-            raise ValueError(f"language {language!r} has corpus size {size}; must be positive")
-    counts = np.array(list(sizes.values()), np.float64)
-    smoothed = (counts / counts.sum()) ** alpha
-    return dict(zip(sizes, (smoothed / smoothed.sum()).tolist(), strict=True))
-
-
-def concave_envelope(sizes: Sequence[int], alp: Sequence[float]) -> list[int]:
-    """Indices of the vertices of the upper concave envelope of the points (size, ALP).
-
-    Measured curves are not everywhere concave, and a greedy step that looks one size ahead stalls
-    in front of a small gain that hides a large one. On the envelope the gain a piece only falls,
-    which is what makes the greedy choice the best one.
-    """
-    kept: list[int] = []
-    for i in range(len(sizes)):
-        while len(kept) >= 2:
-            a, b = kept[-2], kept[-1]
-            rise_ab = (alp[b] - alp[a]) * (sizes[i] - sizes[b])
-            rise_bi = (alp[i] - alp[b]) * (sizes[b] - sizes[a])
-            if rise_ab > rise_bi:
-                break
-            kept.pop()
-        kept.append(i)
-    return kept
-
-
-def _replace(union: collections.Counter[str], old: Sequence[str], new: Sequence[str]) -> None:
-    """Swaps one language's pieces in `union`, which counts the languages that hold each piece."""
-    union.update(new)
-    for piece in old:
-        union[piece] -= 1
-        if not union[piece]:
-            del union[piece]
+    missing = sorted(set(wanted) - set(amounts))
+    if missing:
+        raise ValueError(
+            f"no amount or probability is given for {', '.join(missing)}; add them to the table of "
+            f"{len(amounts)} languages, or leave them out of the corpus"
+        )
+    for language in wanted:
+        if not 0 < amounts[language] < math.inf:
+            raise ValueError(
+                f"language {language!r} has amount {amounts[language]}; must be positive and finite"
+            )
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha is {alpha}; must be zero or more")
+    # fsum does not depend on the order of the languages, so that equal languages stay equal.
+    total = math.fsum(amounts[language] for language in wanted)
+    smoothed = {language: (amounts[language] / total) ** alpha for language in wanted}
+    norm = math.fsum(smoothed.values())
+    return {language: value / norm for language, value in smoothed.items()}
 
 
 def allocate(
@@ -112,87 +141,237 @@ def allocate(
     *,
     beta: float,
     budget: int,
+    method: str = "vocap",
+    search: str = "greedy",
 ) -> Allocation:
     """Greedily maximises sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
 
     Algorithm 1: every language starts at its smallest size; then the language with the largest
     weighted gain a piece grows by one step of its concave envelope, until the union holds T
-    pieces. The union shares what languages have in common, so it is counted piece by piece.
-
-    T is met exactly. If the last step overshoots, its language contributes its new pieces in the
-    order of their probability until T is reached; nothing that was in the union before is dropped,
-    so the required characters, which each smallest vocabulary holds, all stay. Ties go to the
-    language that comes first in code point order.
+    pieces. The union shares what languages have in common, so it is counted piece by piece. Ties
+    go to the language that comes first in code point order. This module's head says how T is met.
 
     Args:
       curves: each language's vocabularies and ALP.
-      probabilities: q_i of each language (Eq. 3).
+      probabilities: q_i of each language (Eq. 3); for "proportional", any positive weights.
       beta: exponent of q_i in the objective (Eq. 2); 0 ignores the amount of text.
       budget: T, the number of pieces wanted, specials not counted.
+      method: who grows next. "vocap" is Algorithm 1; "proportional" the language with the smallest
+        size / q_i, "uniform" the one with the smallest size. These two visit every size.
+      search: "greedy" takes every step; "threshold" looks for the gain that the last step has by
+        bisection, as the authors' scripts do, and takes only the steps from there. Same outcome.
 
     Raises:
-      ValueError: the smallest vocabularies alone exceed T, or all the largest do not reach it.
+      ValueError: the smallest vocabularies alone exceed T, all the largest do not reach it, or an
+        argument is not one of those named.
     """
-    languages = sorted(curves)
-    envelopes = {lang: concave_envelope(curves[lang].sizes, curves[lang].alp) for lang in languages}
-    weights = {lang: probabilities[lang] ** beta for lang in languages}
-
-    def gain(language: str, vertex: int) -> float:
-        """Weighted ALP gain a piece of the step from envelope vertex `vertex` to the next."""
-        curve, envelope = curves[language], envelopes[language]
-        a, b = envelope[vertex], envelope[vertex + 1]
-        slope = (curve.alp[b] - curve.alp[a]) / (curve.sizes[b] - curve.sizes[a])
-        return weights[language] * slope
-
-    union: collections.Counter[str] = collections.Counter()
-    steps = []
-    for language in languages:
-        union.update(curves[language].pieces[0])
-        steps.append(Step(language, curves[language].sizes[0], float("inf"), len(union)))
-    if len(union) > budget:
+    for name, value, known in (("method", method, METHODS), ("search", search, SEARCHES)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; must be one of {', '.join(known)}")
+    paths = {
+        lang: _make_path(curves[lang], _weight(lang, probabilities), beta, method)
+        for lang in sorted(curves)
+    }
+    growth = _Growth(curves, paths, budget)
+    if growth.union > budget:
         raise ValueError(
             f"target of {budget} pieces besides specials is too small: the smallest vocabularies "
-            f"of {len(languages)} languages already hold {len(union)} distinct pieces; raise "
+            f"of {len(paths)} languages already hold {growth.union} distinct pieces; raise "
             "vocab.target_size, offer smaller vocab.sizes, or drop languages"
         )
-
-    at = dict.fromkeys(languages, 0)
-    heap = [(-gain(lang, 0), lang) for lang in languages if len(envelopes[lang]) > 1]
-    heapq.heapify(heap)
-    partial: tuple[str, ...] = ()  # the part of an overshooting last step that still fits
-    while len(union) < budget and heap:
-        negative_gain, language = heapq.heappop(heap)
-        curve, envelope = curves[language], envelopes[language]
-        old, new = curve.pieces[envelope[at[language]]], curve.pieces[envelope[at[language] + 1]]
-        added = [piece for piece in new if piece not in union]
-        at[language] += 1
-        room = budget - len(union)
-        _replace(union, old, new)
-        if len(union) > budget:
-            _replace(union, new, old)
-            partial = tuple(added[:room])
-        step_size = curve.sizes[envelope[at[language]]]
-        steps.append(Step(language, step_size, -negative_gain, len(union) + len(partial)))
-        if partial:
+    # Keys ascend along each path, so sorting takes each language's steps in their order.
+    order = sorted((float(key), lang) for lang, path in paths.items() for key in path.keys)
+    taken = 0
+    if search == "threshold":
+        taken = _jump_to_threshold(growth, sorted({key for key, _ in order}))
+    for _, language in order[taken:]:
+        if growth.union == budget:
             break
-        if at[language] + 1 < len(envelope):
-            heapq.heappush(heap, (-gain(language, at[language]), language))
-
-    pieces = sorted({*union, *partial})
-    if len(pieces) < budget:
+        growth.grow(language)
+    if growth.union < budget:
         raise ValueError(
             f"target of {budget} pieces besides specials is too large: the largest vocabularies of "
-            f"all {len(languages)} languages together hold {len(pieces)} distinct pieces; lower "
+            f"all {len(paths)} languages together hold {growth.union} distinct pieces; lower "
             "vocab.target_size, offer larger vocab.sizes, or add text"
         )
+    return _outcome(growth)
+
+
+def _weight(language: str, probabilities: Mapping[str, float]) -> float:
+    weight = probabilities.get(language)
+    if weight is None or not 0 < weight < math.inf:
+        raise ValueError(f"language {language!r} has probability {weight}; must be positive")
+    return weight
+
+
+@dataclasses.dataclass(frozen=True)
+class _Path:
+    """The sizes that a language visits, and when.
+
+    Attributes:
+      vertices: [N] indices into the curve's sizes.
+      gains: [N - 1] weighted ALP gain a piece of each step.
+      keys: [N - 1] ascending; of all languages' next steps the one with the smallest key is taken.
+    """
+
+    vertices: list[int]
+    gains: np.ndarray
+    keys: np.ndarray
+
+
+def _make_path(curve: Curve, probability: float, beta: float, method: str) -> _Path:
+    vertices = list(range(len(curve.sizes)))
+    if method == "vocap":
+        vertices = concave_envelope(curve.sizes, curve.alp)
+    sizes, alp = np.array(curve.sizes)[vertices], np.array(curve.alp)[vertices]
+    gains = probability**beta * (np.diff(alp) / np.diff(sizes))
+    keys = {
+        "vocap": -gains,  # never falls, even rounded: the envelope compared these very differences
+        "proportional": sizes[:-1] / probability,
+        "uniform": sizes[:-1],
+    }
+    return _Path(vertices, gains, keys[method])
+
+
+class _Growth:
+    """Languages growing along their paths, and the union of what they hold.
+
+    Pieces are numbers, and `counts` tells how many languages hold each, so that a step costs as
+    much as the vocabularies that it swaps, whatever the size of the union.
+    """
+
+    def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path], budget: int):
+        self.curves, self.paths, self.budget = curves, paths, budget
+        numbers: dict[str, int] = {}
+        self.ids = {
+            lang: np.fromiter(
+                (numbers.setdefault(piece, len(numbers)) for piece in curves[lang].pieces),
+                np.int32,
+                len(curves[lang].pieces),
+            )
+            for lang in paths
+        }
+        self.names = list(numbers)
+        self.counts = np.zeros(len(self.names), np.int32)
+        self.union = 0
+        self.at = dict.fromkeys(paths, 0)
+        self.held = dict.fromkeys(paths, np.zeros(0, np.int32))
+        self.partial: str | None = None
+        self.steps: list[Step] = []
+        for lang in paths:
+            self.hold(lang, self.vocabulary(lang, 0))
+            self.steps.append(Step(lang, self.size(lang, 0), math.inf, self.union))
+
+    def size(self, language: str, vertex: int) -> int:
+        return int(self.curves[language].sizes[self.paths[language].vertices[vertex]])
+
+    def alp(self, language: str, vertex: int) -> float:
+        return float(self.curves[language].alp[self.paths[language].vertices[vertex]])
+
+    def vocabulary(self, language: str, vertex: int) -> np.ndarray:
+        """Numbers of the pieces of a vocabulary, highest probability first."""
+        members = self.curves[language].members[self.paths[language].vertices[vertex]]
+        return self.ids[language][members]
+
+    def hold(self, language: str, pieces: np.ndarray) -> None:
+        """Swaps what `language` holds for the distinct `pieces`."""
+        old = self.held[language]
+        self.counts[old] -= 1
+        self.union -= int(np.count_nonzero(self.counts[old] == 0))
+        self.union += int(np.count_nonzero(self.counts[pieces] == 0))
+        self.counts[pieces] += 1
+        self.held[language] = pieces
+
+    def grow(self, language: str) -> None:
+        """Takes the next step of `language`, or the part of it that the budget has room for."""
+        old, room = self.held[language], self.budget - self.union
+        new = self.vocabulary(language, self.at[language] + 1)
+        added = new[self.counts[new] == 0]
+        self.hold(language, new)
+        if self.union > self.budget:
+            self.hold(language, np.concatenate([old, added[:room]]))
+            self.partial = language
+        gain = float(self.paths[language].gains[self.at[language]])
+        self.at[language] += 1
+        self.steps.append(Step(language, self.size(language, self.at[language]), gain, self.union))
+
+    def change(self, language: str, vertex: int) -> Change | None:
+        """What moving `language` to a neighbouring vertex would change; None if there is none."""
+        at, path = self.at[language], self.paths[language]
+        if not 0 <= vertex < len(path.vertices):
+            return None
+        held, union = self.held[language], self.union
+        self.hold(language, self.vocabulary(language, vertex))
+        pieces = self.union - union
+        self.hold(language, held)
+        return Change(
+            size=self.size(language, vertex),
+            alp=self.alp(language, vertex) - self.alp(language, at),
+            gain=float(path.gains[min(at, vertex)]),
+            pieces=pieces,
+        )
+
+
+def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float]) -> int:
+    """Takes at once all steps above the lowest gain that surely leaves the union below T.
+
+    Each language moves to the last vertex that it reaches by steps of more than the threshold.
+    Swaps may shrink the union, so its size need not grow as the threshold falls, and bisecting it
+    might end behind the step at which the greedy search first meets T. Bisected is a bound that
+    does grow, the union of all vocabularies up to those vertices; where vocabularies are nested, it
+    is the union itself.
+
+    Args:
+      growth: all languages at their smallest sizes.
+      thresholds: the distinct keys of all steps, ascending: the largest gain first.
+
+    Returns:
+      The number of steps taken.
+    """
+    keys = {lang: path.keys for lang, path in growth.paths.items()}
+    first = {lang: _first_vertices(growth, lang) for lang in keys}
+
+    def bound(threshold: float) -> int:
+        seen = np.zeros(len(growth.names), np.bool_)
+        for lang in keys:
+            vertex = np.searchsorted(keys[lang], threshold)
+            seen[growth.ids[lang][first[lang] <= vertex]] = True
+        return int(np.count_nonzero(seen))
+
+    reached = bisect.bisect_left(thresholds, True, key=lambda t: bound(t) >= growth.budget)
+    if reached == 0:
+        return 0
+    growth.steps.clear()
+    for lang in keys:
+        growth.at[lang] = int(np.searchsorted(keys[lang], thresholds[reached - 1]))
+        growth.hold(lang, growth.vocabulary(lang, growth.at[lang]))
+    return sum(growth.at.values())
+
+
+def _first_vertices(growth: _Growth, language: str) -> np.ndarray:
+    """[P] int32: the first vertex of the path whose vocabulary holds each piece of the curve."""
+    curve, vertices = growth.curves[language], growth.paths[language].vertices
+    first = np.full(len(curve.pieces), len(vertices), np.int32)
+    for vertex in reversed(range(len(vertices))):
+        first[curve.members[vertices[vertex]]] = vertex
+    return first
+
+
+def _outcome(growth: _Growth) -> Allocation:
+    curves, paths, at = growth.curves, growth.paths, growth.at
+    skipped = {
+        lang: tuple(int(s) for i, s in enumerate(curves[lang].sizes) if i not in path.vertices)
+        for lang, path in paths.items()
+    }
     return Allocation(
-        sizes={lang: curves[lang].sizes[envelopes[lang][at[lang]]] for lang in languages},
-        pieces=tuple(pieces),
-        steps=tuple(steps),
-        not_concave={
-            lang: tuple(s for i, s in enumerate(curves[lang].sizes) if i not in envelopes[lang])
-            for lang in languages
-            if len(envelopes[lang]) < len(curves[lang].sizes)
+        sizes={lang: growth.size(lang, at[lang]) for lang in paths},
+        pieces=tuple(sorted(growth.names[i] for i in np.flatnonzero(growth.counts))),
+        steps=tuple(growth.steps),
+        not_concave={lang: sizes for lang, sizes in skipped.items() if sizes},
+        at_largest=tuple(lang for lang in paths if at[lang] == len(paths[lang].vertices) - 1),
+        partial=growth.partial,
+        margins={
+            lang: Margin(growth.change(lang, at[lang] - 1), growth.change(lang, at[lang] + 1))
+            for lang in paths
         },
-        at_largest=tuple(lang for lang in languages if at[lang] == len(envelopes[lang]) - 1),
     )

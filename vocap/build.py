@@ -1,10 +1,15 @@
-"""The whole way from sentences per language to a merged SentencePiece model."""
+"""The whole way from text per language to one SentencePiece model.
+
+Every artefact lies in a cache under a hash of what it was made from: tables of runs under their
+text, vocabularies under their text and the trainer's settings, trainings of several languages and
+scores under all of theirs. A build that was stopped goes on where it was, and a changed setting
+makes anew only what depends on it.
+"""
 
 import concurrent.futures
 import dataclasses
-import gzip
+import functools
 import hashlib
-import json
 import multiprocessing
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 import artifacts
-from vocap import allocation, merge, unigram, words
+from vocap import comparison, merge, methods, nested, run_tables, runs, unigram
+from vocap.allocation import language_probabilities
+
+# Part of the cache's path: to be raised with every change that makes artefacts differ.
+CACHE_VERSION = 1
+
+# Sentences, or a table of runs that was counted elsewhere.
+Source = Sequence[str] | pathlib.Path
+# Wraps an iteration, given its name and length.
+Progress = Callable[[Iterable, str, int], Iterable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,38 +34,85 @@ class VocabularySettings:
     """What vocabulary to build; the `vocab` section of a config.
 
     Attributes:
+      method: how pieces are chosen, one of `methods.METHODS`.
+      compare: other methods that the report sets beside it.
       target_size: T of Algorithm 1, pieces of the merged model, special tokens included.
-      sizes: the sizes tried for each language, ascending; the paper takes 1K, 2K, ... 50K.
-      alpha: exponent of the language probabilities (Eq. 3).
+      amounts: n_i of Eq. 3 per language in any unit; empty for the bytes of the text.
+      alpha: exponent of the language probabilities (Eq. 3); 1 takes `amounts` as probabilities.
       beta: exponent of the probabilities in the objective (Eq. 2).
-      character_coverage: share of a language's characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
-      alp_probabilities: p_uni of Eq. 1, "corpus" or "model"; see `unigram.train_vocabularies`.
+      num_clusters: clusters of the method "clustered".
+      trainer, sizes, character_coverage, max_piece_length, max_seeds, alp_probabilities: see
+        `unigram.TrainerSettings`; the sizes are those of single languages.
+      max_characters: the most frequent runs of a language, or of each of those trained together,
+        are trained on, as many as hold so many characters in all; 0 for all. Memory is some 50
+        bytes a character.
       em_iterations: EM iterations that score the merged pieces.
       num_workers: languages built side by side.
+      seed: of the sentences that the trainer "sentencepiece" mixes languages from.
     """
 
+    method: str
+    compare: tuple[str, ...]
     target_size: int
-    sizes: tuple[int, ...]
+    amounts: Mapping[str, float]
     alpha: float
     beta: float
+    num_clusters: int
+    trainer: str
+    sizes: tuple[int, ...]
     character_coverage: float
     max_piece_length: int
+    max_seeds: int
+    max_characters: int
     alp_probabilities: str
     em_iterations: int
     num_workers: int
+    seed: int
 
     def __post_init__(self):
-        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
-        if self.alp_probabilities not in ("corpus", "model"):
+        _ = self.training  # checks its own
+        for method in (self.method, *self.compare):
+            if method not in methods.METHODS:
+                raise ValueError(
+                    f"vocab.method and vocab.compare know {', '.join(methods.METHODS)}; "
+                    f"got {method!r}"
+                )
+        if self.num_clusters < 1:
+            raise ValueError(f"vocab.num_clusters is {self.num_clusters}, must be positive")
+        if self.max_characters < 0:
             raise ValueError(
-                f"vocab.alp_probabilities is {self.alp_probabilities!r}, must be corpus or model"
+                f"vocab.max_characters is {self.max_characters}, must be positive, or 0 for all"
             )
-        if not 0 < self.character_coverage <= 1:
-            raise ValueError(
-                f"vocab.character_coverage is {self.character_coverage}, must be in (0, 1]"
-            )
+
+    @property
+    def training(self) -> unigram.TrainerSettings:
+        """The part that a training depends on."""
+        fields = dataclasses.fields(unigram.TrainerSettings)
+        return unigram.TrainerSettings(**{f.name: getattr(self, f.name) for f in fields})
+
+    @property
+    def budget(self) -> int:
+        """Pieces besides special tokens."""
+        return self.target_size - len(merge.SPECIALS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """One language of a build.
+
+    Attributes:
+      table: its training text.
+      heldout: its held-out text, if there is any.
+      vocabularies: its vocabularies at growing sizes.
+      amount: n_i of Eq. 3.
+      probability: q_i of Eq. 3.
+    """
+
+    table: runs.RunTable
+    heldout: runs.RunTable | None
+    vocabularies: unigram.Vocabularies
+    amount: float
+    probability: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,183 +121,325 @@ class Vocabulary:
 
     Attributes:
       model: serialised SentencePiece model with exactly `target_size` pieces.
-      curves: ALP against size per language.
-      probabilities: q_i (Eq. 3) per language.
-      num_bytes: bytes of training text per language, the n_i of Eq. 3.
-      allocation: who got what.
+      languages: by name.
+      choice: who got what.
+      scores: of each method compared, the one built first: by language, on held-out text.
     """
 
     model: bytes
-    curves: dict[str, allocation.Curve]
-    probabilities: dict[str, float]
-    num_bytes: dict[str, int]
-    allocation: allocation.Allocation
-
-
-@dataclasses.dataclass(frozen=True)
-class _Language:
-    """One language's share of the build, as cached on disk."""
-
-    table: words.WordTable
-    vocabularies: list[unigram.UnigramVocabulary]
+    languages: dict[str, Language]
+    choice: methods.Choice
+    scores: dict[str, dict[str, comparison.Score]]
 
 
 def build_vocabulary(
-    sentences: Mapping[str, Sequence[str]],
+    train: Mapping[str, Source],
+    heldout: Mapping[str, Source],
     settings: VocabularySettings,
     cache: pathlib.Path,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Progress = lambda items, *_: items,
 ) -> Vocabulary:
-    """Builds a VoCap vocabulary from training text per language.
-
-    Languages are built in parallel processes and cached under a hash of their text and settings,
-    so that a build that was stopped goes on with the languages that are missing.
+    """Builds a vocabulary from training text per language.
 
     Args:
-      sentences: training sentences of each language.
+      train: training text of each language.
+      heldout: held-out text of some or all languages; methods are compared on it.
       settings: see `VocabularySettings`.
-      cache: folder for the finished languages.
-      progress: wraps the iteration over finished languages, for a progress bar.
+      cache: folder for what can be used again.
+      progress: wraps the iteration over finished work, given its name and length.
 
     Raises:
       ValueError: a language has no feasible size, or the target size cannot be reached.
     """
-    built = _build_languages(sentences, settings, cache, progress)
-    curves = {
-        language: allocation.Curve(
-            sizes=tuple(v.size for v in one.vocabularies),
-            alp=tuple(v.alp for v in one.vocabularies),
-            pieces=tuple(v.pieces for v in one.vocabularies),
+    prepared = _prepare(train, heldout, settings, cache, progress)
+    languages = _read_languages(prepared, settings)
+    probabilities = {language: one.probability for language, one in languages.items()}
+    together = _Together(train, languages, prepared, settings, cache)
+    choices, log_probs = {}, {}
+    wanted = dict.fromkeys((settings.method, *settings.compare))
+    for method in progress(wanted, "methods", len(wanted)):
+        choices[method] = methods.choose(
+            method,
+            {language: one.vocabularies for language, one in languages.items()},
+            probabilities,
+            beta=settings.beta,
+            budget=settings.budget,
+            num_clusters=settings.num_clusters,
+            train_together=together.train,
         )
-        for language, one in built.items()
-    }
-    tables = {language: one.table for language, one in built.items()}
-    num_bytes = {language: table.num_bytes for language, table in tables.items()}
-    probabilities = allocation.language_probabilities(num_bytes, settings.alpha)
-    allocated = allocation.allocate(
-        curves,
-        probabilities,
-        beta=settings.beta,
-        budget=settings.target_size - len(merge.SPECIALS),
+        log_probs[method] = together.fit_scores(choices[method])
+    return Vocabulary(
+        model=merge.write_model(choices[settings.method].pieces, log_probs[settings.method]),
+        languages=languages,
+        choice=choices[settings.method],
+        scores={
+            method: _score(choices[method].pieces, log_probs[method], languages)
+            for method in progress(wanted, "comparison", len(wanted))
+        },
     )
-    mixture, weights = merge.mixture_weights(tables, probabilities)
-    log_probs = merge.fit_scores(
-        allocated.pieces,
-        _initial_log_probs(allocated, built, probabilities),
-        mixture,
-        weights,
-        settings.em_iterations,
-    )
-    model = merge.write_model(allocated.pieces, log_probs)
-    return Vocabulary(model, curves, probabilities, num_bytes, allocated)
 
 
-def _initial_log_probs(
-    allocated: allocation.Allocation,
-    built: Mapping[str, _Language],
-    probabilities: Mapping[str, float],
-) -> np.ndarray:
-    """Log of sum_i q_i p_i(piece): where EM on the mixture starts, in the order of the pieces."""
-    mixed = dict.fromkeys(allocated.pieces, 0.0)
-    for language, size in allocated.sizes.items():
-        sizes = [v.size for v in built[language].vocabularies]
-        vocabulary = built[language].vocabularies[sizes.index(size)]
-        for piece, log_prob in zip(vocabulary.pieces, vocabulary.log_probs, strict=True):
-            if piece in mixed:
-                mixed[piece] += probabilities[language] * float(np.exp(log_prob))
-    values = np.fromiter(mixed.values(), np.float64, len(mixed))
-    # Pieces of the step before a partial last one may be in no chosen vocabulary any more.
-    return np.log(np.maximum(values, values[values > 0].min()))
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """Where one language's artefacts are, and the hash of its training text."""
+
+    table: pathlib.Path
+    heldout: pathlib.Path | None
+    vocabularies: pathlib.Path
+    digest: str
 
 
-def _build_languages(
-    sentences: Mapping[str, Sequence[str]],
+def _prepare(
+    train: Mapping[str, Source],
+    heldout: Mapping[str, Source],
     settings: VocabularySettings,
     cache: pathlib.Path,
-    progress: Callable[[Iterable], Iterable],
-) -> dict[str, _Language]:
-    paths = {
-        lang: cache / f"{lang}-{_key(sentences[lang], settings)}.json.gz" for lang in sentences
-    }
-    missing = [lang for lang in sentences if not paths[lang].exists()]
+    progress: Progress,
+) -> dict[str, _Prepared]:
+    """Counts and trains all languages that the cache does not hold."""
+    prepared = {}
+    for language in sorted(train):
+        digest = _digest(train[language])
+        key = artifacts.fingerprint(
+            digest, dataclasses.asdict(settings.training), settings.max_characters
+        )
+        aside = heldout.get(language)
+        prepared[language] = _Prepared(
+            table=_table_path(train[language], digest, cache, language),
+            heldout=None
+            if aside is None
+            else _table_path(aside, _digest(aside), cache, f"{language}-heldout"),
+            vocabularies=cache / "vocabularies" / f"{language}-{key}.npz",
+            digest=digest,
+        )
+    missing = [language for language, one in prepared.items() if not _exists(one)]
+    if missing and settings.trainer == "nested":
+        nested.compile_kernels()  # once, for all workers to load
     # The longest first, so that no core waits for one late giant.
-    missing.sort(key=lambda lang: -sum(map(len, sentences[lang])))
+    missing.sort(key=lambda language: -_size(train[language]))
+    _build_languages(
+        [(lang, train[lang], heldout.get(lang), prepared[lang], settings) for lang in missing],
+        settings.num_workers,
+        progress,
+    )
+    return prepared
+
+
+def _build_languages(jobs: Sequence[tuple], num_workers: int, progress: Progress) -> None:
+    """Calls `_build_language` on each job, in parallel processes if there are several."""
+    num_workers = min(num_workers, len(jobs))
+    if num_workers <= 1:
+        for job in progress(jobs, "languages", len(jobs)):
+            _build_language(*job)
+        return
     # Spawned, not forked: this process may hold threads of numba or of a caller's libraries.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        max_workers=max(1, min(settings.num_workers, len(missing))), mp_context=context
-    ) as pool:
-        futures = [
-            pool.submit(_build_language, lang, sentences[lang], settings, paths[lang])
-            for lang in missing
-        ]
+    with concurrent.futures.ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+        futures = [pool.submit(_build_language, *job) for job in jobs]
         try:
-            for future in progress(concurrent.futures.as_completed(futures)):
+            finished = concurrent.futures.as_completed(futures)
+            for future in progress(finished, "languages", len(futures)):
                 future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return {lang: _load(paths[lang]) for lang in sorted(sentences)}
 
 
-def _key(sentences: Sequence[str], settings: VocabularySettings) -> str:
-    """Hash of all that one language's vocabularies depend on."""
-    text = hashlib.sha256("\n".join(sentences).encode()).hexdigest()
-    relevant = (
-        settings.sizes,
-        settings.character_coverage,
-        settings.max_piece_length,
-        settings.alp_probabilities,
-    )
-    return artifacts.fingerprint(text, relevant)
+def _read_languages(
+    prepared: Mapping[str, _Prepared], settings: VocabularySettings
+) -> dict[str, Language]:
+    tables = {language: run_tables.read_table(one.table) for language, one in prepared.items()}
+    amounts = settings.amounts or {lang: table.num_bytes for lang, table in tables.items()}
+    probabilities = language_probabilities(amounts, settings.alpha, tables)
+    return {
+        language: Language(
+            table=tables[language],
+            heldout=None if one.heldout is None else run_tables.read_table(one.heldout),
+            vocabularies=unigram.read_vocabularies(one.vocabularies),
+            amount=amounts[language],
+            probability=probabilities[language],
+        )
+        for language, one in prepared.items()
+    }
+
+
+def _exists(prepared: _Prepared) -> bool:
+    paths = (prepared.table, prepared.heldout, prepared.vocabularies)
+    return all(path is None or path.exists() for path in paths)
+
+
+def _size(source: Source) -> int:
+    return source.stat().st_size if isinstance(source, pathlib.Path) else sum(map(len, source))
+
+
+def _digest(source: Source) -> str:
+    """Hash of a text or a table."""
+    digest = hashlib.sha256()
+    if isinstance(source, pathlib.Path):
+        with source.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    else:
+        for sentence in source:
+            digest.update(sentence.encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _table_path(source: Source, digest: str, cache: pathlib.Path, name: str) -> pathlib.Path:
+    if isinstance(source, pathlib.Path):
+        return source
+    return cache / "tables" / f"{name}-{digest}.runs.gz"
 
 
 def _build_language(
-    language: str, sentences: Sequence[str], settings: VocabularySettings, path: pathlib.Path
+    language: str,
+    train: Source,
+    heldout: Source | None,
+    prepared: _Prepared,
+    settings: VocabularySettings,
 ) -> None:
-    """Counts, trains and measures one language; runs in a worker process."""
-    table = words.count_words(sentences)
+    """Counts, trains and measures one language; may run in a process of its own."""
+    for source, path in ((train, prepared.table), (heldout, prepared.heldout)):
+        if path is not None and not path.exists():
+            assert not isinstance(source, pathlib.Path | None)
+            run_tables.write_table(path, runs.count_runs(source))
+    if prepared.vocabularies.exists():
+        return
+    table = run_tables.read_table(prepared.table)
     vocabularies = unigram.train_vocabularies(
-        sentences,
-        table,
-        settings.sizes,
-        character_coverage=settings.character_coverage,
-        max_piece_length=settings.max_piece_length,
-        alp_probabilities=settings.alp_probabilities,
+        runs.most_frequent(table, settings.max_characters),
+        settings.training,
+        None if isinstance(train, pathlib.Path) else train,
     )
-    if not vocabularies:
-        characters = len(set("".join(table.words)))
+    if vocabularies is None:
+        characters = len(np.unique(table.text.characters))
         raise ValueError(
             f"language {language!r}: none of vocab.sizes {settings.sizes[0]}..{settings.sizes[-1]} "
             f"can be trained on its {table.num_sentences} sentences with {characters} distinct "
             "characters; a size must exceed the characters and be small enough for the text to "
             "fill: add text, or offer other sizes"
         )
-    record = {
-        "num_sentences": table.num_sentences,
-        "words": table.words,
-        "counts": table.counts.tolist(),
-        "vocabularies": [
-            {"pieces": v.pieces, "log_probs": v.log_probs.tolist(), "alp": v.alp}
-            for v in vocabularies
-        ],
-    }
-    text = json.dumps(record, ensure_ascii=False).encode()
-    # Without the time of writing: equal languages make equal files.
-    artifacts.write_bytes(path, gzip.compress(text, compresslevel=1, mtime=0))
+    unigram.write_vocabularies(prepared.vocabularies, vocabularies)
 
 
-def _load(path: pathlib.Path) -> _Language:
-    record = json.loads(gzip.decompress(path.read_bytes()))
-    table = words.WordTable(
-        words=tuple(record["words"]),
-        counts=np.array(record["counts"], np.int64),
-        num_sentences=record["num_sentences"],
-    )
-    vocabularies = [
-        unigram.UnigramVocabulary(
-            pieces=tuple(v["pieces"]), log_probs=np.array(v["log_probs"]), alp=v["alp"]
+def _score(
+    pieces: Sequence[str], log_probs: np.ndarray, languages: Mapping[str, Language]
+) -> dict[str, comparison.Score]:
+    tables = {language: one.table for language, one in languages.items()}
+    heldout = {lang: one.heldout for lang, one in languages.items() if one.heldout is not None}
+    return comparison.score(pieces, log_probs, tables, heldout)
+
+
+class _Together:
+    """Trains, and scores, on the mixture of several languages."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        languages: Mapping[str, Language],
+        prepared: Mapping[str, _Prepared],
+        settings: VocabularySettings,
+        cache: pathlib.Path,
+    ) -> None:
+        self._sources, self._languages, self._prepared = sources, languages, prepared
+        self._settings, self._cache = settings, cache
+
+    def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
+        """The vocabularies of the languages' mixture; see `methods.TrainTogether`."""
+        settings = dataclasses.replace(self._settings.training, sizes=sizes)
+        draws = settings.trainer == "sentencepiece"  # sentences, by the seed
+        key = artifacts.fingerprint(
+            self._text_key(languages),
+            dataclasses.asdict(settings),
+            self._settings.seed if draws else None,
         )
-        for v in record["vocabularies"]
-    ]
-    return _Language(table, vocabularies)
+        path = self._cache / "together" / f"{key}.npz"
+        if not path.exists():
+            if draws:
+                sentences = self._sentences(languages)
+                table = runs.most_frequent(
+                    runs.count_runs(sentences), self._settings.max_characters
+                )
+            else:
+                sentences, table = None, self._mixture(languages)
+            vocabularies = unigram.train_vocabularies(table, settings, sentences)
+            if vocabularies is None:
+                raise ValueError(
+                    f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
+                    f"{', '.join(languages)} together: the sizes must exceed their characters and "
+                    "be small enough for the text to fill; change vocab.target_size, or leave the "
+                    "method out of vocab.compare"
+                )
+            unigram.write_vocabularies(path, vocabularies)
+        return unigram.read_vocabularies(path)
+
+    def fit_scores(self, choice: methods.Choice) -> np.ndarray:
+        """Scores of the chosen pieces on the mixture of all languages, in the pieces' order."""
+        key = artifacts.fingerprint(
+            self._text_key(tuple(self._languages)),
+            choice.pieces,
+            choice.initial_log_probs.tolist(),
+            self._settings.em_iterations,
+        )
+        path = self._cache / "scores" / f"{key}.npy"
+        if not path.exists():
+            log_probs = merge.fit_scores(
+                choice.pieces, choice.initial_log_probs, self._mixture_of_all,
+                self._settings.em_iterations,
+            )  # fmt: skip
+            with artifacts.replacing(path) as aside:
+                np.save(aside, log_probs)
+        return np.load(path, allow_pickle=False)
+
+    def _text_key(self, languages: tuple[str, ...]) -> str:
+        """Hash of all that the languages' mixture depends on."""
+        digests = {language: self._prepared[language].digest for language in languages}
+        return artifacts.fingerprint(
+            digests, self._shares(languages), self._settings.max_characters
+        )
+
+    def _shares(self, languages: tuple[str, ...]) -> dict[str, float]:
+        """The languages' probabilities relative to each other."""
+        return language_probabilities(
+            {language: self._languages[language].probability for language in languages}, alpha=1
+        )
+
+    @functools.cached_property
+    def _mixture_of_all(self) -> runs.RunTable:
+        return self._mixture(tuple(self._languages))
+
+    def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
+        """The mixture, of at most about `max_characters`.
+
+        Each language gives up the same share of its characters and still makes up its share of the
+        text. The most frequent runs of the mixture itself would hardly be of languages in which
+        nothing separates words, since most of their runs occur once.
+        """
+        tables = {language: self._languages[language].table for language in languages}
+        limit = self._settings.max_characters
+        total = sum(len(table.text.characters) for table in tables.values())
+        if 0 < limit < total:
+            tables = {
+                language: runs.most_frequent(
+                    table, max(1, limit * len(table.text.characters) // total)
+                )
+                for language, table in tables.items()
+            }
+        return runs.mixture(tables, self._shares(languages))
+
+    def _sentences(self, languages: tuple[str, ...]) -> list[str]:
+        """Sentences drawn so that language i makes up the share q_i of the bytes."""
+        total = sum(self._languages[language].table.num_bytes for language in languages)
+        generator = np.random.default_rng(self._settings.seed)
+        drawn: list[str] = []
+        for language, share in self._shares(languages).items():
+            source = self._sources[language]
+            if isinstance(source, pathlib.Path):
+                raise ValueError(
+                    "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
+                )
+            copies = share * total / self._languages[language].table.num_bytes
+            drawn.extend(sentence for sentence in source for _ in range(int(copies)))
+            rest = generator.random(len(source)) < copies % 1
+            drawn.extend(sentence for sentence, keep in zip(source, rest, strict=True) if keep)
+        return drawn

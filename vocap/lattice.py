@@ -1,8 +1,8 @@
-"""Expected piece counts under a unigram model: the E-step of EM, in numba.
+"""Segmentations of a text into pieces: expected counts, best paths, second-best paths.
 
-The lattice of a word has a node between any two characters and an arc for every piece that
-matches there. Pieces are found by walking a trie from each position, so no list of matches is
-held and memory is that of the trie and the text.
+A text's lattice has a node between any two characters and an arc for every piece that matches
+there. The arcs are laid out in the order of the text, so each pass reads memory in a straight line.
+Every position has an arc of one character, if only an unknown one: no text is without a path.
 """
 
 import dataclasses
@@ -11,8 +11,72 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
+from vocap.runs import Text, pack
+
+LENGTH_BITS = 5  # an arc is piece << 5 | length - 1
+MAX_PIECE_LENGTH = 1 << LENGTH_BITS
+_LENGTH_MASK = (1 << LENGTH_BITS) - 1
 _CHARACTER_BITS = 21  # code points stop at 0x10FFFF
 _EMPTY = np.int64(-1)
+# Probabilities of paths are kept in this range, or computed in logarithms where they leave it.
+_TINY, _HUGE = 1e-250, 1e250
+
+
+@dataclasses.dataclass(frozen=True)
+class Lattice:
+    """All matches of pieces in a text.
+
+    Attributes:
+      offsets: [N + 1] int64 where each run begins.
+      begins: [C + 1] int64 where the arcs of each position begin.
+      arcs: [M] uint32 piece << LENGTH_BITS | length - 1, shorter ones first.
+    """
+
+    offsets: np.ndarray
+    begins: np.ndarray
+    arcs: np.ndarray
+
+    def expected_counts(
+        self, log_probs: np.ndarray, lengths: np.ndarray, weights: np.ndarray, nats: float
+    ) -> tuple[np.ndarray, float]:
+        """E-step: how often each piece is expected under the unigram model.
+
+        Args:
+          log_probs: [V] natural-log probability of each piece; -inf excludes it, as long as every
+            run can do without.
+          lengths: [V] characters of each piece.
+          weights: [N] float64 count of each run.
+          nats: about the negative log-likelihood of a character; keeps numbers in range.
+
+        Returns:
+          The expected counts [V] float64, and the log-likelihood of the weighted runs in nats.
+        """
+        with np.errstate(over="ignore"):  # what overflows is redone in logarithms
+            scaled = np.exp(log_probs + nats * lengths)
+        return _expected_counts(
+            self.offsets, self.begins, self.arcs, weights, log_probs, scaled, nats
+        )
+
+    def best_paths(self, scores: np.ndarray) -> "Paths":
+        """The best segmentation of every run; among equals the one with the longest last piece."""
+        return Paths(*_best_paths(self.offsets, self.begins, self.arcs, scores))
+
+    def keep(self, new_ids: np.ndarray) -> "Lattice":
+        """The lattice without some pieces; `new_ids` [V] renumbers the others, -1 drops a piece."""
+        begins, arcs = _keep(self.begins, self.arcs, new_ids)
+        return Lattice(self.offsets, begins, arcs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """One segmentation of every run: pieces [T] int32, and where each run's begin [N + 1]."""
+
+    pieces: np.ndarray
+    offsets: np.ndarray
+
+    def counts(self, weights: np.ndarray, num_pieces: int) -> np.ndarray:
+        """[V] float64 occurrences of each piece, runs counted by `weights` [N]."""
+        return np.bincount(self.pieces, np.repeat(weights, np.diff(self.offsets)), num_pieces)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,64 +87,43 @@ class Trie:
       keys: [H] int64, node << 21 | character, or -1 in a free slot; H is a power of two.
       children: [H] int32 child node of each key.
       piece_of_node: [N] int32 index of the piece that ends at a node, or -1.
+      num_pieces: V.
     """
 
     keys: np.ndarray
     children: np.ndarray
     piece_of_node: np.ndarray
+    num_pieces: int
 
+    def match(self, text: Text) -> Lattice:
+        """All matches in a text.
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Words end to end: code points [C] int32, and where each word begins [N + 1] int64."""
-
-    characters: np.ndarray
-    offsets: np.ndarray
-
-
-def pack_words(words: Sequence[str]) -> Text:
-    """Lays words out end to end for the kernels of this module."""
-    joined = "".join(words).encode("utf-32-le")
-    lengths = np.fromiter((len(w) for w in words), np.int64, len(words))
-    return Text(np.frombuffer(joined, np.int32), np.concatenate([[0], np.cumsum(lengths)]))
+        A character that is not a piece gets an arc of the piece `num_pieces`, the unknown.
+        """
+        begins, arcs = _match(
+            text.characters, text.offsets,
+            self.keys, self.children, self.piece_of_node, self.num_pieces,
+        )  # fmt: skip
+        return Lattice(text.offsets, begins, arcs)
 
 
 def build_trie(pieces: Sequence[str]) -> Trie:
-    """Builds the trie of distinct, non-empty `pieces`; piece i keeps the index i."""
-    text = pack_words(pieces)
-    slots = 1 << max(4, int(2 * len(text.characters)).bit_length())
-    keys = np.full(slots, _EMPTY)
-    children = np.zeros(slots, np.int32)
-    piece_of_node = np.full(len(text.characters) + 1, -1, np.int32)
-    num_nodes = _fill_trie(text.characters, text.offsets, keys, children, piece_of_node)
-    return Trie(keys, children, piece_of_node[:num_nodes].copy())
+    """Builds the trie of distinct, non-empty `pieces`; piece i keeps the index i.
 
-
-def expected_counts(
-    trie: Trie, log_probs: np.ndarray, text: Text, weights: np.ndarray, unknown_log_prob: float
-) -> tuple[np.ndarray, float]:
-    """E-step: how often each piece is expected in `text` under the unigram model.
-
-    Args:
-      trie: the pieces.
-      log_probs: [V] natural-log probability of each piece.
-      text: the words.
-      weights: [N] float64 count of each word.
-      unknown_log_prob: price of a single character that is no piece.
-
-    Returns:
-      The expected counts [V] float64, and the log-likelihood of the weighted words in nats.
+    Raises:
+      ValueError: a piece is longer than `MAX_PIECE_LENGTH`.
     """
-    return _forward_backward(
-        trie.keys,
-        trie.children,
-        trie.piece_of_node,
-        np.asarray(log_probs, np.float64),
-        text.characters,
-        text.offsets,
-        np.asarray(weights, np.float64),
-        unknown_log_prob,
-    )
+    longest = max(pieces, key=len, default="")
+    if len(longest) > MAX_PIECE_LENGTH:
+        raise ValueError(
+            f"piece {longest!r} has {len(longest)} characters; at most {MAX_PIECE_LENGTH} fit"
+        )
+    spelled = pack(pieces)
+    slots = 1 << max(4, int(2 * len(spelled.characters)).bit_length())
+    keys, children = np.full(slots, _EMPTY), np.zeros(slots, np.int32)
+    piece_of_node = np.full(len(spelled.characters) + 1, -1, np.int32)
+    num_nodes = _fill_trie(spelled.characters, spelled.offsets, keys, children, piece_of_node)
+    return Trie(keys, children, piece_of_node[:num_nodes].copy(), len(pieces))
 
 
 @numba.njit(cache=True)
@@ -96,6 +139,7 @@ def _slot(keys, key):
 
 @numba.njit(cache=True)
 def _fill_trie(characters, offsets, keys, children, piece_of_node):
+    """Enters pieces into an empty trie; returns its number of nodes."""
     num_nodes = 1
     for piece in range(len(offsets) - 1):
         node = 0
@@ -112,6 +156,64 @@ def _fill_trie(characters, offsets, keys, children, piece_of_node):
 
 
 @numba.njit(cache=True)
+def _match(characters, offsets, keys, children, piece_of_node, unknown):
+    """Begins and arcs of a lattice: one walk counts, a second fills."""
+    begins = np.zeros(len(characters) + 1, np.int64)
+    arcs = np.empty(0, np.uint32)
+    for filling in (False, True):
+        if filling:
+            arcs = np.empty(begins[-1], np.uint32)
+        found = 0
+        for run in range(len(offsets) - 1):
+            for start in range(offsets[run], offsets[run + 1]):
+                node = 0
+                for end in range(start, offsets[run + 1]):
+                    key = (np.int64(node) << _CHARACTER_BITS) | characters[end]
+                    slot = _slot(keys, key)
+                    known = keys[slot] != -1
+                    piece = np.int64(-1)
+                    if known:
+                        node = children[slot]
+                        piece = np.int64(piece_of_node[node])
+                    if piece < 0 and end == start:
+                        piece = np.int64(unknown)
+                    if piece >= 0:
+                        if filling:
+                            arcs[found] = piece << LENGTH_BITS | (end - start)
+                        found += 1
+                    if not known:
+                        break
+                begins[start + 1] = found
+    return begins, arcs
+
+
+@numba.njit(cache=True)
+def _keep(begins, arcs, new_ids):
+    new_begins = np.empty_like(begins)
+    kept = np.empty_like(arcs)
+    size = 0
+    for i in range(len(begins) - 1):
+        new_begins[i] = size
+        for a in range(begins[i], begins[i + 1]):
+            arc = arcs[a]
+            new_id = new_ids[arc >> LENGTH_BITS]
+            if new_id >= 0:
+                kept[size] = np.uint32(new_id) << np.uint32(LENGTH_BITS) | (arc & _LENGTH_MASK)
+                size += 1
+    new_begins[-1] = size
+    return new_begins, kept[:size].copy()
+
+
+@numba.njit(cache=True)
+def _longest(offsets):
+    """Characters of the longest run."""
+    longest = 0
+    for run in range(len(offsets) - 1):
+        longest = max(longest, offsets[run + 1] - offsets[run])
+    return longest
+
+
+@numba.njit(cache=True)
 def _log_add(a, b):
     if a < b:
         a, b = b, a
@@ -119,57 +221,189 @@ def _log_add(a, b):
 
 
 @numba.njit(cache=True)
-def _forward_backward(
-    keys, children, piece_of_node, log_probs, characters, offsets, weights, unknown_log_prob
-):
+def _add_expected_in_logs(
+    first, last, begins, arcs, weight, log_probs, forward, backward, counts
+):  # fmt: skip
+    """Forward-backward of one run in logarithms; returns its log-likelihood."""
+    length = last - first
+    for i in range(length + 1):
+        forward[i] = -np.inf
+        backward[i] = -np.inf
+    forward[0] = 0.0
+    backward[length] = 0.0
+    for i in range(length - 1, -1, -1):
+        for a in range(begins[first + i], begins[first + i + 1]):
+            piece, end = arcs[a] >> LENGTH_BITS, i + 1 + (arcs[a] & _LENGTH_MASK)
+            backward[i] = _log_add(backward[i], log_probs[piece] + backward[end])
+    for i in range(length):
+        for a in range(begins[first + i], begins[first + i + 1]):
+            piece, end = arcs[a] >> LENGTH_BITS, i + 1 + (arcs[a] & _LENGTH_MASK)
+            arc = forward[i] + log_probs[piece]
+            counts[piece] += weight * np.exp(arc + backward[end] - backward[0])
+            forward[end] = _log_add(forward[end], arc)
+    return backward[0]
+
+
+@numba.njit(cache=True)
+def _expected_counts(offsets, begins, arcs, weights, log_probs, scaled, nats):
+    """Forward-backward with probabilities times exp(nats) a character.
+
+    Ten times faster than in logarithms; runs whose numbers leave the range of floats are redone so.
+    """
     counts = np.zeros(len(log_probs))
-    longest = 0
-    for word in range(len(offsets) - 1):
-        longest = max(longest, offsets[word + 1] - offsets[word])
-    # forward[i]: log probability of the first i characters; backward[i]: of those from i on.
+    longest = _longest(offsets)
+    # forward[i]: probability of the first i characters; backward[i]: of those from i on.
     forward = np.empty(longest + 1)
     backward = np.empty(longest + 1)
     log_likelihood = 0.0
-    for word in range(len(offsets) - 1):
-        begin, length = offsets[word], offsets[word + 1] - offsets[word]
-        for i in range(length + 1):
-            forward[i] = -np.inf
-            backward[i] = -np.inf
-        forward[0] = 0.0
-        backward[length] = 0.0
-        for start in range(length - 1, -1, -1):
-            node, single = 0, False
-            for end in range(start, length):
-                key = (np.int64(node) << _CHARACTER_BITS) | characters[begin + end]
-                slot = _slot(keys, key)
-                if keys[slot] == -1:
-                    break
-                node = children[slot]
-                piece = piece_of_node[node]
-                if piece >= 0:
-                    single = single or end == start
-                    arc = log_probs[piece] + backward[end + 1]
-                    backward[start] = _log_add(backward[start], arc)
-            if not single:
-                arc = unknown_log_prob + backward[start + 1]
-                backward[start] = _log_add(backward[start], arc)
-        total = backward[0]
-        log_likelihood += weights[word] * total
-        for start in range(length):
-            node, single = 0, False
-            for end in range(start, length):
-                key = (np.int64(node) << _CHARACTER_BITS) | characters[begin + end]
-                slot = _slot(keys, key)
-                if keys[slot] == -1:
-                    break
-                node = children[slot]
-                piece = piece_of_node[node]
-                if piece >= 0:
-                    single = single or end == start
-                    arc = forward[start] + log_probs[piece]
-                    counts[piece] += weights[word] * np.exp(arc + backward[end + 1] - total)
-                    forward[end + 1] = _log_add(forward[end + 1], arc)
-            if not single:
-                arc = forward[start] + unknown_log_prob
-                forward[start + 1] = _log_add(forward[start + 1], arc)
+    for run in range(len(offsets) - 1):
+        first, last = offsets[run], offsets[run + 1]
+        length = last - first
+        backward[length] = 1.0
+        low = high = 1.0
+        for i in range(length - 1, -1, -1):
+            total = 0.0
+            for a in range(begins[first + i], begins[first + i + 1]):
+                arc = arcs[a]
+                total += scaled[arc >> LENGTH_BITS] * backward[i + 1 + (arc & _LENGTH_MASK)]
+            backward[i] = total
+            forward[i + 1] = 0.0
+            low, high = min(low, total), max(high, total)
+        if not (low > _TINY and high < _HUGE):
+            log_likelihood += weights[run] * _add_expected_in_logs(
+                first, last, begins, arcs, weights[run], log_probs, forward, backward, counts
+            )
+            continue
+        log_likelihood += weights[run] * (np.log(backward[0]) - nats * length)
+        forward[0] = weights[run] / backward[0]
+        for i in range(length):
+            here = forward[i]
+            for a in range(begins[first + i], begins[first + i + 1]):
+                arc = arcs[a]
+                piece, end = arc >> LENGTH_BITS, i + 1 + (arc & _LENGTH_MASK)
+                flow = here * scaled[piece]
+                counts[piece] += flow * backward[end]
+                forward[end] += flow
     return counts, log_likelihood
+
+
+@numba.njit(cache=True)
+def _best_path(first, last, begins, arcs, scores, best, back, out, size):
+    """Appends the best path of one run to `out` at `size`; returns the new size."""
+    length = last - first
+    for i in range(1, length + 1):
+        best[i] = -np.inf
+        # Where only excluded pieces lead, the path goes on by a character.
+        back[i] = arcs[begins[first + i - 1]]
+    best[0] = 0.0
+    for i in range(length):
+        here = best[i]
+        for a in range(begins[first + i], begins[first + i + 1]):
+            arc = arcs[a]
+            end = i + 1 + (arc & _LENGTH_MASK)
+            score = here + scores[arc >> LENGTH_BITS]
+            if score > best[end]:
+                best[end] = score
+                back[end] = arc
+    # The path is found from its end.
+    i, num_pieces = length, 0
+    while i > 0:
+        num_pieces += 1
+        i -= 1 + (back[i] & _LENGTH_MASK)
+    i, at = length, size + num_pieces
+    while i > 0:
+        at -= 1
+        out[at] = back[i] >> LENGTH_BITS
+        i -= 1 + (back[i] & _LENGTH_MASK)
+    return size + num_pieces
+
+
+@numba.njit(cache=True)
+def _best_paths(offsets, begins, arcs, scores):
+    longest = _longest(offsets)
+    best = np.empty(longest + 1)
+    back = np.empty(longest + 1, np.uint32)
+    pieces = np.empty(len(begins) - 1, np.int32)
+    path_offsets = np.empty(len(offsets), np.int64)
+    size = 0
+    for run in range(len(offsets) - 1):
+        path_offsets[run] = size
+        size = _best_path(
+            offsets[run], offsets[run + 1], begins, arcs, scores, best, back, pieces, size
+        )
+    path_offsets[-1] = size
+    return pieces[:size].copy(), path_offsets
+
+
+@numba.njit(cache=True)
+def changed_counts(
+    offsets, begins, arcs, weights, scores, paths, path_offsets, affected, counts
+):  # fmt: skip
+    """Segments the `affected` runs again under other `scores` and corrects `counts` in place.
+
+    A piece less on no best path changes no best path: after a few pieces have gone, most runs keep
+    theirs.
+    """
+    longest = _longest(offsets)
+    best = np.empty(longest + 1)
+    back = np.empty(longest + 1, np.uint32)
+    path = np.empty(longest, np.int32)
+    for run in range(len(offsets) - 1):
+        if not affected[run]:
+            continue
+        for i in range(path_offsets[run], path_offsets[run + 1]):
+            counts[paths[i]] -= weights[run]
+        size = _best_path(offsets[run], offsets[run + 1], begins, arcs, scores, best, back, path, 0)
+        for i in range(size):
+            counts[path[i]] += weights[run]
+
+
+@numba.njit(cache=True)
+def second_best(begins, arcs, scores, piece_begins, piece_lengths, counts, unknown_as):
+    """What the pieces' own text would become without them.
+
+    Every piece is segmented as if it were not there itself, at one place where it occurs.
+
+    Args:
+      begins, arcs: of the lattice of a text.
+      scores: [V] scores, -inf for excluded pieces.
+      piece_begins, piece_lengths: [V] where in the text each piece occurs.
+      counts: [V] occurrences of each piece in the best segmentation of the text.
+      unknown_as: [V] the piece whose count stands for a piece's.
+
+    Returns:
+      Score of the best other path [V], its number of pieces [V] int32, and the sum over them of
+      log(count + the count of the piece itself) [V]. Characters have no other path: -inf, 0, 0.
+    """
+    best = np.empty(MAX_PIECE_LENGTH + 1)
+    back = np.empty(MAX_PIECE_LENGTH + 1, np.uint32)
+    other = np.full(len(scores), -np.inf)
+    num_pieces = np.zeros(len(scores), np.int32)
+    log_counts = np.zeros(len(scores))
+    for piece in range(len(scores)):
+        length, first = piece_lengths[piece], piece_begins[piece]
+        if length == 1:
+            continue
+        best[0] = 0.0
+        for i in range(1, length + 1):
+            best[i] = -np.inf
+        for i in range(length):
+            for a in range(begins[first + i], begins[first + i + 1]):
+                arc = arcs[a]
+                end = i + 1 + (arc & _LENGTH_MASK)
+                if end > length:
+                    break
+                if end - i == length:
+                    continue
+                score = best[i] + scores[arc >> LENGTH_BITS]
+                if score > best[end]:
+                    best[end] = score
+                    back[end] = arc
+        other[piece] = best[length]
+        i = length
+        while i > 0:
+            count = counts[unknown_as[back[i] >> LENGTH_BITS]]
+            log_counts[piece] += np.log(count + counts[piece])
+            num_pieces[piece] += 1
+            i -= 1 + (back[i] & _LENGTH_MASK)
+    return other, num_pieces, log_counts

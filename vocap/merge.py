@@ -2,7 +2,7 @@
 
 import collections
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.special
@@ -10,7 +10,8 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice
-from vocap.words import WordTable
+from vocap.nested import UNKNOWN_PENALTY
+from vocap.runs import RunTable
 
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -19,38 +20,13 @@ BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
 # SentencePiece's trainer drops a piece when EM expects it less often than this. The pieces here
 # were chosen by their languages and stay, at the score of a piece expected just so often.
 _MIN_EXPECTED_COUNT = 0.5
-_UNKNOWN_PENALTY = 10.0  # nats below the rarest piece, as SentencePiece prices unknowns
-
-
-def mixture_weights(
-    tables: Mapping[str, WordTable], probabilities: Mapping[str, float]
-) -> tuple[list[str], np.ndarray]:
-    """Words of all languages with counts as if language i made up the share q_i of the text.
-
-    Shares are of bytes. The total stays that of the corpora together, so that the rare stay rare.
-
-    Returns:
-      The distinct words [N] and their weights [N] float64.
-    """
-    sizes = {language: table.num_bytes for language, table in tables.items()}
-    total = sum(sizes.values())
-    weights: dict[str, float] = {}
-    for language in sorted(tables):
-        table = tables[language]
-        scale = probabilities[language] * total / sizes[language]
-        for word, count in zip(table.words, table.counts.tolist(), strict=True):
-            weights[word] = weights.get(word, 0.0) + scale * count
-    return list(weights), np.fromiter(weights.values(), np.float64, len(weights))
+_SCORE_STEPS = 1024  # of a nat, see `write_model`
 
 
 def fit_scores(
-    pieces: Sequence[str],
-    initial_log_probs: np.ndarray,
-    words: Sequence[str],
-    weights: np.ndarray,
-    num_iterations: int,
+    pieces: Sequence[str], initial_log_probs: np.ndarray, text: RunTable, num_iterations: int
 ) -> np.ndarray:
-    """Unigram log probabilities of a fixed set of pieces, by variational EM on weighted words.
+    """Unigram log probabilities of a fixed set of pieces, by variational EM.
 
     The M-step is SentencePiece's, log p = digamma(count) - digamma(sum of counts), which trusts
     rare pieces less than their share (a sparse Dirichlet prior).
@@ -58,24 +34,33 @@ def fit_scores(
     Args:
       pieces: [V] distinct pieces.
       initial_log_probs: [V] where EM starts.
-      words, weights: the corpus, see `mixture_weights`.
+      text: the corpus, a `runs.mixture`.
       num_iterations: EM iterations; 4 or 5 converge.
 
     Returns:
       [V] float64 natural-log probabilities.
     """
-    trie, text = lattice.build_trie(pieces), lattice.pack_words(words)
+    matches = lattice.build_trie(pieces).match(text.text)
+    weights = text.counts.astype(np.float64)
+    num_characters = weights @ np.diff(text.text.offsets)
+    lengths = np.array([*map(len, pieces), 1])  # the unknown comes last
     log_probs = np.asarray(initial_log_probs, np.float64)
+    nats = 3.0
     for _ in range(num_iterations):
-        unknown = log_probs.min() - _UNKNOWN_PENALTY
-        counts, _ = lattice.expected_counts(trie, log_probs, text, weights, unknown)
-        counts = np.maximum(counts, _MIN_EXPECTED_COUNT)
+        with_unknown = np.append(log_probs, log_probs.min() - UNKNOWN_PENALTY)
+        counts, log_likelihood = matches.expected_counts(with_unknown, lengths, weights, nats)
+        nats = float(-log_likelihood / num_characters)
+        counts = np.maximum(counts[:-1], _MIN_EXPECTED_COUNT)
         log_probs = scipy.special.digamma(counts) - scipy.special.digamma(counts.sum())
     return log_probs
 
 
 def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
     """Serialises a SentencePiece model: the specials, then pieces by falling score.
+
+    Scores are rounded to 1/1024 nat. Sums of such numbers are exact in the 32-bit floats that
+    SentencePiece adds them in, so that paths of equal score stay equal whatever the order of the
+    pieces, and every library that knows the model breaks the tie alike.
 
     Args:
       pieces: [V] distinct pieces without specials.
@@ -98,8 +83,9 @@ def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
     for token in SPECIALS:
         kind = piece_type.UNKNOWN if token == SPECIALS[UNK_ID] else piece_type.CONTROL
         proto.pieces.add(piece=token, score=0.0, type=kind)
-    for i in sorted(range(len(pieces)), key=lambda i: (-log_probs[i], pieces[i])):
-        proto.pieces.add(piece=pieces[i], score=float(log_probs[i]), type=piece_type.NORMAL)
+    scores = np.round(np.asarray(log_probs) * _SCORE_STEPS) / _SCORE_STEPS
+    for i in sorted(range(len(pieces)), key=lambda i: (-scores[i], pieces[i])):
+        proto.pieces.add(piece=pieces[i], score=float(scores[i]), type=piece_type.NORMAL)
 
     spec = proto.trainer_spec
     spec.model_type = model_pb2.TrainerSpec.UNIGRAM

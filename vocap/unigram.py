@@ -1,72 +1,174 @@
-"""Unigram language-model vocabularies of one language at growing sizes, by SentencePiece."""
+"""Unigram vocabularies of one language at growing sizes, and their ALP."""
 
 import dataclasses
 import io
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+import artifacts
+from vocap import lattice, nested
 from vocap.alp import average_log_probability
-from vocap.words import WordTable
+from vocap.curves import Curve
+from vocap.runs import RunTable
 
+TRAINERS = ("nested", "sentencepiece")
+ALP_PROBABILITIES = ("corpus", "model")
 _NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
 # Longer lines would be skipped by the trainer without a word; ours are counted in the ALP.
 _MAX_SENTENCE_BYTES = 1 << 20
+_LEAST_COVERAGE = 0.98  # that SentencePiece's trainer accepts
 
 
 @dataclasses.dataclass(frozen=True)
-class UnigramVocabulary:
-    """A unigram language model over pieces.
+class TrainerSettings:
+    """How the vocabularies of a language are made.
 
     Attributes:
-      pieces: [S] distinct pieces, highest probability first; specials and unknown excluded.
-      log_probs: [S] float64 natural-log probabilities, as the trainer left them.
-      alp: average log probability (Eq. 1) on the text it was trained on, in nats a sentence.
+      trainer: "nested", one training for all sizes (`vocap.nested`), or "sentencepiece", the
+        reference, once per size.
+      sizes: wanted numbers of pieces, ascending; the unknown piece comes on top.
+      character_coverage: share of the characters that must be pieces of their own.
+      max_piece_length: longest piece, in characters.
+      max_seeds: substrings that training starts from.
+      alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
+        the text, as the authors' scripts have it, or "model" for the trainer's scores.
     """
 
-    pieces: tuple[str, ...]
-    log_probs: np.ndarray
-    alp: float
+    trainer: str
+    sizes: tuple[int, ...]
+    character_coverage: float
+    max_piece_length: int
+    max_seeds: int
+    alp_probabilities: str
 
-    @property
-    def size(self) -> int:
-        return len(self.pieces)
+    def __post_init__(self):
+        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
+        for name, value, allowed in (
+            ("trainer", self.trainer, TRAINERS),
+            ("alp_probabilities", self.alp_probabilities, ALP_PROBABILITIES),
+        ):
+            if value not in allowed:
+                raise ValueError(f"vocab.{name} is {value!r}, must be one of {', '.join(allowed)}")
+        if not 0 < self.character_coverage <= 1:
+            raise ValueError(
+                f"vocab.character_coverage is {self.character_coverage}, must be in (0, 1]"
+            )
+        if self.trainer == "sentencepiece" and self.character_coverage < _LEAST_COVERAGE:
+            raise ValueError(
+                f"vocab.character_coverage is {self.character_coverage}; SentencePiece takes "
+                f"{_LEAST_COVERAGE} or more, vocab.trainer = nested any"
+            )
+        if not 1 <= self.max_piece_length <= lattice.MAX_PIECE_LENGTH:
+            raise ValueError(
+                f"vocab.max_piece_length is {self.max_piece_length}, must be 1 to "
+                f"{lattice.MAX_PIECE_LENGTH}"
+            )
+        if self.max_seeds < 1:
+            raise ValueError(f"vocab.max_seeds is {self.max_seeds}, must be positive")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vocabularies:
+    """One language's vocabularies.
+
+    Attributes:
+      curve: sizes, ALP and pieces.
+      log_probs: [S] float32 arrays, natural-log probabilities of `curve.members`.
+    """
+
+    curve: Curve
+    log_probs: tuple[np.ndarray, ...]
 
 
 def train_vocabularies(
-    sentences: Sequence[str],
-    table: WordTable,
-    sizes: Sequence[int],
-    *,
-    character_coverage: float = 0.9995,
-    max_piece_length: int = 16,
-    alp_probabilities: str = "corpus",
-) -> list[UnigramVocabulary]:
+    table: RunTable, settings: TrainerSettings, sentences: Iterable[str] | None = None
+) -> Vocabularies | None:
     """Trains one unigram vocabulary per feasible size and measures its ALP.
 
     Sizes below a language's required characters, or above what its text can fill, do not exist;
     they are left out, so each language starts at its smallest feasible size.
 
     Args:
-      sentences: training text, one sentence an item.
-      table: `count_words(sentences)`.
-      sizes: wanted numbers of pieces, ascending; the unknown piece comes on top.
-      character_coverage: share of the characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
-      alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
-        the text, as the authors' scripts have it, or "model" for the trainer's scores.
+      table: the text, `count_runs(sentences)`.
+      settings: see `TrainerSettings`.
+      sentences: the same text, which the trainer "sentencepiece" needs.
 
     Returns:
-      The feasible vocabularies in ascending size; empty if no size is feasible.
+      The feasible vocabularies; None if no size is feasible.
+
+    Raises:
+      ValueError: `sentences` are missing for the trainer.
     """
-    vocabularies: list[UnigramVocabulary] = []
-    if not table.words:
-        return vocabularies  # the trainer's own complaint about no text names nothing
-    for size in sizes:
+    if not len(table.text):
+        return None
+    if settings.trainer == "nested":
+        return _train_nested(table, settings)
+    if sentences is None:
+        raise ValueError("vocab.trainer = sentencepiece needs text; tables of runs do not suffice")
+    return _train_reference(list(sentences), table, settings)
+
+
+def _train_nested(table: RunTable, settings: TrainerSettings) -> Vocabularies | None:
+    found = nested.train(
+        table,
+        settings.sizes,
+        character_coverage=settings.character_coverage,
+        max_piece_length=settings.max_piece_length,
+        max_seeds=settings.max_seeds,
+    )
+    if not found.vocabularies:
+        return None
+    return _measured(
+        found.pieces,
+        [(v.ids, v.log_probs, v.counts) for v in found.vocabularies],
+        found.num_unknown,
+        table.num_sentences,
+        settings.alp_probabilities,
+    )
+
+
+def _measured(
+    pieces: Sequence[str],
+    vocabularies: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    num_unknown: float,
+    num_sentences: int,
+    alp_probabilities: str,
+) -> Vocabularies:
+    """Vocabularies from the ids, log probabilities and counts of each size's pieces."""
+    alp = []
+    for _, log_probs, counts in vocabularies:
+        with_unknown = np.append(counts, num_unknown)
+        if alp_probabilities == "model":
+            probabilities = np.append(log_probs, log_probs.min() - nested.UNKNOWN_PENALTY)
+        else:
+            # Pieces that do not occur have no share; their log probability is never read.
+            shares = np.where(with_unknown > 0, with_unknown, 1) / with_unknown.sum()
+            probabilities = np.log(shares)
+        alp.append(average_log_probability(with_unknown, probabilities, num_sentences))
+    curve = Curve(
+        sizes=tuple(len(ids) for ids, _, _ in vocabularies),
+        alp=tuple(alp),
+        pieces=tuple(pieces),
+        members=tuple(ids for ids, _, _ in vocabularies),
+    )
+    return Vocabularies(
+        curve, tuple(log_probs.astype(np.float32) for _, log_probs, _ in vocabularies)
+    )
+
+
+def _train_reference(
+    sentences: Sequence[str], table: RunTable, settings: TrainerSettings
+) -> Vocabularies | None:
+    """One training of SentencePiece for each size."""
+    models = []
+    for size in settings.sizes:
         try:
-            model = _train(sentences, size + 1, character_coverage, max_piece_length)
+            models.append(sentencepiece_model(sentences, size, settings))
         except RuntimeError as error:
             message = str(error)
             if "smaller than required_chars" in message:
@@ -74,22 +176,41 @@ def train_vocabularies(
             if "too high" in message:
                 break  # and so is every larger size
             raise
-        vocabularies.append(_vocabulary(model, table, alp_probabilities))
-    return vocabularies
+    return measure_models(models, table, settings) if models else None
 
 
-def _train(
-    sentences: Sequence[str], vocab_size: int, character_coverage: float, max_piece_length: int
-) -> bytes:
-    """One SentencePiece unigram training; returns the serialised ModelProto."""
+def measure_models(
+    models: Sequence[bytes], table: RunTable, settings: TrainerSettings
+) -> Vocabularies:
+    """The vocabularies of SentencePiece models of ascending size, with their ALP on `table`."""
+    index: dict[str, int] = {}
+    vocabularies = []
+    num_unknown = 0.0
+    for model in models:
+        proto = model_pb2.ModelProto.FromString(model)
+        pieces = [p.piece for p in proto.pieces if p.type == _NORMAL]
+        scores = np.array([p.score for p in proto.pieces if p.type == _NORMAL], np.float64)
+        counts = segmented_counts(lattice.build_trie(pieces), scores, table)
+        num_unknown = counts[-1]
+        ids = np.array([index.setdefault(piece, len(index)) for piece in pieces], np.int32)
+        by_score = np.argsort(-scores, kind="stable")
+        vocabularies.append((ids[by_score], scores[by_score], counts[:-1][by_score]))
+    return _measured(
+        list(index), vocabularies, num_unknown, table.num_sentences, settings.alp_probabilities
+    )
+
+
+def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSettings) -> bytes:
+    """One SentencePiece unigram training of `size` pieces; returns the serialised ModelProto."""
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
         model_writer=model,
         model_type="unigram",
-        vocab_size=vocab_size,
-        character_coverage=character_coverage,
-        max_sentencepiece_length=max_piece_length,
+        vocab_size=size + 1,
+        character_coverage=settings.character_coverage,
+        max_sentencepiece_length=settings.max_piece_length,
+        seed_sentencepiece_size=settings.max_seeds,
         max_sentence_length=_MAX_SENTENCE_BYTES,
         unk_id=0,
         bos_id=-1,
@@ -100,27 +221,43 @@ def _train(
     return model.getvalue()
 
 
-def _vocabulary(model: bytes, table: WordTable, alp_probabilities: str) -> UnigramVocabulary:
-    """Reads pieces and scores from a trained model and measures its ALP on `table`."""
-    proto = model_pb2.ModelProto.FromString(model)
-    scores = np.array([p.score for p in proto.pieces], np.float64)
-    normal = np.array([p.type == _NORMAL for p in proto.pieces])
-    # SentencePiece's own price of the unknown, ten nats below the rarest piece; a run of unknown
-    # characters is encoded as one unknown and paid once.
-    scores[~normal] = scores[normal].min() - 10.0
+def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable) -> np.ndarray:
+    """Occurrences of pieces, and last of unknown characters, in the best segmentation.
 
-    processor = spm.SentencePieceProcessor(model_proto=model)
-    segmentations = processor.encode([w[1:] for w in table.words], out_type=int)
-    lengths = np.array([len(s) for s in segmentations])
-    ids = np.fromiter((i for s in segmentations for i in s), np.int64, lengths.sum())
-    piece_counts = np.bincount(ids, np.repeat(table.counts, lengths), minlength=len(scores))
+    Args:
+      trie: V pieces.
+      log_probs: [V] their natural-log probabilities.
+      table: the text.
 
-    # Pieces that do not occur have no share; their log probability is never read.
-    shares = np.maximum(piece_counts, 1) / piece_counts.sum()
-    log_probs = scores if alp_probabilities == "model" else np.log(shares)
-    ids_by_score = np.flatnonzero(normal)[np.argsort(-scores[normal], kind="stable")]
-    return UnigramVocabulary(
-        pieces=tuple(proto.pieces[i].piece for i in ids_by_score),
-        log_probs=scores[ids_by_score],
-        alp=average_log_probability(piece_counts, log_probs, table.num_sentences),
-    )
+    Returns:
+      [V + 1] float64.
+    """
+    scores = np.append(log_probs, np.min(log_probs) - nested.UNKNOWN_PENALTY)
+    return trie.match(table.text).best_paths(scores).counts(table.counts, len(scores))
+
+
+def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
+    """Writes vocabularies as arrays, whole or not at all."""
+    curve = vocabularies.curve
+    with artifacts.replacing(path) as aside:
+        np.savez(
+            aside,
+            sizes=np.array(curve.sizes, np.int64),
+            alp=np.array(curve.alp, np.float64),
+            pieces=np.frombuffer("\n".join(curve.pieces).encode(), np.uint8),
+            members=np.concatenate(curve.members),
+            log_probs=np.concatenate(vocabularies.log_probs),
+        )
+
+
+def read_vocabularies(path: pathlib.Path) -> Vocabularies:
+    """Reads what `write_vocabularies` wrote."""
+    with np.load(path, allow_pickle=False) as arrays:
+        ends = np.cumsum(arrays["sizes"])[:-1]
+        curve = Curve(
+            sizes=tuple(arrays["sizes"].tolist()),
+            alp=tuple(arrays["alp"].tolist()),
+            pieces=tuple(arrays["pieces"].tobytes().decode().split("\n")),
+            members=tuple(np.split(arrays["members"], ends)),
+        )
+        return Vocabularies(curve, tuple(np.split(arrays["log_probs"], ends)))

@@ -29,6 +29,8 @@ ALLOCATION = {
     "languages": {
         language: {
             "bytes": num_bytes,
+            "amount": num_bytes,
+            "resource": "all",
             "probability": 0.5,
             "sizes": [100, 200, 300],
             "alp": [-250.0, -210.0, -200.0],
@@ -38,7 +40,7 @@ ALLOCATION = {
         }
         for language, num_bytes, allocated in (("en", 60_000, 200), ("sw", 20_000, 300))
     },
-    "steps": [],
+    "clusters": {},
 }
 METRICS = [
     {"step": 1, "train/loss": 6.0, "train/candidates": 150.0, "train/overflow": 0.0},
@@ -116,14 +118,16 @@ class EvaluationTableTest(absltest.TestCase):
 
 
 class WriteReportTest(parameterized.TestCase):
-    def write(self, kind: str, metrics=METRICS, retrieval=RETRIEVAL) -> tuple[str, pathlib.Path]:
+    def write(
+        self, kind: str, metrics=METRICS, retrieval=RETRIEVAL, allocation=ALLOCATION
+    ) -> tuple[str, pathlib.Path]:
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "report"
         path = report.write_report(
             folder,
             results(retrieval),
             store=store(),
             output_layer=output_layer(kind),
-            allocation=ALLOCATION,
+            allocation=allocation,
             metrics=metrics,
         )
         self.assertEqual(path, folder / "report.md")
@@ -144,6 +148,16 @@ class WriteReportTest(parameterized.TestCase):
         self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
         self.assertIn("3 languages, 600 pieces, 10 steps.", page)
         self.assertIn("loss 3.167 nats a token (unigram 5.000), 1.000 bits a character", page)
+
+    def test_a_vocabulary_that_gave_no_language_a_size(self):
+        languages = {
+            language: {**one, "allocated": None}
+            for language, one in ALLOCATION["languages"].items()
+        }
+        page, folder = self.write("full", allocation={**ALLOCATION, "languages": languages})
+        self.assertFalse((folder / "sizes.png").exists())
+        self.assertNotIn("sizes.png", page)
+        self.assertIn("| en | 60 | 0.500 | 100 to 300 |\n", page)
 
     def test_results_can_be_read_back(self):
         _, folder = self.write("knn")

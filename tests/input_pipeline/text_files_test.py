@@ -1,5 +1,6 @@
 """Tests of reading files of text that others made."""
 
+import bz2
 import gzip
 import itertools
 import json
@@ -16,6 +17,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
+    ".bz2": bz2.compress,
 }
 _COMPRESSIONS = tuple(_COMPRESS)
 
@@ -46,6 +48,7 @@ class FormatsTest(_FolderTest):
     def test_documents_are_the_same_in_all_formats(self, kind, compression):
         path = self.write(f"de{kind}{compression}", _TEXT[kind])
         self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+        self.assertEqual(list(text_files.read_sentences(path)), [*itertools.chain(*_DOCUMENTS)])
 
     @parameterized.parameters(*_COMPRESSIONS)
     def test_parallel_text_is_the_same_in_all_compressions(self, compression):
@@ -72,8 +75,10 @@ class FormatsTest(_FolderTest):
     def test_blank_lines_and_outer_spaces_carry_no_meaning_of_their_own(self):
         path = self.write("de.txt", "\n\n  a \n\tb\n \n\n\nc\n\n")
         self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+        self.assertEqual(list(text_files.read_sentences(path)), ["a", "b", "c"])
         path = self.write("de.jsonl", '\n{"text": " a \\n\\n b"}\n\n{"text": ""}\n{"text": "c"}\n')
         self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+        self.assertEqual(list(text_files.read_sentences(path)), ["a", "b", "c"])
 
     @parameterized.parameters(
         ("en.txt", ("en", "txt", "")),
@@ -99,6 +104,9 @@ class FaultsTest(_FolderTest):
         pattern = "(?s)" + ".*".join([path.name.replace(".", "[.]"), *words])
         with self.assertRaisesRegex(ValueError, pattern):
             read(path)
+        if ".tsv" not in path.name:
+            with self.assertRaisesRegex(ValueError, pattern):
+                list(text_files.read_sentences(path))
 
     @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), ("", ".gz")))
     def test_empty_file(self, name, compression):
@@ -121,7 +129,7 @@ class FaultsTest(_FolderTest):
         path = self.write(name + compression, first + b"\nb\xf6se\n")
         self.assert_fault(path, "line 2: not UTF-8", "byte 0xf6 at position 2", "iconv")
 
-    @parameterized.parameters(".gz", ".xz")
+    @parameterized.parameters(".gz", ".xz", ".bz2")
     def test_cut_off_anywhere(self, compression):
         path = self.write(f"de.txt{compression}", _TEXT[".txt"])
         whole = path.read_bytes()
@@ -129,7 +137,7 @@ class FaultsTest(_FolderTest):
             path.write_bytes(whole[:length])
             self.assert_fault(path, "after line", "cut off or damaged")
 
-    @parameterized.parameters(".gz", ".xz")
+    @parameterized.parameters(".gz", ".xz", ".bz2")
     def test_a_damaged_byte_is_a_named_fault_or_harmless(self, compression):
         path = self.write(f"de.txt{compression}", _TEXT[".txt"])
         whole = path.read_bytes()
@@ -149,9 +157,23 @@ class FaultsTest(_FolderTest):
         with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
             text_files.read_documents(path)
 
+    @parameterized.parameters(*_COMPRESSIONS)
+    def test_sentences_come_before_the_file_has_been_read(self, compression):
+        text = "".join(f"{i}\n" for i in range(300_000)).encode() + b"\xf6\n"
+        path = self.write(f"de.txt{compression}", text)
+        sentences = text_files.read_sentences(path)
+        self.assertEqual([next(sentences) for _ in range(1000)], [str(i) for i in range(1000)])
+        with self.assertRaisesRegex(ValueError, "line 300001: not UTF-8"):
+            list(sentences)
+
+    def test_sentences_of_parallel_text_are_refused(self):
+        path = self.write("en-de.tsv", "one\teins\n")
+        with self.assertRaisesRegex(ValueError, "en-de.tsv: this is parallel text.*cut -f 2"):
+            next(text_files.read_sentences(path))
+
     @parameterized.parameters(
         ("en.txt.zst", "zst"),
-        ("en.txt.bz2", "bz2"),
+        ("en.txt.lz4", "lz4"),
         ("en.jsonl.Z", "Z"),
         ("core.tsv.zip", "zip"),
         ("en.zip", "zip"),
@@ -168,6 +190,8 @@ class FaultsTest(_FolderTest):
     def test_missing_file(self):
         with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
             text_files.read_documents(self.folder / "en.txt")
+        with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
+            list(text_files.read_sentences(self.folder / "en.txt"))
 
     @parameterized.parameters(
         ('{"text": "a"', "not JSON", "one JSON object"),

@@ -1,95 +1,126 @@
-"""Tests of language probabilities, concave envelopes and the greedy allocation."""
+"""Tests of language probabilities and of the allocation, by either search and all methods."""
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
-from vocap.allocation import Curve, allocate, concave_envelope, language_probabilities
+from vocap.allocation import METHODS, SEARCHES, Change, allocate, language_probabilities
+from vocap.curves import Curve, concave_envelope
+
+REQUIRED = 2  # characters that each vocabulary of a made-up language holds
 
 
-def slow_envelope(sizes, alp) -> list[int]:
-    """A point is a vertex unless it lies on or under the chord of two others."""
-    indices = range(len(sizes))
-
-    def on_or_under(a: int, i: int, b: int) -> bool:
-        return (alp[i] - alp[a]) * (sizes[b] - sizes[a]) <= (alp[b] - alp[a]) * (
-            sizes[i] - sizes[a]
-        )
-
-    return [
-        i
-        for i in indices
-        if not any(on_or_under(a, i, b) for a in indices[:i] for b in indices[i + 1 :])
-    ]
+def make_curve(sizes, alp, vocabularies: Sequence[Sequence[str]]) -> Curve:
+    pieces = tuple(sorted(set().union(*vocabularies)))
+    members = tuple(np.array([pieces.index(p) for p in v], np.int32) for v in vocabularies)
+    return Curve(tuple(sizes), tuple(alp), pieces, members)
 
 
-def slow_allocate(
-    curves: Mapping[str, Curve], probabilities: Mapping[str, float], beta: float, budget: int
-) -> tuple[dict[str, int], set[str]]:
-    """Algorithm 1 word for word, with the union built anew at every step; sizes and pieces."""
-    at = dict.fromkeys(sorted(curves), 0)
-    envelopes = {lang: slow_envelope(curve.sizes, curve.alp) for lang, curve in curves.items()}
-
-    def index(language: str, vertex: int) -> int:
-        return envelopes[language][vertex]
-
-    def union() -> set[str]:
-        return set().union(*(curves[lang].pieces[index(lang, v)] for lang, v in at.items()))
-
-    def gain(language: str) -> float:
-        curve = curves[language]
-        a, b = index(language, at[language]), index(language, at[language] + 1)
-        slope = (curve.alp[b] - curve.alp[a]) / (curve.sizes[b] - curve.sizes[a])
-        return probabilities[language] ** beta * slope
-
-    pieces = union()
-    while len(pieces) < budget:
-        before = pieces
-        language = max((lang for lang in at if at[lang] + 1 < len(envelopes[lang])), key=gain)
-        at[language] += 1
-        pieces = union()
-        if len(pieces) > budget:
-            new = curves[language].pieces[index(language, at[language])]
-            added = [piece for piece in new if piece not in before]
-            pieces = before | set(added[: budget - len(before)])
-    return {lang: curves[lang].sizes[index(lang, v)] for lang, v in at.items()}, pieces
+def disjoint_curve(language: str, sizes, alp) -> Curve:
+    """Nested vocabularies that share nothing with other languages."""
+    return make_curve(sizes, alp, [[f"{language}{i}" for i in range(size)] for size in sizes])
 
 
 def random_curves(
-    rng: random.Random, *, concave: bool, nested: bool
+    rng: random.Random, *, concave: bool, nested: bool, ties: bool = False
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Curves over one small pool of pieces, so that they overlap; each keeps its characters."""
     curves, amounts = {}, {}
     for language in rng.sample(["ar", "de", "en", "hi", "sw", "zh"], rng.randint(1, 5)):
         num_sizes = rng.randint(1, 6)
         sizes = sorted(rng.sample(range(4, 40), num_sizes))
+        if ties:
+            sizes = [5 * (i + 1) for i in range(num_sizes)]
         rises = [rng.randint(1, 1000) for _ in sizes]
         if concave:
-            slopes = sorted(rng.sample(range(1, 1000), num_sizes), reverse=True)
+            slopes = sorted(rng.sample(range(1, 9 if ties else 1000), num_sizes), reverse=True)
             rises = [s * (b - a) for s, a, b in zip(slopes, [0, *sizes], sizes, strict=False)]
-        required = [f"{language[0]}{i}" for i in range(2)]
+        required = [f"{language[0]}{i}" for i in range(REQUIRED)]
         pool = [f"p{i}" for i in range(60)]
         rng.shuffle(pool)
-        pieces = []
+        vocabularies = []
         for size in sizes:
             if not nested:
                 rng.shuffle(pool)
-            pieces.append((*required, *pool[: size - len(required)]))
+            vocabularies.append((*required, *pool[: size - len(required)]))
         alp = tuple(float(x - 10**5) for x in itertools.accumulate(rises))
-        curves[language] = Curve(tuple(sizes), alp, tuple(pieces))
-        amounts[language] = rng.uniform(1, 100)
+        curves[language] = make_curve(sizes, alp, vocabularies)
+        amounts[language] = rng.choice([1.0, 2.0]) if ties else rng.uniform(1, 100)
     return curves, language_probabilities(amounts, 0.7)
 
 
-def num_distinct(curves: Mapping[str, Curve], which: int) -> int:
-    return len(set().union(*(curve.pieces[which] for curve in curves.values())))
+def num_distinct(curves: Mapping[str, Curve], s: int) -> int:
+    return len(set().union(*(curve.vocabulary(s) for curve in curves.values())))
 
 
-def disjoint_curve(language: str, sizes, alp) -> Curve:
-    pieces = tuple(tuple(f"{language}{i}" for i in range(size)) for size in sizes)
-    return Curve(tuple(sizes), tuple(alp), pieces)
+def random_budget(rng: random.Random, curves: Mapping[str, Curve]) -> int:
+    smallest, largest = num_distinct(curves, 0), num_distinct(curves, -1)
+    return rng.randint(smallest, max(smallest, largest))
+
+
+class SlowAllocation:
+    """Algorithm 1 and its rivals word for word, with the union built anew at every step."""
+
+    def __init__(self, curves, probabilities, beta, budget, method):
+        self.curves, self.probabilities, self.beta = curves, probabilities, beta
+        self.path = {lang: list(range(len(curve.sizes))) for lang, curve in curves.items()}
+        if method == "vocap":
+            self.path = {
+                lang: concave_envelope(curve.sizes, curve.alp) for lang, curve in curves.items()
+            }
+        self.at = dict.fromkeys(sorted(curves), 0)
+        self.held = {lang: set(self.vocabulary(lang, 0)) for lang in self.at}
+        self.partial = None
+        eagerness = {
+            "vocap": self.gain,
+            "proportional": lambda lang: -self.size(lang) / probabilities[lang],
+            "uniform": lambda lang: -self.size(lang),
+        }[method]
+        while len(before := self.union()) < budget:
+            language = max((lang for lang in self.at if self.can_grow(lang)), key=eagerness)
+            self.at[language] += 1
+            new, old = self.vocabulary(language, self.at[language]), self.held[language]
+            self.held[language] = set(new)
+            if len(self.union()) > budget:
+                added = [piece for piece in new if piece not in before]
+                self.held[language] = old | set(added[: budget - len(before)])
+                self.partial = language
+
+    def can_grow(self, language: str) -> bool:
+        return self.at[language] + 1 < len(self.path[language])
+
+    def size(self, language: str) -> int:
+        return self.curves[language].sizes[self.path[language][self.at[language]]]
+
+    def vocabulary(self, language: str, vertex: int) -> tuple[str, ...]:
+        return self.curves[language].vocabulary(self.path[language][vertex])
+
+    def union(self) -> set[str]:
+        return set().union(*self.held.values())
+
+    def gain(self, language: str, back: int = 0) -> float:
+        """Weighted gain a piece of the next step, or of the last one taken with back = 1."""
+        curve, vertex = self.curves[language], self.at[language] - back
+        a, b = self.path[language][vertex], self.path[language][vertex + 1]
+        slope = (curve.alp[b] - curve.alp[a]) / (curve.sizes[b] - curve.sizes[a])
+        return self.probabilities[language] ** self.beta * slope
+
+    def change(self, language: str, move: int) -> Change | None:
+        """What one step more (+1) or less (-1) would change, from the sets themselves."""
+        vertex = self.at[language] + move
+        if not 0 <= vertex < len(self.path[language]):
+            return None
+        curve, s = self.curves[language], self.path[language][vertex]
+        moved = {**self.held, language: set(curve.vocabulary(s))}
+        return Change(
+            size=curve.sizes[s],
+            alp=curve.alp[s] - curve.alp[self.path[language][self.at[language]]],
+            gain=self.gain(language, back=move < 0),
+            pieces=len(set().union(*moved.values())) - len(self.union()),
+        )
 
 
 class LanguageProbabilitiesTest(parameterized.TestCase):
@@ -112,70 +143,129 @@ class LanguageProbabilitiesTest(parameterized.TestCase):
             for language, amount in amounts.items():
                 self.assertAlmostEqual(probabilities[language], amount**alpha / total)
 
+    def test_order_does_not_change_a_bit(self):
+        rng = random.Random(0)
+        amounts = {f"l{i}": rng.uniform(0.1, 300) for i in range(50)}
+        expected = language_probabilities(amounts, 0.7)
+        shuffled = {lang: amounts[lang] for lang in rng.sample(list(amounts), len(amounts))}
+        self.assertEqual(language_probabilities(shuffled, 0.7), expected)
+
+    @parameterized.parameters(0.7, 1.0)
+    def test_languages_that_are_not_wanted_leave_no_trace(self, alpha):
+        table = {"en": 0.4, "xx": 0.3, "sw": 0.1, "yy": 0.2}
+        few = language_probabilities({"sw": 0.1, "en": 0.4}, alpha)
+        self.assertEqual(language_probabilities(table, alpha, ["sw", "en"]), few)
+        if alpha == 1.0:
+            self.assertAlmostEqual(few["sw"], 0.2)
+            self.assertAlmostEqual(few["en"], 0.8)
+
+    def test_languages_that_are_missing_are_named(self):
+        with self.assertRaisesRegex(ValueError, "is given for hi, zh; .* table of 2 languages"):
+            language_probabilities({"en": 1, "sw": 2}, 0.7, ["zh", "en", "hi"])
+
     @parameterized.parameters(0, -3, float("inf"), float("nan"))
     def test_an_amount_that_is_not_positive_names_its_language(self, amount):
-        with self.assertRaisesRegex(ValueError, f"'sw' has corpus size {amount}; must be pos"):
+        with self.assertRaisesRegex(ValueError, f"'sw' has amount {amount}; must be pos"):
             language_probabilities({"en": 1, "sw": amount}, 0.7)
+        self.assertEqual(language_probabilities({"en": 1, "sw": amount}, 0.7, ["en"]), {"en": 1.0})
 
-    def test_no_languages_is_an_error(self):
+    def test_no_languages_and_a_negative_alpha_are_errors(self):
         with self.assertRaisesRegex(ValueError, "no languages"):
             language_probabilities({}, 0.7)
+        with self.assertRaisesRegex(ValueError, "alpha is -0.1; must be zero or more"):
+            language_probabilities({"en": 1}, -0.1)
 
 
-class ConcaveEnvelopeTest(absltest.TestCase):
-    def test_is_the_brute_force_hull(self):
-        rng = random.Random(0)
-        for _ in range(500):
-            sizes = sorted(rng.sample(range(1, 50), rng.randint(1, 8)))
-            alp = [rng.randint(-20, 0) for _ in sizes]  # few values: many points on one line
-            self.assertEqual(concave_envelope(sizes, alp), slow_envelope(sizes, alp))
-
-
-class AllocateTest(parameterized.TestCase):
-    @parameterized.product(concave=[True, False], nested=[True, False], beta=[0.0, 0.7])
-    def test_is_algorithm_1_on_random_curves(self, concave, nested, beta):
-        rng = random.Random(f"{concave} {nested} {beta}")
-        for _ in range(100):
-            curves, probabilities = random_curves(rng, concave=concave, nested=nested)
-            smallest, largest = num_distinct(curves, 0), num_distinct(curves, -1)
-            budget = rng.randint(smallest, max(smallest, largest))
-            sizes, pieces = slow_allocate(curves, probabilities, beta, budget)
-            result = allocate(curves, probabilities, beta=beta, budget=budget)
-            self.assertEqual(result.sizes, sizes)
-            self.assertEqual(result.pieces, tuple(sorted(pieces)))
+class RandomCurvesTest(parameterized.TestCase):
+    @parameterized.product(
+        nested=[True, False], ties=[True, False], method=METHODS, search=SEARCHES
+    )
+    def test_is_algorithm_1_on_random_curves(self, nested, ties, method, search):
+        rng = random.Random(f"{nested} {ties} {method}")
+        for i in range(100):
+            beta = rng.choice([0.0, 0.7, 1.0])
+            curves, q = random_curves(rng, concave=i % 2 == 0, nested=nested, ties=ties)
+            budget = random_budget(rng, curves)
+            slow = SlowAllocation(curves, q, beta, budget, method)
+            result = allocate(curves, q, beta=beta, budget=budget, method=method, search=search)
+            self.assertEqual(result.sizes, {lang: slow.size(lang) for lang in slow.at})
+            self.assertEqual(result.pieces, tuple(sorted(slow.union())))
             self.assertLen(result.pieces, budget)
-            self.assertEqual(result.steps[-1].union, budget)
-            for curve in curves.values():
-                always = curve.pieces[0] if nested else curve.pieces[0][:2]
-                self.assertContainsSubset(always, result.pieces)
+            self.assertEqual(result.at_largest, tuple(x for x in slow.at if not slow.can_grow(x)))
+            self.assertEqual(result.partial, slow.partial)
+            for lang, margin in result.margins.items():
+                self.assertEqual(margin.less, slow.change(lang, -1))
+                self.assertEqual(margin.more, slow.change(lang, 1))
 
-    def test_neither_the_order_of_languages_nor_the_scale_of_alp_matters(self):
+    @parameterized.product(nested=[True, False], method=METHODS)
+    def test_the_threshold_search_ends_with_the_steps_of_the_greedy_search(self, nested, method):
+        rng = random.Random(f"{nested} {method}")
+        jumps = 0
+        for i in range(150):
+            curves, q = random_curves(rng, concave=True, nested=nested, ties=i % 2 == 0)
+            budget = random_budget(rng, curves)
+            greedy, threshold = (
+                allocate(curves, q, beta=0.7, budget=budget, method=method, search=search)
+                for search in SEARCHES
+            )
+            num_steps = len(threshold.steps)
+            self.assertEqual(threshold.steps, greedy.steps[len(greedy.steps) - num_steps :])
+            jumps += num_steps < len(greedy.steps)
+            if nested and num_steps < len(greedy.steps):
+                # The bound is the union, so that nothing but the last gain is taken step by step.
+                self.assertLessEqual(num_steps, len(curves))
+        self.assertGreater(jumps, 50)
+
+    @parameterized.parameters(True, False)
+    def test_required_characters_and_all_that_the_union_held_before_the_end_stay(self, nested):
+        rng = random.Random(3)
+        for _ in range(100):
+            curves, q = random_curves(rng, concave=False, nested=nested)
+            budget = random_budget(rng, curves)
+            result = allocate(curves, q, beta=0.7, budget=budget)
+            for lang, curve in curves.items():
+                always = curve.vocabulary(0) if nested else curve.vocabulary(0)[:REQUIRED]
+                self.assertContainsSubset(always, result.pieces)
+                whole = curve.sizes.index(result.sizes[lang])
+                if lang == result.partial:
+                    whole = curve.sizes.index(result.margins[lang].less.size)
+                self.assertContainsSubset(curve.vocabulary(whole), result.pieces)
+            for before, after in itertools.pairwise(result.steps):
+                self.assertLess(before.union, budget)
+                self.assertLessEqual(after.union, budget)
+
+    @parameterized.parameters(*METHODS)
+    def test_neither_the_order_of_languages_nor_the_scale_of_alp_and_q_matters(self, method):
         rng = random.Random(1)
-        for _ in range(50):
-            curves, probabilities = random_curves(rng, concave=False, nested=False)
-            smallest, largest = num_distinct(curves, 0), num_distinct(curves, -1)
-            budget = rng.randint(smallest, max(smallest, largest))
-            expected = allocate(curves, probabilities, beta=0.7, budget=budget)
+        for _ in range(30):
+            curves, q = random_curves(rng, concave=False, nested=False, ties=True)
+            budget = random_budget(rng, curves)
+            expected = allocate(curves, q, beta=1.0, budget=budget, method=method)
             order = rng.sample(list(curves), len(curves))
             shuffled = {lang: curves[lang] for lang in order}
-            self.assertEqual(allocate(shuffled, probabilities, beta=0.7, budget=budget), expected)
+            result = allocate(shuffled, q, beta=1.0, budget=budget, method=method)
+            self.assertEqual(result, expected)
             scaled = {
-                lang: Curve(curve.sizes, tuple(4 * x for x in curve.alp), curve.pieces)
-                for lang, curve in curves.items()
+                lang: Curve(c.sizes, tuple(4 * x for x in c.alp), c.pieces, c.members)
+                for lang, c in curves.items()
             }
-            result = allocate(scaled, probabilities, beta=0.7, budget=budget)
+            weights = {lang: 1024 * share for lang, share in q.items()}
+            result = allocate(scaled, weights, beta=1.0, budget=budget, method=method)
             self.assertEqual((result.sizes, result.pieces), (expected.sizes, expected.pieces))
 
-    def test_no_other_choice_of_sizes_reaches_a_better_objective(self):
+
+class OptimumTest(parameterized.TestCase):
+    @parameterized.parameters(*SEARCHES)
+    def test_no_other_choice_of_sizes_reaches_a_better_objective(self, search):
         rng = random.Random(2)
         for _ in range(30):
             step, num_sizes = rng.randint(1, 5), 5
             curves, amounts = {}, {}
             for language in ("a", "b", "c", "d"):
-                rises = sorted(rng.sample(range(1, 1000), num_sizes), reverse=True)
+                rises = sorted(rng.sample(range(1, 20), num_sizes), reverse=True)
                 sizes = range(step, step * num_sizes + 1, step)
                 curves[language] = disjoint_curve(language, sizes, itertools.accumulate(rises))
-                amounts[language] = rng.uniform(1, 9)
+                amounts[language] = rng.choice([1.0, 1.0, rng.uniform(1, 9)])  # ties as well
             q = language_probabilities(amounts, 1.0)
             budget = step * rng.randint(len(curves), len(curves) * num_sizes)
 
@@ -188,24 +278,48 @@ class AllocateTest(parameterized.TestCase):
                 for indices in itertools.product(range(num_sizes), repeat=len(curves))
                 if sum(step * (i + 1) for i in indices) == budget
             ]
-            result = allocate(curves, q, beta=0.7, budget=budget)
+            result = allocate(curves, q, beta=0.7, budget=budget, search=search)
             chosen = [result.sizes[lang] // step - 1 for lang in curves]
+            self.assertIn(tuple(chosen), feasible)
             self.assertAlmostEqual(objective(chosen), max(map(objective, feasible)))
+            self.assertIsNone(result.partial)
 
+
+class AllocateTest(parameterized.TestCase):
     def test_a_step_that_overshoots_only_before_it_drops_its_old_pieces_is_taken_whole(self):
-        curve = Curve((2, 3, 5), (-9.0, -5.0, -4.0), (tuple("xy"), tuple("zuv"), tuple("xyzuv")))
+        curve = make_curve((2, 3, 5), (-9.0, -5.0, -4.0), ("xy", "zuv", "xyzuv"))
         result = allocate({"en": curve}, {"en": 1.0}, beta=0.7, budget=3)
         self.assertEqual((result.sizes, result.pieces), ({"en": 3}, ("u", "v", "z")))
+        self.assertIsNone(result.partial)
 
     def test_a_last_step_that_overshoots_gives_its_most_probable_new_pieces(self):
-        curve = Curve((2, 5), (-9.0, -5.0), (("a", "b"), ("z", "a", "x", "b", "y")))
+        curve = make_curve((2, 5), (-9.0, -5.0), ("ab", "zaxby"))
         result = allocate({"en": curve}, {"en": 1.0}, beta=0.7, budget=4)
         self.assertEqual(result.pieces, ("a", "b", "x", "z"))
+        self.assertEqual((result.sizes, result.partial), ({"en": 5}, "en"))
+        self.assertEqual(result.margins["en"].less, Change(2, -4.0, 4 / 3, -2))
+        self.assertIsNone(result.margins["en"].more)
+
+    @parameterized.parameters(*SEARCHES)
+    def test_where_swaps_shrink_the_union_steps_end_where_it_first_meets_the_target(self, search):
+        curves = {
+            "a": make_curve((2, 4, 5, 8), (-9, -1, 1, 2.5), ("ab", "abcd", "abxyz", "aghijklm")),
+            "b": make_curve((2, 3), (-9, -8), ("xy", "xyz")),
+        }
+        q = {"a": 0.5, "b": 0.5}
+        steps = allocate(curves, q, beta=0.7, budget=11).steps
+        self.assertEqual([step.union for step in steps], [2, 4, 6, 5, 5, 11])
+        result = allocate(curves, q, beta=0.7, budget=6, search=search)
+        self.assertEqual((result.sizes, result.pieces), ({"a": 4, "b": 2}, tuple("abcdxy")))
+        self.assertEqual(result.margins["a"].more.pieces, -1)
 
     def test_ties_go_to_the_first_language_in_code_point_order(self):
         curves = {lang: disjoint_curve(lang, (2, 4), (-9.0, -5.0)) for lang in ("b", "a")}
-        result = allocate(curves, {"a": 0.5, "b": 0.5}, beta=0.7, budget=6)
-        self.assertEqual(result.sizes, {"a": 4, "b": 2})
+        for method, search in itertools.product(METHODS, SEARCHES):
+            result = allocate(
+                curves, {"a": 0.5, "b": 0.5}, beta=0.7, budget=6, method=method, search=search
+            )
+            self.assertEqual(result.sizes, {"a": 4, "b": 2})
 
     def test_beta_0_ignores_the_probabilities_and_beta_1_heeds_them(self):
         curves = {
@@ -219,26 +333,62 @@ class AllocateTest(parameterized.TestCase):
         )
         self.assertEqual(allocate(curves, rich_a, beta=1.0, budget=6).sizes, {"a": 4, "b": 2})
 
+    def test_baselines_share_out_sizes_whatever_the_curves(self):
+        sizes = range(1, 31)
+        curves = {  # the steepest curve is that of the poorest, the steepest weighted is b's
+            lang: disjoint_curve(lang, sizes, [slope * (s - s**2 / 1000) for s in sizes])
+            for lang, slope in (("a", 1), ("b", 2), ("c", 3))
+        }
+        q = {"a": 0.6, "b": 0.3, "c": 0.1}
+
+        def sizes_by(method):
+            return allocate(curves, q, beta=0.7, budget=30, method=method).sizes
+
+        self.assertEqual(sizes_by("proportional"), {"a": 18, "b": 9, "c": 3})
+        self.assertEqual(sizes_by("uniform"), {"a": 10, "b": 10, "c": 10})
+        self.assertEqual(sizes_by("vocap"), {"a": 1, "b": 28, "c": 1})
+
     def test_reports_skipped_sizes_and_languages_at_their_largest(self):
         curves = {
             "dented": disjoint_curve("d", (2, 4, 6, 8), (-90.0, -89.0, -5.0, -4.0)),
             "flat": disjoint_curve("f", (2, 4), (-9.0, -8.9)),
         }
-        result = allocate(curves, {"dented": 0.5, "flat": 0.5}, beta=0.7, budget=10)
+        q = {"dented": 0.5, "flat": 0.5}
+        result = allocate(curves, q, beta=0.7, budget=10)
         self.assertEqual(result.sizes, {"dented": 8, "flat": 2})
         self.assertEqual(result.not_concave, {"dented": (4,)})
         self.assertEqual(result.at_largest, ("dented",))
         self.assertEqual([step.size for step in result.steps], [2, 2, 6, 8])
+        visited = allocate(curves, q, beta=0.7, budget=12, method="uniform")
+        self.assertEqual([step.size for step in visited.steps], [2, 2, 4, 4, 6, 8])
+        self.assertEqual(visited.not_concave, {})
 
-    def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self):
+    @parameterized.parameters(*SEARCHES)
+    def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self, search):
         curves = {lang: disjoint_curve(lang, (2, 4), (-9.0, -5.0)) for lang in ("a", "b")}
-        q = {"a": 0.5, "b": 0.5}
+
+        def pieces(budget):
+            q = {"a": 0.5, "b": 0.5}
+            return allocate(curves, q, beta=0.7, budget=budget, search=search).pieces
+
         with self.assertRaisesRegex(ValueError, "target of 3 .*already hold 4 .*smaller vocab.siz"):
-            allocate(curves, q, beta=0.7, budget=3)
+            pieces(3)
         with self.assertRaisesRegex(ValueError, "target of 9 .*together hold 8 .*larger vocab.siz"):
-            allocate(curves, q, beta=0.7, budget=9)
-        self.assertLen(allocate(curves, q, beta=0.7, budget=4).pieces, 4)
-        self.assertLen(allocate(curves, q, beta=0.7, budget=8).pieces, 8)
+            pieces(9)
+        self.assertLen(pieces(4), 4)
+        self.assertLen(pieces(8), 8)
+
+    @parameterized.parameters(
+        ({"method": "fair"}, "method is 'fair'; must be one of vocap, proportional, uniform"),
+        ({"search": "luck"}, "search is 'luck'; must be one of greedy, threshold"),
+        ({"probabilities": {"b": 1.0}}, "language 'a' has probability None; must be positive"),
+        ({"probabilities": {"a": 0.0}}, "language 'a' has probability 0.0; must be positive"),
+    )
+    def test_arguments_that_cannot_be_are_errors(self, wrong, message):
+        curves = {"a": disjoint_curve("a", (2, 4), (-9.0, -5.0))}
+        arguments = {"probabilities": {"a": 1.0}, "beta": 0.7, "budget": 3} | wrong
+        with self.assertRaisesRegex(ValueError, message):
+            allocate(curves, **arguments)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,69 @@
-"""Tests of the whole way from sentences to a merged model, and of its cache."""
+"""Tests of the whole way from text to a merged model, and of its cache."""
 
+import contextlib
 import dataclasses
-import math
+import json
 import pathlib
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from unittest import mock
 
+import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-from vocap import merge, unigram, words
-from vocap.build import VocabularySettings, build_vocabulary
+from vocap import build, comparison, merge, methods, run_tables, runs, unigram
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYLLABLES = {
     "xa": [c + v for c in "bdgklmn" for v in "aeiou"],
     "xb": [v + c for c in "fprstvz" for v in "aeo"],
     "yc": [c + v for c in "\u043a\u043b\u043c\u043d\u0440" for v in "\u0430\u0438\u043e\u0443"],
 }
-SETTINGS = VocabularySettings(
-    target_size=170,
+SETTINGS = build.VocabularySettings(
+    method="vocap",
+    compare=("proportional", "uniform", "joint", "clustered"),
+    target_size=150,
     sizes=(8, 30, 45, 60, 75, 90),
+    amounts={},
     alpha=0.7,
     beta=0.7,
+    num_clusters=2,
+    trainer="nested",
     character_coverage=1.0,
     max_piece_length=16,
+    max_seeds=100_000,
+    max_characters=0,
     alp_probabilities="corpus",
     em_iterations=3,
     num_workers=1,
+    seed=0,
 )
+# Builds in a process of its own that dies while it writes the second language's vocabularies.
+KILLED = """
+import json, os, pathlib, signal, sys
+import numpy as np
+from vocap import build
+
+text, settings, cache = json.load(sys.stdin)
+whole, written = np.savez, []
+
+def savez(path, **arrays):
+    written.append(path)
+    if len(written) == 2:
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(path, **arrays)
+
+np.savez = savez
+settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+build.build_vocabulary(text, {}, build.VocabularySettings(**settings), pathlib.Path(cache))
+"""
 
 
 def made_up_text(language: str, num_sentences: int) -> list[str]:
@@ -41,153 +76,423 @@ def made_up_text(language: str, num_sentences: int) -> list[str]:
     ]
 
 
-TEXT = {"xa": made_up_text("xa", 90), "yc": made_up_text("yc", 60), "xb": made_up_text("xb", 40)}
+SENTENCES = {"xa": 90, "yc": 60, "xb": 40}
+TEXT = {language: made_up_text(language, n) for language, n in SENTENCES.items()}
+HELDOUT = {language: made_up_text(language, n + 30)[n:] for language, n in SENTENCES.items()}
 
 
-def build(text, cache: pathlib.Path, **changed):
-    return build_vocabulary(text, dataclasses.replace(SETTINGS, **changed), cache)
+def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> build.Vocabulary:
+    return build.build_vocabulary(text, heldout, dataclasses.replace(SETTINGS, **changed), cache)
 
 
 def stamps(cache: pathlib.Path) -> dict[str, int]:
-    """When each cached language was written."""
-    return {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    """When each cached file was written."""
+    files = (path for path in cache.rglob("*") if path.is_file())
+    return {str(path.relative_to(cache)): path.stat().st_mtime_ns for path in files}
 
 
-class BuildVocabularyTest(parameterized.TestCase):
+def language_of(piece: str) -> str | None:
+    """The one language that has all letters of a run, if only one has."""
+    letters = set(piece) - {runs.SPACE}
+    found = [lang for lang, syllables in SYLLABLES.items() if letters <= set("".join(syllables))]
+    return found[0] if len(found) == 1 else None
+
+
+def shares_of(table: runs.RunTable) -> dict[str, float]:
+    """Share of the bytes of each language, as far as runs tell it."""
+    sizes = dict.fromkeys(SYLLABLES, 0.0)
+    for piece, count in zip(table.runs(), table.counts.tolist(), strict=True):
+        if language := language_of(piece):
+            sizes[language] += count * len(piece.replace(runs.SPACE, " ").encode())
+    return {language: size / sum(sizes.values()) for language, size in sizes.items()}
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[dict[str, mock.Mock]]:
+    """Lets all that costs time through, and counts it."""
+    functions = ((unigram, "train_vocabularies"), (runs, "count_runs"), (merge, "fit_scores"))
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                mock.patch.object(module, name, side_effect=getattr(module, name))
+            )
+            for module, name in functions
+        }
+
+
+class BuildTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.first_cache = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.first = build(TEXT, cls.first_cache)
+        cls.first = run(cls.first_cache)
+
+    def new_cache(self) -> pathlib.Path:
+        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
     def copy_of_first_cache(self) -> pathlib.Path:
-        cache = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        shutil.copytree(self.first_cache, cache, dirs_exist_ok=True)
-        return cache
+        return pathlib.Path(shutil.copytree(self.first_cache, self.new_cache() / "copy"))
 
-    def test_the_model_has_the_target_size_and_just_the_allocated_pieces(self):
+    def assert_same(self, a: build.Vocabulary, b: build.Vocabulary) -> None:
+        """Both builds agree in every bit."""
+        self.assertEqual(a.model, b.model)
+        self.assertEqual(a.scores, b.scores)
+        self.assertEqual(a.choice.pieces, b.choice.pieces)
+        self.assertEqual(a.choice.groups, b.choice.groups)
+        self.assertEqual(a.choice.allocation, b.choice.allocation)
+        self.assertEqual(list(a.languages), list(b.languages))
+        for one, other in zip(a.languages.values(), b.languages.values(), strict=True):
+            self.assertEqual((one.amount, one.probability), (other.amount, other.probability))
+            for table, other_table in ((one.table, other.table), (one.heldout, other.heldout)):
+                self.assertEqual(table.runs(), other_table.runs())
+                np.testing.assert_array_equal(table.counts, other_table.counts)
+            curve, other_curve = one.vocabularies.curve, other.vocabularies.curve
+            self.assertEqual(curve.sizes, other_curve.sizes)
+            self.assertEqual(curve.alp, other_curve.alp)
+            for s in range(len(curve.sizes)):
+                self.assertEqual(curve.vocabulary(s), other_curve.vocabulary(s))
+                np.testing.assert_array_equal(
+                    one.vocabularies.log_probs[s], other.vocabularies.log_probs[s]
+                )
+
+
+class ResultTest(BuildTest):
+    def test_the_model_has_the_target_size_and_just_the_chosen_pieces(self):
         processor = spm.SentencePieceProcessor(model_proto=self.first.model)
         named = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
         self.assertLen(named, SETTINGS.target_size)
         self.assertEqual(tuple(named[:5]), merge.SPECIALS)
-        self.assertEqual(tuple(sorted(named[5:])), self.first.allocation.pieces)
+        self.assertEqual(tuple(sorted(named[5:])), self.first.choice.pieces)
         for sentences in TEXT.values():
             for sentence in sentences:
                 ids = processor.encode(sentence)
                 self.assertNotIn(merge.UNK_ID, ids)
                 self.assertEqual(processor.decode(ids), sentence)
 
-    def test_curves_probabilities_and_allocation_are_of_the_text(self):
-        first = self.first
-        self.assertEqual(list(first.curves), ["xa", "xb", "yc"])
-        for language, curve in first.curves.items():
+    def test_languages_are_those_of_the_text(self):
+        self.assertEqual(list(self.first.languages), ["xa", "xb", "yc"])
+        smoothed = {}
+        for name, language in self.first.languages.items():
+            curve = language.vocabularies.curve
             self.assertContainsSubset(curve.sizes, SETTINGS.sizes)
             self.assertNotIn(8, curve.sizes)  # fewer than any of the languages has characters
             self.assertEqual(sorted(curve.alp), list(curve.alp))
-            self.assertEqual([len(set(pieces)) for pieces in curve.pieces], list(curve.sizes))
-            self.assertEqual(
-                first.num_bytes[language], sum(len(s.encode()) + 1 for s in TEXT[language])
-            )
-            self.assertContainsSubset(set("".join(TEXT[language])) - {" "}, first.allocation.pieces)
-        smoothed = {language: size**0.7 for language, size in first.num_bytes.items()}
-        for language, share in first.probabilities.items():
-            self.assertAlmostEqual(share, smoothed[language] / sum(smoothed.values()))
+            self.assertEqual(language.amount, sum(len(s.encode()) + 1 for s in TEXT[name]))
+            self.assertEqual(language.heldout.num_sentences, len(HELDOUT[name]))
+            smoothed[name] = language.amount**0.7
+        for name, language in self.first.languages.items():
+            self.assertAlmostEqual(language.probability, smoothed[name] / sum(smoothed.values()))
 
-    def test_em_starts_from_the_mixture_of_the_chosen_vocabularies(self):
-        unfitted = build(TEXT, self.first_cache, em_iterations=0, target_size=155)
-        mixed = dict.fromkeys(unfitted.allocation.pieces, 0.0)
-        for language, size in unfitted.allocation.sizes.items():
-            (chosen,) = unigram.train_vocabularies(
-                TEXT[language], words.count_words(TEXT[language]), [size], character_coverage=1.0
+    def test_scores_are_fitted_on_the_mixture(self):
+        tables = {name: language.table for name, language in self.first.languages.items()}
+        shares = {name: language.probability for name, language in self.first.languages.items()}
+        choice = self.first.choice
+        log_probs = merge.fit_scores(
+            choice.pieces, choice.initial_log_probs, runs.mixture(tables, shares), 3
+        )
+        self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
+
+    def test_scores_of_a_method_are_those_of_its_model_on_heldout_text(self):
+        for method in methods.METHODS:
+            alone = run(self.first_cache, method=method, compare=())
+            self.assertEqual(alone.scores, {method: self.first.scores[method]})
+            processor = spm.SentencePieceProcessor(model_proto=alone.model)
+            self.assertEqual(processor.get_piece_size(), SETTINGS.target_size)
+            pieces = [processor.id_to_piece(i) for i in range(5, SETTINGS.target_size)]
+            log_probs = np.array([processor.get_score(i) for i in range(5, SETTINGS.target_size)])
+            expected = comparison.score(
+                pieces,
+                log_probs,
+                {lang: runs.count_runs(sentences) for lang, sentences in TEXT.items()},
+                {lang: runs.count_runs(sentences) for lang, sentences in HELDOUT.items()},
             )
-            for piece, log_prob in zip(chosen.pieces, chosen.log_probs, strict=True):
-                if piece in mixed:
-                    mixed[piece] += unfitted.probabilities[language] * math.exp(log_prob)
-        # Here a partial last step keeps a piece of the step before, which no vocabulary chose.
-        self.assertIn(0.0, mixed.values())
-        rarest = min(p for p in mixed.values() if p)
-        processor = spm.SentencePieceProcessor(model_proto=unfitted.model)
-        for piece, probability in mixed.items():
-            score = processor.get_score(processor.piece_to_id(piece))
-            self.assertAlmostEqual(score, math.log(probability or rarest), places=5)
+            self.assertEqual(set(alone.scores[method]), set(expected))
+            for language, score in alone.scores[method].items():
+                self.assertAlmostEqual(score.alp, expected[language].alp, places=3)
+
+    def test_heldout_text_is_scored_and_does_not_matter_otherwise(self):
+        cache = self.new_cache()
+        without = run(cache, heldout={})
+        self.assertEqual(without.model, self.first.model)
+        self.assertEqual(without.scores, {method: {} for method in self.first.scores})
+        self.assertIsNone(without.languages["xa"].heldout)
+        before = stamps(cache)
+        some = run(cache, heldout={"yc": HELDOUT["yc"], "zz": ["not trained on"]})
+        self.assertEqual(some.scores["joint"], {"yc": self.first.scores["joint"]["yc"]})
+        (new,) = set(stamps(cache)) - set(before)
+        self.assertStartsWith(new, "tables/yc-heldout-")
 
     def test_one_language_alone_gets_its_own_vocabulary(self):
-        cache = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        alone = build({"xa": TEXT["xa"]}, cache, target_size=65, sizes=(60,))
-        self.assertEqual(alone.allocation.pieces, tuple(sorted(alone.curves["xa"].pieces[0])))
-        self.assertEqual(alone.probabilities, {"xa": 1.0})
+        alone = run(self.new_cache(), {"xa": TEXT["xa"]}, target_size=65, sizes=(60,), compare=())
+        curve = alone.languages["xa"].vocabularies.curve
+        self.assertEqual(alone.choice.pieces, tuple(sorted(curve.vocabulary(0))))
+        self.assertEqual(alone.languages["xa"].probability, 1.0)
 
     def test_neither_workers_nor_the_order_of_languages_matter(self):
-        cache = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        cache = self.new_cache()
         shuffled = {language: TEXT[language] for language in sorted(TEXT, reverse=True)}
-        second = build(shuffled, cache, num_workers=3)
-        self.assertEqual(second, self.first)
-        self.assertEqual(
-            {path.name: path.read_bytes() for path in cache.iterdir()},
-            {path.name: path.read_bytes() for path in self.first_cache.iterdir()},
-        )
+        self.assert_same(run(cache, shuffled, num_workers=2), self.first)
+        self.assertEqual(set(stamps(cache)), set(stamps(self.first_cache)))
+        for path in stamps(cache):
+            self.assertEqual((cache / path).read_bytes(), (self.first_cache / path).read_bytes())
 
-    def test_a_second_build_and_other_ways_to_allocate_train_nothing(self):
+    def test_tables_of_runs_will_do_instead_of_sentences(self):
+        folder, cache = self.new_cache(), self.new_cache()
+        paths = {}
+        for split, text in (("train", TEXT), ("heldout", HELDOUT)):
+            paths[split] = {lang: folder / f"{lang}.{split}.runs.gz" for lang in text}
+            for language, path in paths[split].items():
+                run_tables.write_table(path, runs.count_runs(text[language]))
+        before = stamps(folder)
+        with watched() as calls:
+            self.assert_same(run(cache, paths["train"], paths["heldout"]), self.first)
+            calls["count_runs"].assert_not_called()
+        self.assert_same(run(cache, {**TEXT, "yc": paths["train"]["yc"]}), self.first)
+        self.assertEqual(stamps(folder), before)
+
+    def test_amounts_given_take_the_place_of_the_bytes(self):
+        amounts = {"xa": 0.25, "xb": 5, "yc": 0.75, "other": 9}
+        cache = self.copy_of_first_cache()
+        given = run(cache, amounts=amounts, compare=())
+        smoothed = {name: amounts[name] ** 0.7 for name in TEXT}
+        for name, language in given.languages.items():
+            self.assertEqual(language.amount, amounts[name])
+            self.assertAlmostEqual(language.probability, smoothed[name] / sum(smoothed.values()))
+        self.assertNotEqual(given.choice.allocation.sizes, self.first.choice.allocation.sizes)
+        sizes = {name: language.amount for name, language in self.first.languages.items()}
+        self.assert_same(run(cache, amounts=sizes), self.first)
+        with self.assertRaisesRegex(ValueError, "no amount or probability is given for yc"):
+            run(cache, amounts={"xa": 1, "xb": 2})
+
+    def test_progress_is_told(self):
+        cache, all_methods = self.new_cache(), ["vocap", *SETTINGS.compare]
+        for num_languages in (3, 0):  # the second time nothing is to do
+            told = {}
+
+            def progress(items, name, total, told=told):
+                told[name] = list(items)
+                self.assertLen(told[name], total)
+                return told[name]
+
+            build.build_vocabulary(TEXT, HELDOUT, SETTINGS, cache, progress)
+            self.assertLen(told["languages"], num_languages)
+            self.assertEqual(told["methods"], all_methods)
+            self.assertEqual(told["comparison"], all_methods)
+
+
+class CacheTest(BuildTest):
+    @parameterized.parameters(
+        ({}, ()),
+        ({"num_workers": 2}, ()),
+        ({"seed": 1}, ()),
+        ({"num_clusters": 1}, ()),
+        ({"beta": 3.0}, ("scores",)),
+        ({"em_iterations": 2}, ("scores",)),
+        ({"alpha": 0.2}, ("scores", "together")),
+        ({"target_size": 140}, ("scores", "together")),
+        ({"amounts": {"xa": 1, "xb": 2, "yc": 3}}, ("scores", "together")),
+        ({"sizes": (30, 50, 70)}, ("scores", "vocabularies")),
+        ({"max_piece_length": 5}, ("scores", "together", "vocabularies")),
+        ({"character_coverage": 0.99}, ("scores", "together", "vocabularies")),
+        ({"max_characters": 1000}, ("scores", "together", "vocabularies")),
+    )
+    def test_a_changed_setting_makes_anew_what_depends_on_it(self, changed, folders):
+        cache = self.copy_of_first_cache()
+        before = stamps(cache)
+        with watched() as calls:
+            run(cache, **{"compare": ("joint",), **changed})
+        after = stamps(cache)
+        self.assertEqual({path: after[path] for path in before}, before)
+        new = [pathlib.Path(path).parent.name for path in set(after) - set(before)]
+        self.assertEqual(set(new), set(folders))
+        trained = new.count("vocabularies") + new.count("together")
+        self.assertEqual(calls["train_vocabularies"].call_count, trained)
+        self.assertEqual(calls["fit_scores"].call_count, new.count("scores"))
+        calls["count_runs"].assert_not_called()
+
+    def test_an_unchanged_build_comes_from_the_cache_alone(self):
         before = stamps(self.first_cache)
-        self.assertLen(before, 3)
-        self.assertEqual(build(TEXT, self.first_cache), self.first)
-        other = build(TEXT, self.first_cache, alpha=0.2, beta=0.1, target_size=150, num_workers=2)
-        self.assertLen(other.allocation.pieces, 150 - len(merge.SPECIALS))
-        self.assertNotEqual(other.probabilities, self.first.probabilities)
+        with watched() as calls:
+            self.assert_same(run(self.first_cache), self.first)
+            for call in calls.values():
+                call.assert_not_called()
         self.assertEqual(stamps(self.first_cache), before)
 
-    def test_only_a_language_that_is_missing_is_built(self):
-        cache = self.copy_of_first_cache()
-        (lost,) = cache.glob("yc-*")
-        lost.unlink()
+    def test_changed_text_makes_anew_what_depends_on_it(self):
+        # The amounts given, no probability changes with the text.
+        cache, options = self.copy_of_first_cache(), {"amounts": SENTENCES, "compare": ("joint",)}
+        run(cache, **options)
         before = stamps(cache)
-        finished = []
-
-        def watch(futures):
-            for future in futures:
-                finished.append(future)
-                yield future
-
-        self.assertEqual(build_vocabulary(TEXT, SETTINGS, cache, progress=watch), self.first)
+        run(cache, {**TEXT, "xb": TEXT["xb"][:-1]}, **options)
         after = stamps(cache)
-        self.assertEqual(after, {**before, lost.name: after[lost.name]})
-        self.assertLen(finished, 1)
-
-    def test_changed_text_or_other_sizes_are_built_beside_the_old(self):
-        cache = self.copy_of_first_cache()
-        before = stamps(cache)
-        build({**TEXT, "xb": TEXT["xb"][:-1]}, cache)
-        with_changed_text = stamps(cache)
-        self.assertLen(with_changed_text, 4)
-        build({"xa": TEXT["xa"]}, cache, sizes=(30, 45), target_size=48)
-        self.assertLen(stamps(cache), 5)
-        self.assertContainsSubset(before.items(), stamps(cache).items())
-
-    @parameterized.parameters(([],), (["   "],), (["baba dodo"],))
-    def test_a_language_too_small_is_named_and_the_others_are_kept(self, sentences):
-        cache = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        (kept,) = self.first_cache.glob("yc-*")
-        with self.assertRaisesRegex(ValueError, "language 'xb': none of vocab.sizes 8..90 .*add"):
-            build({"yc": TEXT["yc"], "xb": sentences}, cache)
-        self.assertEqual(list(stamps(cache)), [kept.name])
-
-    def test_a_target_out_of_reach_is_named_without_the_specials(self):
-        with self.assertRaisesRegex(
-            ValueError, "target of 35 pieces besides specials is too small"
+        self.assertEqual({path: after[path] for path in before}, before)
+        new = sorted(set(after) - set(before))
+        self.assertLen(new, 5)
+        for path, start in zip(
+            new, ("scores/", "scores/", "tables/xb-", "together/", "vocabularies/xb-"), strict=True
         ):
-            build(TEXT, self.first_cache, target_size=40)
+            self.assertStartsWith(path, start)
+
+    def test_text_that_moves_to_another_language_is_not_mistaken(self):
+        text = {"xa": TEXT["xb"], "xb": TEXT["xa"], "yc": TEXT["yc"]}
+        swapped = run(self.copy_of_first_cache(), text)
+        self.assert_same(swapped, run(self.new_cache(), text))
+        self.assertEqual(
+            swapped.languages["xb"].table.runs(), self.first.languages["xa"].table.runs()
+        )
+
+    def test_clusters_are_trained_once(self):
+        cache = self.copy_of_first_cache()
+        trained = list(cache.glob("together/*"))
+        self.assertLen(trained, 2)  # joint, and the cluster of two languages
+        with watched() as calls:
+            self.assert_same(run(cache), self.first)
+            calls["train_vocabularies"].assert_not_called()
+            for path in trained:
+                path.unlink()
+            self.assert_same(run(cache), self.first)
+            self.assertEqual(calls["train_vocabularies"].call_count, 2)
+
+    def test_scores_are_cached_under_where_em_starts_too(self):
+        cache = self.copy_of_first_cache()
+        first = run(cache, compare=(), em_iterations=0)
+        start = np.full(SETTINGS.budget, -2.0)
+        choice = dataclasses.replace(first.choice, initial_log_probs=start)
+        with mock.patch.object(methods, "choose", return_value=choice):
+            other = run(cache, compare=(), em_iterations=0)
+        self.assertEqual(other.model, merge.write_model(choice.pieces, start))
+
+    def test_a_lost_file_is_made_again(self):
+        for pattern in ("tables/yc-heldout-*", "tables/xa-*", "vocabularies/xb-*", "scores/*"):
+            cache = self.copy_of_first_cache()
+            lost = sorted(cache.glob(pattern))[0]
+            content = lost.read_bytes()
+            lost.unlink()
+            before = stamps(cache)
+            self.assert_same(run(cache), self.first)
+            after = stamps(cache)
+            path = str(lost.relative_to(cache))
+            self.assertEqual(after, {**before, path: after[path]})
+            self.assertEqual(lost.read_bytes(), content)
+
+
+class StoppedTest(BuildTest):
+    def test_a_killed_build_goes_on_where_it_was(self):
+        cache = self.new_cache()
+        settings = dataclasses.asdict(SETTINGS)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED],
+            cwd=ROOT,
+            input=json.dumps([TEXT, settings, str(cache)]),
+            text=True,
+        )
+        self.assertEqual(killed.returncode, -signal.SIGKILL)
+        self.assertLen(list((cache / "vocabularies").iterdir()), 2)  # one is half written
+        with watched() as calls:
+            self.assert_same(run(cache), self.first)
+            # Two languages, joint, one cluster.
+            self.assertEqual(calls["train_vocabularies"].call_count, 4)
+
+    @parameterized.parameters("savez", "save")
+    def test_what_could_not_be_written_is_not_taken_for_finished(self, writer):
+        cache = self.new_cache()
+
+        def fail(path, *_, **__):
+            path.write_bytes(b"half")
+            raise OSError("disk full")
+
+        with mock.patch.object(np, writer, fail), self.assertRaisesRegex(OSError, "disk full"):
+            run(cache)
+        folder = {"savez": "vocabularies", "save": "scores"}[writer]
+        self.assertEmpty(list((cache / folder).iterdir()))
+        self.assert_same(run(cache), self.first)
+
+    @parameterized.parameters(([], 1), (["   "], 1), (["baba dodo"], 1), (["baba dodo"], 2))
+    def test_a_language_too_small_is_named_and_the_others_are_kept(self, sentences, num_workers):
+        cache = self.new_cache()
+        with self.assertRaisesRegex(ValueError, "language 'xb': none of vocab.sizes 8..90 .*add"):
+            run(cache, {"yc": TEXT["yc"], "xb": sentences}, num_workers=num_workers)
+        (kept,) = (cache / "vocabularies").iterdir()
+        self.assertIn(kept.name, [p.name for p in self.first_cache.glob("vocabularies/yc-*")])
+
+    def test_a_target_out_of_reach_is_named(self):
+        with self.assertRaisesRegex(ValueError, "target of 35 pieces .* too small"):
+            run(self.first_cache, target_size=40)
+        with self.assertRaisesRegex(ValueError, "no vocabulary of 10 .* xa, xb, yc together"):
+            run(self.first_cache, method="joint", compare=(), target_size=15)
+
+
+class TogetherTest(BuildTest):
+    """What several languages are trained on."""
+
+    def joint_call(self, cache: pathlib.Path, **changed) -> mock._Call:
+        """The training of the method joint."""
+        with watched() as calls:
+            run(cache, method="joint", compare=(), **changed)
+        return calls["train_vocabularies"].call_args_list[-1]
+
+    def test_languages_make_up_their_shares(self):
+        shares = {name: language.probability for name, language in self.first.languages.items()}
+        found = shares_of(self.joint_call(self.new_cache()).args[0])
+        for language, share in shares.items():
+            self.assertAlmostEqual(found[language], share, delta=0.02)
+
+    @parameterized.parameters(200, 400)
+    def test_of_much_text_the_most_frequent_runs_at_the_same_shares(self, max_characters):
+        shares = {name: language.probability for name, language in self.first.languages.items()}
+        options = {"max_characters": max_characters, "target_size": 65, "sizes": (30,)}
+        with watched() as calls:
+            run(self.new_cache(), method="joint", compare=(), **options)
+        *alone, joint = (call.args[0] for call in calls["train_vocabularies"].call_args_list)
+        (fitted,) = (call.args[2] for call in calls["fit_scores"].call_args_list)
+        self.assertEqual(fitted.runs(), joint.runs())
+        for table in (*alone, joint):
+            self.assertBetween(len(table.text.characters), 0.8 * max_characters, max_characters)
+        for language, share in shares_of(joint).items():
+            self.assertAlmostEqual(share, shares[language], delta=0.02)
+
+    def test_sentencepiece_gets_the_sentences_of_all(self):
+        # With alpha = 1 the mixture is the text itself.
+        cache, options = self.new_cache(), {"trainer": "sentencepiece", "alpha": 1.0}
+        text = [sentence for language in sorted(TEXT) for sentence in TEXT[language]]
+        self.assertEqual(self.joint_call(cache, **options).args[2], text)
+        model = unigram.sentencepiece_model(text, SETTINGS.budget, SETTINGS.training)
+        processor = spm.SentencePieceProcessor(model_proto=model)
+        built = run(cache, method="joint", compare=(), **options)
+        pieces = [processor.id_to_piece(i) for i in range(1, SETTINGS.budget + 1)]
+        self.assertEqual(built.choice.pieces, tuple(sorted(pieces)))
+
+    def test_sentences_are_drawn_at_the_shares_by_the_seed(self):
+        cache = self.new_cache()
+        options = {"trainer": "sentencepiece", "amounts": {"xa": 1, "xb": 3, "yc": 2}, "alpha": 1}
+        first = self.joint_call(cache, **options)
+        found = shares_of(runs.count_runs(first.args[2]))
+        for language, share in {"xa": 1 / 6, "xb": 1 / 2, "yc": 1 / 3}.items():
+            self.assertAlmostEqual(found[language], share, delta=0.05)
+        again = self.joint_call(self.new_cache(), **options)
+        self.assertEqual(again.args[2], first.args[2])
+        other = self.joint_call(cache, **options, seed=1)
+        self.assertNotEqual(other.args[2], first.args[2])
+
+    def test_sentencepiece_cannot_train_on_tables(self):
+        path = self.new_cache() / "xa.runs.gz"
+        run_tables.write_table(path, runs.count_runs(TEXT["xa"]))
+        with self.assertRaisesRegex(ValueError, "vocab.trainer = sentencepiece needs text"):
+            run(self.new_cache(), {"xa": path}, trainer="sentencepiece", compare=())
 
 
 class SettingsTest(parameterized.TestCase):
-    @parameterized.parameters([()], [(20, 10)], [(10, 10)], [(0, 10)])
-    def test_sizes_that_do_not_ascend_are_named(self, sizes):
-        with self.assertRaisesRegex(ValueError, r"vocab.sizes must be positive and ascending, got"):
-            dataclasses.replace(SETTINGS, sizes=sizes)
-
-    @parameterized.parameters(0.0, 1.1)
-    def test_a_coverage_that_is_no_share_is_named(self, coverage):
-        with self.assertRaisesRegex(ValueError, f"character_coverage is {coverage}, must be in"):
-            dataclasses.replace(SETTINGS, character_coverage=coverage)
+    @parameterized.parameters(
+        ({"method": "vocab"}, "vocab.method and vocab.compare know vocap, .*; got 'vocab'"),
+        ({"compare": ("uniform", "all")}, "vocab.method and vocab.compare know .*; got 'all'"),
+        ({"num_clusters": 0}, "vocab.num_clusters is 0, must be positive"),
+        ({"max_characters": -1}, "vocab.max_characters is -1, must be positive, or 0"),
+        ({"sizes": (20, 10)}, "vocab.sizes must be positive and ascending"),
+        ({"trainer": "bpe"}, "vocab.trainer is 'bpe'"),
+    )
+    def test_settings_that_cannot_be_are_named(self, changed, message):
+        with self.assertRaisesRegex(ValueError, message):
+            dataclasses.replace(SETTINGS, **changed)
 
 
 if __name__ == "__main__":

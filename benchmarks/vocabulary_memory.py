@@ -1,0 +1,70 @@
+"""Peak memory of building one language's vocabularies, against the size of its text.
+
+    python -m benchmarks.vocabulary_memory --config=configs/real_text.py:DATA \\
+        --corpora=en,cjk=ja+zh+ko
+
+Each corpus is a language, or several joined, and is cut to a quarter, a half and all of its
+sentences. Every measurement is a process of its own that gets the sentences, counts their runs and
+trains all sizes; its memory when it has only the sentences is printed beside the peak.
+"""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import resource
+from collections.abc import Sequence
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from builders import data as builders
+from input_pipeline.corpus import load_corpus
+from vocap import unigram
+from vocap.runs import count_runs
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Says where the text is.")
+_CORPORA = flags.DEFINE_list("corpora", None, "Languages, or name=language+language.")
+_SIZES = tuple(range(1000, 50_001, 1000))
+
+
+def measure(
+    sentences: Sequence[str], settings: unigram.TrainerSettings
+) -> tuple[int, float, float]:
+    """Characters in the table, and memory in MB before and at the peak; runs in its own process."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    table = count_runs(sentences)
+    unigram.train_vocabularies(table, settings)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return len(table.text.characters), before, peak
+
+
+def main(_) -> None:
+    config = _CONFIG.value
+    corpora = {
+        name: (members or name).split("+")
+        for name, _, members in (corpus.partition("=") for corpus in _CORPORA.value)
+    }
+    config.corpus.languages = tuple(sorted({lang for group in corpora.values() for lang in group}))
+    config.corpus.heldout_fraction = 0.0
+    config.corpus.max_train_bytes = 0
+    corpus = load_corpus(builders.corpus_spec(config))
+    settings = dataclasses.replace(
+        builders.vocabulary_settings(config).training, trainer="nested", sizes=_SIZES
+    )
+    context = multiprocessing.get_context("spawn")
+    print("| corpus | MB of text | characters of distinct runs, M | before, MB | peak, MB |")
+    print("|---|---:|---:|---:|---:|")
+    for name, group in corpora.items():
+        sentences = [sentence for language in group for sentence in corpus.sentences(language)]
+        for step in (4, 2, 1):
+            part = sentences[::step]
+            with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+                characters, before, peak = pool.submit(measure, part, settings).result()
+            megabytes = sum(len(s.encode()) + 1 for s in part) / 1e6
+            cells = (f"{megabytes:.1f}", f"{characters / 1e6:.2f}", f"{before:.0f}", f"{peak:.0f}")
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["config", "corpora"])
+    app.run(main)

@@ -1,0 +1,85 @@
+"""Counts the script runs of a text of any size into a table, or merges such tables.
+
+    python count_text.py --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
+    python count_text.py --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
+
+Text is read as a stream; memory is bounded by --max_runs. docs/counting.md has the details.
+"""
+
+import glob
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from absl import flags, logging
+from tqdm import tqdm
+
+import entry_point
+from input_pipeline import text_files
+from vocap import run_tables
+
+_INPUT = flags.DEFINE_multi_string(
+    "input", [], "Text files, .txt or .jsonl, also compressed; a quoted pattern; repeatable."
+)
+_MERGE = flags.DEFINE_multi_string(
+    "merge", [], "Instead of text: tables to add up; a quoted pattern; repeatable."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "The table to write, <lang>.runs.gz.")
+_HELDOUT_FRACTION = flags.DEFINE_float(
+    "heldout_fraction", 0.0, "Share of the distinct sentences that is counted separately."
+)
+_HELDOUT_OUTPUT = flags.DEFINE_string("heldout_output", None, "The table of what is held out.")
+_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Picks what is held out.")
+_MAX_RUNS = flags.DEFINE_integer(
+    "max_runs",
+    run_tables.DEFAULT_MAX_RUNS,
+    "Runs held in memory; the tables do not depend on it.",
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"unexpected {argv[1:4]}; put patterns in quotes: --input='DIR/en-*.txt'")
+    if bool(_INPUT.value) == bool(_MERGE.value):
+        raise ValueError("give either text with --input or tables with --merge")
+    if _MERGE.value:
+        if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
+            raise ValueError("tables cannot be split; hold text out when it is counted")
+        _log(_OUTPUT.value, run_tables.merge_tables(_matching(_MERGE.value), _OUTPUT.value))
+        return
+    if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
+        raise ValueError("--heldout_fraction and --heldout_output belong together")
+    sentences = _sentences(_matching(_INPUT.value))
+    if _HELDOUT_OUTPUT.value:
+        heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)
+        outs = (_OUTPUT.value, _HELDOUT_OUTPUT.value)
+        for out, size in zip(
+            outs, run_tables.count_split(sentences, heldout, *outs, _MAX_RUNS.value), strict=True
+        ):
+            _log(out, size)
+    else:
+        _log(_OUTPUT.value, run_tables.count_to_table(sentences, _OUTPUT.value, _MAX_RUNS.value))
+
+
+def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
+    for path in tqdm(paths, desc="count", unit="file"):
+        yield from text_files.read_sentences(path)
+
+
+def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
+    """The files that match any of the patterns, each once."""
+    found: set[str] = set()
+    for pattern in patterns:
+        if not (files := glob.glob(pattern, recursive=True)):
+            raise ValueError(f"{pattern}: no such file")
+        found.update(files)
+    return [pathlib.Path(path) for path in sorted(found)]
+
+
+def _log(path: str, size: run_tables.Size) -> None:
+    logging.info(
+        "wrote %s: %d sentences, %d distinct runs", path, size.num_sentences, size.num_runs
+    )
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("output",))

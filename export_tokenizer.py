@@ -1,0 +1,58 @@
+"""Writes a vocabulary as a Hugging Face tokenizer, and checks that both read text alike.
+
+    python export_tokenizer.py --model=WORKDIR/vocab/spm.model --output=FOLDER [--check=en.txt ...]
+
+`transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check, which needs
+`tokenizers` installed, counts the lines of a text on which the ids are those of SentencePiece.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags, logging
+
+import entry_point
+from input_pipeline import text_files
+from interop import huggingface
+
+_MODEL = flags.DEFINE_string("model", None, "The SentencePiece model of build_vocab.py.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_CHECK = flags.DEFINE_multi_string(
+    "check", [], "A text file, also compressed, to compare the ids on; repeatable."
+)
+_SHOWN = 20
+
+
+def main(_) -> None:
+    model, folder = _file(_MODEL.value).read_bytes(), pathlib.Path(_OUTPUT.value)
+    texts = [_file(path) for path in _CHECK.value]
+
+    huggingface.export_tokenizer(model, folder)
+    logging.info("wrote %s", folder)
+
+    differences: list[huggingface.Difference] = []
+    for path in texts:
+        lines = list(filter(None, text_files.read_lines(path)))
+        found = huggingface.compare(model, folder, lines)
+        print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
+        differences += found
+    _show(differences)
+
+
+def _file(path: str) -> pathlib.Path:
+    if not pathlib.Path(path).is_file():
+        raise ValueError(f"{path}: no such file")
+    return pathlib.Path(path)
+
+
+def _show(differences: Sequence[huggingface.Difference]) -> None:
+    for difference in differences[:_SHOWN]:
+        print(f"\n{difference.text}")
+        print(f"  SentencePiece  {' '.join(difference.expected.pieces)}")
+        print(f"  tokenizers     {' '.join(difference.found.pieces)}")
+    if len(differences) > _SHOWN:
+        print(f"\nand {len(differences) - _SHOWN} more")
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("model", "output"))

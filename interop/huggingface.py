@@ -1,0 +1,372 @@
+"""The tokenizer as a folder of Hugging Face's: the ids of SentencePiece, from a tokenizer.json.
+
+The model part is a plain translation. The normaliser is not: `Precompiled`, made to read
+SentencePiece's character map, works grapheme by grapheme up to `tokenizers` 0.23, and there loses
+second accents and leaves Bengali, Tamil and Hangul apart where SentencePiece joins them
+(huggingface/tokenizers issues 2116 and 2334). So Unicode's NFKC joins characters here, held back
+by stops where SentencePiece would not (`_stops`), and `Precompiled` does the rest, one character
+at a time: spaces and controls.
+
+What still differs from SentencePiece, all pinned in tests/interop/huggingface_test.py:
+
+- The literal text of a special token, "<mask>" say, is that token, as everywhere in Hugging Face.
+  With `split_special_tokens=True` it is text, as in SentencePiece.
+- Text that becomes such a literal by normalisation ("＜ｓ＞") stays text, but no piece and no
+  unknown reaches from its "<" or "</" to the letter.
+- Characters added since Unicode 13 that SentencePiece joins with a mark, or that turn into a
+  letter that it would join: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
+- Segmentations of equal or nearly equal score, "000" as "00" "0" or "0" "00": SentencePiece adds
+  scores up in 32 bits over the whole line and rounding decides; in the 64 bits of `tokenizers` the
+  sums are exact, and of two that are equal the longer last piece wins. Scores of few binary places
+  leave no difference.
+"""
+
+import base64
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+import artifacts
+from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
+
+_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
+_SPACE = "\u2581"
+# Two controls that SentencePiece deletes, as the character map does here in the end.
+_STOP, _STAND_IN = "\x01", "\x02"
+# The one character that SentencePiece's map leaves alone although NFKC has a mapping.
+_KEPT = "\uff5e"
+_SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Hangul
+_FINALS = frozenset(map(chr, range(0x11A8, 0x11C3)))  # consonants that end a syllable
+_BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmentation:
+    """Token ids of a text and the text of each token, without <s> and </s>."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A text that the exported tokenizer reads otherwise than SentencePiece."""
+
+    text: str
+    expected: Segmentation  # SentencePiece's
+    found: Segmentation
+
+
+def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
+    """Writes the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
+
+    Args:
+      model: a serialised SentencePiece model, as `vocap.merge.write_model` makes it.
+      folder: gets tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+    Raises:
+      ValueError: as `tokenizer_json`.
+    """
+    tokenizer = tokenizer_json(model)
+    names = dict(zip(_ROLES, SPECIALS, strict=True))
+    names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
+    artifacts.write_json(folder / "special_tokens_map.json", names)
+    artifacts.write_json(
+        folder / "tokenizer_config.json",
+        names
+        | {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+        },
+    )
+    artifacts.write_json(folder / "tokenizer.json", tokenizer)
+
+
+def tokenizer_json(model: bytes) -> dict[str, Any]:
+    """A SentencePiece model in the format of Hugging Face's `tokenizers`.
+
+    Args:
+      model: a serialised SentencePiece model, as `vocap.merge.write_model` makes it.
+
+    Returns:
+      The value of a tokenizer.json. Ids are the model's; `<s>` and `</s>` are put around a text,
+      and a pair is `<s> A </s> </s> B </s>` as in XLM-R.
+
+    Raises:
+      ValueError: the bytes are no model, or the model is of a kind that build_vocab.py does not
+        make.
+    """
+    proto = _parse(model)
+    added = [
+        {
+            "id": i,
+            "content": token,
+            "special": True,
+            "normalized": False,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+        }
+        for i, token in enumerate(SPECIALS)
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": _normalizer(proto.normalizer_spec.precompiled_charsmap),
+        "pre_tokenizer": _literals_apart(),
+        "post_processor": _template(),
+        "decoder": {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": "always",
+            "split": False,
+        },
+        "model": {
+            "type": "Unigram",
+            "unk_id": UNK_ID,
+            "byte_fallback": False,
+            "vocab": [[piece.piece, piece.score] for piece in proto.pieces],
+        },
+    }
+
+
+def compare(
+    model: bytes, tokenizer: pathlib.Path | Mapping[str, Any], texts: Iterable[str]
+) -> list[Difference]:
+    """The texts that an exported tokenizer reads otherwise than SentencePiece.
+
+    Args:
+      model: the serialised SentencePiece model.
+      tokenizer: an exported folder, or the value of its tokenizer.json.
+      texts: what to read, one line each.
+
+    Returns:
+      One entry for every text whose ids differ, in the order of `texts`.
+
+    Raises:
+      ValueError: `tokenizers` is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(
+            "comparing needs Hugging Face's tokenizers, which is not installed: "
+            "pip install -r requirements-dev.txt"
+        ) from error
+    if isinstance(tokenizer, pathlib.Path):
+        exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    else:
+        exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    differences = []
+    for batch in _batches(texts):
+        encodings = exported.encode_batch(batch)
+        for text, ids, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
+            if encoding.ids != [BOS_ID, *ids, EOS_ID]:
+                pieces = processor.encode(text, out_type=str)
+                differences.append(
+                    Difference(
+                        text,
+                        Segmentation(tuple(ids), tuple(pieces)),
+                        Segmentation(tuple(encoding.ids[1:-1]), tuple(encoding.tokens[1:-1])),
+                    )
+                )
+    return differences
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        yield batch
+
+
+def _parse(model: bytes) -> model_pb2.ModelProto:
+    """The model's proto, once it is known to be of the kind that `write_model` makes."""
+    try:
+        spm.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"not a SentencePiece model: {error}") from error
+    proto = model_pb2.ModelProto.FromString(model)
+    kinds = model_pb2.ModelProto.SentencePiece
+    specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
+    normal = all(piece.type == kinds.NORMAL for piece in proto.pieces[len(SPECIALS) :])
+    spec = proto.normalizer_spec
+    wrong = {
+        "is no unigram model": proto.trainer_spec.model_type != model_pb2.TrainerSpec.UNIGRAM,
+        f"begins with {' '.join(specials)}": specials != SPECIALS,
+        "has user-defined or byte pieces": not normal,
+        f"normalises by {spec.name}": spec.name != "nmt_nfkc" or not spec.precompiled_charsmap,
+        "treats white space in a way of its own": proto.trainer_spec.treat_whitespace_as_suffix
+        or not spec.add_dummy_prefix
+        or not spec.remove_extra_whitespaces
+        or not spec.escape_whitespaces,
+    }
+    for fault, found in wrong.items():
+        if found:
+            raise ValueError(
+                f"the model {fault}; only models as build_vocab.py writes them can be exported: "
+                f"unigram, {' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc"
+            )
+    return proto
+
+
+def _template() -> dict[str, Any]:
+    """What is put around a text and around a pair."""
+    bos, eos = SPECIALS[BOS_ID], SPECIALS[EOS_ID]
+
+    def part(name: str) -> dict[str, Any]:
+        kind = "SpecialToken" if name in SPECIALS else "Sequence"
+        return {kind: {"id": name, "type_id": 0}}
+
+    return {
+        "type": "TemplateProcessing",
+        "single": [part(name) for name in (bos, "A", eos)],
+        "pair": [part(name) for name in (bos, "A", eos, eos, "B", eos)],
+        "special_tokens": {
+            token: {"id": token, "ids": [i], "tokens": [token]}
+            for i, token in ((BOS_ID, bos), (EOS_ID, eos))
+        },
+    }
+
+
+def _literals_apart() -> dict[str, Any]:
+    """Splits the text of a special token behind its "<" or "</".
+
+    The vocabulary of `tokenizers` must hold the special tokens, and its lattice then finds them in
+    normalised text; SentencePiece never matches a control piece.
+    """
+    rest = "|".join(token.lstrip("</") for token in SPECIALS)
+    return {
+        "type": "Split",
+        "pattern": {"Regex": f"</?(?={rest})"},
+        "behavior": "MergedWithPrevious",
+        "invert": False,
+    }
+
+
+def _normalizer(charsmap: bytes) -> dict[str, Any]:
+    """SentencePiece's nmt_nfkc with a dummy prefix, without extra and with escaped white space."""
+    steps = [
+        _replace({"String": _STAND_IN}, _STOP),  # so that it can stand for the kept character
+        _replace({"String": _KEPT}, _STAND_IN),
+        _replace({"Regex": _stops(read_charsmap(charsmap))}, _STOP),
+        {"type": "NFKC"},
+        _replace({"String": _STAND_IN}, _KEPT),
+        {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(charsmap).decode("ascii"),
+        },
+        _replace({"Regex": r"\A +| +\z"}, ""),
+        _replace({"Regex": " +"}, _SPACE),
+        {"type": "Prepend", "prepend": _SPACE},
+    ]
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def read_charsmap(charsmap: bytes) -> dict[str, str]:
+    """The replacement rules of a compiled character map.
+
+    The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
+    double array of uint32, and the replacements, each ended by a zero byte.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    units, replacements = np.frombuffer(charsmap[4 : 4 + size], "<u4"), charsmap[4 + size :]
+    # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
+    labels = np.where(units >> 31, 0, units & 0xFF)
+    offsets = ((units >> 10) << ((units & 0x200) >> 6)).tolist()
+    # The child of a node by label c lies at its offset xor c, so a cell knows its parent's.
+    children = defaultdict(list)
+    for cell in np.flatnonzero(labels).tolist():
+        children[cell ^ int(labels[cell])].append(cell)
+    rules = {}
+    stack = [(offsets[0], b"")]
+    while stack:
+        base, prefix = stack.pop()
+        for cell in children[base]:
+            key, below = prefix + bytes([cell ^ base]), cell ^ offsets[cell]
+            if units[cell] & 0x100:
+                start = int(units[below]) & 0x7FFFFFFF
+                end = replacements.index(b"\0", start)
+                rules[key.decode("utf-8")] = replacements[start:end].decode("utf-8")
+            stack.append((below, key))
+    return rules
+
+
+def _stops(rules: Mapping[str, str]) -> str:
+    r"""A pattern for the places where NFKC might join or reorder and SentencePiece does not.
+
+    SentencePiece goes from left to right and replaces the longest key of `rules`. NFKC gives the
+    same replacement for a key, but also sorts the marks behind a letter and joins across them.
+    The pattern matches, without a character, before each mark that does not continue a key.
+
+    Returns:
+      A regular expression of Oniguruma. It never matches at the beginning of a text, where
+      `tokenizers` would confuse its offsets.
+    """
+    single = {key: value for key, value in rules.items() if len(key) == 1}
+    before = _beginnings(rules)
+    for character, value in single.items():
+        if value[:1] in before:  # NFKC would join what it turns into
+            before.setdefault(character, {})
+    joining = defaultdict(set)  # lookbehinds that forbid the stop, and what they hold for
+    for character, beginnings in before.items():
+        lookbehinds = (
+            f"(?<!{_any_of(firsts)}{''.join(map(_escape, middle))})"
+            for middle, firsts in sorted(beginnings.items())
+        )
+        joining["".join(lookbehinds)].add(character)
+    any_joining = _any_of(before)
+    branches = "|".join(
+        f"(?={_any_of(characters)}){lookbehinds}" for lookbehinds, characters in joining.items()
+    )
+    # Other marks join nothing, but NFKC sorts them, and `Precompiled` takes a mark for part of
+    # the character before it if it replaces that one.
+    other = rf"(?<=[\p{{M}}{_any_of(single)}])(?=\p{{M}})(?!{any_joining})"
+    # In Hangul both join letters from left to right, but NFKC also a syllable and a final.
+    syllables = _SYLLABLES.union(key for key, value in single.items() if value[-1:] in _SYLLABLES)
+    finals = _FINALS.union(key for key, value in single.items() if value[:1] in _FINALS)
+    hangul = f"(?<={_any_of(syllables)})(?={_any_of(finals)})"
+    return rf"(?!\A)(?:(?={any_joining})(?:{branches})|{other}|{hangul})"
+
+
+def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:
+    """What may stand before a character that continues a key, keys of Hangul left out.
+
+    Returns:
+      For each such character y and string m the characters x such that a key begins with x m y.
+    """
+    before: dict[str, dict[str, set[str]]] = {}
+    for key, value in rules.items():
+        if value not in _SYLLABLES:
+            for i in range(1, len(key)):
+                before.setdefault(key[i], {}).setdefault(key[1:i], set()).add(key[0])
+    return before
+
+
+def _any_of(characters: Iterable[str]) -> str:
+    """A character class, neighbours written as ranges."""
+    codes = sorted(map(ord, characters))
+    ranges = []
+    for _, group in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]):
+        run = [chr(code) for _, code in group]
+        ranges.append(_escape(run[0]) + (f"-{_escape(run[-1])}" if len(run) > 1 else ""))
+    return f"[{''.join(ranges)}]"
+
+
+def _escape(character: str) -> str:
+    return f"\\x{{{ord(character):X}}}"

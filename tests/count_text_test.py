@@ -1,0 +1,169 @@
+"""Tests of counting and merging from the command line, and of being stopped in between."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+from absl.testing import absltest, flagsaver, parameterized
+
+import count_text
+from vocap import run_tables, runs
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
+
+
+class CountTextTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.text, self.out = self.folder / "text", self.folder / "out"
+        self.text.mkdir()
+
+    def count(self, *args: str) -> None:
+        """The program as it runs within a process."""
+        with flagsaver.flagsaver():
+            count_text.main(flags.FLAGS(["count_text.py", *args]))
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "count_text.py", *args],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Whoever runs the tests may ignore the signal; children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def table_of(self, sentences) -> bytes:
+        path = self.folder / "expected"
+        run_tables.write_table(path, runs.count_runs(sentences))
+        return path.read_bytes()
+
+    def write_shards(self) -> None:
+        """The text in files of all kinds; one is a document a line."""
+        parts = ["\n".join(LINES[i::5]) + "\n" for i in range(4)]
+        (self.text / "sw-0.txt").write_text(parts[0], encoding="utf-8")
+        (self.text / "sw-1.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
+        (self.text / "sw-2.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
+        (self.text / "sw-3.txt.bz2").write_bytes(bz2.compress(parts[3].encode()))
+        record = json.dumps({"text": "\n".join(LINES[4::5])})
+        (self.text / "sw-4.jsonl").write_text(record, encoding="utf-8")
+
+    def test_shards_of_all_kinds_count_as_the_text_that_they_hold(self):
+        self.write_shards()
+        out, aside = self.out / "sw.runs.gz", self.out / "sw.heldout.runs.gz"
+        overlapping = (f"--input={self.text}/sw-*", f"--input={self.text}/*.gz")
+        process = self.start(*overlapping, f"--output={out}", "--heldout_fraction=0.2",
+                             f"--heldout_output={aside}", "--max_runs=500")  # fmt: skip
+        errors = process.communicate()[1]
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn("5/5", errors)
+        kept, held_out = run_tables.HeldOut(0.2).split(LINES)
+        self.assertEqual(out.read_bytes(), self.table_of(kept))
+        self.assertEqual(aside.read_bytes(), self.table_of(held_out))
+        self.assertEqual(sorted(os.listdir(self.out)), [aside.name, out.name])
+
+    def test_tables_of_shards_merge_into_the_table_of_all(self):
+        self.write_shards()
+        self.count(f"--input={self.text}/*", f"--output={self.out}/all")
+        self.assertEqual((self.out / "all").read_bytes(), self.table_of(LINES))
+        for i, path in enumerate(self.text.iterdir()):
+            self.count(f"--input={path}", f"--output={self.out}/part-{i}-of-5")
+        self.count(f"--merge={self.out}/part-[0-2]-*", f"--merge={self.out}/part-[2-4]-*",
+                   f"--output={self.out}/merged")  # fmt: skip
+        self.assertEqual((self.out / "merged").read_bytes(), self.table_of(LINES))
+        with self.assertRaisesRegex(ValueError, r"parts \[4\] are missing"):
+            self.count(f"--merge={self.out}/part-[0-3]-*", f"--output={self.out}/merged")
+
+    def test_the_seed_picks_what_is_held_out(self):
+        self.write_shards()
+        for seed in (0, 7):
+            self.count(
+                f"--input={self.text}/*",
+                f"--output={self.out}/kept",
+                "--heldout_fraction=0.3",
+                f"--heldout_output={self.out}/aside",
+                f"--heldout_seed={seed}",
+            )
+            aside = run_tables.HeldOut(0.3, seed).split(LINES)[1]
+            self.assertEqual((self.out / "aside").read_bytes(), self.table_of(aside))
+
+    @parameterized.parameters(
+        ((), "give either text with --input or tables with --merge"),
+        (("--input=a", "--merge=b"), "give either text with --input or tables with --merge"),
+        (("--input=FOLDER/en-*.txt",), "en-.*: no such file"),
+        (("--merge=FOLDER/en.runs.gz",), "en.runs.gz: no such file"),
+        (("--input=a", "b", "c"), r"unexpected \['b', 'c'\]; put patterns in quotes"),
+        (("--input=FOLDER/sw-0.txt", "--heldout_fraction=0.1"), "belong together"),
+        (("--input=FOLDER/sw-0.txt", "--heldout_output=a"), "belong together"),
+        (("--merge=FOLDER/*", "--heldout_fraction=0.1"), "cannot be split"),
+        (("--merge=FOLDER/*", "--heldout_output=a"), "cannot be split"),
+        (("--input=FOLDER/*", "--max_runs=0"), "max_runs is 0"),
+        (
+            (
+                "--input=FOLDER/*.xz",
+                "--max_runs=0",
+                "--heldout_fraction=0.1",
+                "--heldout_output=FOLDER/aside",
+            ),
+            "max_runs is 0",
+        ),
+        (("--merge=FOLDER/sw-0.txt",), "sw-0.txt, after line 0: cannot be read"),
+        (("--input=FOLDER/*",), "bad.txt, line 2: not UTF-8"),
+    )
+    def test_refusals(self, args, message):
+        self.write_shards()
+        (self.text / "bad.txt").write_bytes(b"a\n\xff\n")
+        with self.assertRaisesRegex(ValueError, message):
+            self.count(
+                *(arg.replace("FOLDER", str(self.text)) for arg in args), f"--output={self.out}/t"
+            )
+        self.assertFalse(self.out.exists() and os.listdir(self.out))
+
+    def test_errors_are_one_line_and_the_output_is_required(self):
+        for args, line in (
+            (
+                ["--input=a.txt", "--output=b"],
+                "error (-v 1 for the traceback): a.txt: no such file",
+            ),
+            (["--input=a.txt"], "flag --output=None: Flag --output must have a value"),
+        ):
+            process = self.start(*args)
+            errors = process.communicate()[1]
+            self.assertEqual(process.returncode, 1)
+            self.assertIn(line, errors)
+            self.assertNotIn("Traceback", errors)
+
+    @parameterized.parameters(signal.SIGINT, signal.SIGKILL)
+    def test_stopped_in_the_middle_there_is_no_table(self, signal_number):
+        pipe = self.text / "sw.txt"
+        os.mkfifo(pipe)
+        process = self.start(f"--input={pipe}", f"--output={self.out}/sw.gz", "--max_runs=100")
+        with process, pipe.open("w", encoding="utf-8") as file:
+            for i in range(100_000):
+                file.write(f"{i:x} {i * i:x}\n")
+            file.flush()
+            while not self.out.exists() or not any(self.out.glob(".sw.gz.*/*")):
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+            process.send_signal(signal_number)
+            process.communicate()
+        self.assertNotEqual(process.returncode, 0)
+        # What only a kill leaves is hidden and ends in no table's name.
+        left = [path.name for path in self.out.iterdir()]
+        self.assertLen(left, 0 if signal_number == signal.SIGINT else 1)
+        self.assertEqual(list(self.out.glob("*")), [*self.out.glob(".*")])
+
+
+if __name__ == "__main__":
+    absltest.main()

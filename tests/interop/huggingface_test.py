@@ -1,0 +1,414 @@
+"""Tests of the export to Hugging Face: SentencePiece is the reference for every id."""
+
+import functools
+import io
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from unittest import mock
+
+import numpy as np
+import sentencepiece as spm
+import tokenizers
+from absl.testing import absltest, parameterized
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+import artifacts
+from interop import huggingface
+from vocap import merge
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+NASTY = {
+    "nothing": ["", " ", "\n", "\u3000\u00a0 ", "\x01", "\u200b\x02 "],
+    "white space": ["  two  \t tabs\u3000", "line\r\nline\u2028x", "a\u00a0b\u2009c\u0085d \u0085"],
+    "the space symbol": ["\u2581", "a\u2581b", "\u2581\u2581 a \u2581", "a\u2581\u0301"],
+    "controls": ["a\x01b\x02c\x00d\x7fe", "\x01\u0301", "e\x01\u0301", "\ufeffa\u200bb\u200cc"],
+    "stand-ins": ["\x02\uff5e\x02~", "10\uff5e20", "\uff5e\u0338", "\uff5e\x01\uff5e"],
+    "decomposed": [unicodedata.normalize("NFD", t) for t in ("Tiếng Việt rất đẹp", "각하", "ガギ")],
+    "marks out of order": ["e\u0302\u0323", "o\u0301\u0323", "ọ\u0301\u0300", "a\u0316\u0301"],
+    "marks upon marks": ["\u00e9\u0301\u0301", "\ufb01\u0301", "\u00bd\u0301", "\u0344", "a\u0344"],
+    "marks upon nothing": ["\u0301a", "\u200c\u064b", " \u0301", "\ufffd\u05b0", "\u1680\u0327"],
+    "Arabic": ["\u064a\u0651\u064b", "\u0627\u0653\u064b", "\ufef5\u0651", "\ufdfa \u0600\u0661"],
+    "Hebrew": ["\ufb2a\u05bc\u05b0", "\u05e9\u05bc\u05c1", "\ufb1d\u05b4"],
+    "Indic": ["\u0995\u09c7\u09be", "\u0ba4\u0bc6\u0bbe", "\u0d46\u0d3e", "\u0930\u093c\u094d"],
+    "Hangul": ["\u1100\u1161\u11a8", "\u314e\u314f\u3133", "다\u3135", "가\u11a8", "\u3275\u11b0"],
+    "kana": ["\uff76\uff9e\uff8a\uff9f", "か\u3099\u3099", "\u0301\uff9e", "\u30fb\uff9e"],
+    "emoji": ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f44d\U0001f3fd \u2764\ufe0f x"],
+    "unknown": ["\u16a0\u16a1 \u16a2x\u16a3", "a\u16a0\u16a1b", "\u16a0", "\u16a0\u2581\u16a1"],
+    "almost special": ["<s", "< mask >", "mask>", "<<s >>", "<unk", "s>", "<MASK>", "[MASK]"],
+    "special once normalised": ["\uff1cs\uff1e", "x<\x01mask>", "<\uff53> a", "<\x02/s>"],
+    "long": ["wort " * 20_000, "ab" * 20_000, "\u16a0" * 5_000, "e\u0323\u0302" * 3_000],
+}  # fmt: skip
+
+# Blocks that hold what joins or is joined since Unicode 13: later than the tables of `tokenizers`.
+YOUNG = frozenset((
+    *range(0xA7F1, 0xA7F5),    # modifier letters
+    *range(0x105C0, 0x10600),  # Todhri
+    *range(0x10780, 0x107C0),  # modifier letters
+    *range(0x11380, 0x11400),  # Tulu-Tigalari
+    *range(0x11900, 0x11960),  # Dives Akuru
+    *range(0x16100, 0x16140),  # Gurung Khema
+    *range(0x16D40, 0x16D80),  # Kirat Rai
+    *range(0x1CCD6, 0x1CCFA),  # outlined letters
+    *range(0x1E030, 0x1E090),  # Cyrillic modifier letters
+))  # fmt: skip
+
+
+def corpus_sentences() -> list[str]:
+    """All sentences of the embedded corpus, of 14 languages."""
+    files = [*sorted((ROOT / "corpus").glob("*.txt")), ROOT / "corpus/core.tsv"]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [cell for line in lines for cell in line.split("\t") if cell]
+
+
+@functools.cache
+def corpus_pieces() -> tuple[list[str], np.ndarray]:
+    """Pieces of the corpus and scores of 10 binary places, whose sums 32 bits hold exactly."""
+    trained = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus_sentences()),
+        model_writer=trained,
+        vocab_size=3000,
+        character_coverage=0.999,
+        minloglevel=2,
+    )
+    proto = model_pb2.ModelProto.FromString(trained.getvalue())
+    normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
+    scores = np.array([piece.score for piece in normal])
+    return [piece.piece for piece in normal], np.round(scores * 2**10) / 2**10
+
+
+@functools.cache
+def corpus_model() -> bytes:
+    return merge.write_model(*corpus_pieces())
+
+
+@functools.cache
+def corpus_json() -> dict:
+    return huggingface.tokenizer_json(corpus_model())
+
+
+@functools.cache
+def rules() -> dict[str, str]:
+    proto = model_pb2.ModelProto.FromString(corpus_model())
+    return huggingface.read_charsmap(proto.normalizer_spec.precompiled_charsmap)
+
+
+@functools.cache
+def pools() -> list[list[str]]:
+    """What random text is made of: the character map's keys and what touches them."""
+    keys = sorted(key for key in rules() if YOUNG.isdisjoint(map(ord, key)))
+    return [
+        keys,
+        sorted({character for key in keys for character in key}),
+        [key for key in keys if len(key) > 1 and not "\uac00" <= rules()[key] <= "\ud7a3"],
+        [key for key in keys if rules()[key] in ("", " ")],
+        [c for c in map(chr, range(0x300, 0x1100)) if unicodedata.category(c)[0] == "M"],
+        [piece.replace("\u2581", " ") for piece in corpus_pieces()[0]],
+        [*"aeoklEｓ<>～가다かﾊカקשكиกকো½😀", "\u200d", "\ufe0f", "mask>", "\r\n", " ", "  "],
+        [chr(code) for code in range(0x20, 0xD800, 7)],
+    ]
+
+
+def load(value: dict) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(value))
+
+
+def small_model(pieces: dict[str, float]) -> bytes:
+    """A model of these pieces with exactly these scores, however `write_model` rounds them."""
+    model = merge.write_model(list(pieces), np.array(list(pieces.values())))
+    proto = model_pb2.ModelProto.FromString(model)
+    for piece in proto.pieces[len(merge.SPECIALS) :]:
+        piece.score = pieces[piece.piece]
+    return proto.SerializeToString()
+
+
+def small_json(model: bytes) -> dict:
+    """As `tokenizer_json`, which takes its time for the normaliser, the same in all models."""
+    pieces = model_pb2.ModelProto.FromString(model).pieces
+    vocab = [[piece.piece, piece.score] for piece in pieces]
+    return corpus_json() | {"model": corpus_json()["model"] | {"vocab": vocab}}
+
+
+class SameIdsTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.model, cls.json = corpus_model(), corpus_json()
+        cls.processor = spm.SentencePieceProcessor(model_proto=cls.model)
+        cls.tokenizer = load(cls.json)
+
+    def assert_same(self, texts):
+        for text in texts:  # where pieces are unknown, ids say little
+            normalized = self.tokenizer.normalizer.normalize_str(text)
+            self.assertEqual(normalized, self.processor.normalize(text), ascii(text[:200]))
+        self.assertEqual(huggingface.compare(self.model, self.json, texts), [])
+
+    def test_on_the_embedded_corpus(self):
+        sentences = corpus_sentences()
+        self.assertGreater(len(sentences), 5000)
+        self.assert_same(sentences)
+
+    @parameterized.named_parameters(NASTY.items())
+    def test_on_nasty_text(self, texts):
+        self.assert_same(texts)
+        self.assert_same([f"ab {text} cd" for text in texts])
+        self.assert_same([f"{text}{text}" for text in texts])
+
+    @parameterized.parameters(*range(4))
+    def test_on_random_text_of_a_mixed_alphabet(self, seed):
+        rng = random.Random(seed)
+
+        def text() -> str:
+            weights = [rng.random() ** 2 for _ in pools()]
+            length = int(2 ** rng.uniform(0, 6))
+            return "".join(rng.choice(rng.choices(pools(), weights)[0]) for _ in range(length))
+
+        texts = [text() for _ in range(1000)]
+        self.assert_same([t for t in texts if not any(token in t for token in merge.SPECIALS)])
+
+    def test_text_is_normalised_alike_by_every_rule_of_the_character_map(self):
+        self.assertGreater(len(rules()), 200_000)
+        hangul = [key for key, value in rules().items() if "\uac00" <= value <= "\ud7a3"]
+        others = sorted(rules().keys() - hangul)
+        wrong = [
+            key
+            for key in [*others, *sorted(hangul)[::50]]
+            if self.tokenizer.normalizer.normalize_str(f"a{key}b")
+            != self.processor.normalize(f"a{key}b")
+        ]
+        self.assertNotEmpty(wrong)
+        for key in wrong:
+            self.assertGreater(len(key), 1, ascii(key))
+            self.assertFalse(YOUNG.isdisjoint(map(ord, key)), ascii(key))
+
+    def test_the_character_map_is_read_as_sentencepiece_reads_it(self):
+        for key, value in list(rules().items())[::100]:
+            value = f"x{value}x".replace("  ", " ").replace(" ", "\u2581")
+            self.assertEqual(self.processor.normalize(f"x{key}x"), f"\u2581{value}", ascii(key))
+
+    def test_one_character_alone_is_spared_by_the_map_and_not_by_nfkc(self):
+        compatible = {c for c in map(chr, range(0x30000)) if unicodedata.normalize("NFKC", c) != c}
+        spared = {c for c in compatible - rules().keys() if not "\ud800" <= c <= "\udfff"}
+        self.assertEqual(spared, {"\uff5e"})
+
+    def test_decoding_gives_the_text_of_sentencepiece(self):
+        for text in corpus_sentences()[::20]:
+            ids = self.processor.encode(text)
+            if merge.UNK_ID in ids:
+                continue
+            encoded = self.tokenizer.encode(text).ids
+            self.assertEqual(self.tokenizer.decode(encoded), self.processor.decode(ids))
+
+    def test_special_tokens_go_around_texts_and_pairs(self):
+        a, b = (self.processor.encode(text) for text in ("Guten Morgen", "zwei Katzen"))
+        encode = functools.partial(self.tokenizer.encode, "Guten Morgen")
+        self.assertEqual(encode(add_special_tokens=False).ids, a)
+        self.assertEqual(encode().ids, [0, *a, 2])
+        pair = encode("zwei Katzen")
+        self.assertEqual(pair.ids, [0, *a, 2, 2, *b, 2])
+        self.assertEqual(set(pair.type_ids), {0})
+
+    def test_offsets_point_into_the_text_also_behind_stops(self):
+        text = "\u064a\u0651\u064b e\u0302\u0323 Katzen"
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets]
+        self.assertEqual(starts, sorted(starts))
+        start = text.index("Katzen")
+        tail = "".join(encoding.tokens[i] for i, s in enumerate(starts) if s >= start)
+        self.assertEqual(tail.lstrip("\u2581"), "Katzen")
+
+
+class KnownDifferencesTest(parameterized.TestCase):
+    """What the module's docstring says still differs. A test that fails here is good news."""
+
+    @parameterized.parameters(*enumerate(merge.SPECIALS))
+    def test_the_literal_text_of_a_special_token_is_that_token(self, token_id, token):
+        tokenizer = load(corpus_json())
+        processor = spm.SentencePieceProcessor(model_proto=corpus_model())
+        text = f"ein {token} Haus"
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        self.assertEqual(ids, [*processor.encode("ein"), token_id, *processor.encode("Haus")])
+        self.assertLen(huggingface.compare(corpus_model(), corpus_json(), [text, "ein"]), 1)
+        tokenizer.encode_special_tokens = True  # transformers: split_special_tokens
+        as_text = tokenizer.encode(text, add_special_tokens=False).ids
+        self.assertEqual(as_text, processor.encode(text))
+
+    def test_no_piece_reaches_over_the_first_character_of_a_special_token_made_by_normalising(self):
+        model = small_model({"\u2581": -1.0, "<": -9.0, "s": -9.0, ">": -9.0, "<s": -2.0})
+        value = small_json(model)
+        self.assertEqual(huggingface.compare(model, value, ["<s", "< s>", "<s<s"]), [])
+        (difference,) = huggingface.compare(model, value, ["\uff1cs>"])
+        self.assertEqual(difference.expected.pieces, ("\u2581", "<s", ">"))
+        self.assertEqual(difference.found.pieces, ("\u2581", "<", "s", ">"))
+
+    @parameterized.parameters(
+        ("\U00016d67\U00016d67", "\U00016d68", "\U00016d67\U00016d67"),
+        ("\U0001e030\u0308", "\u04d3", "\u0430\u0308"),
+        ("\ua7f2\u0327", "\u00c7", "C"),
+    )
+    def test_young_characters_are_not_joined(self, text, expected, found):
+        processor = spm.SentencePieceProcessor(model_proto=corpus_model())
+        self.assertEqual(processor.normalize(text), f"\u2581{expected}")
+        self.assertEqual(load(corpus_json()).normalizer.normalize_str(text), f"\u2581{found}")
+
+    def test_rounding_decides_between_segmentations_of_equal_score(self):
+        pieces = {"\u2581": -3.3, "a": -7.7, "0": -5.1, "00": -6.3}
+        model = small_model(pieces)
+        texts = [f"{'a' * n}000" for n in range(60)]
+        differences = huggingface.compare(model, small_json(model), texts)
+        self.assertNotEmpty(differences)
+        for difference in differences:
+            self.assertEqual(difference.expected.pieces[-2:], ("00", "0"))
+            self.assertEqual(difference.found.pieces[-2:], ("0", "00"))
+        rounded = small_model({p: round(s * 2**10) / 2**10 for p, s in pieces.items()})
+        self.assertEqual(huggingface.compare(rounded, small_json(rounded), texts), [])
+
+
+class CompareTest(absltest.TestCase):
+    def test_tells_each_text_that_differs_in_their_order(self):
+        model = small_model({"\u2581": -3.0, "a": -3.0, "b": -3.0, "ab": -4.0, "c": -1.0})
+        value = small_json(model)
+        for entry in value["model"]["vocab"]:
+            if entry[0] == "ab":
+                entry[1] = -20.0
+        texts = ["c", "cab", "a b", *["c"] * 3000, "ab\u16a0"]
+        first, second = huggingface.compare(model, value, iter(texts))
+        self.assertEqual((first.text, second.text), ("cab", "ab\u16a0"))
+        self.assertEqual(first.expected.pieces, ("\u2581", "c", "ab"))
+        self.assertEqual(first.found.pieces, ("\u2581", "c", "a", "b"))
+        processor = spm.SentencePieceProcessor(model_proto=model)
+        self.assertEqual(list(first.expected.ids), processor.encode("cab"))
+        self.assertEqual(list(first.found.ids), processor.piece_to_id(["\u2581", "c", "a", "b"]))
+
+    def test_special_tokens_left_out_are_a_difference(self):
+        model = small_model({"\u2581": -3.0, "a": -3.0})
+        value = small_json(model) | {"post_processor": None}
+        self.assertLen(huggingface.compare(model, value, ["a", ""]), 2)
+
+    def test_without_the_library_says_what_to_install(self):
+        with (
+            mock.patch.dict(sys.modules, {"tokenizers": None}),
+            self.assertRaisesRegex(ValueError, "tokenizers.*not installed: pip install -r"),
+        ):
+            huggingface.compare(corpus_model(), corpus_json(), ["a"])
+
+
+class ExportTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        temporary = self.enter_context(tempfile.TemporaryDirectory())
+        self.folder = pathlib.Path(temporary) / "new" / "folder"
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()}
+
+    def test_the_folder_says_what_the_model_says(self):
+        huggingface.export_tokenizer(corpus_model(), self.folder)
+        value = artifacts.read_json(self.folder / "tokenizer.json")
+        self.assertEqual(value, corpus_json())
+        self.assertEqual(json.loads(load(value).to_str())["model"], value["model"])
+        self.assertEqual(
+            huggingface.compare(corpus_model(), self.folder, corpus_sentences()[::50]), []
+        )
+        proto = model_pb2.ModelProto.FromString(corpus_model())
+        self.assertEqual(value["model"]["vocab"], [[p.piece, p.score] for p in proto.pieces])
+        ids = {token["content"]: token["id"] for token in value["added_tokens"]}
+        self.assertEqual(ids, {token: i for i, token in enumerate(merge.SPECIALS)})
+
+    def test_the_configs_name_the_special_tokens(self):
+        huggingface.export_tokenizer(corpus_model(), self.folder)
+        special = artifacts.read_json(self.folder / "special_tokens_map.json")
+        config = artifacts.read_json(self.folder / "tokenizer_config.json")
+        self.assertEqual(special, special | {"bos_token": "<s>", "eos_token": "</s>"})
+        self.assertEqual(special, special | {"cls_token": "<s>", "sep_token": "</s>"})
+        self.assertEqual(special, special | {"pad_token": "<pad>", "unk_token": "<unk>"})
+        self.assertEqual(special["mask_token"], "<mask>")
+        self.assertEqual(config, config | special)
+        self.assertEqual(config["tokenizer_class"], "PreTrainedTokenizerFast")
+
+    def test_files_are_whole_or_as_they_were(self):
+        huggingface.export_tokenizer(corpus_model(), self.folder)
+        before = self.files()
+        self.assertLen(before, 3)
+        other = small_model({"\u2581": -3.0, "a": -3.0})
+        replace = os.replace
+
+        def full_disk(aside, path):
+            if path.name == "tokenizer.json":
+                raise OSError("no space left")
+            replace(aside, path)
+
+        with mock.patch.object(os, "replace", full_disk), self.assertRaises(OSError):
+            huggingface.export_tokenizer(other, self.folder)
+        self.assertEqual(self.files(), before)
+        huggingface.export_tokenizer(other, self.folder)
+        self.assertEqual(self.files().keys(), before.keys())
+        self.assertNotEqual(self.files(), before)
+
+    @parameterized.named_parameters(
+        ("no_model", b"abc", "not a SentencePiece model"),
+        ("empty", b"", "is no unigram model|begins with"),
+    )
+    def test_bytes_that_are_no_model_are_refused(self, model, message):
+        with self.assertRaisesRegex(ValueError, message):
+            huggingface.export_tokenizer(model, self.folder)
+        self.assertFalse(self.folder.exists())
+
+    @parameterized.named_parameters(
+        ("bpe", lambda p: setattr(p.trainer_spec, "model_type", 2), "is no unigram model"),
+        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; only"),
+        ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
+        ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),
+        ("no_map", lambda p: p.normalizer_spec.ClearField("precompiled_charsmap"), "normalises"),
+        ("prefix", lambda p: setattr(p.normalizer_spec, "add_dummy_prefix", False), "white space"),
+    )
+    def test_models_of_other_kinds_are_refused(self, change, message):
+        proto = model_pb2.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
+        change(proto)
+        with self.assertRaisesRegex(ValueError, message):
+            huggingface.tokenizer_json(proto.SerializeToString())
+
+
+class EntryPointTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        (self.folder / "spm.model").write_bytes(corpus_model())
+
+    def run_entry_point(self, *flags: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "export_tokenizer.py", f"--model={self.folder / 'spm.model'}"]
+        return subprocess.run(
+            [*command, f"--output={self.folder / 'out'}", *flags],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_exports_and_checks(self):
+        text = self.folder / "some.txt"
+        text.write_text("Guten Morgen\n\nein <mask> Haus\n", encoding="utf-8")
+        done = self.run_entry_point(f"--check={text}", "--check=corpus/ka.txt")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"{text}: 1 of 2 lines agree", done.stdout)
+        self.assertRegex(done.stdout, r"ka\.txt: 50 of 50 lines agree")
+        self.assertRegex(done.stdout, r"ein <mask> Haus\n  SentencePiece .*<.*>.*\n  tokenizers  ")
+        self.assertTrue((self.folder / "out/tokenizer.json").exists())
+
+    def test_a_text_that_is_missing_is_told_before_anything_is_written(self):
+        done = self.run_entry_point("--check=missing.txt")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("missing.txt: no such file", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertFalse((self.folder / "out").exists())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,154 @@
+"""Tests of the clusters of languages."""
+
+import itertools
+import random
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from vocap.clusters import cluster_languages
+
+
+def random_vocabularies(rng: random.Random, names, pool_size: int = 12):
+    pieces = {lang: rng.sample(range(pool_size), rng.randint(3, 8)) for lang in names}
+    pieces = {lang: [f"p{i}" for i in numbers] for lang, numbers in pieces.items()}
+    log_probs = {lang: -np.array([rng.uniform(1, 15) for _ in one]) for lang, one in pieces.items()}
+    return pieces, log_probs
+
+
+def families(rng: random.Random, num_families: int, size: int):
+    """Languages with 70 pieces of their family and 30 of their own, most probable first."""
+    pieces, log_probs, family_of = {}, {}, {}
+    names = [f"l{i:02}" for i in range(num_families * size)]
+    rng.shuffle(names)
+    for i, name in enumerate(names):
+        family = family_of[name] = i % num_families
+        shared = rng.sample([f"f{family} {j}" for j in range(80)], 70)
+        own = [f"{name} {j}" for j in range(30)]
+        pieces[name] = rng.sample(shared + own, 100)
+        log_probs[name] = -np.linspace(3, 15, 100) + np.array(
+            [rng.gauss(0, 0.5) for _ in range(100)]
+        )
+    return pieces, log_probs, family_of
+
+
+def dense_fingerprints(pieces, log_probs) -> dict[str, np.ndarray]:
+    absent = 10.0 - min(one.min() for one in log_probs.values())
+    union = sorted(set().union(*pieces.values()))
+    fingerprints = {}
+    for lang, one in pieces.items():
+        prices = dict(zip(one, -log_probs[lang], strict=True))
+        fingerprints[lang] = np.array([prices.get(piece, absent) for piece in union])
+    return fingerprints
+
+
+def inertia(points: np.ndarray, labels) -> float:
+    labels = np.asarray(labels)
+    groups = [points[labels == label] for label in set(labels.tolist())]
+    return sum(((group - group.mean(axis=0)) ** 2).sum() for group in groups)
+
+
+class ClusterLanguagesTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 3, 4)
+    def test_no_other_partition_has_a_smaller_inertia(self, k):
+        rng = random.Random(k)
+        for _ in range(4):
+            names = [f"l{i}" for i in range(6)]
+            pieces, log_probs = random_vocabularies(rng, names)
+            points = np.stack(list(dense_fingerprints(pieces, log_probs).values()))
+            partitions = (
+                p for p in itertools.product(range(k), repeat=len(names)) if len(set(p)) == k
+            )
+            best = min(inertia(points, p) for p in partitions)
+            clusters = cluster_languages(pieces, log_probs, k)
+            self.assertAlmostEqual(inertia(points, [clusters[lang] for lang in names]), best)
+
+    def test_no_move_of_a_language_makes_the_inertia_smaller(self):
+        rng = random.Random(5)
+        names = [f"l{i:02}" for i in range(40)]
+        pieces, log_probs = random_vocabularies(rng, names, 40)
+        points = np.stack(list(dense_fingerprints(pieces, log_probs).values()))
+        clusters = cluster_languages(pieces, log_probs, 8)
+        labels = [clusters[lang] for lang in names]
+        for i in range(len(names)):
+            for label in range(8):
+                moved = [*labels[:i], label, *labels[i + 1 :]]
+                self.assertGreaterEqual(inertia(points, moved), inertia(points, labels) - 1e-6)
+
+    @parameterized.parameters((2, 5), (4, 6), (8, 3))
+    def test_families_land_together(self, num_families, size):
+        rng = random.Random(0)
+        pieces, log_probs, family_of = families(rng, num_families, size)
+        clusters = cluster_languages(pieces, log_probs, num_families)
+        pairs = {(family_of[lang], clusters[lang]) for lang in pieces}
+        self.assertLen(pairs, num_families)
+
+    def test_sharing_frequent_pieces_counts_for_more_than_sharing_rare_ones(self):
+        frequent, rare = ["a", "b", "c"], ["x", "y", "z"]
+        pieces = {
+            "middle": frequent + rare,
+            "frequent": [*frequent, "f1", "f2", "f3"],
+            "rare": ["r1", "r2", "r3", *rare],
+        }
+        log_probs = {lang: -np.array([2.0, 2.0, 2.0, 9.0, 9.0, 9.0]) for lang in pieces}
+        clusters = cluster_languages(pieces, log_probs, 2)
+        self.assertEqual(clusters, {"frequent": 0, "middle": 0, "rare": 1})
+
+    def test_the_order_of_languages_and_pieces_does_not_matter(self):
+        rng = random.Random(1)
+        for _ in range(5):
+            pieces, log_probs = random_vocabularies(rng, [f"l{i}" for i in range(12)], 40)
+            expected = cluster_languages(pieces, log_probs, 4)
+            self.assertEqual(list(expected), sorted(pieces))
+            firsts = {cluster: lang for lang, cluster in reversed(expected.items())}
+            self.assertEqual([firsts[i] for i in range(4)], sorted(firsts.values()))
+            shuffled, shuffled_log_probs = {}, {}
+            for lang in rng.sample(list(pieces), len(pieces)):
+                order = rng.sample(range(len(pieces[lang])), len(pieces[lang]))
+                shuffled[lang] = [pieces[lang][i] for i in order]
+                shuffled_log_probs[lang] = log_probs[lang][order]
+            self.assertEqual(cluster_languages(shuffled, shuffled_log_probs, 4), expected)
+
+    def test_one_cluster_and_one_for_each_even_of_equal_languages(self):
+        one = (["a", "b"], -np.array([1.0, 2.0]))
+        pieces = {"en": one[0], "sw": ["c"], "xx": one[0], "yy": one[0]}
+        log_probs = {"en": one[1], "sw": -np.array([1.0]), "xx": one[1], "yy": one[1]}
+        self.assertEqual(set(cluster_languages(pieces, log_probs, 1).values()), {0})
+        two = cluster_languages(pieces, log_probs, 2)
+        self.assertEqual(two, {"en": 0, "sw": 1, "xx": 0, "yy": 0})
+        each = cluster_languages(pieces, log_probs, 4)
+        self.assertEqual(each, {"en": 0, "sw": 1, "xx": 2, "yy": 3})
+        self.assertLen(set(cluster_languages(pieces, log_probs, 3).values()), 3)
+
+    @parameterized.parameters((2, 2), (3, 2), (4, 3), (3, 3), (6, 5))
+    def test_languages_all_alike_still_make_as_many_clusters_as_wanted(self, num_languages, k):
+        pieces = {f"l{i}": ["a"] for i in range(num_languages)}
+        log_probs = {lang: np.zeros(1) for lang in pieces}
+        self.assertLen(set(cluster_languages(pieces, log_probs, k).values()), k)
+
+    def test_rounding_does_not_decide_between_equally_good_clusters(self):
+        rng = random.Random(6)
+        prices = -np.array([rng.uniform(1, 15) for _ in range(50)])
+        expected = None
+        for _ in range(10):  # all languages are equally far from each other
+            order = rng.sample(range(50), 50)
+            pieces = {lang: [f"{lang}{i}" for i in order] for lang in "abcdef"}
+            clusters = cluster_languages(pieces, dict.fromkeys(pieces, prices[order]), 3)
+            expected = expected or clusters
+            self.assertEqual(clusters, expected)
+
+    @parameterized.parameters(0, 3)
+    def test_a_number_of_clusters_that_cannot_be_is_an_error(self, k):
+        pieces, log_probs = random_vocabularies(random.Random(0), ["en", "sw"])
+        with self.assertRaisesRegex(ValueError, f"{k} clusters of 2 languages .* at most one for"):
+            cluster_languages(pieces, log_probs, k)
+
+    def test_pieces_without_probabilities_name_their_language(self):
+        with self.assertRaisesRegex(ValueError, "'sw' has 2 pieces, but 1 log prob"):
+            cluster_languages(
+                {"en": ["a"], "sw": ["b", "c"]}, {"en": np.zeros(1), "sw": np.zeros(1)}, 1
+            )
+
+
+if __name__ == "__main__":
+    absltest.main()

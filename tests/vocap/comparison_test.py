@@ -1,0 +1,126 @@
+"""Tests of the scores on held-out text, against SentencePiece's own encoding of it."""
+
+import collections
+import math
+import pathlib
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+
+from vocap import comparison, merge, runs, unigram
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+SETTINGS = unigram.TrainerSettings(
+    trainer="nested",
+    sizes=(900,),
+    character_coverage=0.999,
+    max_piece_length=16,
+    max_seeds=100_000,
+    alp_probabilities="corpus",
+)
+# Characters that no vocabulary here has: alone, in a row, within a word, in a script of their own.
+UNKNOWN = ["\u0416\u0416\u0416 a", "wor\u0148\u0148d", "\u6f22\u5b57, \u6f22", "a\u00fe \u00fe"]
+
+
+def read(language: str) -> tuple[list[str], list[str]]:
+    """Training and held-out sentences."""
+    text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")
+    sentences = [line for line in text.splitlines() if line.strip()]
+    return sentences[20:], sentences[:20]
+
+
+def token_counts(
+    processor: spm.SentencePieceProcessor, sentences: list[str]
+) -> collections.Counter[str]:
+    """Pieces of SentencePiece's encoding; each unknown character, None, is one."""
+    counts = collections.Counter()
+    for sentence in sentences:
+        for piece in processor.encode(sentence, out_type=str):
+            if processor.piece_to_id(piece) == merge.UNK_ID:
+                counts[None] += len(piece)  # SentencePiece makes one token of several
+            else:
+                counts[piece] += 1
+    return counts
+
+
+class ScoreTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.text = {language: read(language) for language in ("cy", "hi", "ka", "sw")}
+        cls.text["sw"][1].extend(UNKNOWN)
+        cls.text["ka"][0].append("\u10d0\u0416\u0416")  # unknown in training, too
+        cls.train = {lang: runs.count_runs(train) for lang, (train, _) in cls.text.items()}
+        cls.heldout = {lang: runs.count_runs(heldout) for lang, (_, heldout) in cls.text.items()}
+        trained = unigram.train_vocabularies(
+            runs.mixture(cls.train, dict.fromkeys(cls.train, 0.25)), SETTINGS
+        )
+        pieces = trained.curve.vocabulary(0)
+        # And some pieces that the training text does not use, but that held-out text does.
+        cls.pieces = (*pieces, "wor", "\u6f22\u5b57", "\u0128")
+        cls.log_probs = np.append(trained.log_probs[0], [-9.5, -11.25, -12.75]).astype(np.float32)
+        cls.scores = cls.score(cls.pieces, cls.log_probs, cls.train, cls.heldout)
+
+    @staticmethod
+    def score(pieces, log_probs, train, heldout):
+        return comparison.score(pieces, np.asarray(log_probs, np.float64), train, heldout)
+
+    @parameterized.parameters("cy", "hi", "ka", "sw")
+    def test_scores_are_those_of_the_merged_model(self, language):
+        train, heldout = self.text[language]
+        model = merge.write_model(self.pieces, self.log_probs)
+        processor = spm.SentencePieceProcessor(model_proto=model)
+        seen = token_counts(processor, train)
+        smoothed = {piece: max(seen[piece], 0.5) for piece in (*self.pieces, None)}
+        total = sum(smoothed.values())
+        nats = {piece: math.log(smoothed[piece] / total) for piece in self.pieces}
+        nats[None] = min(nats.values()) - 10  # SentencePiece's price of the unknown
+        counts = token_counts(processor, heldout)
+        alp = sum(n * nats[piece] for piece, n in counts.items())
+        score = self.scores[language]
+        self.assertAlmostEqual(score.alp, alp / len(heldout))
+        self.assertAlmostEqual(score.tokens_per_sentence, counts.total() / len(heldout))
+        self.assertAlmostEqual(score.unknown_rate, counts[None] / counts.total())
+
+    def test_a_piece_that_only_heldout_text_uses_counts(self):
+        without = self.score(self.pieces[:-3], self.log_probs[:-3], self.train, self.heldout)
+        self.assertLess(self.scores["sw"].unknown_rate, without["sw"].unknown_rate)
+        self.assertGreater(self.scores["sw"].unknown_rate, 0)
+
+    def test_a_language_is_scored_whatever_the_others_are(self):
+        for language in self.text:
+            alone = self.score(
+                self.pieces,
+                self.log_probs,
+                {language: self.train[language]},
+                {language: self.heldout[language]},
+            )
+            self.assertEqual(alone, {language: self.scores[language]})
+        backwards = {language: self.train[language] for language in reversed(self.train)}
+        self.assertEqual(
+            self.score(self.pieces, self.log_probs, backwards, self.heldout), self.scores
+        )
+
+    def test_the_order_of_the_pieces_does_not_matter(self):
+        order = np.random.default_rng(0).permutation(len(self.pieces))
+        shuffled = [self.pieces[i] for i in order]
+        scores = self.score(shuffled, self.log_probs[order], self.train, self.heldout)
+        for language, score in scores.items():
+            self.assertAlmostEqual(score.alp, self.scores[language].alp)
+            self.assertEqual(score.tokens_per_sentence, self.scores[language].tokens_per_sentence)
+
+    def test_the_same_text_twice_scores_the_same(self):
+        twice = {lang: runs.count_runs(heldout * 2) for lang, (_, heldout) in self.text.items()}
+        scores = self.score(self.pieces, self.log_probs, self.train, twice)
+        for language, score in scores.items():
+            self.assertAlmostEqual(score.alp, self.scores[language].alp)
+
+    def test_languages_without_heldout_text_have_no_score(self):
+        heldout = {"cy": runs.count_runs(["", "  "]), "hi": self.heldout["hi"]}
+        scores = self.score(self.pieces, self.log_probs, self.train, heldout)
+        self.assertEqual(scores, {"hi": self.scores["hi"]})
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,279 @@
+"""Tests of the ways to choose the pieces of a joint vocabulary, on five small languages."""
+
+import dataclasses
+import functools
+import pathlib
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap import methods, runs, seeds, unigram
+from vocap.allocation import allocate, language_probabilities
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+LANGUAGES = ("cy", "eu", "hi", "ka", "sw")
+SETTINGS = unigram.TrainerSettings(
+    trainer="nested",
+    sizes=tuple(range(40, 400, 30)),
+    character_coverage=0.99,
+    max_piece_length=16,
+    max_seeds=100_000,
+    alp_probabilities="corpus",
+)
+BETA = 0.7
+BUDGET = 700
+
+
+@functools.cache
+def sentences(language: str) -> list[str]:
+    text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+@functools.cache
+def table(language: str) -> runs.RunTable:
+    return runs.count_runs(sentences(language))
+
+
+@functools.cache
+def vocabularies() -> dict[str, unigram.Vocabularies]:
+    return {lang: unigram.train_vocabularies(table(lang), SETTINGS) for lang in LANGUAGES}
+
+
+@functools.cache
+def probabilities() -> dict[str, float]:
+    return language_probabilities({lang: table(lang).num_bytes for lang in LANGUAGES}, 0.3)
+
+
+@functools.cache
+def train_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
+    mixture = runs.mixture({lang: table(lang) for lang in languages}, probabilities())
+    return unigram.train_vocabularies(mixture, dataclasses.replace(SETTINGS, sizes=sizes))
+
+
+def required(text: runs.RunTable) -> set[str]:
+    """The characters that each vocabulary of a text holds."""
+    alphabet = seeds.cover(text, SETTINGS.character_coverage).alphabet
+    return set(map(chr, alphabet.tolist()))
+
+
+def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) -> methods.Choice:
+    arguments = {
+        "vocabularies": vocabularies(),
+        "probabilities": probabilities(),
+        "train_together": train_together,
+        **changed,
+    }
+    return methods.choose(method, beta=BETA, budget=budget, num_clusters=num_clusters, **arguments)
+
+
+def capacities() -> dict[str, int]:
+    """What VoCap gives each language."""
+    curves = {lang: v.curve for lang, v in vocabularies().items()}
+    return allocate(curves, probabilities(), beta=BETA, budget=BUDGET).sizes
+
+
+def mixed(choice: methods.Choice, parts, weights) -> dict[str, float]:
+    """sum_i q_i p_i of each piece chosen, over the vocabularies of the allocated sizes."""
+    sums = dict.fromkeys(choice.pieces, 0.0)
+    for name, size in choice.allocation.sizes.items():
+        part = parts[name]
+        s = part.curve.sizes.index(size)
+        for piece, log_prob in zip(part.curve.vocabulary(s), part.log_probs[s], strict=True):
+            if piece in sums:
+                sums[piece] += weights[name] * np.exp(float(log_prob))
+    return sums
+
+
+class ChooseTest(parameterized.TestCase):
+    @parameterized.product(method=methods.METHODS, budget=(420, 701, 999))
+    def test_every_method_meets_the_target_exactly(self, method, budget):
+        choice = choose(method, budget)
+        self.assertLen(choice.pieces, budget)
+        self.assertEqual(list(choice.pieces), sorted(set(choice.pieces)))
+        self.assertEqual(choice.initial_log_probs.shape, (budget,))
+        self.assertTrue(np.isfinite(choice.initial_log_probs).all())
+        self.assertLess(choice.initial_log_probs.max(), 0)
+        grouped = [language for group in choice.groups.values() for language in group]
+        self.assertCountEqual(grouped, LANGUAGES)
+
+    @parameterized.parameters(*methods.METHODS)
+    def test_the_order_of_the_languages_does_not_matter(self, method):
+        backwards = LANGUAGES[::-1]
+        other = choose(
+            method,
+            vocabularies={lang: vocabularies()[lang] for lang in backwards},
+            probabilities={lang: probabilities()[lang] for lang in backwards},
+        )
+        choice = choose(method)
+        self.assertEqual(other.pieces, choice.pieces)
+        self.assertEqual(other.groups, choice.groups)
+        np.testing.assert_allclose(other.initial_log_probs, choice.initial_log_probs, rtol=1e-12)
+
+    @parameterized.parameters("vocap", "proportional", "uniform")
+    def test_languages_get_what_the_allocation_says(self, method):
+        choice = choose(method)
+        curves = {lang: v.curve for lang, v in vocabularies().items()}
+        expected = allocate(curves, probabilities(), beta=BETA, budget=BUDGET, method=method)
+        self.assertEqual(choice.allocation.sizes, expected.sizes)
+        self.assertEqual(choice.pieces, expected.pieces)
+
+    @parameterized.parameters("vocap", "proportional", "uniform")
+    def test_em_starts_from_the_mixture_of_the_chosen_vocabularies(self, method):
+        choice = choose(method)
+        sums = mixed(choice, vocabularies(), probabilities())
+        rarest = min(value for value in sums.values() if value)
+        expected = [np.log(sums[piece] or rarest) for piece in choice.pieces]
+        np.testing.assert_allclose(choice.initial_log_probs, expected, rtol=1e-9)
+
+    def test_a_piece_that_is_in_no_chosen_vocabulary_starts_like_the_rarest(self):
+        for budget in range(650, 750):
+            choice = choose("vocap", budget)
+            sums = mixed(choice, vocabularies(), probabilities())
+            left = [i for i, piece in enumerate(choice.pieces) if not sums[piece]]
+            if left:
+                self.assertIsNotNone(choice.allocation.partial)
+                rarest = min(value for value in sums.values() if value)
+                np.testing.assert_allclose(choice.initial_log_probs[left], np.log(rarest))
+                return
+        self.fail("no budget leaves a piece of the step before")
+
+    @parameterized.parameters("vocap", "proportional", "uniform")
+    def test_required_characters_stay_however_scarce_their_language_is(self, method):
+        scarce = {lang: 1e-9 if lang in ("hi", "ka") else 1 / 3 for lang in LANGUAGES}
+        smallest = {piece for v in vocabularies().values() for piece in v.curve.vocabulary(0)}
+        choice = choose(method, len(smallest) + 20, probabilities=scarce)
+        for language in LANGUAGES:
+            self.assertContainsSubset(required(table(language)), choice.pieces, language)
+
+    @parameterized.parameters("vocap", "proportional", "uniform", "clustered")
+    def test_a_target_out_of_reach_is_named(self, method):
+        with self.assertRaisesRegex(ValueError, "target of 30 pieces .* too small"):
+            choose(method, 30)
+        with self.assertRaisesRegex(ValueError, "target of 100000 pieces .* too large"):
+            choose(method, 100_000)
+
+
+class JointTest(absltest.TestCase):
+    def test_pieces_and_scores_are_the_trainers(self):
+        (trained,) = train_together(LANGUAGES, (BUDGET,)).log_probs
+        pieces = train_together(LANGUAGES, (BUDGET,)).curve.vocabulary(0)
+        choice = choose("joint")
+        self.assertEqual(
+            dict(zip(choice.pieces, choice.initial_log_probs, strict=True)),
+            dict(zip(pieces, trained, strict=True)),
+        )
+        self.assertIsNone(choice.allocation)
+        self.assertEqual(choice.groups, {"all": LANGUAGES})
+
+    def test_with_sentencepiece_it_is_a_model_of_the_text_of_all(self):
+        text = [sentence for language in LANGUAGES for sentence in sentences(language)]
+        settings = dataclasses.replace(SETTINGS, trainer="sentencepiece", sizes=(BUDGET,))
+
+        def train(languages, sizes):
+            self.assertEqual((languages, sizes), (LANGUAGES, (BUDGET,)))
+            return unigram.train_vocabularies(runs.count_runs(text), settings, text)
+
+        choice = choose("joint", train_together=train)
+        model = unigram.sentencepiece_model(text, BUDGET, settings)
+        unknown, *pieces = model_pb2.ModelProto.FromString(model).pieces
+        self.assertEqual(unknown.piece, "<unk>")
+        self.assertEqual(
+            dict(zip(choice.pieces, choice.initial_log_probs, strict=True)),
+            {piece.piece: piece.score for piece in pieces},
+        )
+
+    def test_characters_of_scarce_languages_fall_out(self):
+        choice = choose("joint")
+        lost = {lang: required(table(lang)) - set(choice.pieces) for lang in LANGUAGES}
+        self.assertNotEmpty(set().union(*lost.values()))
+
+
+class ClusteredTest(parameterized.TestCase):
+    @parameterized.parameters(len(LANGUAGES), len(LANGUAGES) + 3)
+    def test_languages_alone_grow_in_proportion_to_their_capacities(self, num_clusters):
+        def train(languages, _):
+            self.fail(f"{languages} trained again")
+
+        choice = choose("clustered", num_clusters=num_clusters, train_together=train)
+        curves = {lang: v.curve for lang, v in vocabularies().items()}
+        expected = allocate(curves, capacities(), beta=BETA, budget=BUDGET, method="proportional")
+        self.assertEqual(choice.pieces, expected.pieces)
+        names = {group: name for name, (group,) in choice.groups.items()}
+        self.assertEqual(
+            {lang: choice.allocation.sizes[names[lang]] for lang in LANGUAGES}, expected.sizes
+        )
+        parts = {names[lang]: v for lang, v in vocabularies().items()}
+        weights = {names[lang]: q for lang, q in probabilities().items()}
+        sums = mixed(choice, parts, weights)
+        rarest = min(value for value in sums.values() if value)
+        np.testing.assert_allclose(
+            choice.initial_log_probs, [np.log(s or rarest) for s in sums.values()], rtol=1e-9
+        )
+
+    def test_one_cluster_is_joint(self):
+        choice, joint = choose("clustered", num_clusters=1), choose("joint")
+        self.assertEqual(choice.pieces, joint.pieces)
+        self.assertEqual(choice.groups, {"cluster 1": LANGUAGES})
+        np.testing.assert_allclose(choice.initial_log_probs, joint.initial_log_probs, rtol=1e-6)
+
+    @parameterized.parameters(2, 3)
+    def test_clusters_get_the_capacity_of_their_languages(self, num_clusters):
+        choice = choose("clustered", num_clusters=num_clusters)
+        self.assertLen(choice.groups, num_clusters)
+        capacity = {
+            name: sum(capacities()[language] for language in group)
+            for name, group in choice.groups.items()
+        }
+        fill, fill_before_last_step = {}, {}
+        for step in choice.allocation.steps:
+            fill_before_last_step[step.language] = fill.get(step.language, 0)
+            fill[step.language] = step.size / capacity[step.language]
+        self.assertLessEqual(max(fill_before_last_step.values()), min(fill.values()))
+        self.assertLess(max(fill.values()) / min(fill.values()), 1.2)
+
+    def test_a_cluster_is_tried_beyond_its_share_and_at_the_sizes_of_its_languages(self):
+        tried = {}
+
+        def train(languages, sizes):
+            tried[languages] = sizes
+            return train_together(languages, sizes)
+
+        choice = choose("clustered", num_clusters=2, train_together=train)
+        self.assertNotEmpty(tried)
+        for group, sizes in tried.items():
+            share = sum(capacities()[lang] for lang in group) / sum(capacities().values())
+            self.assertBetween(max(sizes), 2 * share * BUDGET, 2 * share * BUDGET + 1)
+            self.assertContainsSubset(SETTINGS.sizes, sizes)
+            self.assertGreater(len(sizes), len(SETTINGS.sizes) + 20)
+            self.assertIn(group, choice.groups.values())
+
+    @parameterized.parameters(30_000, 150)
+    def test_languages_are_compared_at_one_size(self, largest):
+        cluster_languages = methods.clusters.cluster_languages
+        with (
+            mock.patch.object(methods, "_FINGERPRINT", largest),
+            mock.patch.object(
+                methods.clusters, "cluster_languages", side_effect=cluster_languages
+            ) as called,
+        ):
+            choose("clustered")
+        common = min(largest, *(v.curve.sizes[-1] for v in vocabularies().values()))
+        pieces, log_probs, _ = called.call_args.args
+        for language in LANGUAGES:
+            self.assertLen(log_probs[language], len(pieces[language]))
+            others = [abs(size - common) for size in vocabularies()[language].curve.sizes]
+            self.assertEqual(abs(len(pieces[language]) - common), min(others))
+
+    @parameterized.parameters(2, 3)
+    def test_required_characters_of_every_cluster_stay(self, num_clusters):
+        choice = choose("clustered", num_clusters=num_clusters)
+        for group in choice.groups.values():
+            mixture = runs.mixture({lang: table(lang) for lang in group}, probabilities())
+            self.assertContainsSubset(required(mixture), choice.pieces)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,235 @@
+"""Tests of training all sizes at once, against SentencePiece and against itself."""
+
+import dataclasses
+import pathlib
+import random
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from vocap import lattice, nested, runs, unigram
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+OPTIONS = {"character_coverage": 0.9995, "max_piece_length": 16, "max_seeds": 10**6}
+
+
+def sentences_of(language: str) -> list[str]:
+    return (CORPUS / f"{language}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def train(sentences, sizes, **options) -> nested.NestedVocabularies:
+    return nested.train(runs.count_runs(sentences), sizes, **(OPTIONS | options))
+
+
+def sizes_of(found: nested.NestedVocabularies) -> list[int]:
+    return [len(vocabulary.ids) for vocabulary in found.vocabularies]
+
+
+def strings(found: nested.NestedVocabularies) -> list[list[str]]:
+    """The pieces of each vocabulary, highest score first."""
+    return [[found.pieces[i] for i in vocabulary.ids] for vocabulary in found.vocabularies]
+
+
+def relative_error(a, b):
+    return abs(np.array(a) / np.array(b) - 1)
+
+
+class AgreementTest(parameterized.TestCase):
+    def agreement(self, sentences, sizes, **options) -> tuple[np.ndarray, np.ndarray]:
+        """Relative difference of the ALP, and Jaccard index of the pieces, at each size."""
+        settings = unigram.TrainerSettings(
+            "nested", tuple(sizes), alp_probabilities="model", **(OPTIONS | options)
+        )
+        table = runs.count_runs(sentences)
+        found = unigram.train_vocabularies(table, settings)
+        settings = dataclasses.replace(settings, trainer="sentencepiece")
+        expected = unigram.train_vocabularies(table, settings, sentences)
+        self.assertEqual(found.curve.sizes, expected.curve.sizes)
+        self.assertEqual(found.curve.sizes, tuple(sizes))
+        common = []
+        for s in range(len(sizes)):
+            ours, theirs = set(found.curve.vocabulary(s)), set(expected.curve.vocabulary(s))
+            common.append(len(ours & theirs) / len(ours | theirs))
+        return relative_error(found.curve.alp, expected.curve.alp), np.array(common)
+
+    @parameterized.named_parameters(
+        ("latin", sentences_of("en"), (100, 200, 400, 700, 1000, 1500, 2000), {}),
+        ("without_spaces", sentences_of("zh"), range(1220, 1700, 40), {}),
+        ("combining_marks", sentences_of("hi"), range(70, 370, 30), {}),
+        ("rare_characters", sentences_of("ka"), range(40, 300, 20), {"character_coverage": 0.99}),
+        ("repeated", sentences_of("sw") * 3, range(60, 600, 60), {}),
+        ("short_pieces", sentences_of("sw"), range(60, 300, 40), {"max_piece_length": 3}),
+        ("few_seeds", sentences_of("sw"), range(60, 240, 30), {"max_seeds": 300}),
+    )
+    def test_sentencepiece_finds_the_same_at_each_size(self, sentences, sizes, options):
+        difference, common = self.agreement(sentences, sizes, **options)
+        self.assertLess(difference.max(), 5e-3)
+        self.assertLess(difference.mean(), 1e-3)
+        self.assertGreater(common.mean(), 0.97)
+        # What differs does so where pieces tie but for the rounding of sums.
+        self.assertGreater(((difference < 1e-5) & (common == 1)).mean(), 0.5)
+
+    @parameterized.parameters("sw", "ka")
+    def test_the_same_sizes_are_feasible(self, language):
+        sentences = sentences_of(language)
+        found = train(sentences, range(1, 1000))
+        smallest, largest = sizes_of(found)[0], sizes_of(found)[-1]
+        self.assertEqual(sizes_of(found), list(range(smallest, largest + 1)))
+        self.assertEqual(smallest, found.num_required)
+        for size in (smallest - 1, smallest, largest, largest + 1):
+            settings = unigram.TrainerSettings(
+                "sentencepiece", (size,), alp_probabilities="model", **OPTIONS
+            )
+            if smallest <= size <= largest:
+                unigram.sentencepiece_model(sentences, size, settings)
+            else:
+                with self.assertRaisesRegex(RuntimeError, "smaller than required|too high"):
+                    unigram.sentencepiece_model(sentences, size, settings)
+
+
+class NestedTest(parameterized.TestCase):
+    def assert_same(self, a: nested.NestedVocabularies, b: nested.NestedVocabularies):
+        self.assertEqual(strings(a), strings(b))
+        for one, other in zip(a.vocabularies, b.vocabularies, strict=True):
+            np.testing.assert_array_equal(one.log_probs, other.log_probs)
+            np.testing.assert_array_equal(one.counts, other.counts)
+        self.assertEqual((a.num_required, a.num_unknown), (b.num_required, b.num_unknown))
+
+    def assert_valid(self, found: nested.NestedVocabularies, table: runs.RunTable):
+        """What holds of every vocabulary, in particular that its counts are those of its scores."""
+        self.assertLen(set(found.pieces), len(found.pieces))
+        self.assertEqual(set(found.pieces), {p for pieces in strings(found) for p in pieces})
+        for pieces, vocabulary in zip(strings(found), found.vocabularies, strict=True):
+            self.assertLen(set(pieces), len(pieces))
+            self.assertTrue(np.isfinite(vocabulary.log_probs).all())
+            self.assertTrue((np.diff(vocabulary.log_probs) <= 0).all())
+            self.assertLess(vocabulary.log_probs[0], 0)
+            counts = unigram.segmented_counts(
+                lattice.build_trie(pieces), vocabulary.log_probs, table
+            )
+            np.testing.assert_allclose(vocabulary.counts, counts[:-1], rtol=1e-9, atol=1e-6)
+            np.testing.assert_allclose(found.num_unknown, counts[-1], rtol=1e-9)
+
+    @parameterized.product(language=["en", "zh", "ar", "th"], coverage=[1.0, 0.995, 0.9])
+    def test_counts_are_those_of_the_best_segmentation(self, language, coverage):
+        table = runs.count_runs(sentences_of(language))
+        found = nested.train(
+            table, range(20, 2500, 40), **(OPTIONS | {"character_coverage": coverage})
+        )
+        self.assertGreater(len(found.vocabularies), 3)
+        self.assertEqual(found.num_unknown > 0, coverage < 1)
+        self.assert_valid(found, table)
+
+    @parameterized.parameters("en", "ko")
+    def test_required_characters_are_in_every_vocabulary(self, language):
+        sentences = sentences_of(language)
+        found = train(sentences, range(10, 3000, 50), character_coverage=1.0)
+        characters = set("".join(runs.normalizer().normalize(sentences)))
+        self.assertLen(characters, found.num_required)
+        for pieces in strings(found):
+            self.assertLessEqual(characters, set(pieces))
+
+    def test_each_size_alone_gives_the_same(self):
+        sentences = sentences_of("de")
+        together = train(sentences, range(100, 2000, 190))
+        self.assertGreater(len(together.vocabularies), 5)
+        for s, size in enumerate(sizes_of(together)):
+            alone = train(sentences, [size])
+            self.assertEqual(strings(alone), [strings(together)[s]])
+            for name in ("log_probs", "counts"):
+                np.testing.assert_array_equal(
+                    getattr(alone.vocabularies[0], name), getattr(together.vocabularies[s], name)
+                )
+
+    def test_neither_the_order_of_sentences_nor_that_of_sizes_matters(self):
+        sentences, sizes = sentences_of("es"), [80, 200, 700, 1100]
+        found = train(sentences, sizes)
+        self.assertEqual(sizes_of(found), sizes)
+        self.assert_same(found, train(random.Random(0).sample(sentences, len(sentences)), sizes))
+        self.assert_same(found, train(sentences, [*reversed(sizes), *sizes]))
+
+    def test_nothing_is_left_to_chance(self):
+        self.assert_same(*(train(sentences_of("cy"), range(60, 500, 70)) for _ in range(2)))
+
+    def test_larger_vocabularies_fit_better(self):
+        found = train(sentences_of("en"), (100, 200, 400, 800, 1600))
+        log_likelihoods = [v.counts @ v.log_probs for v in found.vocabularies]
+        self.assertEqual(sorted(log_likelihoods), log_likelihoods)
+        num_tokens = [v.counts.sum() for v in found.vocabularies]
+        self.assertEqual(sorted(num_tokens, reverse=True), num_tokens)
+
+    def test_pieces_are_no_longer_than_asked(self):
+        sentences = sentences_of("eu")
+        longest = [
+            max(map(len, train(sentences, [100, 200], max_piece_length=length).pieces))
+            for length in (2, 5, 32)
+        ]
+        self.assertEqual(longest[:2], [2, 5])
+        self.assertGreater(longest[2], 5)
+        self.assertEmpty(train(sentences, [100, 200], max_piece_length=1).pieces)
+
+    @parameterized.product(seed=list(range(20)), coverage=[1.0, 0.8])
+    def test_the_smallest_texts(self, seed, coverage):
+        rng = random.Random(seed)
+        alphabet = rng.choice(["a", "ab", "a\u0301\u0430", "\u6587\u5b57\U0001f600."])
+        words = ["".join(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(4)]
+        sentences = [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(5 * seed + 1)]
+        found = train(sentences, range(1, 40), character_coverage=coverage)
+        self.assertEqual(sizes_of(found)[0], found.num_required)
+        self.assert_valid(found, runs.count_runs(sentences))
+
+    def test_a_text_whose_characters_all_drop_out_of_the_model(self):
+        # Every word is a piece; characters come back at the end.
+        sentences = ["abcd", "efgh", "abcd efgh", "efgh abcd", "."] * 9
+        found = train(sentences, range(1, 40), max_piece_length=5)
+        self.assertEqual(strings(found)[-1][:2], ["\u2581abcd", "\u2581efgh"])
+        self.assert_valid(found, runs.count_runs(sentences))
+
+    @parameterized.parameters([[]], [["", "  "]])
+    def test_no_text_gives_no_vocabulary(self, sentences):
+        self.assertEqual(train(sentences, (1, 10)), nested.NestedVocabularies((), (), 0, 0))
+
+    def test_no_feasible_size_gives_no_vocabulary(self):
+        for sizes in ((1, 10), (10_000, 20_000)):
+            found = train(sentences_of("sw"), sizes)
+            self.assertEqual((found.pieces, found.vocabularies), ((), ()))
+            self.assertEqual(found.num_required, 51)
+
+
+class MixtureTest(parameterized.TestCase):
+    def tables(self) -> dict[str, runs.RunTable]:
+        return {language: runs.count_runs(sentences_of(language)) for language in ("de", "ru")}
+
+    @parameterized.parameters(0.5, 0.01)
+    def test_counts_are_those_of_the_best_segmentation(self, share):
+        mixed = runs.mixture(self.tables(), {"de": share, "ru": 1 - share})
+        found = nested.train(mixed, range(50, 2000, 150), **OPTIONS)
+        for vocabulary in found.vocabularies:
+            self.assertGreater(vocabulary.counts.min(), -1e-6)
+        NestedTest.assert_valid(self, found, mixed)
+
+    def test_in_their_own_shares_the_mixture_is_the_text(self):
+        tables = self.tables()
+        mixed = runs.mixture(tables, {name: table.num_bytes for name, table in tables.items()})
+        sizes = range(100, 2000, 300)
+        found = nested.train(mixed, sizes, **OPTIONS)
+        expected = train(sentences_of("de") + sentences_of("ru"), sizes)
+        self.assertEqual(sizes_of(found), sizes_of(expected))
+        for a, b in zip(strings(found), strings(expected), strict=True):
+            self.assertGreater(len(set(a) & set(b)) / len(set(a) | set(b)), 0.97)
+        for a, b in zip(found.vocabularies, expected.vocabularies, strict=True):
+            self.assertLess(relative_error(a.counts @ a.log_probs, b.counts @ b.log_probs), 1e-3)
+
+    def test_a_larger_share_gets_more_pieces(self):
+        def num_cyrillic(share: float) -> int:
+            mixed = runs.mixture(self.tables(), {"de": 1 - share, "ru": share})
+            found = nested.train(mixed, [800], **OPTIONS)
+            return sum(any(c >= "\u0400" for c in piece[1:]) for piece in found.pieces)
+
+        numbers = [num_cyrillic(share) for share in (0.1, 0.5, 0.9)]
+        self.assertEqual(sorted(numbers), numbers)
+        self.assertLess(2 * numbers[0], numbers[2])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,385 @@
+"""Tests of run tables as files: merging, bounded memory, held-out text, and faults."""
+
+import gzip
+import itertools
+import pathlib
+import random
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from vocap import run_tables, runs
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+CORPORA = [
+    (CORPUS / f"{language}.txt").read_text(encoding="utf-8") for language in ("en", "hi", "zh")
+]
+ODD = ["odd \x85\x00\u2028 characters", "\U00020000\uffee", "", "  ", "It's", "\uff29t's"]
+TEXT = [*"\n".join(CORPORA).split("\n")[::7], *ODD]
+HEADER = b"vocap-runs=1\tnormalizer=nmt_nfkc\tsentences=3\n"
+
+
+class _FolderTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def files(self) -> list[str]:
+        """Names of all files and folders."""
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+    def table_of(self, sentences, name: str) -> pathlib.Path:
+        """The table of a text, by way of memory."""
+        path = self.folder / name
+        run_tables.write_table(path, runs.count_runs(sentences))
+        return path
+
+    def parts(self, count: int, seed: int = 0) -> list[pathlib.Path]:
+        """Tables of random parts of the text."""
+        rng = random.Random(seed)
+        parts: list[list[str]] = [[] for _ in range(count)]
+        for sentence in TEXT:
+            rng.choice(parts).append(sentence)
+        return [self.table_of(["x", *part], f"{i}.gz") for i, part in enumerate(parts)]
+
+
+class FormatTest(_FolderTest):
+    def test_the_file_is_lines_of_text_as_documented(self):
+        table = runs.count_runs(TEXT)
+        lines = [f"vocap-runs=1\tnormalizer=nmt_nfkc\tsentences={table.num_sentences}"]
+        for run, count, follow in zip(table.runs(), table.counts, table.follow, strict=True):
+            lines.append(f"{run}\t{count}\t{follow}")
+        text = gzip.decompress(self.table_of(TEXT, "a").read_bytes()).decode()
+        self.assertEqual(text, "\n".join([*lines, ""]))
+        written = text.encode().split(b"\n")[1:-1]
+        keys = [line.split(b"\t")[0] for line in written]
+        self.assertEqual(keys, sorted(keys))
+
+    @parameterized.parameters([TEXT], [["a"]], [[]])
+    def test_what_was_written_is_read(self, sentences):
+        table = runs.count_runs(sentences)
+        read = run_tables.read_table(self.table_of(sentences, "a"))
+        self.assertEqual(read.runs(), table.runs())
+        for name in ("counts", "follow"):
+            values, expected = getattr(read, name), getattr(table, name)
+            np.testing.assert_array_equal(values, expected)
+            self.assertEqual(values.dtype, expected.dtype)
+        np.testing.assert_array_equal(read.text.offsets, table.text.offsets)
+        self.assertEqual(read.num_sentences, table.num_sentences)
+        self.assertEqual(read.num_bytes, table.num_bytes)
+
+    def test_equal_tables_make_equal_bytes_and_others_do_not(self):
+        shuffled = random.Random(0).sample(TEXT, len(TEXT))
+        first = self.table_of(TEXT, "first.gz").read_bytes()
+        with mock.patch("time.time", return_value=1e9):
+            self.assertEqual(self.table_of(shuffled, "second.gz").read_bytes(), first)
+        self.assertNotEqual(self.table_of(TEXT[1:], "third.gz").read_bytes(), first)
+
+    def test_no_run_can_hold_what_ends_a_line_or_a_field(self):
+        characters = [chr(c) for c in itertools.chain(range(0x3100), range(0xF900, 0x10400))]
+        sentences = [f"a{c}b" for c in characters if not 0xD800 <= ord(c) < 0xE000]
+        self.assertNoCommonElements("\t\n", set("".join(runs.normalizer().normalize(sentences))))
+
+    def test_writing_is_whole_or_not_at_all(self):
+        path = self.table_of(["before"], "a")
+        before = path.read_bytes()
+        table = runs.count_runs(TEXT)
+        with (
+            mock.patch.object(run_tables, "_LINES_AT_ONCE", 2),
+            mock.patch.object(runs, "unpack_count", side_effect=[(1, 2), (1, 2), OSError("full")]),
+            self.assertRaisesRegex(OSError, "full"),
+        ):
+            run_tables.write_table(path, table)
+        self.assertEqual(path.read_bytes(), before)
+        self.assertEqual(self.files(), ["a"])
+
+
+class MergeTest(_FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.out = self.folder / "merged"
+
+    def assert_merges(self, paths, expected: bytes):
+        size = run_tables.merge_tables(paths, self.out)
+        self.assertEqual(self.out.read_bytes(), expected)
+        table = run_tables.read_table(self.out)
+        self.assertEqual(size, (table.num_sentences, len(table.text)))
+
+    @parameterized.parameters(1, 2, 5, 20)
+    def test_tables_of_parts_merge_into_the_table_of_the_whole(self, count):
+        whole = self.table_of(TEXT + ["x"] * count, "whole").read_bytes()
+        self.assert_merges(self.parts(count), whole)
+
+    def test_order_and_grouping_do_not_matter(self):
+        whole = self.table_of(TEXT + ["x"] * 4, "whole").read_bytes()
+        a, b, c, d = self.parts(4)
+        for order in itertools.permutations((a, b, c, d)):
+            self.assert_merges(order, whole)
+        run_tables.merge_tables([a, c], self.folder / "ac")
+        run_tables.merge_tables([self.folder / "ac", d], self.folder / "acd")
+        self.assert_merges([b, self.folder / "acd"], whole)
+        run_tables.merge_tables([d, b], self.folder / "bd")
+        self.assert_merges([self.folder / "ac", self.folder / "bd"], whole)
+
+    def test_a_table_without_runs_changes_nothing(self):
+        whole = self.table_of(TEXT, "whole")
+        empty = self.table_of([], "empty")
+        self.assert_merges([empty, whole, empty], whole.read_bytes())
+        self.assert_merges([empty, empty], empty.read_bytes())
+
+    def test_follow_stays_only_where_the_parts_agree(self):
+        sentences = ("a b", "a b", "a", "a,")
+        for first, second in itertools.product(sentences, repeat=2):
+            self.assert_merges(
+                [self.table_of([first], "1"), self.table_of([second], "2")],
+                self.table_of([first, second], "both").read_bytes(),
+            )
+
+    def test_a_table_may_be_merged_into_itself(self):
+        path = self.table_of(TEXT, "a")
+        twice = self.table_of(TEXT * 2, "twice").read_bytes()
+        run_tables.merge_tables([path, path], path)
+        self.assertEqual(path.read_bytes(), twice)
+
+    @parameterized.parameters(2, 3, 4, 64)
+    def test_few_files_are_open_at_once(self, limit):
+        parts = self.parts(70)
+        whole = self.table_of(TEXT + ["x"] * 70, "whole").read_bytes()
+        before = self.files()
+        merge, opened = run_tables._merge, []
+
+        def counting_merge(paths, *args):
+            opened.append(len(paths))
+            return merge(paths, *args)
+
+        with (
+            mock.patch.object(run_tables, "_MAX_OPEN_FILES", limit),
+            mock.patch.object(run_tables, "_merge", counting_merge),
+        ):
+            self.assert_merges(parts, whole)
+        self.assertLessEqual(max(opened), limit)
+        # Each merge of m tables leaves m - 1 fewer.
+        self.assertEqual(sum(number - 1 for number in opened), 69)
+        self.assertEqual(self.files(), sorted([*before, "merged"]))
+
+    def test_missing_parts_are_noticed(self):
+        paths = [self.folder / f"part-{i:05d}-of-00003.runs.gz" for i in range(3)]
+        for i, path in enumerate(paths):
+            self.table_of(TEXT[i::3], path.name)
+        self.assert_merges(paths, self.table_of(TEXT, "whole").read_bytes())
+        other = self.table_of(["a"], "other.gz")
+        with self.assertRaisesRegex(ValueError, r"part-NNNNN-of-00003.*parts \[1\] are missing"):
+            run_tables.merge_tables([paths[0], other, paths[2]], self.out)
+
+    def test_nothing_to_merge(self):
+        with self.assertRaisesRegex(ValueError, "no tables to merge"):
+            run_tables.merge_tables([], self.out)
+
+
+class CountToTableTest(_FolderTest):
+    @parameterized.parameters(1, 30, 400, 2000, 10**9)
+    def test_the_table_does_not_depend_on_the_memory(self, max_runs):
+        expected = self.table_of(TEXT, "expected").read_bytes()
+        out = self.folder / "new" / "out"
+        with (
+            mock.patch.object(run_tables, "_BATCH_SENTENCES", 20),
+            mock.patch.object(run_tables, "_write_packed", wraps=run_tables._write_packed) as write,
+        ):
+            size = run_tables.count_to_table(iter(TEXT), out, max_runs)
+        self.assertEqual(out.read_bytes(), expected)
+        table = run_tables.read_table(out)
+        self.assertEqual(size, (table.num_sentences, len(table.text)))
+        self.assertEqual(self.files(), ["expected", "new", "new/out"])
+        if max_runs < 2000:
+            self.assertGreater(write.call_count, 1)
+        for call in write.call_args_list:
+            # The words of a batch are counted before anything is written.
+            self.assertLess(len(call.args[2]), max_runs + 400)
+
+    def test_an_interrupted_count_leaves_what_was_there_before(self):
+        out = self.table_of(["before"], "out")
+        before = out.read_bytes()
+
+        def interrupted():
+            yield from TEXT
+            self.assertGreater(len(self.files()), 3)
+            raise KeyboardInterrupt
+
+        with (
+            mock.patch.object(run_tables, "_BATCH_SENTENCES", 10),
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            run_tables.count_to_table(interrupted(), out, 10)
+        self.assertEqual(out.read_bytes(), before)
+        self.assertEqual(self.files(), ["out"])
+
+    def test_temporary_files_go_with_the_block(self):
+        counter = run_tables.BoundedCounter(self.folder / "out", 10)
+        with counter:
+            counter.add(TEXT)
+            self.assertNotEmpty(self.files())
+        self.assertEmpty(self.files())
+
+    def test_batches_are_the_text_in_pieces_that_fit(self):
+        rng = random.Random(0)
+        sentences = ["a" * rng.randrange(60) for _ in range(500)]
+        with (
+            mock.patch.object(run_tables, "_BATCH_SENTENCES", 8),
+            mock.patch.object(run_tables, "_BATCH_CHARACTERS", 200),
+        ):
+            batches = list(run_tables.batches(iter(sentences)))
+        self.assertEqual(list(itertools.chain(*batches)), sentences)
+        for batch in batches[:-1]:
+            full = len(batch) == 8 or sum(map(len, batch)) >= 200
+            self.assertTrue(full and sum(map(len, batch[:-1])) < 200, batch)
+        self.assertIn(8, map(len, batches))
+        self.assertLess(min(map(len, batches)), 8)
+        self.assertEqual(list(run_tables.batches([])), [])
+
+    def test_memory_for_no_run_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "max_runs is 0, must be at least 1"):
+            run_tables.count_to_table(TEXT, self.folder / "out", 0)
+
+
+class HeldOutTest(_FolderTest):
+    def test_each_sentence_is_on_the_side_of_its_repetitions_wherever_it_stands(self):
+        heldout = run_tables.HeldOut(0.3)
+        sentences = sorted({*TEXT, *(f"Sentence {i}." for i in range(1000))})
+        kept, aside = map(set, heldout.split(sentences))
+        self.assertEqual(kept | aside, set(sentences))
+        shuffled = random.Random(0).sample(sentences * 2, 2 * len(sentences))
+        for batch in (shuffled[:700], shuffled[700:], sentences[:1], []):
+            batch_kept, batch_aside = heldout.split(batch)
+            self.assertEqual(batch_kept, [s for s in batch if s in kept])
+            self.assertEqual(batch_aside, [s for s in batch if s in aside])
+
+    def test_sentences_that_look_alike_to_the_trainer_are_one(self):
+        heldout = run_tables.HeldOut(0.5)
+        for i in range(50):
+            same = [f"\uff21 {i} \ufb01", f" A  {i} fi ", f"A\t{i}\u200bfi"]
+            self.assertIn(same, heldout.split(same))
+
+    def test_shares(self):
+        sentences = [f"Sentence {i}." for i in range(10_000)]
+        last: set[str] = set()
+        for fraction in (0.0, 0.01, 0.1, 0.5, 0.99):
+            aside = set(run_tables.HeldOut(fraction).split(sentences)[1])
+            # Six standard deviations.
+            self.assertAlmostEqual(
+                len(aside), 1e4 * fraction, delta=600 * (fraction * (1 - fraction)) ** 0.5
+            )
+            self.assertContainsSubset(last, aside)
+            last = aside
+
+    def test_seeds_choose_independently(self):
+        sentences = [f"Sentence {i}." for i in range(10_000)]
+        a, b = (set(run_tables.HeldOut(0.1, seed).split(sentences)[1]) for seed in (0, 1))
+        self.assertAlmostEqual(len(a & b), 100, delta=60)
+
+    @parameterized.parameters(-0.1, 1.0, 2)
+    def test_impossible_shares(self, fraction):
+        with self.assertRaisesRegex(ValueError, f"heldout_fraction is {fraction}, must be"):
+            run_tables.HeldOut(fraction)
+
+    @parameterized.parameters(100, 10**6)
+    def test_both_tables_are_those_of_their_text(self, max_runs):
+        heldout = run_tables.HeldOut(0.3)
+        kept, aside = heldout.split(TEXT)
+        out, out_aside = self.folder / "kept", self.folder / "aside"
+        with mock.patch.object(run_tables, "_BATCH_SENTENCES", 20):
+            sizes = run_tables.count_split(iter(TEXT), heldout, out, out_aside, max_runs)
+        self.assertEqual(out.read_bytes(), self.table_of(kept, "1").read_bytes())
+        self.assertEqual(out_aside.read_bytes(), self.table_of(aside, "2").read_bytes())
+        for size, path in zip(sizes, (out, out_aside), strict=True):
+            self.assertEqual(size.num_sentences, run_tables.read_table(path).num_sentences)
+            self.assertGreater(size.num_runs, 0)
+        self.assertEqual(self.files(), ["1", "2", "aside", "kept"])
+
+
+class FaultsTest(_FolderTest):
+    def assert_fault(self, data: bytes, *words: str):
+        """Reading and merging both fail with these words and leave nothing behind."""
+        path = self.folder / "en.runs.gz"
+        path.write_bytes(data)
+        fine = self.table_of(["a"], "fine")
+        pattern = "(?s)" + ".*".join(["en[.]runs[.]gz", *words])
+        with self.assertRaisesRegex(ValueError, pattern):
+            run_tables.read_table(path)
+        with self.assertRaisesRegex(ValueError, pattern):
+            run_tables.merge_tables([fine, path], self.folder / "out")
+        self.assertEqual(self.files(), ["en.runs.gz", "fine"])
+
+    @parameterized.parameters(
+        b"a\t1",
+        b"a\t1\t2\t3",
+        b"a 1 2",
+        b"\t1\t2",
+        b"a\t0\t2",
+        b"a\t-1\t2",
+        b"a\t1.5\t2",
+        b"a\t01\t2",
+        b"a\t12345678901234567\t2",
+        b"a\t1\t257",
+        b"a\t1\t-1",
+        b"a\t1\t1000",
+        b"a\t1\tb",
+        b"a\t1\t2\r",
+        b"a\xff\t1\t2",
+        b"",
+        HEADER[:-1],
+    )
+    def test_lines(self, line):
+        data = gzip.compress(HEADER + b"A\t1\t2\n" + line + b"\n")
+        self.assert_fault(data, "line 3: expected a run, a tab", "count the text again")
+
+    def test_what_a_line_may_be(self):
+        lines = [f"{chr(0x4E00 + i)}\t{10 ** (i % 16)}\t{i}\n" for i in range(257)]
+        path = self.folder / "a"
+        path.write_bytes(gzip.compress(HEADER + "".join(lines).encode()))
+        table = run_tables.read_table(path)
+        self.assertEqual(table.follow.tolist(), list(range(257)))
+        self.assertEqual(table.counts.tolist(), [10 ** (i % 16) for i in range(257)])
+        self.assertEqual(table.num_sentences, 3)
+
+    @parameterized.parameters((b"a", b"a"), (b"b", b"a"), ("\uffee".encode(), "\uabcd".encode()))
+    def test_order(self, first, second):
+        lines = b"".join(run + b"\t1\t2\n" for run in (b"A", first, second))
+        self.assert_fault(
+            gzip.compress(HEADER + lines), "line 4: ", "distinct and in code point order"
+        )
+
+    def test_a_last_line_that_is_cut(self):
+        data = gzip.compress(HEADER + b"a\t1\t22")
+        self.assert_fault(data, "line 2: expected a run", "count the text again")
+
+    @parameterized.parameters(
+        b"",
+        b"a\t1\t2\n",
+        HEADER.replace(b"=1", b"=2"),
+        HEADER.replace(b"nfkc", b"nfkc_cf"),
+        HEADER.replace(b"=3", b"="),
+        HEADER.rstrip(),
+    )
+    def test_headers(self, header):
+        data = gzip.compress(header)
+        self.assert_fault(data, "line 1: expected 'vocap-runs=1", "count the text again")
+
+    def test_no_gzip_file(self):
+        self.assert_fault(HEADER, "after line 0: cannot be read", "copy the file again")
+
+    def test_cut_off_anywhere(self):
+        whole = self.table_of(TEXT[:3], "whole").read_bytes()
+        (self.folder / "whole").unlink()
+        for length in range(1, len(whole)):
+            self.assert_fault(whole[:length], "cannot be read", "copy the file again")
+
+    def test_the_line_before_the_damage_is_named(self):
+        lines = (b"%06d\t1\t2\n" % i for i in range(50_000))
+        data = gzip.compress(HEADER + b"".join(lines))
+        self.assert_fault(data[:-200], r"after line 4\d\d\d\d: cannot be read")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,290 @@
+"""Tests of counting script runs, against a loop over characters."""
+
+import collections
+import itertools
+import pathlib
+import random
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from fontTools import unicodedata
+
+from vocap import runs
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+# Characters that begin, continue or end runs in all the ways there are.
+LETTERS = (
+    "aB7.,-(é\u0301"  # Latin, common, an inherited mark
+    "\u043a\u03b1\u0915\u094d\u0937\u0651\u0627\u0e02\uac00"  # others, with marks
+    "\u6f22\u3072\u30ab\u30fc\u3005\u3001\u309a"  # Japanese
+    "\U0001f469\u200d\U0001f52c\ufe0f\U00020000\U00010348"  # beyond 16 bits, joined
+    "\u0378\ue000\x85\x00\uff21\ufb01\u2581 \t\u3000"  # unassigned, odd, normalised away, spaces
+)
+SENTENCES = (
+    "a b  a",
+    " b\tc",
+    "",
+    "   ",
+    "\uff21\uff42 \u0915\u093f",
+    "\ufb01n.",
+    "a,b (a) a,b",
+    "\u30ab\u30fc\u30c9\u3068\u6f22\u5b57\u30fc a\u30fc",
+    "a \u0301b \u0301\u043a",
+    "1990s: 3.5\u20ac",
+)
+
+
+def script_of(character: str) -> str:
+    """The script of a character as SentencePiece sees it, Zinh for inherited ones."""
+    script = unicodedata.script(character)
+    if character == "\u30fc" or script in ("Hira", "Kana"):
+        return "Hani"
+    return "Zyyy" if script == "Zzzz" else script
+
+
+def runs_of(normalized: str) -> list[str]:
+    """The script runs of a normalised sentence."""
+    found: list[str] = []
+    script = None
+    for character in normalized:
+        if character == runs.SPACE:
+            found.append(character)
+            script = None
+            continue
+        of_this = script_of(character)
+        if of_this == "Zinh":
+            of_this = script
+        if script is not None and of_this != script:
+            found.append("")
+        found[-1] += character
+        script = of_this
+    return found
+
+
+def counted(sentences) -> tuple[dict[str, tuple[int, int]], int]:
+    """Count and follow of each run, and the number of sentences."""
+    counts: collections.Counter[str] = collections.Counter()
+    follow = collections.defaultdict(set)
+    num_sentences = 0
+    normalize = runs.normalizer().normalize
+    for sentence in sentences:
+        if not (normalized := normalize(sentence)):
+            continue
+        num_sentences += 1
+        found = runs_of(normalized)
+        assert "".join(found) == normalized
+        for run, behind in zip(found, [*found[1:], ""], strict=True):
+            counts[run] += 1
+            follow[run].add(behind.encode()[0] if behind else 0)
+    merged = {run: bytes_.pop() if len(bytes_) == 1 else 256 for run, bytes_ in follow.items()}
+    return {run: (counts[run], merged[run]) for run in counts}, num_sentences
+
+
+def as_dict(table: runs.RunTable) -> dict[str, tuple[int, int]]:
+    values = zip(table.counts.tolist(), table.follow.tolist(), strict=True)
+    return dict(zip(table.runs(), values, strict=True))
+
+
+def random_sentences(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(LETTERS, k=rng.randrange(12))) for _ in range(count)]
+
+
+class RunsTest(parameterized.TestCase):
+    def assert_equal(self, table: runs.RunTable, other: runs.RunTable):
+        self.assertEqual(table.runs(), other.runs())
+        np.testing.assert_array_equal(table.counts, other.counts)
+        np.testing.assert_array_equal(table.follow, other.follow)
+        self.assertEqual(table.num_sentences, other.num_sentences)
+
+    def assert_as_the_loop(self, sentences):
+        table = runs.count_runs(sentences)
+        expected, num_sentences = counted(sentences)
+        self.assertEqual(as_dict(table), expected)
+        self.assertEqual(table.num_sentences, num_sentences)
+        self.assertEqual(table.runs(), sorted(expected))
+
+    def test_chosen_sentences(self):
+        self.assert_as_the_loop(SENTENCES)
+        for sentence in SENTENCES:
+            self.assert_as_the_loop([sentence])
+
+    @parameterized.parameters(range(4))
+    def test_random_sentences(self, seed):
+        self.assert_as_the_loop(random_sentences(seed, 2000))
+
+    def test_the_embedded_corpus(self):
+        for path in sorted(CORPUS.glob("*.txt")):
+            with self.subTest(path.name):
+                self.assert_as_the_loop(path.read_text(encoding="utf-8").split("\n"))
+
+    def test_some_runs_by_hand(self):
+        self.assertEqual(
+            as_dict(runs.count_runs(["It's 5\u3042\u30a2\u30fc\u6f22!", "It\u0301s"])),
+            {
+                "\u2581It": (1, ord("'")),
+                "'": (1, ord("s")),
+                "s": (1, 0xE2),
+                "\u25815": (1, 0xE3),
+                "\u3042\u30a2\u30fc\u6f22": (1, ord("!")),
+                "!": (1, 0),
+                "\u2581It\u0301s": (1, 0),
+            },
+        )
+
+    def test_no_text(self):
+        for sentences in ([], [""], [" ", "\u200b"]):
+            table = runs.count_runs(sentences)
+            self.assertEqual((table.runs(), table.num_sentences, table.num_bytes), ([], 0, 0))
+            self.assertLen(table.text, 0)
+
+    def test_order_does_not_matter_and_repetition_multiplies(self):
+        sentences = random_sentences(5, 300)
+        table = runs.count_runs(sentences)
+        shuffled = runs.count_runs(random.Random(0).sample(sentences * 3, 900))
+        self.assertEqual(shuffled.runs(), table.runs())
+        np.testing.assert_array_equal(shuffled.counts, 3 * table.counts)
+        np.testing.assert_array_equal(shuffled.follow, table.follow)
+        self.assertEqual(shuffled.num_sentences, 3 * table.num_sentences)
+        self.assertEqual(shuffled.num_bytes, 3 * table.num_bytes)
+
+    @parameterized.product(at_once=(1, 7, 20_000), pending=(0, 10, 2_000_000))
+    def test_how_text_arrives_does_not_matter(self, at_once, pending):
+        sentences = random_sentences(6, 300)
+        counter = runs.RunCounter()
+        with (
+            mock.patch.object(runs, "_SENTENCES_AT_ONCE", at_once),
+            mock.patch.object(runs, "_MAX_PENDING_WORDS", pending),
+        ):
+            counter.add(sentences[:100])
+            counter.add(iter(sentences[100:]))
+        self.assert_equal(counter.table(), runs.count_runs(sentences))
+
+    def test_a_counter_can_be_asked_between(self):
+        counter = runs.RunCounter()
+        self.assertEqual(counter.packed(), {})
+        counter.add(["a b"])
+        for _ in range(2):
+            self.assertEqual(counter.packed(), runs_packed(["a b"]))
+        self.assertLen(counter, 2)
+        counter.add(["b c", " "])
+        self.assert_equal(counter.table(), runs.count_runs(["a b", "b c"]))
+
+    def test_parts_add_up(self):
+        sentences = random_sentences(7, 600)
+        total: dict[str, int] = {}
+        for part in (sentences[:10], sentences[10:11], sentences[11:]):
+            for run, value in runs_packed(part).items():
+                total[run] = runs.merge_counts(total[run], value) if run in total else value
+        self.assertEqual(total, runs_packed(sentences))
+
+    def test_merging_counts_is_associative_and_commutative(self):
+        values = [runs.pack_count(count, follow) for count in (1, 5) for follow in (0, 7, 255, 256)]
+        for a, b, c in itertools.product(values, repeat=3):
+            self.assertEqual(runs.merge_counts(a, b), runs.merge_counts(b, a))
+            self.assertEqual(
+                runs.merge_counts(runs.merge_counts(a, b), c),
+                runs.merge_counts(a, runs.merge_counts(b, c)),
+            )
+        for value in values:
+            self.assertEqual(runs.pack_count(*runs.unpack_count(value)), value)
+
+    def test_bytes_are_those_of_the_normalised_text(self):
+        sentences = [*SENTENCES, *random_sentences(8, 300)]
+        normalized = runs.normalizer().normalize(sentences)
+        self.assertEqual(
+            runs.count_runs(sentences).num_bytes,
+            sum(len(text.replace(runs.SPACE, " ").encode()) for text in normalized),
+        )
+
+    def test_text_gives_its_strings_back(self):
+        for strings in ([], [""], ["a", "", "\U00020000b", "\x00"]):
+            text = runs.pack(strings)
+            self.assertEqual(list(text.strings()), strings)
+            self.assertLen(text, len(strings))
+
+    def test_first_bytes_are_those_of_utf8(self):
+        for character in "a\x7f\x80\u07ff\u0800\uffff\U00010000\U0010ffff":
+            self.assertEqual(runs.first_byte(ord(character)), character.encode()[0])
+
+
+class MixtureTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        texts = {"a": ["a b a"], "b": ["a c", "dd dd, dd"], "c": ["\u6f22 a"] * 9}
+        self.tables = {language: runs.count_runs(text) for language, text in texts.items()}
+
+    @parameterized.parameters("abc", "ab", "c")
+    def test_shares_of_bytes_are_the_probabilities(self, languages):
+        probabilities = {"a": 0.2, "b": 0.7, "c": 0.1}
+        chosen = {language: self.tables[language] for language in languages}
+        mixture = runs.mixture(chosen, probabilities)
+        total = sum(table.num_bytes for table in chosen.values())
+        self.assertAlmostEqual(mixture.num_bytes, total)
+        self.assertEqual(mixture.num_sentences, sum(t.num_sentences for t in chosen.values()))
+        expected = collections.Counter()
+        for language, table in chosen.items():
+            share = probabilities[language] / sum(probabilities[lang] for lang in languages)
+            for run, (count, _) in as_dict(table).items():
+                expected[run] += count * share * total / table.num_bytes
+        found = collections.Counter()
+        for run, count in zip(mixture.runs(), mixture.counts.tolist(), strict=True):
+            found[run] += count
+        self.assertEqual(set(found), set(expected))
+        for run, count in expected.items():
+            self.assertAlmostEqual(found[run], count)
+        follow = [value for table in chosen.values() for value in table.follow.tolist()]
+        self.assertEqual(mixture.follow.tolist(), follow)
+
+
+class MostFrequentTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.table = runs.count_runs(random_sentences(9, 1000))
+        self.num_characters = len(self.table.text.characters)
+
+    def test_all(self):
+        for limit in (0, self.num_characters, self.num_characters + 1):
+            self.assertIs(runs.most_frequent(self.table, limit), self.table)
+
+    def test_what_is_left_out_is_rarer_and_as_little_as_can_be(self):
+        everything = as_dict(self.table)
+        last: set[str] = set()
+        for limit in (1, 2, 30, 500, self.num_characters // 2, self.num_characters - 1):
+            kept = runs.most_frequent(self.table, limit)
+            found = as_dict(kept)
+            self.assertEqual(kept.runs(), sorted(found))
+            self.assertContainsSubset(found.items(), everything.items())
+            self.assertContainsSubset(last, set(found))
+            last = set(found)
+            dropped = {run: value for run, value in everything.items() if run not in found}
+            highest = max(count for count, _ in dropped.values())
+            self.assertGreaterEqual(min((c for c, _ in found.values()), default=highest), highest)
+            size = sum(map(len, found))
+            self.assertLessEqual(size, limit)
+            # The next one did not fit; it is one of the most frequent left out.
+            lengths = [len(run) for run, (count, _) in dropped.items() if count == highest]
+            self.assertGreater(size + max(lengths), limit)
+            share = kept.num_bytes / self.table.num_bytes
+            self.assertAlmostEqual(kept.num_sentences, share * self.table.num_sentences, delta=1)
+
+    def test_which_of_equals_stay_does_not_depend_on_their_order(self):
+        words = [f"w{chr(0x61 + i % 26)}{chr(0x61 + i // 26)}" for i in range(26 * 26)]
+        kept = set(runs.most_frequent(runs.count_runs(words), 4 * 338).runs())
+        self.assertLen(kept, 338)
+        first_half = {"\u2581" + word for word in sorted(words)[:338]}
+        self.assertAlmostEqual(len(kept & first_half), 169, delta=50)
+        more = set(runs.most_frequent(runs.count_runs([*words, "zzz zzz"]), 4 * 339).runs())
+        self.assertContainsSubset(kept, more)
+
+
+def runs_packed(sentences) -> dict[str, int]:
+    """Packed counts of a text."""
+    counter = runs.RunCounter()
+    counter.add(sentences)
+    return counter.packed()
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,232 @@
+"""Tests of unigram vocabularies and their ALP, against SentencePiece encoding every sentence."""
+
+import collections
+import dataclasses
+import math
+import pathlib
+import random
+import tempfile
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap import lattice, runs, unigram
+
+SETTINGS = unigram.TrainerSettings(
+    trainer="nested",
+    sizes=(40, 60, 90),
+    character_coverage=0.9995,
+    max_piece_length=16,
+    max_seeds=100_000,
+    alp_probabilities="corpus",
+)
+REFERENCE = dataclasses.replace(SETTINGS, trainer="sentencepiece")
+
+
+def made_up_text(num_sentences: int = 200) -> list[str]:
+    """Sentences of made-up words, frequent and rare, some with characters too rare to learn."""
+    rng = random.Random(0)
+    syllables = [c + v for c in "bdklmnprst" for v in "aeiou"]
+    lexicon = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(150)]
+    weights = [1 / (rank + 1) for rank in range(len(lexicon))]
+    text = [" ".join(rng.choices(lexicon, weights, k=rng.randint(3, 9))) for _ in range(200)]
+    text[3] += "  \u00e9t\u00e9 \u6587\u5b57"  # a run of unknown characters, and double spaces
+    text[7] = "\uff21 \ufb01ne \u00bd " + text[7]  # what normalisation takes apart
+    return text[:num_sentences]
+
+
+def processor(pieces, scores) -> spm.SentencePieceProcessor:
+    """SentencePiece with these pieces; their ids follow that of the unknown, 0."""
+    settings = dataclasses.replace(REFERENCE, sizes=(40,))
+    proto = model_pb2.ModelProto.FromString(
+        unigram.sentencepiece_model(made_up_text(), 40, settings)
+    )
+    del proto.pieces[1:]
+    for piece, score in zip(pieces, scores, strict=True):
+        proto.pieces.add(piece=piece, score=score)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
+def encoded_counts(pieces, scores, sentences) -> np.ndarray:
+    """Occurrences of each piece and of unknown characters where SentencePiece encodes sentences."""
+    counts: collections.Counter[int] = collections.Counter()
+    encoder = processor(pieces, scores)
+    for sentence in sentences:
+        ids, found = encoder.encode(sentence), encoder.encode(sentence, out_type=str)
+        for i, piece in zip(ids, found, strict=True):
+            # A row of unknown characters comes as one unknown piece.
+            counts[i] += 1 if i else len(piece)
+    return np.array([counts[i] for i in range(1, len(pieces) + 1)] + [counts[0]])
+
+
+def slow_alp(counts, scores, num_sentences: int, alp_probabilities: str) -> float:
+    log_probs = [*scores, min(scores) - 10]
+    if alp_probabilities == "corpus":
+        log_probs = [math.log(count / sum(counts)) if count > 0 else 0.0 for count in counts]
+    return sum(c * p for c, p in zip(counts, log_probs, strict=True)) / num_sentences
+
+
+class TrainVocabulariesTest(parameterized.TestCase):
+    @parameterized.product(
+        trainer=["nested", "sentencepiece"],
+        coverage=[1.0, 0.9995, 0.98],
+        alp_probabilities=["model", "corpus"],
+    )
+    def test_alp_is_that_of_the_encoded_sentences(self, trainer, coverage, alp_probabilities):
+        sentences = made_up_text()
+        settings = dataclasses.replace(
+            SETTINGS,
+            trainer=trainer,
+            character_coverage=coverage,
+            alp_probabilities=alp_probabilities,
+        )
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        self.assertEqual(found.curve.sizes, SETTINGS.sizes)
+        for s, alp in enumerate(found.curve.alp):
+            scores = found.log_probs[s].tolist()
+            counts = encoded_counts(found.curve.vocabulary(s), scores, sentences)
+            self.assertEqual(counts[-1] > 0, coverage < 1)
+            slow = slow_alp(counts, scores, len(sentences), alp_probabilities)
+            np.testing.assert_allclose(alp, slow, rtol=1e-6)
+
+    @parameterized.parameters(40, 90)
+    def test_the_reference_is_sentencepiece(self, size):
+        sentences = made_up_text()
+        settings = dataclasses.replace(REFERENCE, sizes=(size,))
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, iter(sentences))
+        proto = model_pb2.ModelProto.FromString(
+            unigram.sentencepiece_model(sentences, size, settings)
+        )
+        self.assertEqual(proto.pieces[0].piece, "<unk>")
+        learned = {piece.piece: piece.score for piece in proto.pieces[1:]}
+        scores = dict(zip(found.curve.vocabulary(0), found.log_probs[0].tolist(), strict=True))
+        self.assertEqual(scores, learned)
+
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_sizes_are_exact_and_pieces_fall_in_probability(self, trainer):
+        sentences = made_up_text()
+        settings = dataclasses.replace(SETTINGS, trainer=trainer, sizes=(50, 70, 100))
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, iter(sentences))
+        self.assertEqual(found.curve.sizes, (50, 70, 100))
+        self.assertLen(set(found.curve.pieces), len(found.curve.pieces))
+        everything = set()
+        for s, size in enumerate(found.curve.sizes):
+            pieces = found.curve.vocabulary(s)
+            self.assertLen(set(pieces), size)
+            self.assertLen(found.log_probs[s], size)
+            self.assertTrue((np.diff(found.log_probs[s]) <= 0).all())
+            self.assertNotIn("<unk>", pieces)
+            everything.update(pieces)
+        self.assertEqual(everything, set(found.curve.pieces))
+        self.assertEqual(sorted(found.curve.alp), list(found.curve.alp))
+        self.assertEqual({a.dtype for a in found.curve.members}, {np.dtype(np.int32)})
+        self.assertEqual({a.dtype for a in found.log_probs}, {np.dtype(np.float32)})
+
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_infeasible_sizes_are_left_out_at_both_ends(self, trainer):
+        sentences = made_up_text(20)
+        table = runs.count_runs(sentences)
+        settings = dataclasses.replace(SETTINGS, trainer=trainer, sizes=(2, 5, 40, 50, 9000, 10000))
+        found = unigram.train_vocabularies(table, settings, sentences)
+        self.assertEqual(found.curve.sizes, (40, 50))
+        for sizes in ((2, 5), (9000,)):
+            settings = dataclasses.replace(settings, sizes=sizes)
+            self.assertIsNone(unigram.train_vocabularies(table, settings, sentences))
+
+    @parameterized.product(trainer=["nested", "sentencepiece"], sentences=[[], ["", "  "]])
+    def test_no_text_gives_no_vocabulary(self, trainer, sentences):
+        settings = dataclasses.replace(SETTINGS, trainer=trainer)
+        table = runs.count_runs(sentences)
+        self.assertIsNone(unigram.train_vocabularies(table, settings, sentences))
+
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_pieces_are_no_longer_than_asked(self, trainer):
+        sentences = made_up_text()
+        settings = dataclasses.replace(SETTINGS, trainer=trainer, max_piece_length=3)
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        self.assertEqual(max(map(len, found.curve.pieces)), 3)
+
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_few_seeds_make_small_vocabularies(self, trainer):
+        sentences = made_up_text()
+        settings = dataclasses.replace(SETTINGS, trainer=trainer, sizes=(30, 40), max_seeds=30)
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        self.assertEqual(found.curve.sizes, (30,))
+
+    def test_the_reference_needs_sentences(self):
+        with self.assertRaisesRegex(ValueError, "needs text; tables of runs do not suffice"):
+            unigram.train_vocabularies(runs.count_runs(made_up_text()), REFERENCE)
+
+    def test_alp_of_fractional_counts(self):
+        table = runs.count_runs(made_up_text())
+        scaled = dataclasses.replace(table, counts=table.counts / 7)
+        found = unigram.train_vocabularies(scaled, SETTINGS)
+        for s, alp in enumerate(found.curve.alp):
+            trie = lattice.build_trie(found.curve.vocabulary(s))
+            counts = unigram.segmented_counts(trie, found.log_probs[s], scaled)
+            self.assertTrue(((counts > 0) & (counts < 1)).any())
+            slow = slow_alp(counts, found.log_probs[s], table.num_sentences, "corpus")
+            np.testing.assert_allclose(alp, slow, rtol=1e-6)
+
+
+class TrainerSettingsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"sizes": ()}, r"vocab.sizes must be positive and ascending, got \(\)"),
+        ({"sizes": (20, 10)}, r"ascending, got \(20, 10\)"),
+        ({"sizes": (10, 10)}, r"ascending, got \(10, 10\)"),
+        ({"sizes": (0, 10)}, r"positive and ascending, got \(0, 10\)"),
+        ({"trainer": "bpe"}, "vocab.trainer is 'bpe', must be one of nested, sentencepiece"),
+        ({"alp_probabilities": ""}, "alp_probabilities is '', must be one of corpus, model"),
+        ({"character_coverage": 0.0}, r"character_coverage is 0.0, must be in \(0, 1\]"),
+        ({"character_coverage": 1.1}, r"character_coverage is 1.1, must be in \(0, 1\]"),
+        (
+            {"character_coverage": 0.9, "trainer": "sentencepiece"},
+            "character_coverage is 0.9; SentencePiece takes 0.98 or more, vocab.trainer = nested",
+        ),
+        ({"max_piece_length": 0}, "max_piece_length is 0, must be 1 to 32"),
+        ({"max_piece_length": 33}, "max_piece_length is 33, must be 1 to 32"),
+        ({"max_seeds": 0}, "max_seeds is 0, must be positive"),
+    )
+    def test_errors_name_the_key_and_the_limit(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            dataclasses.replace(SETTINGS, **changes)
+
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_the_limits_themselves_work(self, trainer):
+        sentences = made_up_text()
+        settings = unigram.TrainerSettings(trainer, (40,), 0.98, 32, 100_000, "model")
+        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        self.assertEqual(found.curve.sizes, (40,))
+
+
+class FileTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    @parameterized.parameters([(40,)], [(40, 60, 90)])
+    def test_what_is_read_is_what_was_written(self, sizes):
+        settings = dataclasses.replace(SETTINGS, sizes=sizes, character_coverage=1.0)
+        written = unigram.train_vocabularies(runs.count_runs(made_up_text()), settings)
+        self.assertIn("\u6587", written.curve.pieces)
+        unigram.write_vocabularies(self.folder / "a.npz", written)
+        read = unigram.read_vocabularies(self.folder / "a.npz")
+        self.assertEqual(read.curve.sizes, written.curve.sizes)
+        self.assertEqual(read.curve.alp, written.curve.alp)
+        self.assertEqual(read.curve.pieces, written.curve.pieces)
+        for ours, theirs in (
+            (read.curve.members, written.curve.members),
+            (read.log_probs, written.log_probs),
+        ):
+            self.assertLen(ours, len(sizes))
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b, strict=True)
+        unigram.write_vocabularies(self.folder / "b.npz", read)
+        self.assertEqual((self.folder / "a.npz").read_bytes(), (self.folder / "b.npz").read_bytes())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,142 @@
+"""Clusters of languages with similar vocabularies, as XLM-V builds its vocabulary from.
+
+Liang et al., EMNLP 2023, arXiv 2301.10472: k-means on lexical fingerprints. Each cluster then gets
+one vocabulary, as large as what its languages would be allocated one by one.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.sparse
+
+_ABSENT_PENALTY = 10.0  # nats above the rarest piece, as SentencePiece prices the unknown
+_NUM_RESTARTS = 100
+
+
+def cluster_languages(
+    pieces: Mapping[str, Sequence[str]],
+    log_probs: Mapping[str, np.ndarray],
+    num_clusters: int,
+    seed: int = 0,
+) -> dict[str, int]:
+    """Groups languages by k-means on the negative log probabilities of their pieces.
+
+    A language's fingerprint has one entry for each piece of any language: -log p of the piece in
+    its own unigram vocabulary, or, where it lacks the piece, ten nats more than the largest -log p
+    of any language. So languages are near if they share pieces, frequent ones above all.
+
+    Args:
+      pieces: each language's pieces, distinct, in any order.
+      log_probs: each language's natural-log probabilities of these pieces.
+      num_clusters: k.
+      seed: of the restarts; the best one counts, by the sum of squared distances to the means.
+
+    Returns:
+      The cluster of each language, languages in code point order. Every cluster has a language;
+      they are numbered from 0 in the order of their first languages.
+
+    Raises:
+      ValueError: k is not between 1 and the number of languages, or a language's pieces and log
+        probabilities differ in number.
+    """
+    languages = sorted(pieces)
+    if not 1 <= num_clusters <= len(languages):
+        raise ValueError(
+            f"{num_clusters} clusters of {len(languages)} languages are impossible; "
+            "ask for one or more, and at most one for each language"
+        )
+    points = _points(languages, pieces, log_probs)
+    distances = ((points[:, None] - points) ** 2).sum(axis=-1)
+    rng = np.random.default_rng(seed)
+    best, best_inertia = np.zeros(len(languages), np.int64), np.inf
+    for _ in range(_NUM_RESTARTS):
+        labels, inertia = _refine(points, _first_labels(distances, num_clusters, rng))
+        # Restarts that end in the same clusters differ by rounding; the first of them stays.
+        if inertia < best_inertia * (1 - 1e-9):
+            best, best_inertia = labels, inertia
+    names = {label: name for name, label in enumerate(dict.fromkeys(best.tolist()))}
+    return {lang: names[label] for lang, label in zip(languages, best.tolist(), strict=True)}
+
+
+def _points(
+    languages: Sequence[str],
+    pieces: Mapping[str, Sequence[str]],
+    log_probs: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """[L, L] points with the distances of the L fingerprints, which have an entry for each piece.
+
+    k-means only looks at distances. The price of an absent piece taken off every entry leaves them
+    as they are and makes the fingerprints F sparse; and F F^T = X X^T for square X.
+    """
+    numbers: dict[str, int] = {}
+    columns, rows, values = [], [], []
+    for row, lang in enumerate(languages):
+        if len(pieces[lang]) != len(log_probs[lang]):
+            raise ValueError(
+                f"language {lang!r} has {len(pieces[lang])} pieces, but "
+                f"{len(log_probs[lang])} log probabilities"
+            )
+        columns.append([numbers.setdefault(piece, len(numbers)) for piece in pieces[lang]])
+        rows.append(np.full(len(pieces[lang]), row))
+        values.append(-np.asarray(log_probs[lang], np.float64))
+    absent = max(v.max() for v in values) + _ABSENT_PENALTY
+    fingerprints = scipy.sparse.csr_array(
+        (np.concatenate(values) - absent, (np.concatenate(rows), np.concatenate(columns))),
+        shape=(len(languages), len(numbers)),
+    )
+    gram = (fingerprints @ fingerprints.T).toarray()
+    eigenvalues, eigenvectors = np.linalg.eigh(gram)
+    return eigenvectors * np.sqrt(np.maximum(eigenvalues, 0))
+
+
+def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
+    """[L] the nearest of k different points, chosen far from each other (k-means++).
+
+    Args:
+      distances: [L, L] squared distances of the points.
+      k: number of clusters.
+      rng: draws the points.
+    """
+    chosen = [int(rng.integers(len(distances)))]
+    while len(chosen) < k:
+        # Something is left to choose by even if all other points are copies of those chosen.
+        nearest = distances[:, chosen].min(axis=1) + np.finfo(np.float64).tiny
+        nearest[chosen] = 0
+        chosen.append(int(rng.choice(len(nearest), p=nearest / nearest.sum())))
+    labels = distances[:, chosen].argmin(axis=1)
+    labels[chosen] = range(k)
+    return labels
+
+
+def _refine(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
+    """Moves single points between clusters while that lowers the inertia (Hartigan).
+
+    Unlike Lloyd's iterations it leaves no cluster empty, and stops at fewer poor optima.
+
+    Returns:
+      The labels [L], and their inertia.
+    """
+    labels, k = labels.copy(), int(labels.max()) + 1
+    # Without it rounding might move a point between two equally good clusters for ever.
+    tolerance = 1e-9 * float((points**2).sum())
+    moved = True
+    while moved:
+        moved = False
+        for i, point in enumerate(points):
+            counts = np.bincount(labels, minlength=k)
+            old = labels[i]
+            if counts[old] == 1:
+                continue
+            distances = ((_means(points, labels, counts) - point) ** 2).sum(axis=1)
+            costs = distances * counts / (counts + 1)  # what joining adds to the inertia
+            costs[old] = distances[old] * counts[old] / (counts[old] - 1)  # what leaving saves
+            new = int(costs.argmin())
+            if costs[new] < costs[old] - tolerance:
+                labels[i], moved = new, True
+    means = _means(points, labels, np.bincount(labels, minlength=k))
+    return labels, float(((points - means[labels]) ** 2).sum())
+
+
+def _means(points: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    one_hot = labels == np.arange(len(counts))[:, None]
+    return one_hot @ points / counts[:, None]

@@ -1,0 +1,67 @@
+"""How well vocabularies serve each language, measured on text they were not made from."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vocap import lattice
+from vocap.alp import average_log_probability
+from vocap.nested import UNKNOWN_PENALTY
+from vocap.runs import RunTable
+from vocap.unigram import segmented_counts
+
+_UNSEEN = 0.5  # count of a piece that the training text does not use
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What a vocabulary makes of a language's held-out text.
+
+    Attributes:
+      alp: average log probability of a sentence, nats.
+      tokens_per_sentence: pieces a sentence.
+      unknown_rate: share of the tokens that are unknown characters.
+    """
+
+    alp: float
+    tokens_per_sentence: float
+    unknown_rate: float
+
+
+def score(
+    pieces: Sequence[str],
+    log_probs: np.ndarray,
+    train: Mapping[str, RunTable],
+    heldout: Mapping[str, RunTable],
+) -> dict[str, Score]:
+    """Scores a joint vocabulary on each language that has held-out text.
+
+    The ALP is that of Eq. 1 on held-out sentences, with p_uni from the language's training text:
+    the shares of the pieces in its best segmentation under the joint vocabulary. Taking them from
+    the held-out text itself would favour whoever fits a small sample more closely. Pieces that the
+    training text does not use count as half an occurrence. The unknown costs what it costs in a
+    segmentation, ten nats more than the rarest piece: by its share it would be cheap just where a
+    vocabulary lacks many characters.
+
+    Args:
+      pieces: [V] the vocabulary.
+      log_probs: [V] its scores.
+      train: training text of each language.
+      heldout: held-out text of some.
+    """
+    trie = lattice.build_trie(pieces)
+    scores = {}
+    for language, table in heldout.items():
+        if not table.num_sentences:
+            continue
+        seen = np.maximum(segmented_counts(trie, log_probs, train[language]), _UNSEEN)
+        probabilities = np.log(seen / seen.sum())
+        probabilities[-1] = probabilities[:-1].min() - UNKNOWN_PENALTY
+        counts = segmented_counts(trie, log_probs, table)
+        scores[language] = Score(
+            alp=average_log_probability(counts, probabilities, table.num_sentences),
+            tokens_per_sentence=float(counts.sum()) / table.num_sentences,
+            unknown_rate=float(counts[-1] / counts.sum()),
+        )
+    return scores

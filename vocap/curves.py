@@ -1,0 +1,59 @@
+"""ALP against vocabulary size: a language's curve, and the concave envelope of one."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
+    """A language's vocabularies at growing sizes, with the ALP of each.
+
+    The pieces that a language must have, its required characters, are in each of them.
+
+    Attributes:
+      sizes: [S] numbers of pieces, strictly ascending.
+      alp: [S] average log probability (Eq. 1) at each size, nats a sentence.
+      pieces: [P] all pieces that occur in any of the vocabularies, each once.
+      members: [S] int32 arrays of sizes[s] distinct indices into `pieces`, highest probability
+        first. Vocabularies have most pieces in common, so strings are kept once.
+    """
+
+    sizes: tuple[int, ...]
+    alp: tuple[float, ...]
+    pieces: tuple[str, ...]
+    members: tuple[np.ndarray, ...]
+
+    def __post_init__(self):
+        sizes, held = tuple(self.sizes), tuple(len(m) for m in self.members)
+        if not sizes or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"sizes of a curve are {sizes}; must be one or more, ascending")
+        if held != sizes:
+            raise ValueError(f"sizes of a curve are {sizes}, but its vocabularies hold {held}")
+        if len(self.alp) != len(sizes) or not np.isfinite(self.alp).all():
+            raise ValueError(f"ALP of a curve is {self.alp}; must be {len(sizes)} finite numbers")
+
+    def vocabulary(self, s: int) -> tuple[str, ...]:
+        """The pieces of the vocabulary of size `sizes[s]`, highest probability first."""
+        return tuple(self.pieces[i] for i in self.members[s])
+
+
+def concave_envelope(sizes: Sequence[int], alp: Sequence[float]) -> list[int]:
+    """Indices of the vertices of the upper concave envelope of the points (size, ALP).
+
+    Measured curves are not everywhere concave, and a greedy step that looks one size ahead stalls
+    in front of a small gain that hides a large one. On the envelope the gain a piece only falls,
+    which is what makes the greedy choice the best one.
+    """
+    kept: list[int] = []
+    for i in range(len(sizes)):
+        while len(kept) >= 2:
+            a, b = kept[-2], kept[-1]
+            rise_ab = (alp[b] - alp[a]) * (sizes[i] - sizes[b])
+            rise_bi = (alp[i] - alp[b]) * (sizes[b] - sizes[a])
+            if rise_ab > rise_bi:
+                break
+            kept.pop()
+        kept.append(i)
+    return kept

@@ -1,0 +1,191 @@
+"""Ways to choose the pieces of a joint vocabulary: VoCap, and what it is compared with.
+
+- vocap: Algorithm 1.
+- proportional, uniform: languages grow in proportion to q, or alike.
+- joint: one training on the mixture of all languages, as for XLM-R.
+- clustered: languages with similar vocabularies are trained together, and each cluster gets the
+  capacity that VoCap gives its languages, as for XLM-V.
+
+All meet the same target exactly, and are scored by the same EM afterwards.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from vocap import clusters
+from vocap.allocation import Allocation, allocate
+from vocap.curves import Curve
+from vocap.unigram import Vocabularies
+
+METHODS = ("vocap", "proportional", "uniform", "joint", "clustered")
+_FINGERPRINT = 30_000  # pieces that languages are compared by, if all have so many
+_CLUSTER_SIZES = 40  # sizes that a cluster's vocabulary is tried at
+
+# Trains the vocabularies of some languages together: (languages, sizes) -> vocabularies.
+TrainTogether = Callable[[tuple[str, ...], tuple[int, ...]], Vocabularies]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The pieces of a joint vocabulary.
+
+    Attributes:
+      pieces: exactly as many distinct pieces as were asked for, in code point order.
+      initial_log_probs: [V] float64, where EM starts.
+      allocation: sizes per language, or per cluster; None for joint.
+      groups: languages trained together, by the names that `allocation` uses.
+    """
+
+    pieces: tuple[str, ...]
+    initial_log_probs: np.ndarray
+    allocation: Allocation | None
+    groups: dict[str, tuple[str, ...]]
+
+
+def choose(
+    method: str,
+    vocabularies: Mapping[str, Vocabularies],
+    probabilities: Mapping[str, float],
+    *,
+    beta: float,
+    budget: int,
+    num_clusters: int,
+    train_together: TrainTogether,
+) -> Choice:
+    """Chooses the pieces by one of `METHODS`.
+
+    Args:
+      method: see this module's head.
+      vocabularies: of each language.
+      probabilities: q_i of each language (Eq. 3).
+      beta: exponent of q_i in VoCap's objective (Eq. 2).
+      budget: T, pieces besides specials.
+      num_clusters: k of "clustered".
+      train_together: trains on the mixture of several languages, for "joint" and "clustered".
+
+    Raises:
+      ValueError: the budget cannot be met.
+    """
+    if method == "joint":
+        return _joint(vocabularies, budget, train_together)
+    if method == "clustered":
+        return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
+    curves = {language: v.curve for language, v in vocabularies.items()}
+    allocation = allocate(curves, probabilities, beta=beta, budget=budget, method=method)
+    return Choice(
+        pieces=allocation.pieces,
+        initial_log_probs=_initial(allocation, vocabularies, probabilities),
+        allocation=allocation,
+        groups={language: (language,) for language in curves},
+    )
+
+
+def _joint(
+    vocabularies: Mapping[str, Vocabularies], budget: int, train_together: TrainTogether
+) -> Choice:
+    languages = tuple(sorted(vocabularies))
+    joint = train_together(languages, (budget,))
+    pieces = joint.curve.vocabulary(0)
+    order = sorted(range(budget), key=pieces.__getitem__)
+    return Choice(
+        pieces=tuple(pieces[i] for i in order),
+        initial_log_probs=joint.log_probs[0].astype(np.float64)[order],
+        allocation=None,
+        groups={"all": languages},
+    )
+
+
+def _clustered(
+    vocabularies: Mapping[str, Vocabularies],
+    probabilities: Mapping[str, float],
+    beta: float,
+    budget: int,
+    num_clusters: int,
+    train_together: TrainTogether,
+) -> Choice:
+    """XLM-V's (Liang et al. 2023): k-means of languages, VoCap's capacities, one training each.
+
+    Clusters share pieces, so their union falls short of the sum of the capacities; they grow on in
+    proportion until it has the size asked for.
+    """
+    curves = {language: v.curve for language, v in vocabularies.items()}
+    capacity_of = allocate(curves, probabilities, beta=beta, budget=budget).sizes
+    groups = _groups(vocabularies, num_clusters)
+    capacities = {name: sum(capacity_of[lang] for lang in group) for name, group in groups.items()}
+    together = {}
+    for name, group in groups.items():
+        if len(group) == 1:
+            together[name] = vocabularies[group[0]]
+            continue
+        target = budget * capacities[name] / sum(capacities.values())
+        sizes = _sizes_around(target, [curves[language] for language in group])
+        together[name] = train_together(group, sizes)
+    shares = {
+        name: sum(probabilities[language] for language in group) for name, group in groups.items()
+    }
+    allocation = allocate(
+        {name: v.curve for name, v in together.items()},
+        capacities,
+        beta=beta,
+        budget=budget,
+        method="proportional",
+    )
+    return Choice(
+        pieces=allocation.pieces,
+        initial_log_probs=_initial(allocation, together, shares),
+        allocation=allocation,
+        groups=groups,
+    )
+
+
+def _groups(
+    vocabularies: Mapping[str, Vocabularies], num_clusters: int
+) -> dict[str, tuple[str, ...]]:
+    """Languages of similar vocabularies, by the names of their clusters."""
+    # Vocabularies of unlike size would look unlike whatever they hold.
+    common = min(_FINGERPRINT, *(v.curve.sizes[-1] for v in vocabularies.values()))
+    at = {}
+    for language, v in vocabularies.items():
+        distances = np.abs(np.array(v.curve.sizes) - common)
+        at[language] = int(distances.argmin())
+    cluster_of = clusters.cluster_languages(
+        {language: v.curve.vocabulary(at[language]) for language, v in vocabularies.items()},
+        {language: v.log_probs[at[language]] for language, v in vocabularies.items()},
+        min(num_clusters, len(vocabularies)),
+    )
+    return {
+        f"cluster {i + 1}": tuple(lang for lang, cluster in cluster_of.items() if cluster == i)
+        for i in range(1 + max(cluster_of.values()))
+    }
+
+
+def _sizes_around(target: float, curves: Sequence[Curve]) -> tuple[int, ...]:
+    """Sizes to train a cluster at: a grid up to twice its target, since clusters share pieces.
+
+    The sizes of its languages are among the feasible ones where little text leaves few.
+    """
+    grid = {math.ceil(2 * target * i / _CLUSTER_SIZES) for i in range(1, _CLUSTER_SIZES + 1)}
+    return tuple(sorted(grid.union(*(curve.sizes for curve in curves))))
+
+
+def _initial(
+    allocation: Allocation,
+    vocabularies: Mapping[str, Vocabularies],
+    probabilities: Mapping[str, float],
+) -> np.ndarray:
+    """Log of sum_i q_i p_i(piece): where EM on the mixture starts, in the order of the pieces."""
+    mixed = dict.fromkeys(allocation.pieces, 0.0)
+    for name, size in allocation.sizes.items():
+        vocabulary = vocabularies[name]
+        s = vocabulary.curve.sizes.index(size)
+        for piece, log_prob in zip(
+            vocabulary.curve.vocabulary(s), vocabulary.log_probs[s].tolist(), strict=True
+        ):
+            if piece in mixed:
+                mixed[piece] += probabilities[name] * float(np.exp(log_prob))
+    values = np.fromiter(mixed.values(), np.float64, len(mixed))
+    # Pieces of the step before a partial last one may be in no chosen vocabulary any more.
+    return np.log(np.maximum(values, values[values > 0].min()))

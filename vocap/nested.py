@@ -1,0 +1,292 @@
+"""Unigram vocabularies of every size in one training: trunk and cut.
+
+SentencePiece's unigram training starts from up to a million seeds and repeats: two EM iterations,
+then the pieces whose loss costs the likelihood least are pruned, a quarter of them or what exceeds
+1.1 t, whichever is less. Up to its last prune it does not depend on the target size t. So one
+training without a target, the trunk, serves all: each target cuts the ranking of the trunk at its
+own last prune, and then takes its required characters and the pieces of the highest score.
+
+Departures from SentencePiece 0.2.3, besides those of `seeds`, are below its own rounding: sums are
+in double precision, which decides near-ties, and its last check for pieces that no text can reach
+is left out, since the prune before has just removed those.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.special
+
+from vocap import lattice
+from vocap.runs import RunTable, count_runs
+from vocap.seeds import Seeds, TrainingText, cover, find_seeds, piece_strings
+
+UNKNOWN_PENALTY = 10.0  # nats below the rarest piece, SentencePiece's price of the unknown
+_EM_ITERATIONS = 2
+_MIN_EXPECTED_COUNT = 0.5
+_SHRINKING_FACTOR = 0.75
+_CUT_FACTOR = 1.1
+_PENALTY_STEP = 1e-4  # sets characters that return at the end apart from each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """One cut: pieces [S], their scores, and how often the best segmentation uses each.
+
+    Attributes:
+      ids: [S] int32 pieces of `NestedVocabularies.pieces`, highest score first.
+      log_probs: [S] float64 natural-log probabilities.
+      counts: [S] float64 occurrences in the best segmentation of the text.
+    """
+
+    ids: np.ndarray
+    log_probs: np.ndarray
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class NestedVocabularies:
+    """Vocabularies of one text.
+
+    Attributes:
+      pieces: every piece of any of them, once.
+      vocabularies: by ascending size.
+      num_required: characters that each of them holds.
+      num_unknown: occurrences of other characters in the text.
+    """
+
+    pieces: tuple[str, ...]
+    vocabularies: tuple[Vocabulary, ...]
+    num_required: int
+    num_unknown: float
+
+
+def train(
+    table: RunTable,
+    sizes: Sequence[int],
+    *,
+    character_coverage: float,
+    max_piece_length: int,
+    max_seeds: int,
+) -> NestedVocabularies:
+    """Trains the vocabularies of all feasible sizes.
+
+    Args:
+      table: the text.
+      sizes: wanted numbers of pieces, the unknown piece on top of each.
+      character_coverage: share of the characters that must be pieces of their own.
+      max_piece_length: longest piece, in characters.
+      max_seeds: seeds to start from.
+    """
+    text = cover(table, character_coverage)
+    size = len(text.alphabet)
+    targets = sorted(target for target in set(sizes) if target >= size > 0)
+    if not targets:
+        return NestedVocabularies((), (), size, text.num_unknown)
+    trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
+    cuts: list[_Cut] = []
+    while targets:
+        trunk.fit()
+        ranking = trunk.rank()
+        while targets and ranking.is_last_for(_desired(targets[-1])):
+            cut = trunk.cut(ranking, targets.pop())
+            if cut is not None:
+                cuts.append(cut)
+        trunk.prune(ranking)
+    used = np.unique(np.concatenate([cut.seeds for cut in cuts])) if cuts else np.zeros(0, int)
+    return NestedVocabularies(
+        pieces=tuple(piece_strings(text, trunk.seed_begins[used], trunk.seed_lengths[used])),
+        vocabularies=tuple(
+            Vocabulary(np.searchsorted(used, c.seeds).astype(np.int32), c.log_probs, c.counts)
+            for c in reversed(cuts)
+        ),
+        num_required=size,
+        num_unknown=text.num_unknown,
+    )
+
+
+def _desired(target: int) -> int:
+    """Pieces before the final choice; SentencePiece counts the unknown piece in."""
+    return int(_CUT_FACTOR * (target + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """A `Vocabulary` whose pieces are seeds."""
+
+    seeds: np.ndarray
+    log_probs: np.ndarray
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranking:
+    """What a prune decides.
+
+    Attributes:
+      kept: pieces that stay in any case, characters in use.
+      candidates: the other pieces in use, the largest loss first.
+      shrunk: pieces left by a prune without a target.
+      paths: the best segmentation of the text.
+    """
+
+    kept: np.ndarray
+    candidates: np.ndarray
+    shrunk: int
+    paths: lattice.Paths
+
+    def first(self, size: int) -> np.ndarray:
+        """The `size` pieces that stay."""
+        return np.concatenate([self.kept, self.candidates[: max(size - len(self.kept), 0)]])
+
+    def is_last_for(self, desired: int) -> bool:
+        """Whether the prune to `desired` pieces ends a training."""
+        return desired >= min(self.shrunk, len(self.kept) + len(self.candidates))
+
+
+class _Trunk:
+    """The training without a target: pieces, scores, and the lattice of the text.
+
+    Pieces 0 to A - 1 are the characters. They stay in the lattice when they drop out of the model,
+    as the unknown, so that every text has a path.
+    """
+
+    def __init__(self, text: TrainingText, seeds: Seeds) -> None:
+        self.seed_begins, self.seed_lengths = seeds.begins, seeds.lengths
+        self._text = text
+        self._lattice = seeds.lattice
+        self._seed_of = np.arange(len(seeds.scores))
+        self._size = len(text.alphabet)
+        self._in_model = np.ones(len(seeds.scores), bool)
+        self._scores = np.log(seeds.scores) - np.log(seeds.scores.sum())
+        self._by_frequency = np.argsort(-text.frequency, kind="stable")
+        self._nats = 3.0  # of a character, corrected by each E-step
+
+    def fit(self) -> None:
+        """Two EM iterations; what is expected less than half a time drops out."""
+        for _ in range(_EM_ITERATIONS):
+            lengths = self.seed_lengths[self._seed_of]
+            counts, log_likelihood = self._lattice.expected_counts(
+                self._with_unknown(), lengths, self._text.weights, self._nats
+            )
+            self._nats = -log_likelihood / self._text.frequency.sum()
+            self._book_unknown(counts)
+            stays = self._in_model & (counts >= _MIN_EXPECTED_COUNT)
+            logs = scipy.special.digamma(np.maximum(counts, _MIN_EXPECTED_COUNT))
+            self._scores = logs - scipy.special.digamma(counts[stays].sum())
+            self._restrict(stays)
+
+    def rank(self) -> _Ranking:
+        """Ranks pieces by what the likelihood of the text would lose without them."""
+        scores = self._with_unknown()
+        paths = self._lattice.best_paths(scores)
+        counts = paths.counts(self._text.weights, len(scores))
+        self._book_unknown(counts)
+        in_use = self._in_model & (counts > 0)
+
+        unknown_as = np.arange(len(scores))
+        unknown_as[: self._size][~self._in_model[: self._size]] = self._first
+        other, num_pieces, log_counts = lattice.second_best(
+            self._lattice.begins, self._lattice.arcs, scores,
+            self.seed_begins[self._seed_of], self.seed_lengths[self._seed_of], counts, unknown_as,
+        )  # fmt: skip
+        total = counts.sum()
+        ranked = np.flatnonzero(in_use & (other <= scores) & (np.arange(len(scores)) >= self._size))
+        count, alternatives = counts[ranked], num_pieces[ranked]
+        log_prob = np.log(count) - np.log(total)
+        log_prob_of_other = log_counts[ranked] - alternatives * np.log(
+            total + count * (alternatives - 1)
+        )
+        loss = count / total * (log_prob - log_prob_of_other)
+        return _Ranking(
+            kept=np.flatnonzero(in_use[: self._size]),
+            candidates=ranked[np.argsort(-loss, kind="stable")],
+            shrunk=int(_SHRINKING_FACTOR * self._in_model.sum()),
+            paths=paths,
+        )
+
+    def prune(self, ranking: _Ranking) -> None:
+        """Keeps three quarters of the pieces, those of the largest loss."""
+        stays = np.zeros(len(self._in_model), bool)
+        stays[ranking.first(ranking.shrunk)] = True
+        self._restrict(stays)
+
+    def cut(self, ranking: _Ranking, target: int) -> _Cut | None:
+        """The vocabulary of `target` pieces, or none if the text does not fill it."""
+        kept = ranking.first(_desired(target))
+        lowest = self._scores[kept].min(initial=0.0)
+        scores = np.full(len(self._scores), -np.inf)
+        in_cut = np.zeros(len(scores), bool)
+        in_cut[kept] = True
+        returning = self._by_frequency[~in_cut[self._by_frequency]]
+        scores[self._by_frequency] = self._scores[self._by_frequency]
+        scores[returning] = lowest + _PENALTY_STEP * np.arange(len(returning))
+        others = kept[kept >= self._size]
+        if len(others) < target - self._size:
+            return None
+        by_score = np.argsort(-self._scores[others], kind="stable")
+        chosen = others[by_score[: target - self._size]]
+        scores[chosen] = self._scores[chosen]
+
+        counts = self._counts_under(scores, returning, ranking)
+        ids = np.concatenate([np.arange(self._size), chosen])
+        ids = ids[np.argsort(-scores[ids], kind="stable")]
+        return _Cut(self._seed_of[ids], scores[ids], counts[ids])
+
+    def _counts_under(
+        self, scores: np.ndarray, returning: np.ndarray, ranking: _Ranking
+    ) -> np.ndarray:
+        """Occurrences of each piece in the best segmentation under `scores`."""
+        counts = ranking.paths.counts(self._text.weights, len(scores))
+        returns = np.zeros(self._size, bool)
+        returns[returning] = True
+        affected = _holds(ranking.paths.pieces, np.isneginf(scores), ranking.paths.offsets)
+        affected |= _holds(self._text.characters, returns, self._text.offsets)
+        lattice.changed_counts(
+            self._lattice.offsets, self._lattice.begins, self._lattice.arcs, self._text.weights,
+            scores, ranking.paths.pieces, ranking.paths.offsets, affected, counts,
+        )  # fmt: skip
+        return counts
+
+    def _book_unknown(self, counts: np.ndarray) -> None:
+        """Moves the counts of unknown characters to the first piece, as SentencePiece does."""
+        dropped = np.flatnonzero(~self._in_model[: self._size])
+        counts[self._first] += counts[dropped].sum() + self._text.num_unknown
+        counts[dropped] = 0
+
+    @property
+    def _first(self) -> int:
+        """The most frequent character of the model; without any, its first piece."""
+        characters = self._by_frequency[self._in_model[self._by_frequency]]
+        return int(characters[0] if len(characters) else np.flatnonzero(self._in_model)[0])
+
+    def _with_unknown(self) -> np.ndarray:
+        """[V] scores, characters that are not in the model at the price of the unknown."""
+        lowest = self._scores[self._in_model].min()
+        return np.where(self._in_model, self._scores, lowest - UNKNOWN_PENALTY)
+
+    def _restrict(self, stays: np.ndarray) -> None:
+        """Takes pieces out of the model, and all but characters out of the lattice."""
+        remain = stays.copy()
+        remain[: self._size] = True
+        new_ids = np.where(remain, np.cumsum(remain) - 1, -1)
+        self._lattice = self._lattice.keep(new_ids)
+        self._seed_of = self._seed_of[remain]
+        self._in_model = stays[remain]
+        self._scores = self._scores[remain]
+
+
+def _holds(items: np.ndarray, marked: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """[N] whether any of the items between offsets is marked."""
+    return np.add.reduceat(marked[items].astype(np.int64), offsets[:-1]) > 0
+
+
+def compile_kernels() -> None:
+    """Compiles, or loads from numba's cache, all that a training runs."""
+    train(
+        count_runs(["ab abc abcd", "ab abc"]),
+        (6, 7),
+        character_coverage=1.0,
+        max_piece_length=4,
+        max_seeds=100,
+    )

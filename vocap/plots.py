@@ -1,0 +1,265 @@
+"""Plots of a vocabulary, made from its record (`vocap.record`)."""
+
+import itertools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib import ticker
+
+import artifacts
+from vocap.curves import concave_envelope
+from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
+
+_MAX_LINES = 20  # of a panel; more languages get a panel for each third
+_ROW = 0.19  # inches that a language takes in plots with one row for each
+_SIDES: dict[str, dict[str, Any]] = {
+    "less": {"marker": "o", "color": "tab:blue", "ls": "", "label": "last step, taken"},
+    "more": {"marker": "o", "color": "tab:red", "ls": "", "mfc": "w", "label": "next step"},
+}
+
+
+def plot_curves(record: Record, path: pathlib.Path) -> None:
+    """ALP against vocabulary size per language, the allocated size marked (paper Figure 1)."""
+    figure, panels = _panels(record, sharey=False)
+    for axes, languages in panels:
+        lines = []
+        for (language, one), style in zip(languages, _line_styles(), strict=False):
+            (line,) = axes.plot(one["sizes"], one["alp"], label=language, **style)
+            lines.append((one["alp"][-1], line))
+            if one["allocated"] is not None:
+                at = one["sizes"].index(one["allocated"])
+                axes.plot(one["sizes"][at], one["alp"][at], "o", color=style["color"], ms=5)
+        axes.set_ylabel("ALP (nats a sentence)")
+        _number_ticks(axes.xaxis)
+        _legend(axes, lines)
+    dots = "; dots: allocated sizes" if allocated(record) and not record["clusters"] else ""
+    figure.suptitle(f"Average log probability{dots}")
+    _save(figure, path)
+
+
+def plot_gains(record: Record, path: pathlib.Path) -> None:
+    """Gain of each step of each language against its size, and the gain at the cut.
+
+    Of languages that are allocated a size. A dot is the last step that a language took; it is
+    hollow if it took none, and then stands where its first step would begin.
+    """
+    figure, panels = _panels(record, sharey=True)
+    beta = record["settings"]["beta"]
+    for axes, languages in panels:
+        lines = []
+        for (language, one), style in zip(languages, _line_styles(), strict=False):
+            sizes, gains = _envelope_gains(one, beta)
+            (line,) = axes.step(sizes, gains, where="post", label=language, **style)
+            lines.append((np.nan_to_num(gains[-1]), line))
+            step, fill = one["less"], style["color"]
+            if step is None:
+                step, fill = one["more"], "white"
+            if step is not None:
+                gain = _per_thousand(step["gain"])
+                axes.plot(one["allocated"], gain, "o", color=style["color"], mfc=fill, ms=5)
+        axes.set_yscale("log")
+        axes.set_ylabel(_GAIN)
+        _cut_line(axes.axhline, record)
+        _number_ticks(axes.xaxis)
+        _number_ticks(axes.yaxis)
+        _legend(axes, lines)
+    figure.suptitle("What a step gains; dots: the last step taken (hollow: none was)")
+    _save(figure, path)
+
+
+def plot_sizes(record: Record, path: pathlib.Path) -> None:
+    """Allocated size per language (paper Table 9): its smallest size, and what it grew."""
+    named = allocated(record)
+    figure, axes = _rows([name for name, _ in named])
+    rows = np.arange(len(named))
+    sizes = np.array([one["allocated"] for _, one in named])
+    first = np.array([one["sizes"][0] if "sizes" in one else 0 for _, one in named])
+    axes.barh(rows, first, color="tab:gray", alpha=0.6, label="smallest trained size")
+    axes.barh(rows, sizes - first, left=first, color="tab:blue", label="grown by steps")
+    for row, (_, one) in enumerate(named):
+        text = f"{one['allocated']:,}{' (largest)' if one['at_largest'] else ''}"
+        axes.annotate(
+            text, (one["allocated"], row), (3, 0),
+            textcoords="offset points", va="center", fontsize=7,
+        )  # fmt: skip
+    axes.set_xlim(right=1.15 * max(sizes))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("allocated size (pieces)")
+    axes.set_title(f"{record['pieces']:,} pieces, shared ones counted once", fontsize=10)
+    _legend_below(figure, axes)
+    _save(figure, path)
+
+
+def plot_margins(record: Record, path: pathlib.Path) -> None:
+    """Gains of the last step taken and of the next one, per language, around the cut."""
+    named = allocated(record)
+    figure, axes = _rows([name for name, _ in named])
+    rows = np.arange(len(named))
+    gains = {
+        side: [_per_thousand(one[side]["gain"]) if one[side] else np.nan for _, one in named]
+        for side in _SIDES
+    }
+    axes.hlines(rows, gains["more"], gains["less"], color="tab:gray", alpha=0.5, lw=3)
+    for side, style in _SIDES.items():
+        axes.plot(gains[side], rows, ms=5, **style)
+    axes.set_xscale("log")
+    _cut_line(axes.axvline, record)
+    _number_ticks(axes.xaxis)
+    axes.set_xlabel(_GAIN)
+    axes.set_title("At the cut: what the last and the next step gain", fontsize=10)
+    _legend_below(figure, axes)
+    _save(figure, path)
+
+
+def plot_comparison(record: Record, path: pathlib.Path) -> None:
+    """ALP, tokens and unknowns of each method by resource group (paper Figure 4).
+
+    Bars are means over the languages of a group, dots the languages. ALP and tokens are
+    differences to the first method, language by language.
+    """
+    names, groups = methods(record), score_groups(record)
+    figure, panels = plt.subplots(3, 1, figsize=(8, 9), layout="constrained", sharex=True)
+    for axes, label, measure, compared in zip(
+        panels,
+        (
+            f"ALP over {names[0]}\n(nats a sentence)",
+            f"tokens a sentence\nover {names[0]} (%)",
+            "unknown tokens (%)",
+        ),
+        (_alp_over, _tokens_over, _unknown),
+        (names[1:], names[1:], names),
+        strict=True,
+    ):
+        for i, method in enumerate(compared):
+            offset, width = (i + 0.5) / len(compared) - 0.5, 0.8 / len(compared)
+            for x, languages in enumerate(groups.values()):
+                values = [measure(record["scores"], method, names[0], lang) for lang in languages]
+                at = x + 0.8 * offset
+                color = f"C{names.index(method)}"
+                axes.bar(at, np.mean(values), 0.9 * width, color=color, alpha=0.7)
+                beside = np.linspace(-0.3, 0.3, len(values) + 2)[1:-1] * width
+                axes.plot(at + beside, values, ".", color="black", ms=3, alpha=0.6)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_ylabel(label)
+        axes.grid(axis="y", alpha=0.3)
+    axes.set_xticks(range(len(groups)), [f"{name} ({len(g)})" for name, g in groups.items()])
+    axes.set_xlabel("languages by amount of text (how many)")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{i}", alpha=0.7) for i in range(len(names))]
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.suptitle("Held-out text: bars are means, dots languages")
+    _save(figure, path)
+
+
+def _alp_over(scores: Mapping[str, Any], method: str, first: str, language: str) -> float:
+    return scores[method][language]["alp"] - scores[first][language]["alp"]
+
+
+def _tokens_over(scores: Mapping[str, Any], method: str, first: str, language: str) -> float:
+    tokens, base = (scores[m][language]["tokens_per_sentence"] for m in (method, first))
+    return 100 * (tokens / base - 1)
+
+
+def _unknown(scores: Mapping[str, Any], method: str, _: str, language: str) -> float:
+    return 100 * scores[method][language]["unknown_rate"]
+
+
+_GAIN = "weighted ALP gain (nats per 1,000 pieces)"
+
+
+def _per_thousand(gain: float) -> float:
+    """A gain for a logarithmic axis, which has no place for losses."""
+    return 1000 * gain if gain > 0 else np.nan
+
+
+def _envelope_gains(one: Mapping[str, Any], beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes on the concave envelope [N], and the gain per 1,000 pieces from each on [N].
+
+    The last gain is that of the step before; NaN where nothing is gained.
+    """
+    vertices = concave_envelope(one["sizes"], one["alp"])
+    sizes, alp = np.array(one["sizes"])[vertices], np.array(one["alp"])[vertices]
+    gains = 1000 * one["probability"] ** beta * np.diff(alp) / np.diff(sizes)
+    gains = np.append(gains, gains[-1:] if len(gains) else np.nan)
+    return sizes, np.where(gains > 0, gains, np.nan)
+
+
+def _cut_line(draw, record: Record) -> None:
+    if record["cut"] is not None:
+        draw(_per_thousand(record["cut"]), color="black", ls="--", lw=1, label="the cut", zorder=0)
+
+
+def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named]]]:
+    """A figure with log sizes on the x axis; one panel, or one for each third of the languages."""
+    languages = by_amount(record)
+    parts = [("", languages)]
+    if len(languages) > _MAX_LINES:
+        parts = [
+            (third, [item for item in languages if item[1]["resource"] == third])
+            for third in RESOURCES
+        ]
+    figure, grid = plt.subplots(
+        len(parts), 1, figsize=(8.5, 5 * len(parts)), layout="constrained",
+        squeeze=False, sharex=True, sharey=sharey,
+    )  # fmt: skip
+    panels = []
+    for axes, (title, part) in zip(grid[:, 0], parts, strict=True):
+        axes.set_title(f"{title}-resource languages" if title else "", fontsize=10)
+        axes.set_xscale("log")
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+        panels.append((axes, part))
+    axes.set_xlabel("vocabulary size (pieces)")
+    return figure, panels
+
+
+def _number_ticks(axis) -> None:
+    """Plain numbers on a logarithmic axis, the more of them the less it spans."""
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low)
+    subs = range(1, 10) if decades < 1 else (1, 2, 5) if decades < 4 else (1,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _legend(axes, lines: Sequence[tuple[float, Any]]) -> None:
+    """Beside the panel, in the order in which the lines end."""
+    ordered = [line for _, line in sorted(lines, key=lambda item: -item[0])]
+    others = [h for h in axes.get_legend_handles_labels()[0] if h not in ordered]
+    axes.legend(
+        handles=[*others, *ordered], loc="center left", bbox_to_anchor=(1.0, 0.5),
+        ncols=1 + (len(ordered) - 1) // 24, fontsize=8, frameon=False,
+    )  # fmt: skip
+
+
+def _rows(names: Sequence[str]) -> tuple[Any, Any]:
+    """A figure with one row for each name, the first at the top."""
+    figure, axes = plt.subplots(figsize=(8, 1.6 + _ROW * len(names)), layout="constrained")
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.3)
+    return figure, axes
+
+
+def _legend_below(figure, axes) -> None:
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
+        frameon=False,
+    )  # fmt: skip
+
+
+def _line_styles() -> Iterator[dict[str, Any]]:
+    """Ten colours, then the same again with another dash."""
+    for dash, color in itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors):
+        yield {"color": color, "linestyle": dash, "linewidth": 1.3}
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    with artifacts.replacing(path) as aside:
+        figure.savefig(aside, dpi=120)
+    plt.close(figure)

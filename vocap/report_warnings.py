@@ -1,0 +1,216 @@
+"""What to know before a vocabulary is used, each with its remedy."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vocap.record import Record, allocated, by_amount, methods, score_groups
+
+_MANY_UNKNOWN = 0.01  # of the tokens
+_MUCH_LEFT = 0.1  # of |ALP|, between the allocated and the largest size
+_UNLIKE = 1.5  # factor between sentences, or gains, of languages
+_NAMED = 8  # languages in a sentence
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    if len(names) > _NAMED + 1:
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def warnings(record: Record) -> list[str]:
+    """A few sentences for each thing to know, the gravest first."""
+    checks = (
+        _at_largest, _at_smallest, _sentence_lengths, _unknown, _uncovered, _better_methods,
+        _unequal_gains, _much_left, _partial, _not_concave,
+    )  # fmt: skip
+    return [text for check in checks for text in check(record)]
+
+
+def _at_largest(record: Record) -> Iterator[str]:
+    """Curves that ended before the budget did."""
+    offered: list[str] = []
+    filled: list[str] = []
+    for name, one in allocated(record):
+        if not one["at_largest"]:
+            continue
+        wants = ""
+        if record["cut"] and one["less"]:
+            wants = f", at {one['less']['gain'] / record['cut']:.1f} times the gain of the cut"
+        reached = "sizes" in one and one["sizes"][-1] == record["settings"]["sizes"][-1]
+        (offered if reached else filled).append(f"{name} ({one['allocated']:,}{wants})")
+    if offered:
+        yield (
+            f"At the largest of vocab.sizes, and might deserve more: {enumerated(offered)}. Offer "
+            "larger sizes."
+        )
+    if filled:
+        yield (
+            f"At the largest size that their text can fill, and might deserve more: "
+            f"{enumerated(filled)}. Add text."
+        )
+
+
+def _at_smallest(record: Record) -> Iterator[str]:
+    """Sizes that nobody decided on."""
+    if record["clusters"]:
+        return
+    stayed = [(name, one) for name, one in allocated(record) if one["less"] is None]
+    lowest = record["settings"]["sizes"][0]
+    forced = [f"{name} ({one['allocated']:,})" for name, one in stayed if one["sizes"][0] > lowest]
+    offered = [name for name, one in stayed if one["sizes"][0] == lowest]
+    if forced:
+        share = sum(one["allocated"] for _, one in stayed if one["sizes"][0] > lowest)
+        yield (
+            "Took no step beyond the smallest size that holds all their characters: "
+            f"{enumerated(forced)}, {share / record['pieces']:.0%} of all pieces. Lower "
+            "vocab.character_coverage if that is too much."
+        )
+    if offered:
+        yield (
+            f"Took no step from the smallest of vocab.sizes, {lowest:,}: {enumerated(offered)}. "
+            "Offer smaller sizes if they should be able to get less."
+        )
+
+
+def _sentence_lengths(record: Record) -> Iterator[str]:
+    """ALP, and with it the gain of a piece, grows with the length of a sentence."""
+    if record["settings"]["method"] not in ("vocap", "clustered"):
+        return
+    nats = {name: -one["alp"][-1] for name, one in by_amount(record)}
+    median = float(np.median(list(nats.values())))
+    ratios = {name: value / median for name, value in nats.items()}
+    ordered = sorted(ratios, key=lambda name: -ratios[name])
+    texts = {name: f"{name} ({ratio:.1f} times)" for name, ratio in ratios.items()}
+    long = [texts[name] for name in ordered if ratios[name] > _UNLIKE]
+    short = [texts[name] for name in reversed(ordered) if ratios[name] < 1 / _UNLIKE]
+    if long or short:
+        parts = [enumerated(names) for names in (long, short) if names]
+        yield (
+            "ALP is per sentence (Eq. 1), so pieces gain more where sentences are long. What a "
+            "sentence holds against the median language, by ALP at the largest size: "
+            f"{'; '.join(parts)}. Cut the text of all languages into sentences alike."
+        )
+
+
+def _unknown(record: Record) -> Iterator[str]:
+    """Held-out text with many unknown tokens."""
+    if not methods(record):
+        return
+    scores = record["scores"][methods(record)[0]]
+    found = []
+    for name in score_groups(record)["all"]:
+        one, rate = record["languages"][name], scores[name]["unknown_rate"]
+        if rate > _MANY_UNKNOWN:
+            unseen = one["heldout_unseen"] / one["heldout_uncovered"]
+            found.append(f"{name} ({rate:.1%}; {unseen:.0%} of them not in the training text)")
+    if found:
+        yield (
+            f"Many held-out tokens are unknown characters: {enumerated(found)}. Add text for those "
+            "that the training text does not have; for others raise vocab.character_coverage."
+        )
+
+
+def _uncovered(record: Record) -> Iterator[str]:
+    """Training text with more unknown characters than the coverage asked for allows."""
+    allowed = 1 - record["settings"]["character_coverage"]
+    found = [
+        f"{name} ({one['uncovered']:.2%})"
+        for name, one in by_amount(record)
+        if one["uncovered"] > allowed + 1e-9
+    ]
+    if not found:
+        return
+    remedy = "Training saw the most frequent text only; raise vocab.max_characters."
+    if record["settings"]["method"] in ("joint", "clustered"):
+        remedy = (
+            "It holds for the languages that are trained together, where a small one counts "
+            "little; raise it, or train them apart with vocab.method = vocap."
+        )
+    yield (
+        f"More than {allowed:.2%} of the training text's characters have no piece, though "
+        f"vocab.character_coverage is {1 - allowed:g}: {enumerated(found)}. {remedy}"
+    )
+
+
+def _better_methods(record: Record) -> Iterator[str]:
+    """Methods that do better on held-out text."""
+    names, found = methods(record), []
+    for method in names[1:]:
+        languages = score_groups(record)["all"]
+        gains = [
+            record["scores"][method][name]["alp"] - record["scores"][names[0]][name]["alp"]
+            for name in languages
+        ]
+        better = sum(gain > 0 for gain in gains)
+        if np.mean(gains) > 0 and better > len(gains) / 2:
+            found.append(
+                f"{method} (by {np.mean(gains):.2f} nats, better for {better} of {len(gains)})"
+            )
+    if found:
+        yield (
+            f"On held-out text the mean ALP of {names[0]} is below that of {enumerated(found)}. "
+            "Compare the languages below; vocab.method selects another."
+        )
+
+
+def _unequal_gains(record: Record) -> Iterator[str]:
+    """Next steps of very different worth, where nobody looked at their worth."""
+    # Clusters' ALP, of mixtures, is no sum over languages, and cannot be compared.
+    if record["settings"]["method"] == "vocap" or record["clusters"]:
+        return
+    steps = [
+        (1000 * one["more"]["gain"], name)
+        for name, one in allocated(record)
+        if one["more"] and one["less"]
+    ]
+    (low, least), (high, most) = min(steps, default=(0, "")), max(steps, default=(0, ""))
+    if high > _UNLIKE * low:
+        yield (
+            f"Sizes are not those that ALP asks for: 1,000 pieces more would gain {high:.3g} "
+            f"weighted nats in {most} and {low:.3g} in {least}. With vocab.method = vocap they "
+            "would gain about the same everywhere."
+        )
+
+
+def _much_left(record: Record) -> Iterator[str]:
+    """Curves that still rise a lot behind the allocated size."""
+    rises = []
+    named = [(name, one) for name, one in by_amount(record) if one["allocated"] is not None]
+    for name, one in named:
+        alp = one["alp"][one["sizes"].index(one["allocated"])]
+        if one["alp"][-1] - alp > -_MUCH_LEFT * alp:
+            rises.append((1 - one["alp"][-1] / alp, name))
+    if rises:
+        most = [f"{name} ({rise:.0%})" for rise, name in sorted(rises, reverse=True)]
+        yield (
+            f"Up to the largest trained size ALP would rise by more than {_MUCH_LEFT:.0%} for "
+            f"{len(rises)} of {len(named)} languages: {enumerated(most)}. The budget holds them; "
+            "raise vocab.target_size if the model can afford it."
+        )
+
+
+def _partial(record: Record) -> Iterator[str]:
+    """The last step, if it did not fit."""
+    if record["partial"] is None:
+        return
+    name, missing = record["partial"]["name"], record["partial"]["missing"]
+    size = dict(allocated(record))[name]["allocated"]
+    lacks = ""
+    if missing is not None:
+        lacks = f"; {missing:,} were left out. Its ALP here is that of the whole {size:,}"
+    yield (
+        f"The last step, {name} to {size:,}, had room for some of its new pieces only, the most "
+        f"probable ones{lacks}."
+    )
+
+
+def _not_concave(record: Record) -> Iterator[str]:
+    """Curves that are not concave."""
+    skipped = [one["not_concave"] for _, one in allocated(record) if one["not_concave"]]
+    if skipped:
+        yield (
+            f"{len(skipped)} curves are not concave, and steps skip {sum(map(len, skipped))} of "
+            "their sizes, listed at the end. The schedule of prunes in training leaves such dents."
+        )

@@ -1,0 +1,385 @@
+"""Tables of run counts as files: sorted, mergeable, written with bounded memory.
+
+A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the normaliser and
+the number of sentences; then comes one line per distinct run, `run TAB count TAB follow` (see
+`runs.RunTable`), in code point order. The normaliser leaves neither tabs nor line feeds in a run.
+
+Tables of parts of a text merge into the table of the whole text, byte for byte, in any order and
+any grouping: counts add up, and `follow` is mixed where the parts differ.
+"""
+
+import array
+import contextlib
+import gzip
+import hashlib
+import heapq
+import io
+import itertools
+import math
+import os
+import pathlib
+import re
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+import artifacts
+from vocap import runs
+
+Path = str | os.PathLike[str]
+Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pack_count`
+
+DEFAULT_MAX_RUNS = 5_000_000
+
+_HEADER = f"vocap-runs=1\tnormalizer={runs.NORMALIZER}\tsentences={{}}\n"
+_HEADER_PATTERN = re.compile(re.escape(_HEADER).replace(r"\{\}", "([0-9]+)").encode())
+# A count must fit into 64 bits when packed; follow is at most `runs.MIXED`.
+_LINE = re.compile(
+    rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
+)
+# Lines are compressed in groups of this size whoever writes them, so that equal tables make equal
+# bytes with every zlib, also with one whose output depends on the sizes of the writes.
+_LINES_AT_ONCE = 10_000
+_MAX_OPEN_FILES = 64
+_PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of lasting tables
+_BATCH_SENTENCES = 20_000
+_BATCH_CHARACTERS = 4_000_000
+_SHARD = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\b(.*)")
+_AGAIN = "copy the file again, or count the text again"
+
+
+class Size(NamedTuple):
+    """How much a table holds: sentences counted and distinct runs."""
+
+    num_sentences: int
+    num_runs: int
+
+
+def write_table(path: Path, table: runs.RunTable) -> None:
+    """Writes a table, whole or not at all."""
+    packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
+    entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
+    with artifacts.replacing(path) as aside, aside.open("wb") as file:
+        write_entries(file, table.num_sentences, entries)
+
+
+def read_table(path: Path) -> runs.RunTable:
+    """Reads a table.
+
+    Raises:
+      ValueError: the file is no table, is of another version, or damaged; the message names the
+        line.
+    """
+    # Buffers that grow, since lists of as many objects would take several times the table.
+    characters, lengths = bytearray(), array.array("q")
+    counts, follow = array.array("q"), array.array("h")
+    with open(path, "rb") as file:
+        num_sentences, entries = read_entries(file, str(path))
+        while batch := list(itertools.islice(entries, _LINES_AT_ONCE)):
+            batch_runs = [run.decode() for run, _ in batch]
+            characters += "".join(batch_runs).encode("utf-32-le")
+            lengths.extend(map(len, batch_runs))
+            for _, value in batch:
+                count, following = runs.unpack_count(value)
+                counts.append(count)
+                follow.append(following)
+    return runs.RunTable(
+        text=runs.Text(
+            np.frombuffer(characters, np.int32), np.concatenate([[0], np.cumsum(lengths)])
+        ),
+        counts=np.frombuffer(counts, np.int64),
+        follow=np.frombuffer(follow, np.int16),
+        num_sentences=num_sentences,
+    )
+
+
+def merge_tables(paths: Iterable[Path], out: Path) -> Size:
+    """Merges tables into one, in constant memory; with many tables, in rounds.
+
+    Files called `NAME-00003-of-00032.runs.gz` are parts of one table and must all be there.
+
+    Raises:
+      ValueError: there are no tables, parts are missing, or a table is at fault (see `read_table`).
+    """
+    tables = [pathlib.Path(path) for path in paths]
+    if not tables:
+        raise ValueError("there are no tables to merge")
+    _check_parts(tables)
+    out = pathlib.Path(out)
+    with _temporary_folder(out) as folder:
+        merged = 0
+        while len(tables) > _MAX_OPEN_FILES:
+            part = folder / f"merged-{merged}"
+            _merge(tables[:_MAX_OPEN_FILES], part, _PART_COMPRESSION)
+            # Behind the others: each round passes over all tables before the next begins.
+            tables, merged = [*tables[_MAX_OPEN_FILES:], part], merged + 1
+        with artifacts.replacing(out) as aside:
+            return _merge(tables, aside, _COMPRESSION)
+
+
+def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> Size:
+    """Counts the runs of text that need not fit into memory, and writes their table.
+
+    Args:
+      sentences: the text, read once.
+      out: the table's file.
+      max_runs: runs held in memory, about; the table does not depend on it.
+    """
+    with BoundedCounter(out, max_runs) as counter:
+        for batch in batches(sentences):
+            counter.add(batch)
+        return counter.write()
+
+
+def count_split(
+    sentences: Iterable[str],
+    heldout: "HeldOut",
+    out: Path,
+    heldout_out: Path,
+    max_runs: int = DEFAULT_MAX_RUNS,
+) -> tuple[Size, Size]:
+    """Counts text and the part of it that is held out into tables of their own.
+
+    Arguments as of `count_to_table`; `max_runs` limits each of the two.
+    """
+    with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
+        for batch in batches(sentences):
+            batch_kept, batch_aside = heldout.split(batch)
+            kept.add(batch_kept)
+            aside.add(batch_aside)
+        heldout_size = aside.write()
+        return kept.write(), heldout_size
+
+
+class BoundedCounter:
+    """Counts runs towards a table on disk; what memory has no room for waits beside the table.
+
+    A context manager: at its end the temporary files are gone.
+    """
+
+    def __init__(self, out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> None:
+        if max_runs < 1:
+            raise ValueError(f"max_runs is {max_runs}, must be at least 1")
+        self._out = pathlib.Path(out)
+        self._max_runs = max_runs
+        self._counter = runs.RunCounter()
+        self._parts: list[pathlib.Path] = []
+        self._cleanup = contextlib.ExitStack()
+        self._folder: pathlib.Path | None = None
+
+    def __enter__(self) -> "BoundedCounter":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._cleanup.close()
+
+    def add(self, sentences: Sequence[str]) -> None:
+        """Counts a batch of sentences; see `batches`."""
+        self._counter.add(sentences)
+        if len(self._counter) <= self._max_runs:
+            return
+        # What is held is words for the most part, of which many may fall into the same runs.
+        packed = self._counter.packed()
+        if len(packed) > self._max_runs // 2:
+            self._spill(packed)
+
+    def write(self) -> Size:
+        """Writes the table of all that was added, whole or not at all."""
+        packed = self._counter.packed()
+        if self._parts:
+            self._spill(packed)
+            return merge_tables(self._parts, self._out)
+        with artifacts.replacing(self._out) as aside:
+            return _write_packed(aside, self._counter.num_sentences, packed, _COMPRESSION)
+
+    def _spill(self, packed: Mapping[str, int]) -> None:
+        if self._folder is None:
+            self._folder = self._cleanup.enter_context(_temporary_folder(self._out))
+        part = self._folder / f"counted-{len(self._parts)}"
+        _write_packed(part, self._counter.num_sentences, packed, _PART_COMPRESSION)
+        self._parts.append(part)
+        self._counter = runs.RunCounter()
+
+
+class HeldOut:
+    """Chooses the sentences to hold out, by a hash of their normalised text.
+
+    So a sentence is held out or not wherever it stands, however the text is cut into files, and
+    all its repetitions with it. What a smaller fraction holds out, a larger one does, too.
+    """
+
+    def __init__(self, fraction: float, seed: int = 0) -> None:
+        """Makes the choice.
+
+        Args:
+          fraction: share of the distinct sentences to hold out, in [0, 1).
+          seed: picks which.
+        """
+        if not 0 <= fraction < 1:
+            raise ValueError(f"heldout_fraction is {fraction}, must be at least 0 and below 1")
+        self._limit = math.floor(fraction * 2**64).to_bytes(8, "big")
+        self._key = str(seed).encode()
+        self._normalize = runs.normalizer().normalize
+
+    def split(self, sentences: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The sentences to count, and those held out."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        for sentence, normalized in zip(sentences, self._normalize(list(sentences)), strict=True):
+            digest = hashlib.blake2b(normalized.encode(), digest_size=8, key=self._key).digest()
+            sides[digest < self._limit].append(sentence)
+        return sides
+
+
+def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
+    """Cuts a text into batches that are large enough for speed and bounded in memory."""
+    batch: list[str] = []
+    characters = 0
+    for sentence in sentences:
+        batch.append(sentence)
+        characters += len(sentence)
+        if len(batch) == _BATCH_SENTENCES or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def write_entries(
+    file: BinaryIO, num_sentences: int, entries: Iterable[Entry], compression: int = _COMPRESSION
+) -> Size:
+    """Writes a table's bytes.
+
+    Args:
+      file: where to; stays open.
+      num_sentences: see `runs.RunTable`.
+      entries: distinct runs, ascending.
+      compression: gzip's level.
+    """
+    num_runs, remaining = 0, iter(entries)
+    # Neither name nor time in the header of the gzip file: equal tables make equal bytes.
+    with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
+        compressed.write(_HEADER.format(num_sentences).encode())
+        while batch := list(itertools.islice(remaining, _LINES_AT_ONCE)):
+            lines = [b"%b\t%d\t%d\n" % (run, *runs.unpack_count(value)) for run, value in batch]
+            compressed.write(b"".join(lines))
+            num_runs += len(batch)
+    return Size(num_sentences, num_runs)
+
+
+def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
+    """Reads a table's bytes, run by run.
+
+    Args:
+      file: the table; must stay open while the entries are read.
+      name: its name for messages.
+
+    Returns:
+      The number of sentences, and the entries in order.
+
+    Raises:
+      ValueError: as `read_table`, also from the iterator.
+    """
+    lines = _lines(file, name)
+    header = next(lines, b"")
+    if not (match := _HEADER_PATTERN.fullmatch(header)):
+        raise ValueError(
+            f"{name}, line 1: expected {_HEADER.format('N')!r}, found {header[:80]!r}; this is no "
+            "table of run counts, or one of another version: count the text again"
+        )
+    return int(match[1]), _parsed(lines, name)
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    number = 0
+    try:
+        # A buffer, since a gzip file hands out its lines one by one in Python.
+        with io.BufferedReader(gzip.GzipFile("", "rb", fileobj=file), 1 << 16) as lines:
+            for line in lines:
+                number += 1
+                yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{name}, after line {number}: cannot be read ({error}); the file may be cut off, "
+            f"damaged, or no table of run counts: {_AGAIN}"
+        ) from error
+
+
+def _parsed(lines: Iterator[bytes], name: str) -> Iterator[Entry]:
+    last = b""
+    for number, line in enumerate(lines, start=2):
+        match = _LINE.fullmatch(line)
+        try:
+            run, count, follow = match.groups()  # type: ignore[union-attr]
+            run.decode()
+        except (AttributeError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{name}, line {number}: expected a run, a tab, its count, a tab and the byte that "
+                f"follows, found {line[:80]!r}; {_AGAIN}"
+            ) from error
+        if run <= last:
+            raise ValueError(
+                f"{name}, line {number}: {run.decode()!r} behind {last.decode()!r}; runs must be "
+                f"distinct and in code point order: {_AGAIN}"
+            )
+        yield run, runs.pack_count(int(count), int(follow))
+        last = run
+
+
+def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -> Size:
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("rb")) for path in paths]
+        tables = [read_entries(file, str(path)) for file, path in zip(files, paths, strict=True)]
+        num_sentences = sum(sentences for sentences, _ in tables)
+        merged = _sum_of_equals(heapq.merge(*(entries for _, entries in tables)))
+        return write_entries(
+            stack.enter_context(out.open("wb")), num_sentences, merged, compression
+        )
+
+
+def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Sorted entries with those of the same run made one."""
+    current = next(entries, None)
+    if current is None:
+        return
+    run, value = current
+    for next_run, next_value in entries:
+        if next_run == run:
+            value = runs.merge_counts(value, next_value)
+        else:
+            yield run, value
+            run, value = next_run, next_value
+    yield run, value
+
+
+def _write_packed(
+    path: pathlib.Path, num_sentences: int, packed: Mapping[str, int], compression: int
+) -> Size:
+    with path.open("wb") as file:
+        entries = ((run.encode(), packed[run]) for run in sorted(packed))
+        return write_entries(file, num_sentences, entries, compression)
+
+
+def _check_parts(paths: Sequence[pathlib.Path]) -> None:
+    """Each set of numbered parts must be complete: a missing one would go unnoticed."""
+    found: dict[tuple[str, str, int], set[int]] = {}
+    for path in paths:
+        if match := _SHARD.fullmatch(str(path)):
+            name, number, total, suffix = match.groups()
+            found.setdefault((name, suffix, int(total)), set()).add(int(number))
+    for (name, suffix, total), numbers in found.items():
+        if missing := sorted(set(range(total)) - numbers):
+            raise ValueError(
+                f"{name}-NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
+                f"{len(missing)} in all; copy all parts, or let the count finish"
+            )
+
+
+@contextlib.contextmanager
+def _temporary_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder beside a file to be, hidden, and gone in the end."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        yield pathlib.Path(folder)

@@ -1,0 +1,375 @@
+"""Seed pieces of unigram training, and where each of them occurs in the text.
+
+SentencePiece takes for seeds the substrings of the sentences that its suffix array, built over the
+UTF-8 bytes, shows as branching: those that occur twice or more and that at least two different
+bytes follow somewhere. Here the suffixes of the distinct script runs are sorted instead, weighted
+by the counts of the runs; what follows the end of a run is known from the table. Since a seed is a
+range of sorted suffixes, its occurrences are at hand, and no trie is needed to find them.
+
+SentencePiece 0.2.3 differs in two details. What ends the last sentence it counts twice wherever it
+ends a sentence, so that its seeds depend on the order of sentences. And where an uncovered
+character follows the end of a run, it sees the first byte of the block character it puts there.
+"""
+
+import dataclasses
+
+import numba
+import numpy as np
+
+from vocap.lattice import LENGTH_BITS, Lattice
+from vocap.runs import MIXED, SPACE, RunTable, first_byte
+
+_SMALL = 12  # suffixes that are sorted by insertion
+_MAX_OPEN_RANGES = 512  # of the sort; see `_sort_suffixes`
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingText:
+    """Runs in the alphabet that a vocabulary must cover; other characters end a run.
+
+    Attributes:
+      characters: [C] int32 indices into `alphabet`.
+      offsets: [N + 1] int64 where each run begins.
+      weights: [N] float64 occurrences of each run.
+      follow: [N] int16, see `RunTable`.
+      alphabet: [A] int32 required code points, ascending.
+      frequency: [A] float64 occurrences of each.
+      num_unknown: occurrences of characters outside the alphabet.
+    """
+
+    characters: np.ndarray
+    offsets: np.ndarray
+    weights: np.ndarray
+    follow: np.ndarray
+    alphabet: np.ndarray
+    frequency: np.ndarray
+    num_unknown: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """Candidates for pieces: the alphabet first, then substrings by falling count x length.
+
+    Attributes:
+      scores: [P] float64 occurrences x length.
+      begins: [P] int64 a place in `TrainingText.characters` where the piece occurs.
+      lengths: [P] int32 characters.
+      lattice: all their occurrences.
+    """
+
+    scores: np.ndarray
+    begins: np.ndarray
+    lengths: np.ndarray
+    lattice: Lattice
+
+
+def cover(table: RunTable, character_coverage: float) -> TrainingText:
+    """Finds the characters that must be pieces, and cuts the runs at all others.
+
+    The most frequent characters are required, until they make up `character_coverage` of the text.
+    """
+    counts = np.repeat(table.counts, np.diff(table.text.offsets))
+    alphabet, inverse = np.unique(table.text.characters, return_inverse=True)
+    frequency = np.bincount(inverse, counts, len(alphabet))
+    by_frequency = np.argsort(-frequency, kind="stable")
+    before = np.concatenate([[0], np.cumsum(frequency[by_frequency])])[:-1]
+    # In single precision, as SentencePiece compares them.
+    reached = (before / max(frequency.sum(), 1)).astype(np.float32) >= np.float32(
+        character_coverage
+    )
+    required = np.sort(by_frequency[~reached])
+    dense = np.full(len(alphabet), -1, np.int32)
+    dense[required] = np.arange(len(required))
+    characters, offsets, run_of_part, follow = _cut(
+        dense[inverse], table.text.offsets, table.follow, first_byte(ord(SPACE))
+    )
+    return TrainingText(
+        characters=characters,
+        offsets=offsets,
+        weights=table.counts[run_of_part].astype(np.float64),
+        follow=follow,
+        alphabet=alphabet[required],
+        frequency=frequency[required],
+        num_unknown=frequency.sum() - frequency[required].sum(),
+    )
+
+
+def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
+    """The seed pieces of a text.
+
+    Args:
+      text: see `cover`.
+      max_length: longest piece in characters, at most `lattice.MAX_PIECE_LENGTH`.
+      max_seeds: most substrings kept, those of the largest count x length.
+    """
+    run_of = np.repeat(np.arange(len(text.weights), dtype=np.int32), np.diff(text.offsets))
+    remaining = np.minimum(text.offsets[1:][run_of] - np.arange(len(run_of)), max_length + 1)
+    remaining = remaining.astype(np.int8)
+    suffixes = _sort_suffixes(text.characters, remaining, len(text.alphabet), max_length + 1)
+    common = _common_prefixes(text.characters, remaining, suffixes, max_length + 1)
+    cumulative = np.concatenate([[0.0], np.cumsum(text.weights[run_of[suffixes]])])
+    bytes_of = np.array([first_byte(c) for c in text.alphabet.tolist()], np.int16)
+    first, last, depth = _branching(
+        text.characters, remaining, run_of, text.follow, bytes_of,
+        suffixes, common, cumulative, max_length,
+    )  # fmt: skip
+    scores = (cumulative[last + 1] - cumulative[first]) * depth
+    sizes = np.array([len(chr(c).encode()) for c in text.alphabet.tolist()])
+    byte_ends = np.concatenate([[0], np.cumsum(sizes[text.characters])])
+    num_bytes = byte_ends[suffixes[first] + depth] - byte_ends[suffixes[first]]
+    # Ties go to the longer, then to the lower in bytes: in that order ranges come that do not nest.
+    order = np.lexsort((-num_bytes, -scores))[:max_seeds]
+    first, last, depth = first[order], last[order], depth[order]
+
+    size = len(text.alphabet)
+    begin_of_character = np.zeros(size, np.int64)
+    begin_of_character[text.characters[::-1]] = np.arange(len(text.characters))[::-1]
+    shortest_first = np.argsort(depth, kind="stable")
+    begins, arcs = _arcs(text.characters, suffixes, first, last, depth, shortest_first, size)
+    return Seeds(
+        scores=np.concatenate([text.frequency, scores[order]]),
+        begins=np.concatenate([begin_of_character, suffixes[first]]),
+        lengths=np.concatenate([np.ones(size, np.int32), depth]),
+        lattice=Lattice(text.offsets, begins, arcs),
+    )
+
+
+def piece_strings(text: TrainingText, begins: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """The pieces that occur at `begins` with `lengths`, as strings."""
+    decoded = text.alphabet[text.characters].tobytes().decode("utf-32-le")
+    return [
+        decoded[begin : begin + length]
+        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+@numba.njit(cache=True)
+def _cut(dense, offsets, follow, byte_of_unknown):
+    """Cuts runs at characters of index -1; returns characters, offsets, run of each part, follow.
+
+    SentencePiece puts a block character in the place of the unknown, whose first byte is a space's.
+    """
+    characters = np.empty(len(dense), np.int32)
+    parts = np.empty(len(dense) + 1, np.int64)
+    run_of_part = np.empty(len(dense), np.int64)
+    follow_of_part = np.empty(len(dense), np.int16)
+    size, num_parts = 0, 0
+    parts[0] = 0
+    for run in range(len(offsets) - 1):
+        for i in range(offsets[run], offsets[run + 1]):
+            if dense[i] >= 0:
+                characters[size] = dense[i]
+                size += 1
+            at_end = i + 1 == offsets[run + 1]
+            if size > parts[num_parts] and (at_end or dense[i + 1] < 0):
+                run_of_part[num_parts] = run
+                follow_of_part[num_parts] = follow[run] if at_end else byte_of_unknown
+                num_parts += 1
+                parts[num_parts] = size
+    return (
+        characters[:size].copy(),
+        parts[: num_parts + 1].copy(),
+        run_of_part[:num_parts].copy(),
+        follow_of_part[:num_parts].copy(),
+    )
+
+
+@numba.njit(cache=True)
+def _at(characters, remaining, suffix, depth):
+    """Character of a suffix at `depth`, or -1 behind its run."""
+    return characters[suffix + depth] if depth < remaining[suffix] else -1
+
+
+@numba.njit(cache=True)
+def _insertion_sort(characters, remaining, suffixes, begin, end, depth, max_depth):
+    for i in range(begin + 1, end):
+        suffix = suffixes[i]
+        j = i
+        while j > begin:
+            other = suffixes[j - 1]
+            d = depth
+            a = b = -1
+            while d < max_depth:
+                a, b = _at(characters, remaining, suffix, d), _at(characters, remaining, other, d)
+                if a != b or a == -1:
+                    break
+                d += 1
+            if a >= b:
+                break
+            suffixes[j] = other
+            j -= 1
+        suffixes[j] = suffix
+
+
+@numba.njit(cache=True)
+def _partition(characters, remaining, suffixes, begin, end, depth):
+    """Puts the suffixes with a median character at `depth` in the middle: [low, high)."""
+    a = _at(characters, remaining, suffixes[begin], depth)
+    b = _at(characters, remaining, suffixes[(begin + end) // 2], depth)
+    c = _at(characters, remaining, suffixes[end - 1], depth)
+    pivot = max(min(a, b), min(max(a, b), c))
+    low, i, high = begin, begin, end
+    while i < high:
+        here = _at(characters, remaining, suffixes[i], depth)
+        if here < pivot:
+            suffixes[low], suffixes[i] = suffixes[i], suffixes[low]
+            low += 1
+            i += 1
+        elif here > pivot:
+            high -= 1
+            suffixes[high], suffixes[i] = suffixes[i], suffixes[high]
+        else:
+            i += 1
+    return low, high, pivot
+
+
+@numba.njit(cache=True)
+def _push(stack, size, bottom, begin, end, depth):
+    """Adds a range to those of one partition, the largest of which lies lowest; the new size."""
+    i = size
+    while i > bottom and stack[i - 1, 1] - stack[i - 1, 0] < end - begin:
+        stack[i, 0], stack[i, 1], stack[i, 2] = stack[i - 1, 0], stack[i - 1, 1], stack[i - 1, 2]
+        i -= 1
+    stack[i, 0], stack[i, 1], stack[i, 2] = begin, end, depth
+    return size + 1
+
+
+@numba.njit(cache=True)
+def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
+    """Positions in the order of the text behind them, up to `max_depth` characters and their run.
+
+    Counting sort by the first character, then three-way quicksort by one character after another.
+    """
+    counts = np.zeros(alphabet_size + 1, np.int64)
+    for c in characters:
+        counts[c + 1] += 1
+    bucket = np.cumsum(counts)
+    fill = bucket.copy()
+    suffixes = np.empty(len(characters), np.int32)
+    for i in range(len(characters)):
+        suffixes[fill[characters[i]]] = i
+        fill[characters[i]] += 1
+    # Open ranges (begin, end, depth). The largest part of a partition is sorted last, when the
+    # others are done; so the stack grows with the logarithm of the text.
+    stack = np.empty((_MAX_OPEN_RANGES, 3), np.int64)
+    for c in range(alphabet_size):
+        stack[0, 0], stack[0, 1], stack[0, 2] = bucket[c], bucket[c + 1], 1
+        size = 1
+        while size:
+            size -= 1
+            begin, end, depth = stack[size, 0], stack[size, 1], stack[size, 2]
+            if end - begin <= 1 or depth >= max_depth:
+                continue
+            if end - begin <= _SMALL:
+                _insertion_sort(characters, remaining, suffixes, begin, end, depth, max_depth)
+                continue
+            low, high, pivot = _partition(characters, remaining, suffixes, begin, end, depth)
+            bottom = size
+            size = _push(stack, size, bottom, begin, low, depth)
+            size = _push(stack, size, bottom, high, end, depth)
+            if pivot >= 0:
+                size = _push(stack, size, bottom, low, high, depth + 1)
+    return suffixes
+
+
+@numba.njit(cache=True)
+def _common_prefixes(characters, remaining, suffixes, max_depth):
+    """[C + 1] characters that each suffix shares with the one before; 0 at both ends."""
+    common = np.zeros(len(suffixes) + 1, np.int8)
+    for i in range(1, len(suffixes)):
+        a, b = suffixes[i - 1], suffixes[i]
+        limit = min(max_depth, remaining[a], remaining[b])
+        depth = 0
+        while depth < limit and characters[a + depth] == characters[b + depth]:
+            depth += 1
+        common[i] = depth
+    return common
+
+
+@numba.njit(cache=True)
+def _bytes_differ(
+    characters, remaining, run_of, follow, bytes_of, suffixes, first, last, depth
+):  # fmt: skip
+    """Whether more than one byte follows the prefix of `depth` that a range of suffixes shares."""
+    low, high = 1000, -1
+    i = first
+    # Those that end here come first.
+    while i <= last and remaining[suffixes[i]] == depth:
+        byte = follow[run_of[suffixes[i]]]
+        if byte == MIXED:
+            return True
+        low, high = min(low, byte), max(high, byte)
+        i += 1
+    if i <= last:
+        low = min(low, bytes_of[characters[suffixes[i] + depth]])
+        high = max(high, bytes_of[characters[suffixes[last] + depth]])
+    return low != high
+
+
+@numba.njit(cache=True)
+def _branching(
+    characters, remaining, run_of, follow, bytes_of, suffixes, common, cumulative, max_length
+):
+    """Ranges [first, last] of suffixes whose common prefix is a seed, and its length.
+
+    The ranges of equal prefixes nest like a tree; a stack holds the open ones.
+    """
+    # Each suffix may be a seed as a whole, and each of the ranges in between, of which a tree has
+    # fewer than it has leaves.
+    firsts = np.empty(2 * len(suffixes), np.int32)
+    lasts = np.empty(2 * len(suffixes), np.int32)
+    depths = np.empty(2 * len(suffixes), np.int32)
+    found = 0
+    open_first = np.zeros(max_length + 3, np.int64)
+    open_depth = np.zeros(max_length + 3, np.int64)
+    top = 0
+    for i in range(1, len(suffixes) + 1):
+        first = i - 1
+        # A run's end that no other suffix begins with, but that occurs several times itself.
+        length = remaining[suffixes[first]]
+        if (
+            2 <= length <= max_length
+            and max(common[first], common[i]) < length
+            and follow[run_of[suffixes[first]]] == MIXED
+            and cumulative[i] - cumulative[first] >= 2
+        ):
+            firsts[found], lasts[found], depths[found] = first, first, length
+            found += 1
+        while common[i] < open_depth[top]:
+            first, depth = open_first[top], open_depth[top]
+            top -= 1
+            if (
+                2 <= depth <= max_length
+                and cumulative[i] - cumulative[first] >= 2
+                and _bytes_differ(
+                    characters, remaining, run_of, follow, bytes_of, suffixes, first, i - 1, depth
+                )
+            ):
+                firsts[found], lasts[found], depths[found] = first, i - 1, depth
+                found += 1
+        if common[i] > open_depth[top]:
+            top += 1
+            open_first[top], open_depth[top] = first, common[i]
+    return firsts[:found].copy(), lasts[:found].copy(), depths[:found].copy()
+
+
+@numba.njit(cache=True)
+def _arcs(characters, suffixes, first, last, depth, shortest_first, num_characters):
+    """The lattice of single characters (arc 0 of each position) and seeds, shorter ones first."""
+    begins = np.zeros(len(characters) + 1, np.int64)
+    for seed in range(len(first)):
+        for i in range(first[seed], last[seed] + 1):
+            begins[suffixes[i] + 1] += 1
+    for i in range(len(characters)):
+        begins[i + 1] += begins[i] + 1
+    arcs = np.empty(begins[-1], np.uint32)
+    fill = begins[:-1].copy()
+    for i in range(len(characters)):
+        arcs[fill[i]] = np.uint32(characters[i]) << np.uint32(LENGTH_BITS)
+        fill[i] += 1
+    for seed in shortest_first:
+        arc = np.uint32((num_characters + seed) << LENGTH_BITS | (depth[seed] - 1))
+        for i in range(first[seed], last[seed] + 1):
+            arcs[fill[suffixes[i]]] = arc
+            fill[suffixes[i]] += 1
+    return begins, arcs
