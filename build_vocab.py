@@ -3,8 +3,8 @@
     python build_vocab.py --config=configs/quickstart.py --workdir=DIR
 
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
-probabilities and every step. Run again with other settings of the `vocab` section, it makes anew
-only what depends on them. With --config.vocab.tables=FOLDER it reads no text, but the tables of
+probabilities and every step. Run again with other settings of the `vocab` section, and no rows made
+yet, it makes anew only what depends on them. With --config.vocab.tables=FOLDER it reads no text, but the tables of
 run counts that count_text.py makes.
 """
 
@@ -33,7 +33,10 @@ def main(_) -> None:
     settings = builders.vocabulary_settings(config)
     train, heldout, origin = _sources(config)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
-    stage = artifacts.open_stage(folders.vocab, {**origin, "vocab": own}, replace=True)
+    # Rows and a trained model would lose the tokenizer that they were made with.
+    stage = artifacts.open_stage(
+        folders.vocab, {**origin, "vocab": own}, replace=not folders.rows.exists()
+    )
     if stage.done:
         logging.info("%s is up to date", folders.vocab)
         return

@@ -121,6 +121,21 @@ class EndToEndTest(parameterized.TestCase):
         error = rf"was made under another config:\n *{key}: there \S+, now {value}\n"
         self.assert_refused(error, stage, self.workdir, f"--config.{key}={value}")
 
+    def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
+        workdir = self.new_workdir("vocab")
+        trained = snapshot(workdir / "vocab" / "cache" / "v1" / "vocabularies")
+        for alpha, remade in (("0.1", True), ("0.1", False), ("0.7", True)):
+            before = (workdir / "vocab" / "spm.model").read_bytes()
+            result = self.run_python(
+                "build_vocab.py", workdir=workdir, overrides=(f"--config.vocab.alpha={alpha}",)
+            )
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("is up to date" not in result.stderr, remade)
+            model = (workdir / "vocab" / "spm.model").read_bytes()
+            self.assertEqual(model != before, remade)
+        self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
+        self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v1" / "vocabularies"), trained)
+
     def test_stages_out_of_order(self):
         empty = self.new_workdir()
         self.assert_refused("run build_vocab.py", "prepare_data", empty)
