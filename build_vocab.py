@@ -4,8 +4,8 @@
 
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
 probabilities and every step. Run again with other settings of the `vocab` section, and no rows made
-yet, it makes anew only what depends on them. With --config.vocab.tables=FOLDER it reads no text, but the tables of
-run counts that count_text.py makes.
+yet, it makes anew only what depends on them. With --config.vocab.tables=FOLDER it reads no text,
+but the tables of run counts that count_text.py makes.
 """
 
 import dataclasses

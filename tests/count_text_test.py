@@ -22,6 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
 
 
+# Whoever runs the tests may ignore the interrupt, and children inherit that.
+START = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_path("count_text.py", run_name="__main__")
+"""
+
+
 class CountTextTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -36,12 +44,10 @@ class CountTextTest(parameterized.TestCase):
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "count_text.py", *args],
+            [sys.executable, "-c", START, *args],
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
-            # Whoever runs the tests may ignore the signal; children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def table_of(self, sentences) -> bytes:
