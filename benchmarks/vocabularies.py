@@ -24,8 +24,8 @@ import sentencepiece as spm
 from absl import app, flags
 from ml_collections import config_flags
 
+from benchmarks.corpora import load
 from builders import data as builders
-from input_pipeline.corpus import load_corpus
 from vocap import unigram
 from vocap.runs import count_runs
 
@@ -118,20 +118,13 @@ def row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) 
 
 def main(_) -> None:
     config = _CONFIG.value
-    corpora = {
-        name: (members or name).split("+")
-        for name, _, members in (corpus.partition("=") for corpus in _CORPORA.value)
-    }
-    config.corpus.languages = tuple(sorted({lang for group in corpora.values() for lang in group}))
-    config.corpus.heldout_fraction = 0.0
-    config.corpus.max_train_bytes = 0
-    corpus = load_corpus(builders.corpus_spec(config))
+    corpora = dict(load(config, _CORPORA.value))
     sizes = tuple(range(_STEP.value, _LARGEST.value + 1, _STEP.value))
     settings = dataclasses.replace(
         builders.vocabulary_settings(config).training, trainer="nested", sizes=sizes
     )
     small = dataclasses.replace(settings, sizes=(100, 200, 400, 800, 1600, 3200))
-    _, seconds = cpu_seconds(nested, corpus.sentences(config.corpus.languages[0])[:500], small)
+    _, seconds = cpu_seconds(nested, next(iter(corpora.values()))[:500], small)
     print(f"compilation, or loading its result: {seconds:.1f} s of CPU\n")
     print(
         "| corpus | MB | sizes | compared | ALP difference mean % | max % | Jaccard mean | min "
@@ -139,8 +132,7 @@ def main(_) -> None:
         "|---|" + "---:|" * 10
     )
     rows = []
-    for name, group in corpora.items():
-        sentences = [sentence for language in group for sentence in corpus.sentences(language)]
+    for name, sentences in corpora.items():
         rows.append(row(name, sentences, settings))
     means = np.array(rows)
     print(

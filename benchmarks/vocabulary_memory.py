@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from absl import app, flags
 from ml_collections import config_flags
 
+from benchmarks.corpora import load
 from builders import data as builders
-from input_pipeline.corpus import load_corpus
 from vocap import unigram
 from vocap.runs import count_runs
 
@@ -40,22 +40,13 @@ def measure(
 
 def main(_) -> None:
     config = _CONFIG.value
-    corpora = {
-        name: (members or name).split("+")
-        for name, _, members in (corpus.partition("=") for corpus in _CORPORA.value)
-    }
-    config.corpus.languages = tuple(sorted({lang for group in corpora.values() for lang in group}))
-    config.corpus.heldout_fraction = 0.0
-    config.corpus.max_train_bytes = 0
-    corpus = load_corpus(builders.corpus_spec(config))
     settings = dataclasses.replace(
         builders.vocabulary_settings(config).training, trainer="nested", sizes=_SIZES
     )
     context = multiprocessing.get_context("spawn")
     print("| corpus | MB of text | characters of distinct runs, M | before, MB | peak, MB |")
     print("|---|---:|---:|---:|---:|")
-    for name, group in corpora.items():
-        sentences = [sentence for language in group for sentence in corpus.sentences(language)]
+    for name, sentences in load(config, _CORPORA.value):
         for step in (4, 2, 1):
             part = sentences[::step]
             with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
