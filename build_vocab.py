@@ -9,7 +9,6 @@ but the tables of run counts that count_text.py makes.
 """
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +21,7 @@ import entry_point
 from builders import data as builders
 from input_pipeline.corpus import load_corpus
 from vocap import report
-from vocap.build import CACHE_VERSION, Source, build_vocabulary
+from vocap.build import CACHE_VERSION, Source, build_vocabulary, source_digest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -54,10 +53,7 @@ def _sources(config: ConfigDict) -> tuple[Mapping[str, Source], Mapping[str, Sou
     """Training and held-out text of each language, and what tells it from other text."""
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)
-        digests = {}
-        for path in (*train.values(), *heldout.values()):
-            with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
     corpus = load_corpus(spec)

@@ -199,7 +199,7 @@ def _prepare(
     """Counts and trains all languages that the cache does not hold."""
     prepared = {}
     for language in sorted(train):
-        digest = _digest(train[language])
+        digest = source_digest(train[language])
         key = artifacts.fingerprint(
             digest, dataclasses.asdict(settings.training), settings.max_characters
         )
@@ -208,7 +208,7 @@ def _prepare(
             table=_table_path(train[language], digest, cache, language),
             heldout=None
             if aside is None
-            else _table_path(aside, _digest(aside), cache, f"{language}-heldout"),
+            else _table_path(aside, source_digest(aside), cache, f"{language}-heldout"),
             vocabularies=cache / "vocabularies" / f"{language}-{key}.npz",
             digest=digest,
         )
@@ -272,7 +272,7 @@ def _size(source: Source) -> int:
     return source.stat().st_size if isinstance(source, pathlib.Path) else sum(map(len, source))
 
 
-def _digest(source: Source) -> str:
+def source_digest(source: Source) -> str:
     """Hash of a text or a table."""
     digest = hashlib.sha256()
     if isinstance(source, pathlib.Path):

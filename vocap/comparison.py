@@ -7,7 +7,7 @@ import numpy as np
 
 from vocap import lattice
 from vocap.alp import average_log_probability
-from vocap.nested import UNKNOWN_PENALTY
+from vocap.nested import with_unknown
 from vocap.runs import RunTable
 from vocap.unigram import segmented_counts
 
@@ -56,8 +56,7 @@ def score(
         if not table.num_sentences:
             continue
         seen = np.maximum(segmented_counts(trie, log_probs, train[language]), _UNSEEN)
-        probabilities = np.log(seen / seen.sum())
-        probabilities[-1] = probabilities[:-1].min() - UNKNOWN_PENALTY
+        probabilities = with_unknown(np.log(seen / seen.sum())[:-1])
         counts = segmented_counts(trie, log_probs, table)
         scores[language] = Score(
             alp=average_log_probability(counts, probabilities, table.num_sentences),

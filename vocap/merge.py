@@ -10,7 +10,7 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice
-from vocap.nested import UNKNOWN_PENALTY
+from vocap.nested import with_unknown
 from vocap.runs import RunTable
 
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
@@ -47,8 +47,9 @@ def fit_scores(
     log_probs = np.asarray(initial_log_probs, np.float64)
     nats = 3.0
     for _ in range(num_iterations):
-        with_unknown = np.append(log_probs, log_probs.min() - UNKNOWN_PENALTY)
-        counts, log_likelihood = matches.expected_counts(with_unknown, lengths, weights, nats)
+        counts, log_likelihood = matches.expected_counts(
+            with_unknown(log_probs), lengths, weights, nats
+        )
         nats = float(-log_likelihood / num_characters)
         counts = np.maximum(counts[:-1], _MIN_EXPECTED_COUNT)
         log_probs = scipy.special.digamma(counts) - scipy.special.digamma(counts.sum())

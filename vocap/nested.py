@@ -84,7 +84,7 @@ def train(
     if not targets:
         return NestedVocabularies((), (), size, text.num_unknown)
     trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
-    cuts: list[_Cut] = []
+    cuts: list[Vocabulary] = []  # of seeds, until it is known which are used
     while targets:
         trunk.fit()
         ranking = trunk.rank()
@@ -92,31 +92,28 @@ def train(
             cut = trunk.cut(ranking, targets.pop())
             if cut is not None:
                 cuts.append(cut)
-        trunk.prune(ranking)
-    used = np.unique(np.concatenate([cut.seeds for cut in cuts])) if cuts else np.zeros(0, int)
+        if targets:
+            trunk.prune(ranking)
+    used = np.unique(np.concatenate([cut.ids for cut in cuts])) if cuts else np.zeros(0, int)
     return NestedVocabularies(
         pieces=tuple(piece_strings(text, trunk.seed_begins[used], trunk.seed_lengths[used])),
         vocabularies=tuple(
-            Vocabulary(np.searchsorted(used, c.seeds).astype(np.int32), c.log_probs, c.counts)
-            for c in reversed(cuts)
+            dataclasses.replace(cut, ids=np.searchsorted(used, cut.ids).astype(np.int32))
+            for cut in reversed(cuts)
         ),
         num_required=size,
         num_unknown=text.num_unknown,
     )
 
 
+def with_unknown(log_probs: np.ndarray) -> np.ndarray:
+    """[V + 1] log probabilities of pieces, and last the price of an unknown character."""
+    return np.append(log_probs, np.min(log_probs) - UNKNOWN_PENALTY)
+
+
 def _desired(target: int) -> int:
     """Pieces before the final choice; SentencePiece counts the unknown piece in."""
     return int(_CUT_FACTOR * (target + 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """A `Vocabulary` whose pieces are seeds."""
-
-    seeds: np.ndarray
-    log_probs: np.ndarray
-    counts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,8 +208,8 @@ class _Trunk:
         stays[ranking.first(ranking.shrunk)] = True
         self._restrict(stays)
 
-    def cut(self, ranking: _Ranking, target: int) -> _Cut | None:
-        """The vocabulary of `target` pieces, or none if the text does not fill it."""
+    def cut(self, ranking: _Ranking, target: int) -> Vocabulary | None:
+        """The vocabulary of `target` seeds, or none if the text does not fill it."""
         kept = ranking.first(_desired(target))
         lowest = self._scores[kept].min(initial=0.0)
         scores = np.full(len(self._scores), -np.inf)
@@ -231,7 +228,7 @@ class _Trunk:
         counts = self._counts_under(scores, returning, ranking)
         ids = np.concatenate([np.arange(self._size), chosen])
         ids = ids[np.argsort(-scores[ids], kind="stable")]
-        return _Cut(self._seed_of[ids], scores[ids], counts[ids])
+        return Vocabulary(self._seed_of[ids], scores[ids], counts[ids])
 
     def _counts_under(
         self, scores: np.ndarray, returning: np.ndarray, ranking: _Ranking

@@ -144,7 +144,7 @@ def _measured(
     for _, log_probs, counts in vocabularies:
         with_unknown = np.append(counts, num_unknown)
         if alp_probabilities == "model":
-            probabilities = np.append(log_probs, log_probs.min() - nested.UNKNOWN_PENALTY)
+            probabilities = nested.with_unknown(log_probs)
         else:
             # Pieces that do not occur have no share; their log probability is never read.
             shares = np.where(with_unknown > 0, with_unknown, 1) / with_unknown.sum()
@@ -232,7 +232,7 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
     Returns:
       [V + 1] float64.
     """
-    scores = np.append(log_probs, np.min(log_probs) - nested.UNKNOWN_PENALTY)
+    scores = nested.with_unknown(log_probs)
     return trie.match(table.text).best_paths(scores).counts(table.counts, len(scores))
 
 
