@@ -75,12 +75,8 @@ def choose(
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}
     allocation = allocate(curves, probabilities, beta=beta, budget=budget, method=method)
-    return Choice(
-        pieces=allocation.pieces,
-        initial_log_probs=_initial(allocation, vocabularies, probabilities),
-        allocation=allocation,
-        groups={language: (language,) for language in curves},
-    )
+    groups: dict[str, tuple[str, ...]] = {language: (language,) for language in curves}
+    return _allocated(allocation, vocabularies, probabilities, groups)
 
 
 def _joint(
@@ -133,12 +129,7 @@ def _clustered(
         budget=budget,
         method="proportional",
     )
-    return Choice(
-        pieces=allocation.pieces,
-        initial_log_probs=_initial(allocation, together, shares),
-        allocation=allocation,
-        groups=groups,
-    )
+    return _allocated(allocation, together, shares, groups)
 
 
 def _groups(
@@ -169,6 +160,17 @@ def _sizes_around(target: float, curves: Sequence[Curve]) -> tuple[int, ...]:
     """
     grid = {math.ceil(2 * target * i / _CLUSTER_SIZES) for i in range(1, _CLUSTER_SIZES + 1)}
     return tuple(sorted(grid.union(*(curve.sizes for curve in curves))))
+
+
+def _allocated(
+    allocation: Allocation,
+    vocabularies: Mapping[str, Vocabularies],
+    probabilities: Mapping[str, float],
+    groups: dict[str, tuple[str, ...]],
+) -> Choice:
+    """The choice that an allocation to languages or clusters makes."""
+    initial = _initial(allocation, vocabularies, probabilities)
+    return Choice(allocation.pieces, initial, allocation, groups)
 
 
 def _initial(
