@@ -29,8 +29,9 @@ def main(_) -> None:
 
     store = data_builders.open_row_store(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
-    objective = builders.objective(config, store)
-    program = builders.program(config, objective, store)
+    mesh = builders.mesh(config)
+    objective = builders.objective(config, store, mesh)
+    program = builders.program(config, objective, store, mesh)
     step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
     results = report.Results(
         step=step,

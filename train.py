@@ -32,15 +32,19 @@ def main(_) -> None:
 
     store = data_builders.open_row_store(folders)
     stage = data_builders.open_train_stage(config, folders)
-    objective = builders.objective(config, store)
-    program = builders.program(config, objective, store)
+    mesh = builders.mesh(config)
+    objective = builders.objective(config, store, mesh)
+    program = builders.program(config, objective, store, mesh)
     stage.claim()  # the checkpoints depend on the settings, the last one and all before it
     train(
         program,
         builders.train_settings(config),
         folders.train,
         builders.batches(config, store),
-        evaluators=[builders.exact_masked_lm(config, objective, store, in_training=True)],
+        evaluators=[
+            builders.exact_masked_lm(config, objective, store, in_training=True),
+            builders.sampled_loss(config, objective, store),
+        ],
     )
     stage.finish()
 

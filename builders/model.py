@@ -12,10 +12,12 @@ from ml_collections import ConfigDict
 from builders.data import data_settings, evaluation_settings, settings
 from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
+from evaluation.sampled_loss import SampledLoss
 from input_pipeline import dataset
 from input_pipeline.row_store import RowStore
 from input_pipeline.stream import TrainingStream
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
@@ -30,18 +32,23 @@ def train_settings(config: ConfigDict) -> TrainSettings:
     return settings(TrainSettings, config.train, "train")
 
 
-def objective(config: ConfigDict, store: RowStore) -> MaskedLM:
+def objective(config: ConfigDict, store: RowStore, mesh: Mesh | None = None) -> MaskedLM:
     """Masked language modelling on the rows of `store`.
+
+    Args:
+      config: the whole config.
+      store: its rows and counts.
+      mesh: what the objective will run on, if on several devices.
 
     Raises:
       ValueError: settings that do not fit the rows, each with its key.
     """
-    mesh = settings(MeshSettings, config.mesh, "mesh")
+    mesh_settings = settings(MeshSettings, config.mesh, "mesh")
     encoder = settings(
         EncoderSettings,
         config.model,
         "model",
-        vocab_size=padded_vocab_size(store.vocab_size, mesh.vocab_multiple),
+        vocab_size=padded_vocab_size(store.vocab_size, mesh_settings.vocab_multiple),
     )
     if encoder.max_length < store.length:
         raise ValueError(
@@ -49,28 +56,46 @@ def objective(config: ConfigDict, store: RowStore) -> MaskedLM:
             "(store.length)"
         )
     mask = settings(MaskSettings, config.mask, "mask")
-    layer = settings(OutputLayer, config.output_layer, "output_layer", num_valid=store.vocab_size)
-    targets = config.train.batch_size * mask.slots(store.length)
-    if layer.uses_neighbours and layer.capacity < min(targets, encoder.vocab_size):
-        raise ValueError(
-            f"output_layer.capacity is {layer.capacity}, but a batch of {config.train.batch_size} "
-            f"rows can have {targets} distinct targets, all of which must fit; raise the capacity "
-            "or lower train.batch_size"
-        )
     return MaskedLM(
         encoder=Encoder(encoder),
-        output_layer=layer,
+        output_layer=_output_layer(config, store, mesh_settings, mesh),
         mask=mask,
         bos=store.special.bos,
         pad=store.special.pad,
         mask_id=store.special.mask,
         never_masked=store.special.never_masked(),
         across_documents=data_settings(config).across_documents,
-        target_probabilities=jnp.asarray(
-            _target_probabilities(store, _language_shares(config, store), encoder.vocab_size)
-        ),
-        num_targets=targets,
+        words=word_statistics(store, _language_shares(config, store), encoder.vocab_size),
     )
+
+
+def _output_layer(
+    config: ConfigDict, store: RowStore, mesh_settings: MeshSettings, mesh: Mesh | None
+) -> OutputLayer:
+    """The output layer, checked against the batch.
+
+    Raises:
+      ValueError: a batch can have more distinct targets than fit.
+    """
+    layer = settings(
+        OutputLayer,
+        config.output_layer,
+        "output_layer",
+        num_valid=store.vocab_size,
+        mesh=mesh,
+        vocab_axes=mesh_settings.axes_of("vocab") if mesh is not None else (),
+    )
+    batch_size = config.train.batch_size
+    sequences = batch_size // layer.num_groups(batch_size)
+    mask = settings(MaskSettings, config.mask, "mask")
+    targets = sequences * mask.slots(store.length)
+    if layer.uses_neighbours and layer.capacity < min(targets, store.vocab_size):
+        raise ValueError(
+            f"output_layer.capacity is {layer.capacity}, but a group of {sequences} sequences can "
+            f"have {targets} distinct targets, all of which must fit; raise the capacity or lower "
+            "output_layer.group_size or train.batch_size"
+        )
+    return layer
 
 
 def _language_shares(config: ConfigDict, store: RowStore) -> dict[str, float]:
@@ -79,31 +104,50 @@ def _language_shares(config: ConfigDict, store: RowStore) -> dict[str, float]:
     return language_probabilities(tokens, data_settings(config).alpha)
 
 
-def _target_probabilities(
+def word_statistics(
     store: RowStore, shares: Mapping[str, float], vocab_size: int
-) -> np.ndarray:
-    """[vocab_size] float32, how often each piece is a target: counts (add one), mixed."""
-    mixed = np.zeros(vocab_size)
-    for language, share in shares.items():
-        counts = store.token_counts(language) + 1.0
-        counts[np.array(store.special.never_masked())] = 0
-        mixed[: len(counts)] += share * counts / counts.sum()
-    return mixed.astype(np.float32)
+) -> WordStatistics:
+    """What the rows say about the words, for a table of `vocab_size` rows.
+
+    A word's probability as a target is that of its counts (add one) in each language, mixed by the
+    languages' shares of the stream.
+    """
+    never_masked = np.array(store.special.never_masked())
+    by_language = np.zeros((len(shares), vocab_size))
+    seen = np.zeros(vocab_size, bool)
+    for row, (language, share) in zip(by_language, shares.items(), strict=True):
+        counts = np.zeros(vocab_size)
+        counts[: store.vocab_size] = store.token_counts(language)
+        counts[never_masked] = 0
+        seen |= counts > 0
+        counts[: store.vocab_size] += 1
+        counts[never_masked] = 0
+        row[:] = share * counts / counts.sum()
+    mixed = by_language.sum(axis=0)
+    return WordStatistics(
+        jnp.asarray(mixed, jnp.float32),
+        cumulative_thresholds(mixed),
+        jnp.asarray(np.where(seen, by_language.argmax(axis=0), -1), jnp.int32),
+    )
 
 
-def program(config: ConfigDict, masked_lm: MaskedLM, store: RowStore) -> Program:
-    """The compiled functions of the run, on the mesh of the config.
+def mesh(config: ConfigDict) -> Mesh:
+    """The mesh of the config over all devices.
 
     Raises:
-      ValueError: mesh and batch do not fit.
+      ValueError: mesh, devices and batch do not fit.
     """
-    mesh_settings = settings(MeshSettings, config.mesh, "mesh")
-    mesh = make_mesh(mesh_settings)
+    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"))
     _check_batch(config.train.batch_size, mesh)
+    return mesh
+
+
+def program(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh) -> Program:
+    """The compiled functions of the run on `mesh`."""
     return make_program(
         masked_lm,
         settings(OptimizerSettings, config.optimizer, "optimizer"),
-        mesh_settings,
+        settings(MeshSettings, config.mesh, "mesh"),
         mesh,
         num_steps=config.train.num_steps,
         length=store.length,
@@ -151,6 +195,18 @@ def exact_masked_lm(
         num_folds=options.num_folds,
         batch_size=options.batch_size,
         max_rows=options.max_rows_in_training if in_training else options.max_rows,
+        seed=options.seed,
+    )
+
+
+def sampled_loss(config: ConfigDict, masked_lm: MaskedLM, store: RowStore) -> SampledLoss:
+    """Sampled against exact loss on held-out rows, in batches like those of training."""
+    options = evaluation_settings(config)
+    return SampledLoss(
+        masked_lm,
+        store,
+        batch_size=config.train.batch_size,
+        max_rows=options.max_rows_in_training,
         seed=options.seed,
     )
 

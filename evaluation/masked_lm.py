@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from input_pipeline.row_store import RowStore
-from knn_sampling.losses import full_softmax_loss
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 
@@ -88,9 +87,9 @@ class ExactMaskedLM:
         self._unigram: dict[str, float] = {}
         self._batch_loss = jax.jit(self._masked_loss)
 
-    def __call__(self, params) -> Mapping[str, float]:
+    def __call__(self, state) -> Mapping[str, float]:
         """Mean over languages, and each language's loss, as metrics of a training run."""
-        results = self.run(params)
+        results = self.run(state.params)
         values = {f"eval/loss/{lang}": result.loss for lang, result in results.items()}
         return {"eval/loss": float(np.mean(list(values.values()))), **values}
 
@@ -126,15 +125,14 @@ class ExactMaskedLM:
         inputs = jnp.where(masked, self._objective.mask_id, tokens)
         hidden = self._objective.predictions(params, inputs, positions)
         table, bias = output_table(params)
-        losses = full_softmax_loss(
+        loss = self._objective.output_layer.exact_loss(
             hidden.reshape(-1, hidden.shape[-1]),
             targets.reshape(-1),
             weights.reshape(-1),
-            table.astype(hidden.dtype),
+            table,
             bias,
-            num_valid=self._objective.output_layer.num_valid,
         )
-        return losses.reshape(weights.shape).sum(axis=1)
+        return loss.losses.reshape(weights.shape).sum(axis=1)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
         """Summed loss and number of tokens of each language, float64."""

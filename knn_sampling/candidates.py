@@ -1,4 +1,9 @@
-"""The candidate set V': the union of the neighbours of a batch's targets (Eq. 6)."""
+"""The candidate set V': the words that the softmax of a group of sequences is taken over (Eq. 6).
+
+V' is defined per group of sequences, not per device, so that the loss does not depend on how many
+devices share the work. G groups have Wg targets each; every function here treats groups alike and
+apart.
+"""
 
 from typing import NamedTuple
 
@@ -7,12 +12,12 @@ import jax.numpy as jnp
 
 
 class Candidates(NamedTuple):
-    """V' in static shapes.
+    """The candidate sets of G groups in static shapes.
 
     Attributes:
-      ids: [C] int32 ascending ids of V'; unused slots at the end hold V, which is no id.
-      labels: [W] int32 slot of each target in `ids`; arbitrary where the weight is zero.
-      union_size: scalar int32 |V'| before it was cut to C.
+      ids: [G, C] int32 ascending ids of V'; unused slots at the end hold V, which is no id.
+      labels: [G, Wg] int32 slot of each target in `ids`; arbitrary where the weight is zero.
+      union_size: [G] int32 |V'| before it was cut to C.
     """
 
     ids: jax.Array
@@ -20,14 +25,14 @@ class Candidates(NamedTuple):
     union_size: jax.Array
 
     def overflow(self) -> jax.Array:
-        """Scalar int32: candidates that did not fit."""
-        return jnp.maximum(self.union_size - self.ids.shape[0], 0)
+        """[G] int32: candidates that did not fit."""
+        return jnp.maximum(self.union_size - self.ids.shape[1], 0)
 
 
 def union_of_neighbours(
     neighbours: jax.Array, targets: jax.Array, weights: jax.Array, capacity: int
 ) -> Candidates:
-    """V' = union over targets w of {w} and I_k(w) (Eq. 6).
+    """V' = union over targets w of {w} and I_k(w) (Eq. 6), for each group.
 
     Each target is in V', also where its own list misses it. If V' exceeds the capacity, targets
     stay, then the nearest neighbours of all targets, then the second nearest, and so on; within
@@ -35,35 +40,89 @@ def union_of_neighbours(
 
     Args:
       neighbours: [V, K] int32 index, see `nearest_neighbours`.
-      targets: [W] int32 target ids.
-      weights: [W] float; targets of weight zero are no targets.
-      capacity: C, slots; at least min(W, V), so that all targets fit.
+      targets: [G, Wg] int32 target ids.
+      weights: [G, Wg] float; targets of weight zero are no targets.
+      capacity: C, slots of a group; at least min(Wg, V), so that all targets fit.
 
     Raises:
-      ValueError: the capacity is below min(W, V) or above V.
+      ValueError: the capacity is below min(Wg, V) or above V.
     """
-    vocab_size, k = neighbours.shape
-    if not min(targets.shape[0], vocab_size) <= capacity <= vocab_size:
-        raise ValueError(
-            f"capacity is {capacity}, must be at least the {targets.shape[0]} masked positions of "
-            f"a batch, all of which can be distinct targets, and at most the vocabulary of "
-            f"{vocab_size}; change output_layer.capacity or the batch"
-        )
-    # rank[v]: 0 for targets, r if v is at best an r-th neighbour of some target, k + 1 if none.
+    vocab_size = neighbours.shape[0]
     used = jnp.where(weights > 0, targets, vocab_size)  # vocab_size is out of range: dropped
-    lists = jnp.where(weights[:, None] > 0, neighbours[targets], vocab_size)  # [W, K]
+    lists = jnp.where(weights[..., None] > 0, neighbours[targets], vocab_size)  # [G, Wg, K]
+    in_union = _marked(jnp.concatenate([lists, used[..., None]], axis=2), vocab_size)
+    union_size = in_union.sum(axis=1, dtype=jnp.int32)
+    _check_capacity(capacity, targets.shape[1], vocab_size)
+    # Ranking the candidates costs more than finding them, and a good capacity rarely needs it.
+    kept = jax.lax.cond(
+        (union_size > capacity).any(),
+        lambda: jax.vmap(_nearest, in_axes=(0, 0, None, None))(lists, used, vocab_size, capacity),
+        lambda: in_union,
+    )
+    return _in_slots(kept, targets, union_size, capacity)
+
+
+def union_of_words(
+    targets: jax.Array, weights: jax.Array, extra: jax.Array, vocab_size: int
+) -> Candidates:
+    """V' = the targets and the given words, for each group; always fits.
+
+    Args:
+      targets: [G, Wg] int32 target ids.
+      weights: [G, Wg] float; targets of weight zero are no targets.
+      extra: [G, S] int32 further words, with repetitions or none (S = 0).
+      vocab_size: V.
+
+    Returns:
+      Candidates of capacity min(Wg + S, V).
+    """
+    used = jnp.where(weights > 0, targets, vocab_size)
+    kept = _marked(jnp.concatenate([used, extra], axis=1), vocab_size)
+    capacity = min(targets.shape[1] + extra.shape[1], vocab_size)
+    return _in_slots(kept, targets, kept.sum(axis=1, dtype=jnp.int32), capacity)
+
+
+def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
+    if not min(num_targets, vocab_size) <= capacity <= vocab_size:
+        raise ValueError(
+            f"capacity is {capacity}, must be at least the {num_targets} masked positions of a "
+            f"group of sequences, all of which can be distinct targets, and at most the vocabulary "
+            f"of {vocab_size}; change output_layer.capacity, output_layer.group_size or the batch"
+        )
+
+
+def _marked(words: jax.Array, vocab_size: int) -> jax.Array:
+    """[G, V] bool: which words occur in [G, ...]."""
+    flat = words.reshape(words.shape[0], -1)
+    return jax.vmap(lambda one: jnp.zeros(vocab_size, bool).at[one].set(True, mode="drop"))(flat)
+
+
+def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) -> jax.Array:
+    """[V] bool: the candidates of one group that stay; lists [Wg, K], used [Wg]."""
+    k = lists.shape[1]
+    # rank[v]: 0 for targets, r if v is at best an r-th neighbour of some target, k + 1 if none.
     rank = jnp.full(vocab_size, k + 1, jnp.int32)
     rank = rank.at[lists].min(jnp.arange(1, k + 1, dtype=jnp.int32), mode="drop")
     rank = rank.at[used].set(0, mode="drop")
-
     up_to_rank = jnp.cumsum(jnp.bincount(rank, length=k + 2)[: k + 1])  # [K + 1]
-    # Ranks that fit whole; targets do, by the check above.
+    # Ranks that fit whole; targets do, as the capacity was checked.
     num_whole = jnp.sum(up_to_rank <= capacity)
     room = capacity - up_to_rank[num_whole - 1]
     cut = rank == num_whole
-    in_union = rank <= k
-    keep = (rank < num_whole) | (cut & (jnp.cumsum(cut) <= room) & in_union)
+    return (rank < num_whole) | (cut & (jnp.cumsum(cut) <= room) & (rank <= k))
 
-    ids = jnp.nonzero(keep, size=capacity, fill_value=vocab_size)[0].astype(jnp.int32)
-    slots = jnp.cumsum(keep, dtype=jnp.int32) - 1
-    return Candidates(ids, slots[targets], up_to_rank[-1].astype(jnp.int32))
+
+def _in_slots(
+    kept: jax.Array, targets: jax.Array, union_size: jax.Array, capacity: int
+) -> Candidates:
+    """The kept words [G, V] numbered, at most `capacity` of them."""
+    vocab_size = kept.shape[1]
+    slots = jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1
+    words = jnp.arange(vocab_size, dtype=jnp.int32)
+
+    def place(kept: jax.Array, slots: jax.Array) -> jax.Array:
+        unused = jnp.full(capacity, vocab_size, jnp.int32)
+        return unused.at[jnp.where(kept, slots, capacity)].set(words, mode="drop")
+
+    labels = jnp.take_along_axis(slots, targets, axis=1)
+    return Candidates(jax.vmap(place)(kept, slots), labels, union_size)

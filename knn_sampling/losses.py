@@ -1,13 +1,12 @@
 """Softmax cross-entropy over the whole vocabulary, or over a candidate set.
 
-All take hidden states [W, D], targets [W], weights [W], a table [V, D] and a bias [V], and return
-per-position losses [W] in float32 nats, already multiplied by the weights.
+Both take hidden states [W, D], weights [W], embeddings and a bias, and return per-position losses
+[W] in float32 nats, already multiplied by the weights. Products are in the type of the hidden
+states and accumulate in float32.
 """
 
 import jax
 import jax.numpy as jnp
-
-from knn_sampling.candidates import Candidates
 
 # Logit of a class that is not there. Finite, so that no gradient becomes NaN.
 _ABSENT = -1e30
@@ -42,9 +41,10 @@ def full_softmax_loss(
 def candidate_softmax_loss(
     hidden: jax.Array,
     weights: jax.Array,
-    table: jax.Array,
+    rows: jax.Array,
     bias: jax.Array,
-    candidates: Candidates,
+    labels: jax.Array,
+    is_word: jax.Array,
 ) -> jax.Array:
     """The cross-entropy of `full_softmax_loss`, its sum taken over V' only (Section 3.1).
 
@@ -55,17 +55,15 @@ def candidate_softmax_loss(
     Args:
       hidden: [W, D] hidden states.
       weights: [W] weights of the positions.
-      table: [V, D] output embeddings; only the rows of V' are read and get a gradient.
-      bias: [V] output bias.
-      candidates: V' and the targets' places in it.
+      rows: [C, D] output embeddings of V'.
+      bias: [C] their bias.
+      labels: [W] int32 slot of each target in V'.
+      is_word: [C] bool, False for unused slots.
 
     Returns:
       [W] float32 weighted losses, nats.
     """
-    rows = table.at[candidates.ids].get(mode="fill", fill_value=0)  # [C, D]
-    row_bias = bias.at[candidates.ids].get(mode="fill", fill_value=0)  # [C]
-    is_word = candidates.ids < table.shape[0]
-    return _cross_entropy(hidden, candidates.labels, weights, rows, row_bias, is_word)
+    return _cross_entropy(hidden, labels, weights, rows, bias, is_word)
 
 
 def _cross_entropy(
@@ -80,9 +78,10 @@ def _cross_entropy(
     counts = weights > 0
     # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
     hidden = jnp.where(counts[:, None], hidden, 0)
+    rows = rows.astype(hidden.dtype)
     logits = jnp.dot(hidden, rows.T, preferred_element_type=jnp.float32)  # [W, C]
-    logits += bias.astype(jnp.float32)[None, :]
-    logits = jnp.where(is_word[None, :], logits, _ABSENT)
+    # Unused slots by way of the bias, C numbers instead of W C.
+    logits += jnp.where(is_word, bias.astype(jnp.float32), _ABSENT)[None, :]
     target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
     # Not a product: where the weight is zero the label is arbitrary and the loss may be anything.

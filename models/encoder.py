@@ -82,14 +82,21 @@ class Embeddings(nn.Module):
     settings: EncoderSettings
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, positions: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        deterministic: bool,
+        table: jax.Array | None = None,
+    ) -> jax.Array:
         s = self.settings
         init = nn.initializers.normal(_INIT_STDDEV)
-        table = self.param(
-            "table",
-            with_logical_partitioning(init, ("vocab", "embed")),
-            (s.vocab_size, s.embedding_size),
-        )
+        if table is None:
+            table = self.param(
+                "table",
+                with_logical_partitioning(init, ("vocab", "embed")),
+                (s.vocab_size, s.embedding_size),
+            )
         position_table = self.param(
             "positions",
             with_logical_partitioning(init, ("position", "embed")),
@@ -199,6 +206,7 @@ class Encoder(nn.Module):
         *,
         deterministic: bool,
         num_layers: int | None = None,
+        table: jax.Array | None = None,
     ) -> jax.Array:
         """Hidden states [B, L, D] after `num_layers` layers, all by default.
 
@@ -208,6 +216,7 @@ class Encoder(nn.Module):
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
           num_layers: stop after so many layers; 0 gives the embeddings.
+          table: [R, E] rows that `tokens` are numbers of, in place of the token embeddings.
 
         Raises:
           ValueError: the encoder has fewer layers.
@@ -216,7 +225,7 @@ class Encoder(nn.Module):
             raise ValueError(
                 f"num_layers is {num_layers}, must be between 0 and {len(self.layers)}"
             )
-        x = self.embeddings(tokens, positions, deterministic)
+        x = self.embeddings(tokens, positions, deterministic, table)
         for layer in self.layers[:num_layers]:
             x = layer(x, segments, deterministic)
         is_last = num_layers is None or num_layers >= len(self.layers)

@@ -1,16 +1,36 @@
 """Masked language modelling on packed rows."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from knn_sampling.neighbours import NeighbourIndex
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.output_layer import OutputLayer, OutputLoss, Sample, WordStatistics
+from knn_sampling.working_rows import working_rows
 from models.encoder import Encoder, output_table
 from models.segments import packed_segments
-from objectives.masking import MaskSettings, mask_tokens
+from objectives.masking import Masked, MaskSettings, mask_tokens
 from objectives.sums import Sums
+
+
+class Prepared(NamedTuple):
+    """A batch to be predicted.
+
+    Attributes:
+      masked: the masked batch.
+      tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
+      sample: the words of the softmax; None for the whole vocabulary.
+      places: [G, C] int32, row of each candidate in the table at hand; None if they come first.
+      dropout_key: None for no dropout.
+    """
+
+    masked: Masked
+    tokens: jax.Array
+    sample: Sample | None
+    places: jax.Array | None
+    dropout_key: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +44,7 @@ class MaskedLM:
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
       never_masked: ids that are structure, not text.
       across_documents: whether attention crosses the documents of a row.
-      target_probabilities: [V] how often each piece is a target, for the index and the bias.
-      num_targets: masked positions of a batch, for the index.
+      words: statistics of the words, for the output layer.
     """
 
     encoder: Encoder
@@ -36,8 +55,7 @@ class MaskedLM:
     mask_id: int
     never_masked: tuple[int, ...]
     across_documents: bool
-    target_probabilities: jax.Array
-    num_targets: int
+    words: WordStatistics
 
     def init(self, key: jax.Array, length: int):
         """Parameters of the model, boxed with their logical axis names."""
@@ -46,46 +64,63 @@ class MaskedLM:
         if self.output_layer.frequency_bias:
             bias = params["head"]["bias"]
             # Padding rows have probability zero, and a logit that nothing reads.
-            log_frequency = jnp.log(jnp.maximum(self.target_probabilities, 1e-10))
+            log_frequency = jnp.log(jnp.maximum(self.words.probabilities, 1e-10))
             params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
         return params
+
+    @property
+    def table(self) -> tuple[str, ...]:
+        return ("embeddings", "table")
 
     @property
     def refresh_every(self) -> int:
         return self.output_layer.refresh_every if self.output_layer.uses_neighbours else 0
 
     @property
+    def rolling_refresh(self) -> bool:
+        return self.output_layer.refresh == "rolling"
+
+    @property
     def exact_fraction(self) -> float:
-        return self.output_layer.exact_fraction if self.output_layer.uses_neighbours else 0.0
+        return self.output_layer.exact_fraction if self.output_layer.is_sampled else 0.0
 
     def empty_index(self) -> NeighbourIndex | None:
         """An index to be refreshed before use, or None if the output layer uses none."""
         return self.output_layer.empty_index(self.encoder.settings.vocab_size)
 
-    def index(self, params) -> NeighbourIndex:
-        """The neighbour index of the output embeddings."""
+    def refresh(
+        self, params, index: NeighbourIndex, part: jax.Array | None
+    ) -> tuple[NeighbourIndex, Sums]:
+        """The neighbour index of the output embeddings, all or a part of it, and a report."""
         table, _ = output_table(params)
-        return self.output_layer.index(table, self.target_probabilities, self.num_targets)
+        index, report = self.output_layer.refreshed(index, table, self.words, part)
+        return index, {name: (value, jnp.float32(1)) for name, value in report.items()}
 
-    def sums(
+    def prepare(
         self,
-        params,
         index: NeighbourIndex | None,
         batch: dict[str, jax.Array],
         key: jax.Array,
         *,
         exact: bool = False,
-    ) -> Sums:
-        """Loss and metrics of a batch; training minimises sum over weight of "loss".
+        dropout: bool = True,
+        gather: bool = True,
+    ) -> tuple[Prepared, jax.Array | None]:
+        """Masks a batch and samples the words of its softmax.
 
         Args:
-          params: as from `init`, unboxed.
           index: neighbour index, if the output layer uses one.
           batch: `tokens` [B, L] int32.
-          key: random key of masking and dropout.
+          key: random key of masking, sampling and dropout.
           exact: take the softmax over the whole vocabulary.
+          dropout: whether `sums` is to apply it.
+          gather: whether `sums` is to be given the rows that the batch touches where they are
+            fewer than the table's.
+
+        Returns:
+          The prepared batch; the rows of the table that `sums` is to be given, None for all.
         """
-        mask_key, dropout_key = jax.random.split(key)
+        mask_key, dropout_key, sample_key = jax.random.split(key, 3)
         masked = mask_tokens(
             mask_key,
             batch["tokens"],
@@ -94,24 +129,61 @@ class MaskedLM:
             mask_id=self.mask_id,
             never_masked=self.never_masked,
         )
-        hidden = self.predictions(params, masked.inputs, masked.positions, dropout_key)
-        table, bias = output_table(params)
-        weights = masked.weights.reshape(-1)
-        loss = self.output_layer.loss(
-            hidden.reshape(-1, hidden.shape[-1]),  # [W, E], W = B M
-            masked.targets.reshape(-1),
-            weights,
-            table.astype(hidden.dtype),
-            bias,
+        prepared = Prepared(masked, masked.inputs, None, None, dropout_key if dropout else None)
+        if exact or not self.output_layer.is_sampled:
+            return prepared, None
+        groups = (self.output_layer.num_groups(masked.inputs.shape[0]), -1)
+        sample = self.output_layer.sample(
+            sample_key,
+            masked.targets.reshape(groups),
+            masked.weights.reshape(groups),
             index,
-            exact=exact,
+            self.words,
         )
+        ids, vocab_size = sample.candidates.ids, self.encoder.settings.vocab_size
+        if not gather or ids.size + masked.inputs.size >= vocab_size:
+            return prepared._replace(sample=sample, places=ids), None
+        rows = working_rows(ids, masked.inputs, vocab_size)
+        return (
+            prepared._replace(tokens=rows.tokens, sample=sample, places=rows.candidates),
+            rows.ids,
+        )
+
+    def sums(self, params, prepared: Prepared) -> Sums:
+        """Loss and metrics of a batch; training minimises sum over weight of "loss".
+
+        Args:
+          params: as from `init`, unboxed; in place of the table the rows that `prepare` named.
+          prepared: from `prepare`.
+        """
+        loss = self._loss(params, prepared)
         one = jnp.float32(1)
         return {
-            "loss": (loss.losses.sum(), weights.sum()),
+            "loss": (loss.losses.sum(), prepared.masked.weights.sum()),
             "candidates": (loss.candidates, one),
             "overflow": (loss.overflow, one),
         }
+
+    def _loss(self, params, prepared: Prepared) -> OutputLoss:
+        masked, sample = prepared.masked, prepared.sample
+        segments, positions = self._segments(masked.inputs)
+        hidden = self._encode(
+            params, prepared.tokens, segments, positions, masked.positions, prepared.dropout_key
+        )  # [B, M, E]
+        table, bias = output_table(params)
+        if sample is None:
+            flat = (masked.targets.reshape(-1), masked.weights.reshape(-1))
+            hidden = hidden.reshape(-1, hidden.shape[-1])  # [W, E], W = B M
+            return self.output_layer.exact_loss(hidden, *flat, table, bias)
+        groups = sample.candidates.labels.shape
+        return self.output_layer.sampled_loss(
+            hidden.reshape(*groups, -1),  # [G, Wg, E]
+            masked.weights.reshape(groups),
+            table,
+            bias,
+            sample,
+            prepared.places,
+        )
 
     def predictions(
         self,
@@ -128,15 +200,32 @@ class MaskedLM:
           positions: [B, M] int32.
           dropout_key: None for no dropout.
         """
-        segments, token_positions = packed_segments(
+        segments, token_positions = self._segments(inputs)
+        return self._encode(params, inputs, segments, token_positions, positions, dropout_key)
+
+    def _segments(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return packed_segments(
             inputs, bos=self.bos, pad=self.pad, across_documents=self.across_documents
         )
+
+    def _encode(
+        self,
+        params,
+        tokens: jax.Array,
+        segments: jax.Array,
+        token_positions: jax.Array,
+        positions: jax.Array,
+        dropout_key: jax.Array | None,
+    ) -> jax.Array:
+        """Hidden states [B, M, E] at `positions`; `tokens` are rows of the table in `params`."""
+        table, _ = output_table(params)
         hidden = self.encoder.apply(
             {"params": params},
-            inputs,
+            tokens,
             segments,
             token_positions,
             deterministic=dropout_key is None,
+            table=table,
             method="encode",
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )

@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import tempfile
 
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
@@ -13,6 +14,7 @@ from builders import data as data_builders
 from builders import model as builders
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds
+from knn_sampling.noise import cumulative_thresholds
 
 CONFIGS = sorted(
     path.stem
@@ -44,6 +46,11 @@ def write_store(vocab_size: int = 600, length: int = 128) -> RowStore:
     return RowStore(folder, vocab_size, length, "", SPECIAL, statistics, {})
 
 
+def store_of(config: ConfigDict) -> RowStore:
+    """Rows as long as the config's."""
+    return write_store(length=config.store.length)
+
+
 def runlocal() -> ConfigDict:
     config = quickstart.get_config("runlocal")
     config.mesh.update(data=4, model=2)
@@ -57,12 +64,12 @@ SETTINGS = {
     "data": data_builders.data_settings,
     "evaluation": data_builders.evaluation_settings,
     "train": builders.train_settings,
-    "model": lambda config: builders.objective(config, write_store()),
-    "mask": lambda config: builders.objective(config, write_store()),
-    "output_layer": lambda config: builders.objective(config, write_store()),
-    "mesh": lambda config: builders.objective(config, write_store()),
+    "model": lambda config: builders.objective(config, store_of(config)),
+    "mask": lambda config: builders.objective(config, store_of(config)),
+    "output_layer": lambda config: builders.objective(config, store_of(config)),
+    "mesh": lambda config: builders.objective(config, store_of(config)),
     "optimizer": lambda config: builders.program(
-        config, builders.objective(runlocal(), write_store()), write_store()
+        config, builders.objective(runlocal(), write_store()), write_store(), builders.mesh(config)
     ),
 }
 
@@ -78,8 +85,9 @@ class ConfigsTest(parameterized.TestCase):
         config.mesh.data = 4  # of the eight devices here
         config.mesh.model = 2
         store = write_store(config.vocab.target_size, config.store.length)
-        objective = builders.objective(config, store)
-        program = builders.program(config, objective, store)
+        mesh = builders.mesh(config)
+        objective = builders.objective(config, store, mesh)
+        program = builders.program(config, objective, store, mesh)
         table = program.abstract_state.params["embeddings"]["table"]
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
@@ -87,6 +95,7 @@ class ConfigsTest(parameterized.TestCase):
         self.assertEqual(batch["tokens"].shape, (config.train.batch_size, config.store.length))
         for in_training in (True, False):
             builders.exact_masked_lm(config, objective, store, in_training=in_training)
+        builders.sampled_loss(config, objective, store)
         builders.retrieval(config, objective, store)
 
     @parameterized.parameters(*CONFIGS)
@@ -207,36 +216,55 @@ class VocabularyTest(parameterized.TestCase):
 
 
 class FitTest(parameterized.TestCase):
-    def test_all_targets_of_a_batch_must_fit_the_candidates(self):
+    @parameterized.parameters((0, 4, 80), (2, 2, 40), (1, 1, 20))
+    def test_all_targets_of_a_group_must_fit_the_candidates(self, group_size, sequences, targets):
         config = runlocal()
         config.mask.rate = 0.15  # 20 slots of a row of 128
         config.train.batch_size = 4
-        config.output_layer.capacity = 80
+        config.output_layer.group_size = group_size
+        config.output_layer.capacity = targets
         builders.objective(config, write_store())
-        config.output_layer.capacity = 79
+        config.output_layer.capacity = targets - 1
         with self.assertRaisesRegex(
-            ValueError, "output_layer.capacity is 79, .* 4 rows .* 80 .* lower train.batch_size"
+            ValueError,
+            f"output_layer.capacity is {targets - 1}, .* {sequences} sequences .* {targets} .* "
+            "lower output_layer.group_size or train.batch_size",
         ):
+            builders.objective(config, write_store())
+        for kind in ("full", "blockwise", "target_sampling", "nce", "neg"):  # have no capacity
+            config.output_layer.kind = kind
             builders.objective(config, write_store())
 
     def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
         config = runlocal()
         config.train.batch_size = 4000
-        config.output_layer.capacity = 640
+        config.output_layer.capacity = 600
         builders.objective(config, write_store())
+        config.output_layer.capacity = 599
+        with self.assertRaisesRegex(ValueError, "output_layer.capacity is 599, "):
+            builders.objective(config, write_store())
+
+    @parameterized.parameters("knn", "target_sampling", "full")
+    def test_groups_must_divide_the_batch(self, kind):
+        config = runlocal()
+        config.output_layer.update(kind=kind, group_size=3)
+        with self.assertRaisesRegex(
+            ValueError, "output_layer.group_size is 3, must divide the batch of 4 sequences"
+        ):
+            builders.objective(config, write_store())
 
     @parameterized.parameters((4, 1, 2, 4), (2, 2, 2, 4), (8, 1, 1, 8), (-1, 4, 1, 8))
     def test_the_batch_must_fit_the_mesh(self, data, fsdp, model, multiple):
         config = runlocal()
         config.mesh.update(data=data, fsdp=fsdp, model=model)
-        objective = builders.objective(config, write_store())
         config.train.batch_size = multiple
-        builders.program(config, objective, write_store())
+        mesh = builders.mesh(config)
+        self.assertEqual((mesh.size, mesh.shape["fsdp"], mesh.shape["model"]), (8, fsdp, model))
         config.train.batch_size = multiple + 2
         with self.assertRaisesRegex(
             ValueError, f"train.batch_size is {multiple + 2}, must be a multiple of {multiple}"
         ):
-            builders.program(config, objective, write_store())
+            builders.mesh(config)
 
     def test_rows_must_fit_the_positions(self):
         config = runlocal()
@@ -258,10 +286,36 @@ class ObjectiveTest(absltest.TestCase):
             counts = np.arange(600) * slope + 1.0
             counts[[0, 1, 2, 4]] = 0
             expected[:600] += share * counts / counts.sum()
-        np.testing.assert_allclose(objective.target_probabilities, expected, rtol=1e-6)
+        words = objective.words
+        np.testing.assert_allclose(words.probabilities, expected, rtol=1e-6)
+        np.testing.assert_array_equal(words.thresholds, cumulative_thresholds(expected))
         self.assertEqual(objective.encoder.settings.vocab_size, 640)
         self.assertEqual(objective.output_layer.num_valid, 600)
-        self.assertEqual(objective.num_targets, 4 * objective.mask.slots(128))
+
+    def test_a_word_is_of_the_language_that_brings_it_most_often(self):
+        store = write_store(vocab_size=10)
+        np.save(store.folder / "en.counts.npy", [9, 9, 9, 9, 9, 4, 0, 1, 5, 0])
+        np.save(store.folder / "sw.counts.npy", [9, 9, 9, 0, 9, 0, 3, 1, 4, 0])
+        words = builders.word_statistics(store, {"en": 0.5, "sw": 0.5}, vocab_size=12)
+        # 16 and 11 words counted: a smaller text makes equal counts weigh more. Specials that are
+        # never masked, words that do not occur and padding are of no language.
+        self.assertEqual(words.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
+        words = builders.word_statistics(store, {"en": 0.9, "sw": 0.1}, vocab_size=12)
+        self.assertEqual(words.languages.tolist(), [-1, -1, -1, 0, -1, 0, 0, 0, 0, -1, -1, -1])
+        np.testing.assert_array_equal(words.probabilities[jnp.array([0, 1, 2, 4, 10, 11])], 0)
+        self.assertGreater(words.probabilities[9], 0)
+
+    def test_the_output_layer_knows_how_the_table_is_split(self):
+        config = runlocal()
+        layer = builders.objective(config, write_store()).output_layer
+        self.assertEqual((layer.mesh, layer.vocab_axes), (None, ()))
+        mesh = builders.mesh(config)
+        layer = builders.objective(config, write_store(), mesh).output_layer
+        self.assertEqual((layer.mesh, layer.vocab_axes), (mesh, ("model",)))
+        for axes, expected in ((("fsdp", "model"), ("fsdp", "model")), (None, ())):
+            config.mesh.rules = (("vocab", axes), ("vocab", "data"))
+            layer = builders.objective(config, write_store(), mesh).output_layer
+            self.assertEqual(layer.vocab_axes, expected)
 
 
 class FoldersTest(absltest.TestCase):

@@ -30,7 +30,8 @@ OURS = {
     "evaluate":       {"builders", "entry_point", "artifacts", "training", "evaluation"},
     "count_text":     {"entry_point", "input_pipeline", "vocap"},
     "export_tokenizer": {"entry_point", "input_pipeline", "interop"},
-    "benchmarks":     {"artifacts", "builders", "input_pipeline", "interop", "vocap"},
+    "benchmarks":     {"artifacts", "builders", "entry_point", "input_pipeline", "interop",
+                       "knn_sampling", "models", "objectives", "training", "vocap"},
 }  # fmt: skip
 
 # Of other people's packages that not everyone may import, a room may import these.
@@ -54,7 +55,8 @@ THEIRS = {
     "evaluate":       {"jax", "ml_collections"},
     "count_text":     set(),
     "export_tokenizer": set(),
-    "benchmarks":     {"ml_collections", "scipy", "sentencepiece", "tokenizers"},
+    "benchmarks":     {"jax", "matplotlib", "ml_collections", "optax", "scipy", "sentencepiece",
+                       "tokenizers"},
 }  # fmt: skip
 RESTRICTED = set().union(*THEIRS.values())
 

@@ -18,7 +18,7 @@ from training.metrics import MetricsWriter
 from training.state import TrainState
 from training.step import Program
 
-# Called with the parameters; returns metrics to record.
+# Called with the state; returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
 
 
@@ -66,7 +66,7 @@ def train(
       settings: lengths and intervals.
       folder: where checkpoints and metrics are, and are looked for.
       batches: range of steps -> this host's part of each step's batch.
-      evaluators: run now and then on the parameters.
+      evaluators: run now and then on the state.
 
     Returns:
       The last state.
@@ -90,8 +90,10 @@ def train(
             # The index is refreshed before the step that needs it: after a resume as well, since
             # a checkpoint between the two holds the state before the refresh.
             exact = step >= program.exact_from
-            if program.refresh_every and step % program.refresh_every == 0 and not exact:
-                state = program.refresh(state)
+            whole = _whole_refresh(program, step)
+            if program.refresh_every and not exact and (whole or program.rolling_refresh):
+                state, sums = program.refresh(state, whole)
+                run.after_refresh(step, sums, whole)
             placed = {
                 name: jax.make_array_from_process_local_data(layout, array)
                 for name, array in batch.items()
@@ -101,14 +103,25 @@ def train(
             run.after_step(step, sums)
 
             is_last = step == settings.num_steps
+            evaluates = is_last or step % settings.evaluate_every == 0
+            saves = is_last or step % settings.checkpoint_every == 0
+            if evaluates or saves:
+                state = program.flush(state)
             # Evaluate before saving: a checkpoint promises that all metrics up to it are on disk.
-            if is_last or step % settings.evaluate_every == 0:
+            if evaluates:
                 run.evaluate(step, state, evaluators)
-            if is_last or step % settings.checkpoint_every == 0:
+            if saves:
                 run.flush()  # raises if the loss is not finite, before a bad state is saved
                 checkpoints.save(step, state)
     run.close()
     return state
+
+
+def _whole_refresh(program: Program, step: int) -> bool:
+    """Whether all of the index, if there is one, is made anew before step `step`."""
+    if program.rolling_refresh:
+        return step == 0
+    return bool(program.refresh_every) and step % program.refresh_every == 0
 
 
 class _Run:
@@ -119,6 +132,7 @@ class _Run:
         self._program = program
         self._is_writer = jax.process_index() == 0
         self._pending: tuple[int, Sums] | None = None
+        self._pending_refresh: tuple[int, Sums] | None = None
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
@@ -141,13 +155,25 @@ class _Run:
         self._pending = (step, sums)
         self._bar.update()
 
+    def after_refresh(self, step: int, sums: Sums, whole: bool) -> None:
+        """Takes what a refresh before step `step` found; of partial ones, now and then."""
+        if whole or step % self._settings.log_every == 0:
+            # Under the number of the step it belongs to: a resume repeats it with that step.
+            self._pending_refresh = (step + 1, sums)
+
     def flush(self) -> None:
         """Reads, checks and records the metrics that are still on the device."""
-        if self._pending is None:
-            return
-        step, sums = self._pending
-        self._pending = None
-        values = means(jax.device_get(sums))
+        if self._pending is not None:
+            step, sums = self._pending
+            self._pending = None
+            self._record_step(step, means(jax.device_get(sums)))
+        if self._pending_refresh is not None:
+            step, sums = self._pending_refresh
+            self._pending_refresh = None
+            values = means(jax.device_get(sums))
+            self._record({f"index/{name}": value for name, value in values.items()}, step)
+
+    def _record_step(self, step: int, values: Mapping[str, float]) -> None:
         # A finite loss can have a gradient that is not, which spoils the state just the same.
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
@@ -166,7 +192,7 @@ class _Run:
         self.flush()
         values: dict[str, float] = {}
         for evaluator in evaluators:
-            values.update(evaluator(state.params))
+            values.update(evaluator(state))
         if values:
             self._record(values, step)
         self._clock = (step, time.monotonic())  # evaluation is not training time

@@ -1,9 +1,15 @@
-"""The optimizer: AdamW with warm-up, polynomial decay and clipping."""
+"""The optimizer: AdamW with warm-up, polynomial decay and clipping, all rows or some."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
+
+from training.row_adamw import RowAdamW, RowAdamWState, row_adamw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +23,8 @@ class OptimizerSettings:
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
       clip_norm: largest global norm of the gradient; 0 leaves it as it is.
+      embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
+        the rows that a step touches and catch up on the others when they are next read.
     """
 
     learning_rate: float
@@ -27,6 +35,13 @@ class OptimizerSettings:
     epsilon: float
     weight_decay: float
     clip_norm: float
+    embedding_update: str
+
+    def __post_init__(self):
+        if self.embedding_update not in ("dense", "rows"):
+            raise ValueError(
+                f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
+            )
 
 
 def learning_rate_schedule(settings: OptimizerSettings, num_steps: int) -> optax.Schedule:
@@ -54,16 +69,147 @@ def learning_rate_schedule(settings: OptimizerSettings, num_steps: int) -> optax
     )
 
 
-def make_optimizer(settings: OptimizerSettings, num_steps: int) -> optax.GradientTransformation:
-    """AdamW as `settings` say, for a run of `num_steps`."""
+class Optimizer(NamedTuple):
+    """What turns gradients into parameters.
+
+    A step reads, differentiates and updates; the parameters that it reads hold, in place of the
+    embedding table, the rows that the step touches.
+
+    Attributes:
+      init: params -> state.
+      read: (params, state, ids [R] or None) -> (params with the rows of the table, what `update`
+        wants of them). None stands for all rows.
+      update: (grads of the parameters read, what was read, params, state) -> (params, state).
+      flush: (params, state) -> (params, state), every row of the table up to date.
+    """
+
+    init: Callable[..., Any]
+    read: Callable[..., tuple[Any, Any]]
+    update: Callable[..., tuple[Any, Any]]
+    flush: Callable[..., tuple[Any, Any]]
+
+
+def make_optimizer(
+    settings: OptimizerSettings, num_steps: int, table: tuple[str, ...] | None
+) -> Optimizer:
+    """AdamW as `settings` say, for a run of `num_steps`.
+
+    Args:
+      settings: rates and kind of update.
+      num_steps: length of the schedule.
+      table: path of keys to the embedding table, whose rows alone may be read; None if none.
+    """
+    schedule = learning_rate_schedule(settings, num_steps)
     adamw = optax.adamw(
-        learning_rate_schedule(settings, num_steps),
+        schedule,
         b1=settings.beta1,
         b2=settings.beta2,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
         mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
     )
-    if not settings.clip_norm:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), adamw)
+    norm = settings.clip_norm
+    clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
+    if table is None or settings.embedding_update == "dense":
+        return _dense(clip, adamw, table)
+    rows = row_adamw(
+        schedule,
+        b1=settings.beta1,
+        b2=settings.beta2,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+    return _by_rows(clip, adamw, rows, table)
+
+
+def _dense(
+    clip: optax.GradientTransformation,
+    adamw: optax.GradientTransformation,
+    path: tuple[str, ...] | None,
+) -> Optimizer:
+    """Every row of the table is updated at every step, as of any parameter."""
+
+    def read(params, state, ids):
+        del state
+        if ids is None or path is None:
+            return params, None
+        table = _get(params, path)
+        return _replace(params, path, table.at[ids].get(mode="fill", fill_value=0)), ids
+
+    def update(grads, ids, params, state):
+        if ids is not None:
+            rows, table = _get(grads, path), _get(params, path)
+            grads = _replace(grads, path, jnp.zeros_like(table).at[ids].set(rows, mode="drop"))
+        grads, _ = clip.update(grads, clip.init(params))
+        updates, state = adamw.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return Optimizer(adamw.init, read, update, lambda params, state: (params, state))
+
+
+class RowsState(NamedTuple):
+    """State of the optimizer that updates the table by rows.
+
+    Attributes:
+      table: of the embedding table.
+      others: of all other parameters.
+    """
+
+    table: RowAdamWState
+    others: Any
+
+
+def _by_rows(
+    clip: optax.GradientTransformation,
+    adamw: optax.GradientTransformation,
+    rows: RowAdamW,
+    path: tuple[str, ...],
+) -> Optimizer:
+    """Of the table only the rows that a step touches are updated, see `row_adamw`."""
+
+    def init(params):
+        table = _get(params, path)
+        state = rows.init(nn.unbox(table))
+        if isinstance(table, nn.LogicallyPartitioned):
+            state = _named_like(table, state)
+        return RowsState(state, adamw.init(_replace(params, path, None)))
+
+    def read(params, state, ids):
+        read_rows = rows.read(_get(params, path), state.table, ids)
+        return _replace(params, path, read_rows.values), read_rows
+
+    def update(grads, read_rows, params, state):
+        grads, _ = clip.update(grads, clip.init(params))
+        table, table_state = rows.update(
+            _get(grads, path), read_rows, _get(params, path), state.table
+        )
+        others = _replace(params, path, None)
+        updates, others_state = adamw.update(_replace(grads, path, None), state.others, others)
+        params = _replace(optax.apply_updates(others, updates), path, table)
+        return params, RowsState(table_state, others_state)
+
+    def flush(params, state):
+        table, table_state = rows.flush(_get(params, path), state.table)
+        return _replace(params, path, table), state._replace(table=table_state)
+
+    return Optimizer(init, read, update, flush)
+
+
+def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
+    """The state's arrays boxed with the names of the table's axes, as far as they have them."""
+    return jax.tree.map(
+        lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
+    )
+
+
+def _get(tree, path: tuple[str, ...]):
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _replace(tree, path: tuple[str, ...], value):
+    """A copy of nested dictionaries with another value at `path`."""
+    if not path:
+        return value
+    return {**tree, path[0]: _replace(tree[path[0]], path[1:], value)}

@@ -30,6 +30,13 @@ class MeshSettings:
     vocab_multiple: int
     rules: tuple[tuple[str, str | None], ...]
 
+    def axes_of(self, name: str) -> tuple[str, ...]:
+        """Mesh axes that a logical axis is split over."""
+        for logical, axes in self.rules:
+            if logical == name:
+                return (axes,) if isinstance(axes, str) else tuple(axes or ())
+        return ()
+
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of `settings` over `devices`, by default all of them.

@@ -28,8 +28,12 @@ class Program:
       init: seed -> the first state, sharded from the start.
       train_step: (state, batch, exact) -> (state, Sums); the state given is consumed.
       exact_from: the step from which on `exact` is to be True.
-      refresh: state -> state with a fresh neighbour index; the state given is consumed.
+      refresh: (state, whole) -> (state with a fresh neighbour index, or a fresh part of it, Sums);
+        the state given is consumed.
       refresh_every: steps between refreshes; 0 for never.
+      rolling_refresh: whether a part is refreshed before every step.
+      flush: state -> state whose parameters are all up to date, for others to read; the state given
+        is consumed.
       abstract_state: shapes, types and shardings of the state, for restoring.
     """
 
@@ -38,6 +42,8 @@ class Program:
     train_step: Any
     refresh: Any
     refresh_every: int
+    rolling_refresh: bool
+    flush: Any
     exact_from: int
     abstract_state: TrainState
 
@@ -61,7 +67,7 @@ def make_program(
       num_steps: length of the learning rate schedule.
       length: L, tokens a row.
     """
-    optimizer = make_optimizer(optimizer_settings, num_steps)
+    optimizer = make_optimizer(optimizer_settings, num_steps, objective.table)
     schedule = learning_rate_schedule(optimizer_settings, num_steps)
 
     def boxed_state(seed: jax.Array) -> TrainState:
@@ -84,27 +90,32 @@ def make_program(
         root = jax.random.wrap_key_data(state.key_data)
         key = jax.random.fold_in(jax.random.fold_in(root, _TRAIN_STREAM), state.step)
 
+        prepared, rows = objective.prepare(state.index, batch, key, exact=exact)
+        params, held = optimizer.read(state.params, state.opt_state, rows)
+
         def mean_loss(params):
-            sums = objective.sums(params, state.index, batch, key, exact=exact)
+            sums = objective.sums(params, prepared)
             total, weight = sums["loss"]
             return total / jnp.maximum(weight, 1), sums
 
-        grads, sums = jax.grad(mean_loss, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        grads, sums = jax.grad(mean_loss, has_aux=True)(params)
         sums["grad_norm"] = (optax.tree.norm(grads), jnp.float32(1))
         sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
-        state = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            opt_state=opt_state,
-        )
+        params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
+        state = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
         return state, sums
 
-    def refresh(state: TrainState) -> TrainState:
-        return dataclasses.replace(
-            state, index=objective.index(state.params), index_step=state.step
-        )
+    def flush(state: TrainState) -> TrainState:
+        params, opt_state = optimizer.flush(state.params, state.opt_state)
+        return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+    def refresh(state: TrainState, whole: bool) -> tuple[TrainState, Sums]:
+        # A part of the index is refreshed too often to flush for it: rows that no step has touched
+        # lag behind by what little momentum they had left.
+        state = flush(state) if whole else state
+        part = None if whole else state.step % objective.refresh_every
+        index, sums = objective.refresh(state.params, state.index, part)
+        return dataclasses.replace(state, index=index, index_step=state.step), sums
 
     with jax.set_mesh(mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
@@ -120,8 +131,12 @@ def make_program(
         train_step=jax.jit(
             train_step, static_argnums=2, donate_argnums=0, out_shardings=(shardings, None)
         ),
-        refresh=jax.jit(refresh, donate_argnums=0, out_shardings=shardings),
+        refresh=jax.jit(
+            refresh, static_argnums=1, donate_argnums=0, out_shardings=(shardings, None)
+        ),
         refresh_every=objective.refresh_every,
+        rolling_refresh=objective.rolling_refresh,
+        flush=jax.jit(flush, donate_argnums=0, out_shardings=shardings),
         exact_from=num_steps - round(objective.exact_fraction * num_steps),
         abstract_state=abstract_state,
     )

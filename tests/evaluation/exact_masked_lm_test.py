@@ -5,6 +5,7 @@ import functools
 import math
 import pathlib
 import tempfile
+import types
 
 import flax.linen as nn
 import jax
@@ -14,7 +15,7 @@ from absl.testing import absltest, parameterized
 
 from evaluation.masked_lm import ExactMaskedLM, LanguageLoss
 from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings, output_table
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
@@ -43,8 +44,14 @@ OBJECTIVE = MaskedLM(
         num_valid=VOCAB,
         k=2,
         capacity=16,
+        capacity_buckets=1,
+        num_negatives=1,
+        group_size=0,
+        refresh="all",
         refresh_every=1,
-        block_size=16,
+        index_block=16,
+        index_scores="float32",
+        vocab_block=7,
         log_q_correction=True,
         exact_fraction=0.0,
         frequency_bias=True,
@@ -55,8 +62,11 @@ OBJECTIVE = MaskedLM(
     mask_id=SPECIAL.mask,
     never_masked=SPECIAL.never_masked(),
     across_documents=False,
-    target_probabilities=jnp.full(PADDED, 1 / VOCAB),
-    num_targets=8,
+    words=WordStatistics(
+        probabilities=jnp.full(PADDED, 1 / VOCAB),
+        thresholds=jnp.zeros(PADDED, jnp.uint32),
+        languages=jnp.zeros(PADDED, jnp.int32),
+    ),
 )
 
 
@@ -99,9 +109,9 @@ class TestCase(parameterized.TestCase):
             lang: rows[~np.isin(rows, SPECIAL.never_masked())] for lang, rows in cls.rows.items()
         }
 
-    def evaluator(self, **kwargs) -> ExactMaskedLM:
+    def evaluator(self, objective: MaskedLM = OBJECTIVE, **kwargs) -> ExactMaskedLM:
         settings = {"num_folds": FOLDS, "batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
-        return ExactMaskedLM(OBJECTIVE, self.store, **settings)
+        return ExactMaskedLM(objective, self.store, **settings)
 
     def assert_close(self, found: dict[str, LanguageLoss], expected: dict[str, LanguageLoss]):
         self.assertEqual(list(found), list(expected))
@@ -148,6 +158,12 @@ class LossTest(TestCase):
                 self.assertEqual(results[language].tokens, len(text))
                 self.assertAlmostEqual(results[language].loss, -log_probs[text].mean(), places=5)
 
+    def test_the_output_layer_that_trains_does_not_matter(self):
+        for kind in ("full", "nce"):
+            layer = dataclasses.replace(OBJECTIVE.output_layer, kind=kind)
+            objective = dataclasses.replace(OBJECTIVE, output_layer=layer)
+            self.assert_close(self.evaluator(objective=objective).run(params()), self.results)
+
     def test_the_batch_size_does_not_matter(self):
         self.assertNotEqual(sum(map(len, self.rows.values())) % 3, 0)
         self.assert_close(self.evaluator(batch_size=3).run(params()), self.results)
@@ -168,7 +184,7 @@ class LossTest(TestCase):
             self.assertEqual(found[language].tokens, count)
 
     def test_as_metrics_of_a_run(self):
-        values = self.exact(params())
+        values = self.exact(types.SimpleNamespace(params=params()))
         losses = {f"eval/loss/{lang}": result.loss for lang, result in self.results.items()}
         self.assertEqual(values, {"eval/loss": np.mean(list(losses.values())), **losses})
 

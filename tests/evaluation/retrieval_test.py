@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 
 from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
 from input_pipeline.row_store import RowStore, SpecialIds, pad_sentences
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
@@ -35,15 +35,34 @@ ENCODER = EncoderSettings(
 )
 OBJECTIVE = MaskedLM(
     encoder=Encoder(ENCODER),
-    output_layer=OutputLayer("full", VOCAB, 1, 1, 1, 1, False, 0.0, False),
+    output_layer=OutputLayer(
+        kind="full",
+        num_valid=VOCAB,
+        k=1,
+        capacity=1,
+        capacity_buckets=1,
+        num_negatives=1,
+        group_size=0,
+        refresh="all",
+        refresh_every=1,
+        index_block=1,
+        index_scores="float32",
+        vocab_block=1,
+        log_q_correction=False,
+        exact_fraction=0.0,
+        frequency_bias=False,
+    ),
     mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
     bos=SPECIAL.bos,
     pad=SPECIAL.pad,
     mask_id=SPECIAL.mask,
     never_masked=SPECIAL.never_masked(),
     across_documents=False,
-    target_probabilities=jnp.full(VOCAB, 1 / VOCAB),
-    num_targets=8,
+    words=WordStatistics(
+        probabilities=jnp.full(VOCAB, 1 / VOCAB),
+        thresholds=jnp.zeros(VOCAB, jnp.uint32),
+        languages=jnp.zeros(VOCAB, jnp.int32),
+    ),
 )
 
 

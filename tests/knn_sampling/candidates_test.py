@@ -5,22 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.candidates import Candidates, union_of_neighbours
+from knn_sampling.candidates import Candidates, union_of_neighbours, union_of_words
 
-V, K, W = 40, 5, 8
+V, K, G, W = 40, 5, 3, 8
 
 
 def random_batch(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An index that often misses the word itself, repeated targets, some unused positions."""
+    """An index that often misses the word itself; groups with few or many distinct targets."""
     rng = np.random.default_rng(seed)
     neighbours = np.stack([rng.choice(V, K, replace=False) for _ in range(V)]).astype(np.int32)
-    targets = rng.integers(0, rng.choice([5, V]), W).astype(np.int32)
-    weights = (rng.random(W) < rng.choice([0.5, 1.0])).astype(np.float32)
-    return neighbours, targets, weights
+    targets = np.stack([rng.integers(0, rng.choice([2, 5, V]), W) for _ in range(G)])
+    weights = np.stack([rng.random(W) < rng.choice([0.5, 1.0]) for _ in range(G)])
+    return neighbours, targets.astype(np.int32), weights.astype(np.float32)
 
 
 def slow_union(neighbours, targets, weights, capacity: int) -> tuple[list[int], int]:
-    """The ids that are kept, ascending, and the size of the whole union."""
+    """The ids of one group that are kept, ascending, and the size of the whole union."""
     used = [int(target) for target, weight in zip(targets, weights, strict=True) if weight > 0]
     levels = [set(used)]  # targets, then what each rank of the lists adds
     for rank in range(K):
@@ -40,54 +40,80 @@ def union(neighbours, targets, weights, capacity: int) -> Candidates:
 class UnionOfNeighboursTest(parameterized.TestCase):
     @parameterized.parameters(W, W + 1, 13, 20, 26, V)
     def test_equals_sets(self, capacity: int):
-        overflows = 0
-        for seed in range(60):
-            batch = random_batch(seed)
-            candidates = union(*batch, capacity)
-            kept, union_size = slow_union(*batch, capacity)
-            unused = [V] * (capacity - len(kept))
-            self.assertEqual(candidates.ids.tolist(), kept + unused)
-            self.assertEqual(candidates.union_size, union_size)
-            self.assertEqual(candidates.overflow(), max(union_size - capacity, 0))
-            overflows += union_size > capacity
-        self.assertEqual(overflows > 0, capacity < V)  # the cases are worth trying
+        overflowing = set()  # how many groups of a batch do not fit
+        for seed in range(40):
+            neighbours, targets, weights = random_batch(seed)
+            candidates = union(neighbours, targets, weights, capacity)
+            self.assertEqual(candidates.ids.shape, (G, capacity))
+            sizes = []
+            for group in range(G):
+                kept, size = slow_union(neighbours, targets[group], weights[group], capacity)
+                unused = [V] * (capacity - len(kept))
+                self.assertEqual(candidates.ids[group].tolist(), kept + unused)
+                sizes.append(size)
+            self.assertEqual(candidates.union_size.tolist(), sizes)
+            overflow = np.maximum(np.array(sizes) - capacity, 0)
+            np.testing.assert_array_equal(candidates.overflow(), overflow)
+            overflowing.add(int((overflow > 0).sum()))
+        # The cases are worth trying: batches that fit, and ones of which some groups fit.
+        self.assertEqual(max(overflowing) > 0, capacity < V)
+        if capacity >= 13:
+            self.assertIn(0, overflowing)
+            self.assertEqual(1 in overflowing, capacity < V)
 
     @parameterized.parameters(W, 13, V)
     def test_labels_point_to_the_targets(self, capacity: int):
-        for seed in range(60):
+        for seed in range(20):
             neighbours, targets, weights = random_batch(seed)
             candidates = union(neighbours, targets, weights, capacity)
-            used = weights > 0
-            found = np.asarray(candidates.ids)[np.asarray(candidates.labels)[used]]
-            np.testing.assert_array_equal(found, targets[used])
+            for group, used in enumerate(weights > 0):
+                labels = np.asarray(candidates.labels[group])[used]
+                found = np.asarray(candidates.ids[group])[labels]
+                np.testing.assert_array_equal(found, targets[group, used])
+
+    @parameterized.parameters(13, 20, V)
+    def test_groups_are_apart(self, capacity: int):
+        for seed in range(10):
+            neighbours, targets, weights = random_batch(seed)
+            together = union(neighbours, targets, weights, capacity)
+            for group in range(G):
+                one = slice(group, group + 1)
+                alone = union(neighbours, targets[one], weights[one], capacity)
+                expected = jax.tree.map(lambda x, one=one: x[one], together)
+                used = weights[one] > 0  # other labels are arbitrary
+                for found in (alone, expected):
+                    self.assertTrue((found.labels[used] >= 0).all())
+                np.testing.assert_array_equal(alone.labels[used], expected.labels[used])
+                np.testing.assert_array_equal(alone.ids, expected.ids)
+                np.testing.assert_array_equal(alone.union_size, expected.union_size)
 
     def test_overflow_keeps_targets_then_nearest_then_smaller_ids(self):
         neighbours = np.zeros((10, 2), np.int32)
         neighbours[7] = [9, 1]
         neighbours[5] = [8, 0]
-        targets, weights = np.array([7, 5], np.int32), np.ones(2, np.float32)
+        targets, weights = np.array([[7, 5]], np.int32), np.ones((1, 2), np.float32)
         by_capacity = {2: [5, 7], 3: [5, 7, 8], 4: [5, 7, 8, 9], 5: [0, 5, 7, 8, 9]}
         for capacity, ids in by_capacity.items():
             candidates = union(neighbours, targets, weights, capacity)
-            self.assertEqual(candidates.ids.tolist(), ids)
-            self.assertEqual(candidates.union_size, 6)
+            self.assertEqual(candidates.ids.tolist(), [ids])
+            self.assertEqual(candidates.union_size.tolist(), [6])
 
     def test_distinct_targets_fill_a_capacity_of_w(self):
         neighbours, _, _ = random_batch(0)
-        targets = np.arange(3, 3 + W, dtype=np.int32)[::-1]
-        candidates = union(neighbours, targets, np.ones(W), W)
-        self.assertEqual(candidates.ids.tolist(), sorted(targets.tolist()))
+        targets = np.arange(3, 3 + W, dtype=np.int32)[None, ::-1]
+        candidates = union(neighbours, targets, np.ones((1, W)), W)
+        self.assertEqual(candidates.ids.tolist(), np.sort(targets).tolist())
 
     def test_unused_positions_add_nothing(self):
         neighbours, targets, _ = random_batch(1)
-        weights = np.array([1, 0] * (W // 2), np.float32)
+        weights = np.tile(np.array([1, 0] * (W // 2), np.float32), (G, 1))
         candidates = union(neighbours, targets, weights, 30)
-        alone = union(neighbours, targets[::2], weights[::2], 30)
+        alone = union(neighbours, targets[:, ::2], weights[:, ::2], 30)
         np.testing.assert_array_equal(candidates.ids, alone.ids)
-        self.assertEqual(candidates.union_size, alone.union_size)
-        empty = union(neighbours, targets, np.zeros(W, np.float32), 30)
-        self.assertEqual(empty.ids.tolist(), [V] * 30)
-        self.assertEqual(empty.union_size, 0)
+        np.testing.assert_array_equal(candidates.union_size, alone.union_size)
+        empty = union(neighbours, targets, np.zeros((G, W), np.float32), 30)
+        self.assertEqual(empty.ids.tolist(), [[V] * 30] * G)
+        self.assertEqual(empty.union_size.tolist(), [0] * G)
 
     def test_size_of_weight_does_not_matter(self):
         neighbours, targets, weights = random_batch(2)
@@ -102,30 +128,51 @@ class UnionOfNeighboursTest(parameterized.TestCase):
             neighbours, targets, weights = random_batch(seed)
             order = np.random.default_rng(seed).permutation(W)
             candidates = union(neighbours, targets, weights, 13)
-            permuted = union(neighbours, targets[order], weights[order], 13)
+            permuted = union(neighbours, targets[:, order], weights[:, order], 13)
             np.testing.assert_array_equal(permuted.ids, candidates.ids)
-            np.testing.assert_array_equal(permuted.labels, candidates.labels[order])
+            np.testing.assert_array_equal(permuted.labels, candidates.labels[:, order])
 
-    def test_jit_equals_eager(self):
+    @parameterized.parameters(13, V)
+    def test_jit_equals_eager(self, capacity: int):
         batch = random_batch(3)
-        eager = union_of_neighbours(*map(jnp.asarray, batch), 13)
-        jax.tree.map(np.testing.assert_array_equal, union(*batch, 13), eager)
+        eager = union_of_neighbours(*map(jnp.asarray, batch), capacity)
+        jax.tree.map(np.testing.assert_array_equal, union(*batch, capacity), eager)
 
     @parameterized.parameters(W - 1, V + 1)
     def test_capacity_out_of_bounds(self, capacity: int):
         message = (
-            f"capacity is {capacity}, must be at least the {W} masked positions .* at most the "
-            f"vocabulary of {V}; change output_layer.capacity"
+            f"capacity is {capacity}, must be at least the {W} masked positions of a group .* at "
+            f"most the vocabulary of {V}; change output_layer.capacity, output_layer.group_size"
         )
         with self.assertRaisesRegex(ValueError, message):
             union(*random_batch(0), capacity)
 
     def test_whole_vocabulary_is_enough_for_any_batch(self):
         neighbours, _, _ = random_batch(0)
-        targets = np.arange(3 * V, dtype=np.int32) % V
-        candidates = union(neighbours, targets, np.ones(3 * V), V)
-        self.assertEqual(candidates.ids.tolist(), list(range(V)))
+        targets = np.arange(3 * V, dtype=np.int32)[None] % V
+        candidates = union(neighbours, targets, np.ones((1, 3 * V)), V)
+        self.assertEqual(candidates.ids.tolist(), [list(range(V))])
         np.testing.assert_array_equal(candidates.labels, targets)
+
+
+class UnionOfWordsTest(parameterized.TestCase):
+    @parameterized.parameters(0, 1, 6, 20, 100)
+    def test_equals_sets(self, num_extra: int):
+        make = jax.jit(union_of_words, static_argnums=3)
+        for seed in range(20):
+            _, targets, weights = random_batch(seed)
+            rng = np.random.default_rng(seed)
+            extra = rng.integers(0, rng.choice([3, V]), (G, num_extra)).astype(np.int32)
+            candidates = make(targets, weights, extra, V)
+            self.assertEqual(candidates.ids.shape, (G, min(W + num_extra, V)))
+            for group, used in enumerate(weights > 0):
+                words = sorted({*targets[group, used].tolist(), *extra[group].tolist()})
+                ids = candidates.ids[group].tolist()
+                self.assertEqual(ids, words + [V] * (len(ids) - len(words)))
+                self.assertEqual(candidates.union_size[group], len(words))
+                found = np.asarray(ids)[np.asarray(candidates.labels[group])[used]]
+                np.testing.assert_array_equal(found, targets[group, used])
+            np.testing.assert_array_equal(candidates.overflow(), 0)
 
 
 if __name__ == "__main__":

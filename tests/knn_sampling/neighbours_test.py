@@ -1,6 +1,8 @@
 """The index equals a sort of all scores, and log Q an enumeration of all batches."""
 
+import functools
 import itertools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from knn_sampling.neighbours import log_inclusion, nearest_neighbours
+from knn_sampling import neighbours
+from knn_sampling.neighbours import inclusion, log_inclusion, nearest_neighbours
 
 
 def small_integers(vocab_size: int, width: int, seed: int = 0) -> np.ndarray:
@@ -26,6 +29,13 @@ def sorted_ids(table: np.ndarray, num_valid: int) -> np.ndarray:
     return np.lexsort((ids, -scores), axis=1)
 
 
+def two_stage_table(num_valid: int = 701, vocab_size: int = 720) -> np.ndarray:
+    """So many words that few neighbours are found in two stages, whose best scores tie."""
+    table = small_integers(vocab_size, 4, seed=5)
+    table[num_valid:] = 100.0
+    return table
+
+
 class NearestNeighboursTest(parameterized.TestCase):
     @parameterized.product(block_size=(1, 6, 7, 30, 64), k=(1, 5, 30))
     def test_equals_sort_whatever_the_block_size(self, block_size: int, k: int):
@@ -35,6 +45,56 @@ class NearestNeighboursTest(parameterized.TestCase):
         index = nearest_neighbours(table, k=k, num_valid=30, block_size=block_size)
         self.assertEqual(index.dtype, jnp.int32)
         np.testing.assert_array_equal(index, sorted_ids(table, 30)[:, :k])
+
+    @parameterized.product(k=(1, 7, 20), block_size=(100, 720))
+    def test_two_stages_equal_a_sort(self, k: int, block_size: int):
+        table = two_stage_table()
+        self.assertLess(k * neighbours._GROUP, len(table))
+        expected = sorted_ids(table, 701)
+        scores = np.take_along_axis(table[:701] @ table[:701].T, expected, axis=1)
+        self.assertGreater((scores[:, k - 1] == scores[:, k]).mean(), 0.4)  # the last place ties
+        index = nearest_neighbours(table, k=k, num_valid=701, block_size=block_size)
+        np.testing.assert_array_equal(index[:701], expected[:, :k])
+
+    def test_two_stages_with_fewer_words_than_groups_wanted(self):
+        # 50 words in 2 groups, of which 20 are asked for; and the NaN among them come last.
+        table = two_stage_table(num_valid=50)
+        table[[3, 40]] = np.nan
+        index = nearest_neighbours(table, k=20, num_valid=50)
+        np.testing.assert_array_equal(index[:50], sorted_ids(table, 50)[:, :20])
+        healthy = np.delete(np.arange(50), [3, 40])
+        self.assertFalse(np.isin(index[healthy], [3, 40]).any())
+
+    def test_nan_hides_no_word_of_its_group(self):
+        table = two_stage_table()
+        table[5::32] = np.nan  # one in each group
+        index = nearest_neighbours(table, k=20, num_valid=701)
+        np.testing.assert_array_equal(index[:701], sorted_ids(table, 701)[:, :20])
+
+    @parameterized.parameters(40, 720)
+    def test_zeros_of_either_sign_tie(self, vocab_size: int):
+        table = np.zeros((vocab_size, 1), np.float32)
+        table[::3] = -0.0
+        table[1] = -1.0  # its product with 0 is -0, with -0 it is 0
+        self.assertLess(np.signbit(table[1] * table[:, 0]).mean(), 1)
+        index = nearest_neighbours(table, k=10, num_valid=vocab_size)
+        np.testing.assert_array_equal(index, sorted_ids(table, vocab_size)[:, :10])
+
+    @parameterized.product(block_size=(1, 4, 64), scores=neighbours.SCORES)
+    def test_some_words_get_the_rows_they_have_in_the_whole(self, block_size: int, scores: str):
+        table = two_stage_table()
+        whole = nearest_neighbours(table, k=8, num_valid=701, scores=scores)
+        ids = jnp.array([700, 3, 3, 0, 512, 64, 65, 9, 10])
+        some = nearest_neighbours(
+            table, k=8, num_valid=701, query_ids=ids, block_size=block_size, scores=scores
+        )
+        self.assertEqual(some.dtype, jnp.int32)
+        np.testing.assert_array_equal(some, whole[ids])
+
+    def test_no_queries(self):
+        ids = jnp.zeros(0, jnp.int32)
+        index = nearest_neighbours(two_stage_table(), k=8, num_valid=701, query_ids=ids)
+        self.assertEqual(index.shape, (0, 8))
 
     def test_duplicate_rows_stand_by_falling_score_then_rising_id(self):
         table = np.repeat(small_integers(8, 16), 3, axis=0)[
@@ -98,6 +158,45 @@ class NearestNeighboursTest(parameterized.TestCase):
         expected = nearest_neighbours(table, k=6, num_valid=37, block_size=block_size)
         np.testing.assert_array_equal(index, expected)
 
+    @parameterized.parameters((40, 21), (720, 701), (720, 50))
+    def test_unstable_selection_differs_in_the_last_tie_only(self, vocab_size, num_valid):
+        top_k = jax.lax.top_k
+
+        def last_first(scores, k, is_stable):
+            self.assertFalse(is_stable)
+            best, places = top_k(scores[:, ::-1], k)
+            return best, scores.shape[1] - 1 - places
+
+        table = two_stage_table()[:vocab_size]
+        table[7] = np.nan
+        table = jnp.asarray(table)
+        with (
+            mock.patch.object(jax, "default_backend", return_value="gpu"),
+            mock.patch.object(jax.lax, "top_k", last_first),
+            mock.patch.object(neighbours, "_UNSTABLE", {"is_stable": False}),
+        ):
+            index = nearest_neighbours.__wrapped__(table, k=10, num_valid=num_valid)[:num_valid]
+        index, expected = np.asarray(index), sorted_ids(np.asarray(table), num_valid)[:, :10]
+        self.assertTrue((index != expected).any())
+        scores = np.asarray(table[:num_valid] @ table[:num_valid].T)
+        scores = np.nan_to_num(scores, nan=-1e30)
+        actual, best = (np.take_along_axis(scores, x, axis=1) for x in (index, expected))
+        np.testing.assert_array_equal(actual, best)
+        certain = best > best[:, -1:]
+        np.testing.assert_array_equal(index[certain], expected[certain])
+        falls = (np.diff(best) < 0) | (np.diff(index) > 0)
+        self.assertTrue(falls.all())
+
+    def test_within_another_jit(self):
+        table = jnp.asarray(two_stage_table())
+
+        @jax.jit
+        def twice(table, ids):
+            return nearest_neighbours(2 * table, k=8, num_valid=701, query_ids=ids)
+
+        expected = nearest_neighbours(table, k=8, num_valid=701)
+        np.testing.assert_array_equal(twice(table, jnp.arange(5, 50)), expected[5:50])
+
     def test_jit_equals_eager(self):
         table = jnp.asarray(small_integers(13, 4))
         compiled = nearest_neighbours(table, k=4, num_valid=12, block_size=5)
@@ -115,28 +214,154 @@ class NearestNeighboursTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "block_size is 0, must be at least 1"):
             nearest_neighbours(small_integers(10, 2), k=2, num_valid=10, block_size=0)
 
+    def test_unknown_scores(self):
+        with self.assertRaisesRegex(ValueError, "scores is 'int8', must be one of .*'bfloat16'"):
+            nearest_neighbours(small_integers(10, 2), k=2, num_valid=10, scores="int8")
 
-class LogInclusionTest(parameterized.TestCase):
+
+class BFloat16ScoresTest(parameterized.TestCase):
+    def test_numbers_that_bfloat16_holds_give_the_exact_index(self):
+        table = two_stage_table()
+        index = nearest_neighbours(table, k=10, num_valid=701, scores="bfloat16")
+        np.testing.assert_array_equal(index[:701], sorted_ids(table, 701)[:, :10])
+
+    @parameterized.parameters(60, 720)
+    def test_equals_selection_by_bfloat16_and_order_by_float32(self, vocab_size: int):
+        # Words in small clusters: many scores lie closer together than bfloat16 tells apart.
+        rng = np.random.default_rng(6)
+        centres = rng.normal(size=(vocab_size // 30, 16)).repeat(30, axis=0)
+        table = (centres + 0.004 * rng.normal(size=centres.shape)).astype(np.float32)
+        k = 7
+        short = jnp.asarray(table, jnp.bfloat16).astype(jnp.float32)
+        selected = sorted_ids(np.asarray(short), vocab_size)[:, : 2 * k]
+        exact = np.take_along_axis(table.astype(np.float64) @ table.T, selected, axis=1)
+        order = np.lexsort((selected, -exact), axis=1)[:, :k]
+        expected = np.take_along_axis(selected, order, axis=1)
+        index = np.asarray(
+            nearest_neighbours(table, k=k, num_valid=vocab_size, block_size=16, scores="bfloat16")
+        )
+        self.assertGreater((index == expected).mean(), 0.999)  # sums round in another order
+        self.assertTrue((expected != sorted_ids(table, vocab_size)[:, :k]).any())
+        self.assertTrue((expected != selected[:, :k]).any())
+
+    def test_the_spare_words_are_no_padding(self):
+        table = two_stage_table(num_valid=12)
+        index = nearest_neighbours(table, k=10, num_valid=12, scores="bfloat16")
+        np.testing.assert_array_equal(index[:12], sorted_ids(table, 12)[:, :10])
+
+
+def mesh_of(**axes: int) -> jax.sharding.Mesh:
+    sizes = tuple(axes.values())
+    return jax.make_mesh(
+        sizes, tuple(axes), (AxisType.Auto,) * len(axes), devices=jax.devices()[: np.prod(sizes)]
+    )
+
+
+MESHES = (
+    ({"model": 4}, ("model",)),
+    ({"data": 2, "model": 4}, ("model",)),
+    ({"data": 8, "model": 1}, ("model",)),
+    ({"data": 2, "fsdp": 2, "model": 2}, ("model", "fsdp")),
+    ({"data": 2, "model": 2}, ()),
+)
+
+
+class ShardedTest(parameterized.TestCase):
+    def assert_equals_single(self, table, axes, vocab_axes, **options):
+        mesh = mesh_of(**axes)
+        sharded = jax.device_put(table, NamedSharding(mesh, P(vocab_axes or None)))
+        actual = nearest_neighbours(sharded, mesh=mesh, vocab_axes=vocab_axes, **options)
+        np.testing.assert_array_equal(actual, nearest_neighbours(table, **options))
+
+    @parameterized.parameters(*MESHES)
+    def test_equals_a_single_device(self, axes, vocab_axes):
+        # 360 or 180 words a device: one stage or two. Ties everywhere, NaN, padding.
+        table = two_stage_table()
+        table[[100, 650]] = np.nan
+        for options in (
+            {"k": 5, "num_valid": 701, "block_size": 33},
+            {"k": 30, "num_valid": 701, "block_size": 1024},
+            {"k": 5, "num_valid": 701, "scores": "bfloat16"},
+            {"k": 5, "num_valid": 701, "query_ids": jnp.array([700, 0, 100, 99, 5, 5, 350])},
+        ):
+            with self.subTest(str(options)):
+                self.assert_equals_single(table, axes, vocab_axes, **options)
+
+    @parameterized.parameters(MESHES[0], MESHES[3])
+    def test_more_neighbours_than_a_device_has_words(self, axes, vocab_axes):
+        table = small_integers(40, 3)
+        for num_valid in (13, 40):  # 13: some devices have padding only
+            for scores in neighbours.SCORES:
+                self.assert_equals_single(
+                    table, axes, vocab_axes, k=13, num_valid=num_valid, scores=scores
+                )
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_real_numbers_in_clusters(self, scores: str):
+        rng = np.random.default_rng(7)
+        table = rng.normal(size=(24, 16)).repeat(30, axis=0)
+        table = (table + 0.05 * rng.normal(size=table.shape)).astype(np.float32)
+        axes = {"data": 2, "model": 4}
+        self.assert_equals_single(table, axes, ("model",), k=5, num_valid=701, scores=scores)
+
+    def test_no_device_holds_the_table_or_the_scores_of_others(self):
+        mesh = mesh_of(data=2, model=4)
+        table = jax.ShapeDtypeStruct(
+            (720, 24), jnp.float32, sharding=NamedSharding(mesh, P("model"))
+        )
+        compiled = nearest_neighbours.lower(
+            table, k=5, num_valid=701, block_size=16, mesh=mesh, vocab_axes=("model",)
+        ).compile()
+        text = compiled.as_text()
+        self.assertIn("180,24]", text)  # what a device has: 180 rows
+        self.assertNotRegex(text, r"\[(72\d|736),24\]|24,(72\d|736)\]")
+        # 720 words over 8 devices make 90 queries each, in 6 blocks of 16, for a team of 4.
+        self.assertIn('"known_trip_count":{"n":"6"}', text)
+        self.assertRegex(text, r"f32\[64,(32,6|192)\]\S* dot\(")
+
+    def test_axes_that_are_none_and_tables_that_do_not_divide(self):
+        search = functools.partial(nearest_neighbours, k=2, num_valid=10)
+        with self.assertRaisesRegex(ValueError, r"vocab_axes are \('model',\), must be axes"):
+            search(small_integers(12, 2), vocab_axes=("model",))
+        with self.assertRaisesRegex(
+            ValueError, "has 10 rows, .* of the 4 devices .*vocab_multiple"
+        ):
+            search(small_integers(10, 2), mesh=mesh_of(model=4), vocab_axes=("model",))
+
+
+class InclusionTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_equals_enumeration_of_all_batches(self, num_targets: int):
         # Words 0 and 3 do not list themselves, and word 4 is never a target nor a neighbour.
-        neighbours = np.array([[1, 2], [1, 0], [2, 3], [1, 2], [4, 0]])
+        lists = np.array([[1, 2], [1, 0], [2, 3], [1, 2], [4, 0]])
         p = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
-        inclusion = np.zeros(5)
+        chance = np.zeros(5)
         for targets in itertools.product(range(5), repeat=num_targets):
-            union = set(targets) | set(neighbours[list(targets)].ravel())
-            inclusion[list(union)] += p[list(targets)].prod()
-        actual = log_inclusion(jnp.asarray(neighbours), jnp.asarray(p), num_targets)
+            union = set(targets) | set(lists[list(targets)].ravel())
+            chance[list(union)] += p[list(targets)].prod()
+        q = inclusion(jnp.asarray(lists), jnp.asarray(p))
+        self.assertEqual((q.dtype, q[4]), (jnp.float32, 0))
+        if num_targets == 1:
+            np.testing.assert_allclose(q, chance, rtol=1e-6)
+        actual = log_inclusion(q, num_targets)
         self.assertEqual(actual.dtype, jnp.float32)
-        np.testing.assert_allclose(actual[:4], np.log(inclusion[:4]), rtol=1e-5, atol=1e-6)
-        self.assertEqual(inclusion[4], 0)
-        self.assertTrue(jnp.isfinite(actual[4]))
+        np.testing.assert_allclose(actual[:4], np.log(chance[:4]), rtol=1e-5, atol=1e-6)
+        self.assertEqual(chance[4], 0)
 
     def test_rare_words_keep_their_precision(self):
         # Q is W p for rare words, far below what 1 - (1 - p)^W could resolve in float32.
-        p = np.array([1 - 3e-9, 1e-9, 2e-9])
-        actual = log_inclusion(jnp.arange(3)[:, None], jnp.asarray(p), 100)
+        q = jnp.array([1 - 3e-9, 1e-9, 2e-9])
+        actual = log_inclusion(q, 100)
         np.testing.assert_allclose(actual, [0, np.log(1e-7), np.log(2e-7)], rtol=1e-5, atol=1e-6)
+
+    def test_log_is_finite_at_most_zero_and_elementwise(self):
+        q = jnp.array([[0.0, 1e-30, 1e-9, 0.5], [0.5, 1.0, 1.0000002, 0.1]])
+        actual = log_inclusion(q, 3)
+        self.assertEqual(actual.shape, q.shape)
+        self.assertTrue(np.isfinite(actual).all())
+        self.assertLessEqual(actual.max(), 0)
+        np.testing.assert_array_equal(actual[0, 3], actual[1, 0])
+        np.testing.assert_allclose(actual[1, 3], np.log(1 - 0.9**3), rtol=1e-6)
 
 
 if __name__ == "__main__":

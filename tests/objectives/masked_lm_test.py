@@ -7,9 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings, output_table
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings, mask_tokens
@@ -36,13 +37,29 @@ WHOLE = OutputLayer(
     num_valid=VOCAB,
     k=VOCAB,
     capacity=PADDED,
+    capacity_buckets=1,
+    num_negatives=20,
+    group_size=0,
+    refresh="all",
     refresh_every=1,
-    block_size=16,
+    index_block=16,
+    index_scores="float32",
+    vocab_block=16,
     log_q_correction=False,
     exact_fraction=0.0,
     frequency_bias=False,
 )
 MASKS = MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1)
+
+
+def statistics(vocab: int, padded: int) -> WordStatistics:
+    """Words of rising probability and one language, but for specials and padding."""
+    probabilities = np.arange(padded) * (np.arange(padded) < vocab) / (vocab * (vocab - 1) / 2)
+    return WordStatistics(
+        jnp.asarray(probabilities, jnp.float32),
+        cumulative_thresholds(probabilities),
+        jnp.where(probabilities > 0, 0, -1),
+    )
 
 
 def objective_with(layer: OutputLayer = WHOLE, encoder: EncoderSettings = ENCODER) -> MaskedLM:
@@ -55,34 +72,43 @@ def objective_with(layer: OutputLayer = WHOLE, encoder: EncoderSettings = ENCODE
         mask_id=MASK,
         never_masked=SPECIAL,
         across_documents=False,
-        target_probabilities=jnp.full(PADDED, 1 / VOCAB),
-        num_targets=B * MASKS.slots(L),
+        words=statistics(layer.num_valid, encoder.vocab_size),
     )
 
 
-@functools.cache
-def params():
+def random_params(objective: MaskedLM):
     """Parameters away from their initial values, among which are too many zeros and ones."""
-    boxed = jax.eval_shape(lambda: objective_with().init(jax.random.key(0), L))
+    boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0), L))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
 
 
-def tokens(seed: int = 0) -> np.ndarray:
+@functools.cache
+def params():
+    return random_params(objective_with())
+
+
+def tokens(seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
     """Rows of two documents and some padding, [B, L]."""
-    rows = np.random.default_rng(seed).integers(MASK + 1, VOCAB, (B, L)).astype(np.int32)
+    rows = np.random.default_rng(seed).integers(MASK + 1, vocab, (B, L)).astype(np.int32)
     rows[:, [0, 6]], rows[:, [5, 13]], rows[:, 14:] = BOS, EOS, PAD
     return rows
+
+
+def index_of(objective: MaskedLM, params):
+    empty = objective.empty_index()
+    return empty and objective.refresh(params, empty, None)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("layer", "exact"))
 def _value_and_gradients(params, rows, layer: OutputLayer, exact: bool):
     objective = objective_with(layer)
-    index = objective.index(params) if layer.uses_neighbours else None
+    index = index_of(objective, params)
+    batch, key = {"tokens": rows}, jax.random.key(7)
+    prepared, _ = objective.prepare(index, batch, key, exact=exact, gather=False)
 
     def loss(params):
-        batch, key = {"tokens": rows}, jax.random.key(7)
-        sums = objective.sums(params, index, batch, key, exact=exact)
+        sums = objective.sums(params, prepared)
         return sums["loss"][0], sums
 
     return jax.grad(loss, has_aux=True)(params)
@@ -130,15 +156,150 @@ class OutputLayersTest(absltest.TestCase):
             self.assertEqual(sums["loss"], (0, 0))
             jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), gradients)
 
-    def test_only_sampling_has_an_index(self):
-        full = objective_with(dataclasses.replace(WHOLE, kind="full", exact_fraction=0.5))
-        self.assertIsNone(full.empty_index())
-        self.assertEqual((full.refresh_every, full.exact_fraction), (0, 0))
-        sampled = objective_with(dataclasses.replace(WHOLE, refresh_every=3, exact_fraction=0.5))
-        self.assertEqual((sampled.refresh_every, sampled.exact_fraction), (3, 0.5))
-        shapes = jax.eval_shape(lambda: sampled.index(params()))
-        expected = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-        self.assertEqual(expected, jax.eval_shape(sampled.empty_index))
+    def test_only_knn_has_an_index_and_only_sampling_an_exact_phase(self):
+        for kind, every, fraction in (
+            ("full", 0, 0), ("blockwise", 0, 0), ("knn", 3, 0.5), ("nce", 0, 0.5),
+        ):  # fmt: skip
+            layer = dataclasses.replace(WHOLE, kind=kind, refresh_every=3, exact_fraction=0.5)
+            objective = objective_with(layer)
+            self.assertEqual((objective.refresh_every, objective.exact_fraction), (every, fraction))
+            self.assertEqual(objective.empty_index() is not None, kind == "knn")
+
+    def test_a_refresh_looks_at_the_output_embeddings(self):
+        objective = objective_with(dataclasses.replace(WHOLE, k=4, log_q_correction=True))
+        empty = objective.empty_index()
+        table, _ = output_table(params())
+        index, report = objective.refresh(params(), empty, None)
+        expected, values = objective.output_layer.refreshed(empty, table, objective.words, None)
+        jax.tree.map(np.testing.assert_array_equal, index, expected)
+        self.assertEqual(report, {name: (value, 1) for name, value in values.items()})
+        self.assertEqual(jax.eval_shape(lambda: index), jax.eval_shape(lambda: empty))
+
+    def test_the_bias_may_start_at_the_log_frequencies(self):
+        log_frequencies = np.log(np.arange(1, VOCAB) / (VOCAB * (VOCAB - 1) / 2))
+        for starts, expected in ((False, 0), (True, log_frequencies)):
+            objective = objective_with(dataclasses.replace(WHOLE, frequency_bias=starts))
+            params = jax.jit(lambda init=objective.init: init(jax.random.key(0), L))()
+            _, bias = output_table(nn.unbox(params))
+            np.testing.assert_allclose(bias[1:VOCAB], expected, rtol=1e-5)
+            self.assertTrue(np.isfinite(bias).all())
+
+
+LARGE = 500
+LARGE_LAYER = dataclasses.replace(WHOLE, num_valid=LARGE, k=3, capacity=30, log_q_correction=True)
+# No layers: what is tested here is in the embeddings and behind the head.
+LARGE_ENCODER = dataclasses.replace(ENCODER, vocab_size=512, num_layers=0)
+
+
+@functools.cache
+def large_params():
+    return random_params(objective_with(LARGE_LAYER, LARGE_ENCODER))
+
+
+@functools.partial(jax.jit, static_argnames=("layer", "gather"))
+def _large(params, rows, layer: OutputLayer, gather: bool):
+    objective = objective_with(layer, LARGE_ENCODER)
+    index = index_of(objective, params)
+    batch, key = {"tokens": rows}, jax.random.key(7)
+    prepared, ids = objective.prepare(index, batch, key, gather=gather)
+    table, _ = output_table(params)
+    read = params
+    if ids is not None:
+        few = table.at[ids].get(mode="fill", fill_value=0)
+        read = params | {"embeddings": params["embeddings"] | {"table": few}}
+
+    def loss(read):
+        sums = objective.sums(read, prepared)
+        return sums["loss"][0], sums
+
+    gradients, sums = jax.grad(loss, has_aux=True)(read)
+    if ids is not None:
+        by_rows, _ = output_table(gradients)
+        by_table = jnp.zeros_like(table).at[ids].set(by_rows, mode="drop")
+        gradients = gradients | {"embeddings": gradients["embeddings"] | {"table": by_table}}
+    return sums, gradients, ids
+
+
+def large(layer: OutputLayer, rows, gather: bool = False):
+    """Sums, gradients and the rows read, of a vocabulary of which a batch touches few."""
+    return _large(large_params(), rows, layer, gather)
+
+
+def assert_close(actual, expected):
+    check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
+    jax.tree.map(check, actual, expected)
+
+
+def prepared_shapes(layer: OutputLayer, **kwargs):
+    """What `prepare` returns for a large vocabulary, as shapes."""
+    objective = objective_with(layer, LARGE_ENCODER)
+    index, rows = objective.empty_index(), jnp.asarray(tokens(vocab=LARGE))
+    return jax.eval_shape(
+        lambda index, rows: objective.prepare(index, {"tokens": rows}, jax.random.key(7), **kwargs),
+        index,
+        rows,
+    )
+
+
+class WorkingRowsTest(parameterized.TestCase):
+    @parameterized.parameters(("knn", 0), ("knn", 2), ("nce", 1))
+    def test_the_rows_stand_in_for_the_table(self, kind: str, group_size: int):
+        layer = dataclasses.replace(LARGE_LAYER, kind=kind, group_size=group_size)
+        sums, gradients, ids = large(layer, tokens(vocab=LARGE), gather=True)
+        expected, expected_gradients, none = large(layer, tokens(vocab=LARGE))
+        self.assertIsNone(none)
+        groups = B // (group_size or B)
+        capacity = {"knn": 30, "nce": MASKS.slots(L) + 20}[kind]
+        self.assertEqual(ids.shape, (groups * capacity + B * L,))
+        assert_close(sums, expected)
+        assert_close(gradients, expected_gradients)
+        touched = np.abs(output_table(gradients)[0]).max(axis=1) > 0
+        self.assertBetween(touched.sum(), 30, 200)
+
+    def test_of_a_small_vocabulary_or_a_whole_one_the_table_is_read(self):
+        wide = dataclasses.replace(LARGE_LAYER, capacity=512 - B * L)
+        for layer, reads_rows in (
+            (wide, False), (dataclasses.replace(wide, capacity=511 - B * L), True),
+            (dataclasses.replace(LARGE_LAYER, kind="full"), False),
+        ):  # fmt: skip
+            self.assertEqual(prepared_shapes(layer)[1] is not None, reads_rows)
+            self.assertIsNone(prepared_shapes(layer, gather=False)[1])
+            self.assertIsNone(prepared_shapes(layer, exact=True)[1])
+
+
+class GroupsTest(absltest.TestCase):
+    def halves(self, layer: OutputLayer):
+        """Loss and gradients of a batch, and the sums of those of its halves, padding aside."""
+        rows = tokens(vocab=LARGE)
+        first, second = rows.copy(), rows.copy()
+        first[2:], second[:2] = PAD, PAD
+        results = [large(layer, batch)[:2] for batch in (rows, first, second)]
+        (whole, *parts) = [(sums["loss"], gradients) for sums, gradients in results]
+        return whole, jax.tree.map(jnp.add, *parts)
+
+    def test_the_loss_is_the_sum_over_the_groups(self):
+        layer = dataclasses.replace(LARGE_LAYER, group_size=2)
+        assert_close(*self.halves(layer))
+
+    def test_a_larger_group_has_more_candidates(self):
+        # Or else the test above could not tell whether there are groups.
+        ((one_group, _), _), ((halves, _), _) = self.halves(LARGE_LAYER)
+        self.assertGreater(one_group, 1.05 * halves)
+
+    def test_a_group_is_so_many_sequences_one_after_another(self):
+        layer = dataclasses.replace(LARGE_LAYER, kind="target_sampling", group_size=2)
+        objective, rows = objective_with(layer, LARGE_ENCODER), jnp.asarray(tokens(vocab=LARGE))
+        prepare = jax.jit(lambda rows, key: objective.prepare(None, {"tokens": rows}, key)[0])
+        prepared = prepare(rows, jax.random.key(0))
+        targets, used = np.asarray(prepared.masked.targets), prepared.masked.weights > 0
+        for group, ids in enumerate(np.asarray(prepared.sample.candidates.ids)):
+            of_group = slice(2 * group, 2 * group + 2)
+            words = set(targets[of_group][np.asarray(used)[of_group]].tolist())
+            self.assertEqual(set(ids.tolist()) - {512}, words)
+
+    def test_groups_that_do_not_divide_the_batch(self):
+        with self.assertRaisesRegex(ValueError, "output_layer.group_size is 3, must divide"):
+            prepared_shapes(dataclasses.replace(LARGE_LAYER, group_size=3))
 
 
 class PredictionsTest(absltest.TestCase):
@@ -153,9 +314,12 @@ class PredictionsTest(absltest.TestCase):
 
     def test_the_loss_is_that_of_the_masked_tokens(self):
         key = jax.random.key(3)
-        sums = jax.jit(self.objective.sums)(params(), None, {"tokens": tokens()}, key)
+        batch = {"tokens": jnp.asarray(tokens())}
+        prepared, rows = jax.jit(self.objective.prepare)(None, batch, key)
+        self.assertIsNone(rows)
+        sums = jax.jit(lambda params: self.objective.sums(params, prepared))(params())
         masked = mask_tokens(
-            jax.random.split(key)[0],
+            jax.random.split(key, 3)[0],
             jnp.asarray(tokens()),
             MASKS,
             vocab_size=VOCAB,

@@ -36,15 +36,18 @@ OPTIMIZER = OptimizerSettings(
     epsilon=1e-6,
     weight_decay=0.0,
     clip_norm=0.0,
+    embedding_update="dense",
 )
 MESH = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
 
 
 class Toy:
-    """Learns sqrt(x (100 + sum of w)); its "index" is a copy of w."""
+    """Learns sqrt(x (100 + sum of w)); its "index" is a copy of w, of which a part is a number."""
 
+    table = None
     refresh_every = 3
+    rolling_refresh = False
     exact_fraction = 0.2
 
     def init(self, key, length):
@@ -53,17 +56,44 @@ class Toy:
     def empty_index(self):
         return jnp.full(4, -1.0)
 
-    def index(self, params):
-        return params["w"]
+    def refresh(self, params, index, part):
+        fresh = params["w"] if part is None else index.at[part].set(params["w"][part])
+        return fresh, {"moved": (jnp.abs(fresh - index).sum(), jnp.float32(1))}
 
-    def sums(self, params, index, batch, key, *, exact=False):
-        losses = jnp.sqrt(batch["x"] * (params["w"].sum() + 100))
-        return {"loss": (losses.sum(), jnp.float32(4)), "exact": (jnp.float32(exact), 1.0)}
+    def prepare(self, index, batch, key, *, exact):
+        return (batch["x"], jnp.float32(exact)), None
+
+    def sums(self, params, prepared):
+        x, exact = prepared
+        losses = jnp.sqrt(x * (params["w"].sum() + 100))
+        return {"loss": (losses.sum(), jnp.float32(4)), "exact": (exact, 1.0)}
 
 
-def program_of(objective) -> Program:
+class Rolling(Toy):
+    rolling_refresh = True
+
+
+class ByRows(Toy):
+    """Learns in each step one row of w, which is a table."""
+
+    table = ("w",)
+    refresh_every = 2
+
+    def init(self, key, length):
+        return {"w": jnp.zeros((length, 1))}
+
+    def empty_index(self):
+        return jnp.zeros((4, 1))
+
+    def prepare(self, index, batch, key, *, exact):
+        prepared, _ = super().prepare(index, batch, key, exact=exact)
+        return prepared, jax.random.randint(key, (1,), 0, 4)
+
+
+def program_of(objective, embedding_update: str = "dense") -> Program:
     mesh = make_mesh(MESH, jax.devices()[:1])
-    return make_program(objective, OPTIMIZER, MESH, mesh, num_steps=NUM_STEPS, length=4)
+    optimizer = dataclasses.replace(OPTIMIZER, embedding_update=embedding_update)
+    return make_program(objective, optimizer, MESH, mesh, num_steps=NUM_STEPS, length=4)
 
 
 def batches(*values: float) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
@@ -91,7 +121,10 @@ class TestCase(parameterized.TestCase):
         return train(program or self.program, SETTINGS, self.folder, batches(*values), **kwargs)
 
     def steps_with(self, metric: str) -> list[float]:
-        return [r["step"] for r in read_metrics(self.folder / "metrics.jsonl") if metric in r]
+        return [record["step"] for record in self.records() if metric in record]
+
+    def records(self) -> list[dict[str, float]]:
+        return read_metrics(self.folder / "metrics.jsonl")
 
     def latest(self):
         return restore_latest(self.folder / "checkpoints", self.program.abstract_state)
@@ -101,8 +134,8 @@ class IntervalsTest(TestCase):
     def test_each_thing_happens_when_it_is_due_and_at_the_end(self):
         seen = []
 
-        def evaluator(params):
-            seen.append(float(params["w"].sum()))
+        def evaluator(state):
+            seen.append(float(state.params["w"].sum()))
             return {"eval/sum": seen[-1]}
 
         state = self.train(evaluators=[evaluator])
@@ -116,7 +149,7 @@ class IntervalsTest(TestCase):
 
     def test_metrics_are_those_of_the_step(self):
         self.train(GOOD, 4 * GOOD)
-        records = read_metrics(self.folder / "metrics.jsonl")
+        records = [record for record in self.records() if "train/loss" in record]
         schedule = [0.1 * (1 - step / NUM_STEPS) for step in range(NUM_STEPS)]
         # Adam's first steps move each of the four weights by the learning rate.
         expected = 2 * np.sqrt(100 - 4 * schedule[0])
@@ -140,6 +173,74 @@ class IntervalsTest(TestCase):
         expected = [(step, min(step - step % 3, 6), step >= 8) for step in range(10)]
         self.assertEqual(steps, expected)
         self.assertEqual((int(state.step), int(state.index_step)), (10, 6))
+
+    def test_refreshes_are_recorded_with_the_step_that_follows(self):
+        state = self.train()
+        self.assertEqual(self.steps_with("index/moved"), [1, 4, 7])
+        moved = [r["index/moved"] for r in self.records() if "index/moved" in r]
+        self.assertEqual(moved[0], 4)  # from -1 to 0, for the index begins empty
+        with Checkpoints(self.folder / "checkpoints", keep=2) as checkpoints:
+            last = checkpoints.restore(9, self.program.abstract_state)
+        self.assertAlmostEqual(sum(moved[1:]), -float(last.index.sum()), places=5)
+        np.testing.assert_array_equal(state.index, last.index)
+
+    def test_a_rolling_refresh_takes_a_part_before_every_step(self):
+        program = program_of(Rolling())
+        weights, refreshed = [], []
+
+        def train_step(state, batch, exact):
+            step = int(state.step)
+            weights.append(np.asarray(state.params["w"]))
+            expected = weights[0].copy()  # whole before the first step
+            last = min(step, 7)  # the last two steps are exact
+            for past in range(1, last + 1):
+                expected[past % 3] = weights[past][past % 3]
+            np.testing.assert_array_equal(state.index, expected)
+            self.assertEqual(state.index_step, last)
+            return program.train_step(state, batch, exact)
+
+        def refresh(state, whole):
+            refreshed.append((int(state.step), whole))
+            return program.refresh(state, whole)
+
+        self.train(program=dataclasses.replace(program, train_step=train_step, refresh=refresh))
+        self.assertEqual(refreshed, [(step, step == 0) for step in range(8)])
+        # Recorded as often as the metrics of steps are.
+        self.assertEqual(self.steps_with("index/moved"), [1, 3, 5, 7])
+        self.assertLen({tuple(w) for w in weights}, NUM_STEPS)
+
+    def test_a_whole_refresh_sees_parameters_that_are_up_to_date(self):
+        program = program_of(ByRows(), embedding_update="rows")
+        behind = []
+
+        def refresh(state, whole):
+            behind.append(bool((state.opt_state.table.last_step < state.step).any()))
+            state, sums = program.refresh(state, whole)
+            np.testing.assert_array_equal(state.opt_state.table.last_step, state.step)
+            np.testing.assert_array_equal(state.index, state.params["w"])
+            return state, sums
+
+        self.train(program=dataclasses.replace(program, refresh=refresh))
+        # Before steps 4 and 6 an evaluation or a checkpoint has seen to it.
+        self.assertEqual(behind, [False, True, False, False])
+
+    def test_parameters_are_up_to_date_where_others_read_them(self):
+        flushed = []
+
+        def flush(state):
+            flushed.append(int(state.step))
+            state = self.program.flush(state)
+            return dataclasses.replace(state, key_data=state.key_data + np.uint32(1))
+
+        seen = []
+        state = self.train(
+            program=dataclasses.replace(self.program, flush=flush),
+            evaluators=[lambda state: seen.append(state.key_data[1]) or {}],
+        )
+        self.assertEqual(flushed, [3, 4, 6, 8, 9, 10])  # checkpoints, evaluations
+        self.assertEqual(seen, [2, 4, 6])
+        self.assertEqual(state.key_data[1], 6)
+        self.assertEqual(self.latest()[1].key_data[1], 6)
 
     def test_without_an_index_nothing_is_refreshed(self):
         class NoIndex(Toy):

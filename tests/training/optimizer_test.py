@@ -1,13 +1,20 @@
-"""The schedule at its corners, and AdamW against its formula."""
+"""The schedule at its corners, AdamW against its formula, a table by rows against all of it."""
 
 import dataclasses
+import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from training.optimizer import OptimizerSettings, learning_rate_schedule, make_optimizer
+from training.optimizer import (
+    Optimizer,
+    OptimizerSettings,
+    learning_rate_schedule,
+    make_optimizer,
+)
 
 SETTINGS = OptimizerSettings(
     learning_rate=0.5,
@@ -18,19 +25,22 @@ SETTINGS = OptimizerSettings(
     epsilon=1e-6,
     weight_decay=0.1,
     clip_norm=0.0,
+    embedding_update="dense",
 )
 PARAMS = {"matrix": np.full((2, 3), 2.0, np.float32), "vector": np.full(3, 2.0, np.float32)}
 
 
 def steps_taken(settings: OptimizerSettings, gradients: list, num_steps: int = 10):
-    """The updates of each step, parameters held fixed."""
-    optimizer = make_optimizer(settings, num_steps)
+    """The parameters after one step from the same ones, the state going on."""
+    optimizer = make_optimizer(settings, num_steps, None)
     state = optimizer.init(PARAMS)
-    updates = []
+    found = []
     for one in gradients:
-        update, state = jax.jit(optimizer.update)(one, state, PARAMS)
-        updates.append(update)
-    return updates
+        params, read = optimizer.read(PARAMS, state, None)
+        jax.tree.map(np.testing.assert_array_equal, params, PARAMS)
+        params, state = jax.jit(optimizer.update)(one, read, PARAMS, state)
+        found.append(params)
+    return found
 
 
 class ScheduleTest(parameterized.TestCase):
@@ -54,8 +64,8 @@ class ScheduleTest(parameterized.TestCase):
             learning_rate_schedule(settings, num_steps=10)
 
 
-class OptimizerTest(parameterized.TestCase):
-    def test_adamw(self):
+class AdamWTest(parameterized.TestCase):
+    def test_equals_the_formula(self):
         rng = np.random.default_rng(0)
         gradients = [
             jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
@@ -64,14 +74,15 @@ class OptimizerTest(parameterized.TestCase):
         schedule = learning_rate_schedule(SETTINGS, num_steps=10)
         for name, decay in (("matrix", 0.1), ("vector", 0.0)):
             mean = square = np.zeros_like(PARAMS[name], np.float64)
-            for step, updates in enumerate(steps_taken(SETTINGS, gradients)):
+            for step, params in enumerate(steps_taken(SETTINGS, gradients)):
                 gradient = gradients[step][name].astype(np.float64)
                 mean = 0.9 * mean + 0.1 * gradient
                 square = 0.98 * square + 0.02 * gradient**2
                 adam = mean / (1 - 0.9 ** (step + 1))
                 adam /= np.sqrt(square / (1 - 0.98 ** (step + 1))) + 1e-6
-                expected = -float(schedule(step)) * (adam + decay * PARAMS[name])
-                np.testing.assert_allclose(updates[name], expected, rtol=1e-4)
+                update = float(schedule(step)) * (adam + decay * PARAMS[name])
+                np.testing.assert_allclose(params[name], PARAMS[name] - update, rtol=1e-5)
+                self.assertEqual(np.abs(update).max() > 0.01, step > 0)
 
     @parameterized.parameters((0.0, 0.0), (1.0, 0.0), (0.0, 0.1))
     def test_only_gradients_above_the_norm_are_clipped(self, clip_norm, weight_decay):
@@ -85,9 +96,186 @@ class OptimizerTest(parameterized.TestCase):
         found = steps_taken(settings, [small, large])
         unclipped = dataclasses.replace(settings, clip_norm=0.0)
         expected = steps_taken(unclipped, [small, clipped if clip_norm else large])
-        check = jax.tree_util.Partial(np.testing.assert_allclose, rtol=1e-5)
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-6)
         jax.tree.map(check, found, expected)
-        self.assertGreater(jnp.abs(found[1]["vector"]).min(), 0)
+        self.assertGreater(jnp.abs(found[1]["vector"] - PARAMS["vector"]).min(), 0.1)
+
+    def test_another_update(self):
+        with self.assertRaisesRegex(
+            ValueError, "optimizer.embedding_update is 'lazy', must be dense or rows"
+        ):
+            dataclasses.replace(SETTINGS, embedding_update="lazy")
+
+
+V, E, NUM_STEPS = 40, 3, 60
+PATH = ("embeddings", "table")
+# A large epsilon, so that the size of a gradient matters, and with it a wrong clipping.
+DENSE = dataclasses.replace(SETTINGS, learning_rate=0.05, clip_norm=1.0, epsilon=0.1)
+ROWS = dataclasses.replace(DENSE, embedding_update="rows")
+
+
+def large_params():
+    rng = np.random.default_rng(0)
+    shapes = {"embeddings": {"table": (V, E), "norm": (E,)}, "head": {"kernel": (E, E)}}
+    draw = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def gradients_of(step: int) -> dict:
+    """Gradients of every parameter; of the table, of the rows of `ids_of` this step alone."""
+    rng = np.random.default_rng([1, step])
+    grads = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), large_params())
+    absent = np.setdiff1d(np.arange(V), ids_of(step))
+    grads["embeddings"]["table"][absent] = 0
+    return grads
+
+
+def ids_of(step: int) -> np.ndarray:
+    """[R] int32 rows that a step touches, frequent ones mostly; unused slots hold V."""
+    rng = np.random.default_rng([2, step])
+    ids = np.unique(np.append(V * rng.random(9) ** 3, V - 1 - step % 2).astype(np.int32))
+    return np.append(rng.permutation(ids), np.full(12 - len(ids), V, np.int32))
+
+
+@functools.cache
+def compiled(settings: OptimizerSettings, path=PATH) -> Optimizer:
+    optimizer = make_optimizer(settings, NUM_STEPS, path)
+    return Optimizer(optimizer.init, *map(jax.jit, optimizer[1:]))
+
+
+class Run:
+    """Some steps of an optimizer."""
+
+    def __init__(self, settings: OptimizerSettings, path=PATH):
+        self.optimizer = compiled(settings, path)
+        self.params = large_params()
+        self.state = self.optimizer.init(self.params)
+        self.step = 0
+
+    def read(self, ids):
+        return self.optimizer.read(self.params, self.state, ids)
+
+    def take(self, num_steps: int, by_ids: bool):
+        for _ in range(num_steps):
+            ids = jnp.asarray(ids_of(self.step)) if by_ids else None
+            params, held = self.read(ids)
+            grads = gradients_of(self.step)
+            if by_ids:
+                table = grads["embeddings"]["table"]
+                grads["embeddings"]["table"] = np.append(table, np.zeros((1, E)), axis=0)[ids]
+            shapes = [jax.tree.map(jnp.shape, tree) for tree in (grads, params)]
+            assert shapes[0] == shapes[1], "gradients are those of the parameters read"
+            self.params, self.state = self.optimizer.update(grads, held, self.params, self.state)
+            self.step += 1
+        return self
+
+    def flush(self):
+        self.params, self.state = self.optimizer.flush(self.params, self.state)
+        return self
+
+    @property
+    def table(self) -> np.ndarray:
+        return np.asarray(self.params["embeddings"]["table"])
+
+    @property
+    def others(self):
+        return jax.tree.leaves(
+            {**self.params, "embeddings": {**self.params["embeddings"], "table": None}}
+        )
+
+
+class TableTest(parameterized.TestCase):
+    def assert_close(self, found: Run, expected: Run):
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        jax.tree.map(check, found.params, expected.params)
+
+    @parameterized.parameters(0.0, 0.3)
+    def test_rows_that_are_all_rows_are_updated_as_dense(self, clip_norm: float):
+        dense, rows = (
+            Run(dataclasses.replace(settings, clip_norm=clip_norm)).take(5, by_ids=False)
+            for settings in (DENSE, ROWS)
+        )
+        self.assert_close(rows, dense)
+        np.testing.assert_array_equal(rows.flush().table, rows.table)
+        for found, first in zip(dense.others, Run(DENSE).others, strict=True):
+            self.assertGreater(np.abs(found - first).max(), 0.01)
+        self.assertGreater(np.abs(dense.table - Run(DENSE).table).max(), 0.01)
+
+    def test_clipping_matters_in_these_tests(self):
+        tables = [
+            Run(dataclasses.replace(ROWS, clip_norm=norm)).take(3, by_ids=True).table
+            for norm in (0.0, 0.3)
+        ]
+        self.assertGreater(np.abs(tables[0] - tables[1]).max(), 0.01)
+
+    def test_dense_with_the_gradients_of_some_rows(self):
+        by_ids, whole = (Run(DENSE).take(5, by_ids=by_ids) for by_ids in (True, False))
+        jax.tree.map(np.testing.assert_array_equal, by_ids.params, whole.params)
+        params, held = by_ids.read(jnp.array([7, V, 3]))
+        expected = [by_ids.table[7], np.zeros(E), by_ids.table[3]]
+        np.testing.assert_array_equal(params["embeddings"]["table"], expected)
+        self.assertEqual(held.tolist(), [7, V, 3])
+
+    @parameterized.parameters(1.0, 0.3)
+    def test_some_rows_follow_dense(self, clip_norm: float):
+        dense, rows = (
+            Run(dataclasses.replace(settings, clip_norm=clip_norm)).take(NUM_STEPS // 2, by_ids)
+            for settings, by_ids in ((DENSE, False), (ROWS, True))
+        )
+        # The other parameters are dense in both, and the norm of all gradients clips them.
+        for found, expected in zip(rows.others, dense.others, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        moved = np.linalg.norm(dense.table - large_params()["embeddings"]["table"])
+        behind = np.linalg.norm(rows.table - dense.table) / moved
+        # What is read is up to date; so is all of it after a flush.
+        ids = np.array([V - 3, 0, 20, V])
+        read, _ = rows.read(jnp.asarray(ids))
+        rows.flush()
+        np.testing.assert_allclose(
+            read["embeddings"]["table"], [*rows.table[ids[:3]], np.zeros(E)], rtol=1e-5, atol=1e-6
+        )
+        distance = np.linalg.norm(rows.table - dense.table) / moved
+        self.assertLess(distance, 0.01)
+        self.assertGreater(behind, 3 * distance)  # the flush had something to do
+        # And the run goes on from there.
+        for run, by_ids in ((dense, False), (rows, True)):
+            run.take(5, by_ids).flush()
+        self.assertLess(np.linalg.norm(rows.table - dense.table) / moved, 0.01)
+
+    def test_a_flush_touches_the_table_alone_and_once(self):
+        run = Run(ROWS).take(8, by_ids=True)
+        table, others, others_state = run.table, run.others, run.state.others
+        run.flush()
+        self.assertGreater(np.abs(run.table - table).max(), 1e-3)
+        jax.tree.map(np.testing.assert_array_equal, run.others, others)
+        jax.tree.map(np.testing.assert_array_equal, run.state.others, others_state)
+        once = run.params, run.state
+        run.flush()
+        jax.tree.map(np.testing.assert_array_equal, (run.params, run.state), once)
+
+    def test_dense_needs_no_flush(self):
+        run = Run(DENSE).take(2, by_ids=True)
+        before = run.params, run.state
+        run.flush()
+        jax.tree.map(np.testing.assert_array_equal, (run.params, run.state), before)
+
+    def test_without_a_table_all_are_dense(self):
+        expected = Run(DENSE).take(4, by_ids=False)
+        for settings in (DENSE, ROWS):
+            run = Run(settings, path=None).take(4, by_ids=False)
+            jax.tree.map(np.testing.assert_array_equal, run.params, expected.params)
+            jax.tree.map(np.testing.assert_array_equal, run.state, expected.state)
+
+    def test_the_state_of_the_rows_has_the_names_of_the_table(self):
+        params = large_params()
+        table = nn.LogicallyPartitioned(params["embeddings"]["table"], ("vocab", "embed"))
+        params["embeddings"]["table"] = table
+        state = make_optimizer(ROWS, NUM_STEPS, PATH).init(params).table
+        plain = make_optimizer(ROWS, NUM_STEPS, PATH).init(large_params()).table
+        jax.tree.map(np.testing.assert_array_equal, nn.unbox(state), plain)
+        for name, value in state._asdict().items():
+            names = {0: None, 1: ("vocab",), 2: ("vocab", "embed")}[nn.unbox(value).ndim]
+            self.assertEqual(getattr(value, "names", None), names, name)
 
 
 if __name__ == "__main__":

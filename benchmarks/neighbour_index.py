@@ -1,0 +1,149 @@
+"""The neighbour index beside FAISS: speed and recall of a refresh.
+
+    python -m benchmarks.neighbour_index --cores=1     # some minutes on a CPU
+    python -m benchmarks.neighbour_index --vocab_sizes=500000 --width=768 --queries=65536   # a GPU
+
+Everything answers for the same words, interleaved; times are medians. FAISS' IndexFlatIP, on the
+CPU also where there is a GPU, gets 1024 queries at a time. Its table is ready before, while ours is
+laid out anew in each call, as it is in a refresh. `products alone` is the matrix product that all
+of them need, without any selection: what no exact index can go below. Recall is against sorted
+float64 products; a word that rounding in float32 could exchange for one of them counts as found.
+The words come in clusters, so that they have neighbours to find.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from benchmarks.machine import describe_machine, interleaved_medians, pin
+from knn_sampling.neighbours import nearest_neighbours
+
+_VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, words.")
+_WIDTH = flags.DEFINE_integer("width", 256, "D, width of the table.")
+_K = flags.DEFINE_integer("k", 50, "Neighbours of a word.")
+_QUERIES = flags.DEFINE_integer("queries", 4096, "Words to answer for in each timing.")
+_BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["64", "128", "256", "512", "1024"], "Ours.")
+_REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Timings of each.")
+_CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
+
+FAISS, PLAIN = "FAISS IndexFlatIP", "lax.top_k, blocks of {}"
+FAISS_QUERIES = 1024
+RECALL_QUERIES = 256
+DEFAULT_BLOCK = 256
+
+Run = Callable[[], jax.Array | np.ndarray]
+
+
+def clustered_words(vocab_size: int, width: int) -> np.ndarray:
+    """[V, D] float32 words in clusters of about 64, in random order, of lengths around one."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(-(-vocab_size // 64), width))
+    words = centres[rng.integers(0, len(centres), vocab_size)]
+    words += rng.normal(size=words.shape)
+    words *= rng.uniform(0.8, 1.2, size=(vocab_size, 1)) / np.sqrt(2 * width)
+    return words.astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("k", "block_size"))
+def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -> jax.Array:
+    """What one would write: products of a block of queries, and `lax.top_k` of all of them."""
+
+    def answer(block: jax.Array) -> jax.Array:
+        scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
+        return jax.lax.top_k(scores, k)[1]
+
+    blocks = queries.reshape(-1, block_size, queries.shape[1])
+    return jax.lax.map(answer, blocks).reshape(-1, k)
+
+
+@functools.partial(jax.jit, static_argnames="block_size")
+def products_alone(table: jax.Array, queries: jax.Array, block_size: int) -> jax.Array:
+    """All products, of which only a few are kept so that they are made at all."""
+
+    def answer(block: jax.Array) -> jax.Array:
+        scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
+        return jax.lax.optimization_barrier(scores)[:, ::1024]
+
+    return jax.lax.map(answer, queries.reshape(-1, block_size, queries.shape[1]))
+
+
+def faiss_run(words: np.ndarray, num_queries: int, k: int) -> Run | None:
+    """A search by FAISS; None where it is not installed."""
+    try:
+        faiss = importlib.import_module("faiss")
+    except ModuleNotFoundError:
+        return None
+    faiss.omp_set_num_threads(_CORES.value or os.cpu_count())
+    index = faiss.IndexFlatIP(words.shape[1])
+    index.add(words)
+    starts = range(0, num_queries, FAISS_QUERIES)
+    stops = [min(start + FAISS_QUERIES, num_queries) for start in starts]
+    return lambda: np.concatenate(
+        [index.search(words[a:b], k)[1] for a, b in zip(starts, stops, strict=True)]
+    )
+
+
+def runs_of(words: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
+    """What is timed, by name."""
+    table, ids = jnp.asarray(words), jnp.arange(num_queries)
+    queries = table[:num_queries]
+    runs: dict[str, Run] = {}
+    peer = faiss_run(words, num_queries, k)
+    if peer:
+        runs[FAISS] = peer
+    block = DEFAULT_BLOCK
+    runs[PLAIN.format(block)] = lambda: plain_top_k(table, queries, k, block)
+    runs[f"products alone, blocks of {block}"] = lambda: products_alone(table, queries, block)
+    ours = functools.partial(nearest_neighbours, table, k=k, num_valid=len(words), query_ids=ids)
+    for size in map(int, _BLOCK_SIZES.value):
+        runs[f"ours, blocks of {size}"] = functools.partial(ours, block_size=size)
+    runs[f"ours, bfloat16, blocks of {block}"] = functools.partial(
+        ours, block_size=block, scores="bfloat16"
+    )
+    return runs
+
+
+def recall(index: np.ndarray, words: np.ndarray) -> float:
+    """Share of the true neighbours of the first words that their rows [N, K] of the index hold."""
+    index = index[:RECALL_QUERIES]
+    k = index.shape[1]
+    found = 0.0
+    for ids, query in zip(index, words.astype(np.float64), strict=False):
+        scores = words @ query
+        last = np.partition(scores, -k)[-k]
+        found += np.unique(ids[scores[ids] >= last - 1e-6 * np.abs(last)]).size
+    return found / index.size
+
+
+def main(_) -> None:
+    pin(_CORES.value)
+    k, num_queries = _K.value, _QUERIES.value
+    if num_queries % DEFAULT_BLOCK:
+        raise ValueError(f"--queries is {num_queries}, must be a multiple of {DEFAULT_BLOCK}")
+    print(describe_machine())
+    print(f"{num_queries} queries, D = {_WIDTH.value}, k = {k}", flush=True)
+    lines = []
+    for vocab_size in map(int, _VOCAB_SIZES.value):
+        words = clustered_words(vocab_size, _WIDTH.value)
+        runs = runs_of(words, num_queries, k)
+        if FAISS not in runs:
+            print("faiss is not installed: its row is left out, lax.top_k is the peer")
+        peer = next(iter(runs))
+        seconds = interleaved_medians(runs, _REPETITIONS.value)
+        for name, run in runs.items():
+            found = "" if name.startswith("products") else f"{recall(np.asarray(run()), words):.4f}"
+            each, ratio = 1e6 * seconds[name] / num_queries, seconds[peer] / seconds[name]
+            lines.append(f"| {vocab_size:,} | {name} | {each:.0f} | {ratio:.2f} | {found} |")
+    print(f"| V | | microseconds a query | times as fast as {peer} | recall |")
+    print("|---:|---|---:|---:|---:|")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    app.run(main)

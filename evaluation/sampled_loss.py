@@ -1,0 +1,70 @@
+"""The loss that training sees against the exact one, on the same held-out positions."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from input_pipeline.row_store import RowStore
+from objectives.masked_lm import MaskedLM
+from objectives.sums import means
+
+
+class SampledLoss:
+    """Measures what sampling does to the loss: an evaluator of a training run.
+
+    Held-out rows of all languages, mixed into batches as large as those of training, are masked
+    once; their loss is taken as in training, without dropout, and over the whole vocabulary. The
+    difference is what the sampled softmax understates.
+    """
+
+    def __init__(
+        self, objective: MaskedLM, store: RowStore, *, batch_size: int, max_rows: int, seed: int
+    ):
+        """Draws the rows.
+
+        Args:
+          objective: the model and its output layer.
+          store: held-out rows.
+          batch_size: B of training.
+          max_rows: held-out rows used per language; 0 for all.
+          seed: of the order of the rows and the masks.
+        """
+        rows = np.concatenate(
+            [store.rows(lang, "heldout")[: max_rows or None] for lang in store.languages]
+        ).astype(np.int32)
+        rows = np.random.default_rng(seed).permutation(rows)
+        padding = -len(rows) % batch_size
+        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=objective.pad)
+        self._batches = rows.reshape(-1, batch_size, rows.shape[1])
+        self._key = jax.random.key(seed)
+        self._objective = objective
+        self._sums = jax.jit(self._losses)
+
+    def __call__(self, state) -> Mapping[str, float]:
+        """Both losses, |V'| and overflow; nothing where the output layer does not sample."""
+        if not self._objective.output_layer.is_sampled or not len(self._batches):
+            return {}
+        totals: dict[str, tuple[float, float]] = {}
+        for number, batch in enumerate(self._batches):
+            key = jax.random.fold_in(self._key, number)
+            sums = jax.device_get(self._sums(state.params, state.index, batch, key))
+            for name, (total, weight) in sums.items():
+                before, weight_before = totals.get(name, (0.0, 0.0))
+                totals[name] = before + float(total), weight_before + float(weight)
+        return {f"sampling/{name}": value for name, value in means(totals).items()}
+
+    def _losses(self, params, index, batch: jax.Array, key: jax.Array):
+        def sums(exact: bool):
+            prepared, _ = self._objective.prepare(
+                index, {"tokens": batch}, key, exact=exact, dropout=False, gather=False
+            )
+            return self._objective.sums(params, prepared)
+
+        sampled = sums(exact=False)
+        return {
+            "sampled_loss": sampled["loss"],
+            "exact_loss": sums(exact=True)["loss"],
+            "candidates": sampled["candidates"],
+            "overflow": sampled["overflow"],
+        }

@@ -1,0 +1,169 @@
+"""The softmax cross-entropy over the whole vocabulary, exact, without ever holding its logits.
+
+Blocks of the vocabulary are visited one after another. The forward pass keeps a running maximum and
+sum of exponentials per position; the backward pass computes each block's logits anew.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Words of a block where a config does not say otherwise; see benchmarks/softmax.py.
+DEFAULT_BLOCK_SIZE = 1024
+
+# Logit of a class that is not there. Finite, so that no gradient becomes NaN.
+_ABSENT = -1e30
+# Blocks hold a multiple of this many words where they can: matrix units like whole tiles.
+_TILE = 128
+
+
+def blockwise_softmax_loss(
+    hidden: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    *,
+    num_valid: int,
+    block_size: int,
+) -> jax.Array:
+    """-log p(w) = log sum_j exp(h . e_j + b_j) - (h . e_w + b_w), over the vocabulary (Eq. 4).
+
+    Value and gradient are those of `losses.full_softmax_loss`. Memory beyond the gradients is a
+    few times W * block_size floats instead of W * V; a gradient costs one more matrix product,
+    and a value alone none. Each block of the table is cast to the type of `hidden`; products
+    accumulate in float32.
+
+    Args:
+      hidden: [W, D] hidden states, float32 or bfloat16.
+      targets: [W] int32 target ids below `num_valid`.
+      weights: [W] weights of the positions; where zero, hidden state and target may be anything.
+      table: [V, D] output embeddings, any float type; their gradient has the same.
+      bias: [V] output bias.
+      num_valid: words; rows of the table from here on are padding and get no probability.
+      block_size: words of a block, at most; need not divide V. 0 puts all into one block.
+
+    Returns:
+      [W] float32 weighted losses, nats.
+
+    Raises:
+      ValueError: `block_size` is negative.
+
+    Source: the running normaliser is Milakov and Gimelshein 2018 (arXiv:1805.02867); recomputing
+    blocks of logits for the gradient is the way of Wijmans et al. 2024 (arXiv:2411.09009).
+    """
+    if block_size < 0:
+        raise ValueError(
+            f"block_size is {block_size}, must be at least 0 (one block); change "
+            "output_layer.vocab_block"
+        )
+    counts = weights > 0
+    # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
+    hidden = jnp.where(counts[:, None], hidden, 0)
+    losses = _losses(hidden, targets, table, bias, num_valid, block_size)
+    return jnp.where(counts, losses * weights, 0.0)
+
+
+class _Block(NamedTuple):
+    """Consecutive words of the table.
+
+    Attributes:
+      start: scalar int32, id of the first word.
+      rows: [B, D] embeddings in the type of the hidden states.
+      bias: [B] float32; padding has the logit of a class that is not there.
+      is_new: [B] whether no earlier block held the word.
+    """
+
+    start: jax.Array
+    rows: jax.Array
+    bias: jax.Array
+    is_new: jax.Array
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[B, W] float32."""
+        products = jnp.dot(self.rows, hidden.T, preferred_element_type=jnp.float32)
+        return products + self.bias[:, None]
+
+    def is_target(self, targets: jax.Array) -> jax.Array:
+        """[B, W] bool, a comparison that fuses with what uses it."""
+        ids = self.start + jnp.arange(len(self.bias), dtype=jnp.int32)
+        return ids[:, None] == targets[None, :]
+
+
+def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
+    """Number of blocks and their equal size, which makes the last one overlap as little as can."""
+    block_size = min(block_size or vocab_size, vocab_size)
+    num_blocks = -(-vocab_size // block_size)
+    even = -(-vocab_size // num_blocks)
+    return num_blocks, min(-(-even // _TILE) * _TILE, block_size)
+
+
+def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> _Block:
+    """The block of this number; the last one is moved back to end with the table."""
+    first_new = number * size
+    start = jnp.minimum(first_new, table.shape[0] - size)
+    ids = start + jnp.arange(size, dtype=jnp.int32)
+    rows = jax.lax.dynamic_slice_in_dim(table, start, size).astype(dtype)
+    block_bias = jax.lax.dynamic_slice_in_dim(bias, start, size).astype(jnp.float32)
+    return _Block(start, rows, jnp.where(ids < num_valid, block_bias, _ABSENT), ids >= first_new)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _losses(hidden, targets, table, bias, num_valid, block_size):
+    """Unweighted losses [W]."""
+    return _forward(hidden, targets, table, bias, num_valid, block_size)[0]
+
+
+def _forward(hidden, targets, table, bias, num_valid, block_size):
+    num_blocks, size = _split(table.shape[0], block_size)
+
+    def visit(number, carry):
+        maximum, total, target_logits = carry
+        block = _block(table, bias, hidden.dtype, number, size, num_valid)
+        block = block._replace(bias=jnp.where(block.is_new, block.bias, _ABSENT))
+        logits = block.logits(hidden)
+        new_maximum = jnp.maximum(maximum, logits.max(axis=0))
+        exps = jnp.exp(logits - new_maximum[None, :])
+        total = total * jnp.exp(maximum - new_maximum) + exps.sum(axis=0)
+        is_target = block.is_target(targets) & block.is_new[:, None]
+        target_logits += jnp.where(is_target, logits, 0.0).sum(axis=0)
+        return new_maximum, total, target_logits
+
+    zeros = jnp.zeros(hidden.shape[0], jnp.float32)
+    start = jnp.full_like(zeros, _ABSENT), zeros, zeros
+    maximum, total, target_logits = jax.lax.fori_loop(0, num_blocks, visit, start)
+    log_normaliser = maximum + jnp.log(total)
+    return log_normaliser - target_logits, (hidden, targets, table, bias, log_normaliser)
+
+
+def _backward(num_valid, block_size, saved, by_loss):
+    hidden, targets, table, bias, log_normaliser = saved
+    num_blocks, size = _split(table.shape[0], block_size)
+
+    def visit(number, carry):
+        by_hidden, by_table, by_bias = carry
+        block = _block(table, bias, hidden.dtype, number, size, num_valid)
+        probabilities = jnp.exp(block.logits(hidden) - log_normaliser[None, :])
+        by_logit = by_loss[None, :] * (probabilities - block.is_target(targets))  # [B, W]
+        short = by_logit.astype(hidden.dtype)
+        # Words that two blocks hold: both write the same gradient to the table, and only the first
+        # adds to the gradient of the hidden states.
+        new_rows = jnp.where(block.is_new[:, None], block.rows, 0)
+        by_hidden += jnp.dot(new_rows.T, short, preferred_element_type=jnp.float32)  # [D, W]
+        by_rows = jnp.dot(short, hidden, preferred_element_type=jnp.float32)
+        by_table = jax.lax.dynamic_update_slice_in_dim(
+            by_table, by_rows.astype(table.dtype), block.start, axis=0
+        )
+        by_bias = jax.lax.dynamic_update_slice_in_dim(
+            by_bias, by_logit.sum(axis=1).astype(bias.dtype), block.start, axis=0
+        )
+        return by_hidden, by_table, by_bias
+
+    start = jnp.zeros(hidden.shape[::-1], jnp.float32), jnp.zeros_like(table), jnp.zeros_like(bias)
+    by_hidden, by_table, by_bias = jax.lax.fori_loop(0, num_blocks, visit, start)
+    return by_hidden.T.astype(hidden.dtype), None, by_table, by_bias
+
+
+_losses.defvjp(_forward, _backward)

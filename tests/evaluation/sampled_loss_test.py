@@ -1,0 +1,186 @@
+"""Sampled against exact loss on held-out rows: equal where nothing is left out."""
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.sampled_loss import SampledLoss
+from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import OutputLayer, WordStatistics
+from models.encoder import Encoder, EncoderSettings
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+
+VOCAB, PADDED, L = 60, 64, 16
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+ENCODER = EncoderSettings(
+    vocab_size=PADDED,
+    embedding_size=8,
+    hidden_size=16,
+    num_layers=0,
+    num_heads=2,
+    mlp_size=16,
+    max_length=L,
+    norm_position="pre",
+    dropout_rate=0.5,  # evaluation has none
+    attention_dropout_rate=0.0,
+    dtype="float32",
+)
+LAYER = OutputLayer(
+    kind="knn",
+    num_valid=VOCAB,
+    k=2,
+    capacity=40,
+    capacity_buckets=1,
+    num_negatives=10,
+    group_size=2,
+    refresh="all",
+    refresh_every=1,
+    index_block=16,
+    index_scores="float32",
+    vocab_block=16,
+    log_q_correction=False,
+    exact_fraction=0.0,
+    frequency_bias=False,
+)
+WHOLE = dataclasses.replace(LAYER, k=VOCAB, capacity=PADDED, log_q_correction=True)
+
+
+def objective_with(layer: OutputLayer, dropout_rate: float = 0.5) -> MaskedLM:
+    probabilities = np.where(np.arange(PADDED) < VOCAB, 1 / VOCAB, 0)
+    return MaskedLM(
+        encoder=Encoder(dataclasses.replace(ENCODER, dropout_rate=dropout_rate)),
+        output_layer=layer,
+        mask=MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1),
+        bos=SPECIAL.bos,
+        pad=SPECIAL.pad,
+        mask_id=SPECIAL.mask,
+        never_masked=SPECIAL.never_masked(),
+        across_documents=False,
+        words=WordStatistics(
+            jnp.asarray(probabilities, jnp.float32),
+            cumulative_thresholds(probabilities),
+            jnp.zeros(PADDED, jnp.int32),
+        ),
+    )
+
+
+@functools.cache
+def params():
+    """Parameters away from their initial values, among which are too many zeros and ones."""
+    boxed = jax.eval_shape(lambda: objective_with(LAYER).init(jax.random.key(0), L))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+
+
+@functools.cache
+def store() -> RowStore:
+    """Held-out rows of two languages, and a language without."""
+    folder = tempfile.TemporaryDirectory()
+    store.folder = folder  # removed when the process ends
+    for place, (language, count) in enumerate({"aa": 9, "bb": 4, "none": 0}.items()):
+        rng = np.random.default_rng(place)
+        documents = [rng.integers(5, VOCAB, rng.integers(6, 20)) for _ in range(count)]
+        rows = pack_rows(documents, L, SPECIAL, np.dtype(np.uint16))
+        np.save(pathlib.Path(folder.name) / f"{language}.heldout.npy", rows)
+    languages = {"aa": {}, "bb": {}, "none": {}}
+    return RowStore(pathlib.Path(folder.name), VOCAB, L, "", SPECIAL, languages, {})
+
+
+def evaluate(objective: MaskedLM, rows: RowStore, **kwargs) -> dict[str, float]:
+    index = objective.empty_index()
+    if index is not None:
+        index, _ = objective.refresh(params(), index, None)
+    state = types.SimpleNamespace(params=params(), index=index)
+    settings = {"batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
+    return dict(SampledLoss(objective, rows, **settings)(state))
+
+
+@functools.cache
+def values_of(layer: OutputLayer) -> dict[str, float]:
+    return evaluate(objective_with(layer), store())
+
+
+class SampledLossTest(parameterized.TestCase):
+    def test_equal_where_every_word_is_a_candidate(self):
+        values = values_of(WHOLE)
+        found, exact = values["sampling/sampled_loss"], values["sampling/exact_loss"]
+        self.assertAlmostEqual(found, exact, delta=1e-5 * exact)
+        self.assertEqual(values["sampling/overflow"], 0)
+
+    @parameterized.parameters("knn", "target_sampling")
+    def test_fewer_words_understate_the_loss(self, kind: str):
+        values = values_of(dataclasses.replace(LAYER, kind=kind))
+        self.assertLess(values["sampling/sampled_loss"], 0.95 * values["sampling/exact_loss"])
+        self.assertBetween(values["sampling/candidates"], 2, 40)
+        exact = values_of(WHOLE)["sampling/exact_loss"]  # the same rows, masks and model
+        self.assertAlmostEqual(values["sampling/exact_loss"], exact, delta=1e-5 * exact)
+
+    def test_overflow_is_told(self):
+        small, large = values_of(dataclasses.replace(LAYER, capacity=10)), values_of(LAYER)
+        self.assertEqual(large["sampling/overflow"], 0)
+        self.assertEqual(small["sampling/candidates"], large["sampling/candidates"])
+        self.assertGreaterEqual(small["sampling/overflow"], small["sampling/candidates"] - 10)
+        self.assertGreater(small["sampling/overflow"], 1)
+
+    @parameterized.parameters("full", "blockwise")
+    def test_nothing_where_nothing_is_sampled(self, kind: str):
+        self.assertEqual(values_of(dataclasses.replace(LAYER, kind=kind)), {})
+
+    def test_nothing_without_held_out_rows(self):
+        none = dataclasses.replace(store(), statistics={"none": {}})
+        self.assertEqual(evaluate(objective_with(LAYER), none), {})
+
+    def test_there_is_no_dropout(self):
+        without = evaluate(objective_with(LAYER, dropout_rate=0.0), store())
+        self.assertEqual(without, values_of(LAYER))
+
+    def test_masks_and_batches_are_those_of_the_seed(self):
+        other = evaluate(objective_with(LAYER), store(), seed=1)
+        self.assertNotEqual(other["sampling/exact_loss"], values_of(LAYER)["sampling/exact_loss"])
+
+    @parameterized.parameters(0, 2)
+    def test_the_rows_are_all_or_the_first_of_each_language(self, max_rows: int):
+        seen = []
+
+        class Watching(MaskedLM):
+            """Looks at the rows and at nothing else."""
+
+            def sums(self, params, prepared):
+                tokens = prepared.masked.inputs.at[
+                    jnp.arange(4)[:, None], prepared.masked.positions
+                ].set(prepared.masked.targets)
+                jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), tokens)
+                pair = prepared.masked.weights.sum(), jnp.float32(1)
+                return {"loss": pair, "candidates": pair, "overflow": pair}
+
+        objective = objective_with(dataclasses.replace(LAYER, kind="target_sampling"))
+        fields = {f.name: getattr(objective, f.name) for f in dataclasses.fields(objective)}
+        values = evaluate(Watching(**fields), store(), max_rows=max_rows)
+        jax.effects_barrier()
+        found = {tuple(row) for batch in seen for row in batch.tolist()}
+        padding = (SPECIAL.pad,) * L
+        expected = {
+            tuple(row)
+            for language in ("aa", "bb")
+            for row in store().rows(language, "heldout")[: max_rows or None].tolist()
+        }
+        self.assertEqual(found - {padding}, expected)
+        # Each once sampled, once exact, in batches like those of training.
+        num_batches = -(-len(expected) // 4)
+        self.assertLen(seen, 2 * num_batches)
+        self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
+        self.assertGreater(values["sampling/exact_loss"], 0)
+
+
+if __name__ == "__main__":
+    absltest.main()

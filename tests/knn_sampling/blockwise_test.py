@@ -1,0 +1,228 @@
+"""The loss in blocks against the full softmax, its peer in value, gradients and what it ignores."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.test_util import check_grads
+
+from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
+from knn_sampling.losses import full_softmax_loss
+
+W, D, V, VALID = 12, 8, 300, 290
+# One fraction, and two positions that do not count.
+WEIGHTS = np.array([1, 0, 1, 0.25, 1, 1, 0, 1, 1, 1, 1, 1], np.float32)
+USED = WEIGHTS > 0
+# First, last and some in between, next to where blocks of 128 end and where the last one begins.
+TARGETS = np.array([0, 1, 127, 128, 129, 255, 256, 257, 172, 171, 289, 128], np.int32)
+
+
+def random_inputs(dtype=np.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Hidden states, table and bias that make unequal probabilities."""
+    rng = np.random.default_rng(1)
+    hidden, table, bias = (rng.normal(size=shape) for shape in ((W, D), (V, D), V))
+    return jnp.asarray(hidden, dtype), jnp.asarray(table, jnp.float32), jnp.asarray(bias, dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "num_valid"))
+def value_and_gradients(
+    hidden, table, bias, targets=TARGETS, weights=WEIGHTS, *, block_size, num_valid=VALID
+):
+    """Losses [W], and gradients of their sum in hidden states, table, bias and weights.
+
+    A `block_size` of None is the full softmax.
+    """
+
+    def with_aux(hidden, table, bias, weights):
+        if block_size is None:
+            losses = full_softmax_loss(hidden, targets, weights, table, bias, num_valid=num_valid)
+        else:
+            losses = blockwise_softmax_loss(
+                hidden, targets, weights, table, bias, num_valid=num_valid, block_size=block_size
+            )
+        return losses.sum(), losses
+
+    grad = jax.grad(with_aux, argnums=(0, 1, 2, 3), has_aux=True)
+    gradients, losses = grad(hidden, table, bias, weights)
+    return losses, gradients
+
+
+def losses_only(hidden, table, bias, block_size=64):
+    return blockwise_softmax_loss(
+        hidden,
+        jnp.asarray(TARGETS),
+        jnp.asarray(WEIGHTS),
+        table,
+        bias,
+        num_valid=VALID,
+        block_size=block_size,
+    )
+
+
+def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
+    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
+    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(check, actual, expected)
+
+
+class BlockwiseSoftmaxLossTest(parameterized.TestCase):
+    # One block, a word a block, sizes that divide V, that leave a tail, larger than V.
+    @parameterized.parameters(
+        (0, V), (0, VALID), (1, VALID), (50, VALID), (128, V), (128, VALID), (299, V), (1000, VALID)
+    )
+    def test_equals_the_full_softmax(self, block_size: int, num_valid: int):
+        inputs = random_inputs()
+        actual = value_and_gradients(*inputs, block_size=block_size, num_valid=num_valid)
+        expected = value_and_gradients(*inputs, block_size=None, num_valid=num_valid)
+        self.assertEqual(actual[0].dtype, jnp.float32)
+        assert_close(actual, expected)
+
+    @parameterized.parameters(2, 128, 131, 1000)
+    def test_vocabularies_of_any_size(self, vocab_size: int):
+        hidden, table, bias = random_inputs()
+        table, bias = jnp.tile(table, (14, 1))[:vocab_size], jnp.tile(bias, 14)[:vocab_size]
+        targets = TARGETS * 31 % vocab_size
+        compute = functools.partial(
+            value_and_gradients, hidden, table, bias, targets, num_valid=vocab_size
+        )
+        # Losses near log V and sums of V terms.
+        assert_close(compute(block_size=129), compute(block_size=None), atol=1e-5)
+
+    @parameterized.parameters(0, 64, 200)
+    def test_value_alone_equals_value_with_gradient(self, block_size: int):
+        inputs = random_inputs()
+        losses, _ = value_and_gradients(*inputs, block_size=block_size)
+        alone = jax.jit(losses_only, static_argnames="block_size")(*inputs, block_size=block_size)
+        np.testing.assert_array_equal(alone, losses)
+        assert_close(losses_only(*inputs, block_size=block_size), losses)  # eager
+
+    def test_numerical_gradients(self):
+        # At the default step of 1e-4 rounding in float32 is all one sees.
+        check_grads(jax.jit(losses_only), random_inputs(), 1, modes=["rev"], eps=1e-2)
+
+    def test_gradients_of_each_position(self):
+        # Each loss with a factor of its own, so that no position can take another's.
+        factors = jnp.linspace(-1.0, 2.0, W)
+        hidden, table, bias = random_inputs()
+
+        def full(*x):
+            weights = jnp.asarray(WEIGHTS)
+            losses = full_softmax_loss(x[0], TARGETS, weights, *x[1:], num_valid=VALID)
+            return factors @ losses
+
+        actual = jax.grad(lambda *x: factors @ losses_only(*x), argnums=(0, 1, 2))
+        expected = jax.grad(full, argnums=(0, 1, 2))
+        assert_close(jax.jit(actual)(hidden, table, bias), jax.jit(expected)(hidden, table, bias))
+
+    @parameterized.parameters(0, 64, 128)
+    def test_padding_rows_have_no_influence_and_no_gradient(self, block_size: int):
+        hidden, table, bias = random_inputs()
+        losses, expected = value_and_gradients(hidden, table, bias, block_size=block_size)
+        table, bias = table.at[VALID:].set(50.0), bias.at[VALID:].set(np.inf)
+        changed, gradients = value_and_gradients(hidden, table, bias, block_size=block_size)
+        np.testing.assert_array_equal(changed, losses)
+        assert_close(gradients, expected)
+        for gradient in gradients[1:3]:
+            np.testing.assert_array_equal(gradient[VALID:], 0)
+
+    @parameterized.product(
+        hidden_value=(np.nan, np.inf, 1e30), target=(0, V - 1, -100, V + 5), block_size=(0, 64)
+    )
+    def test_positions_of_weight_zero_count_for_nothing(self, hidden_value, target, block_size):
+        hidden, table, bias = random_inputs()
+        compute = functools.partial(value_and_gradients, block_size=block_size)
+        losses, expected = compute(hidden[USED], table, bias, TARGETS[USED], WEIGHTS[USED])
+        hidden = jnp.where(USED[:, None], hidden, hidden_value)
+        targets = np.where(USED, TARGETS, target)
+        changed, gradients = compute(hidden, table, bias, targets)
+        np.testing.assert_array_equal(changed[~USED], 0)
+        np.testing.assert_array_equal(gradients[0][~USED], 0)
+        assert_close(changed[USED], losses)
+        assert_close(gradients[0][USED], expected[0])
+        assert_close(gradients[1:3], expected[1:3])
+
+    def test_no_position_counts(self):
+        losses, gradients = value_and_gradients(
+            *random_inputs(), weights=np.zeros_like(WEIGHTS), block_size=64
+        )
+        np.testing.assert_array_equal(losses, 0)
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), gradients[:3])
+
+    @parameterized.parameters(-1e4, 1e4)
+    def test_no_overflow(self, shift: float):
+        # Softmax does not change when all logits move, and logits may rise from block to block.
+        hidden, table, bias = random_inputs()
+        bias = bias + shift + 30.0 * jnp.arange(V)
+        actual = value_and_gradients(hidden, table, bias, block_size=64)
+        expected = value_and_gradients(hidden, table, bias, block_size=None)
+        self.assertTrue(jnp.isfinite(actual[0]).all())
+        # Logits of 2e4 are held to 1e-3.
+        assert_close(actual, expected, atol=2e-3)
+
+    def test_bfloat16_hidden_states_and_a_float32_table(self):
+        hidden, table, bias = random_inputs(jnp.bfloat16)
+        losses, gradients = value_and_gradients(hidden, table, bias, block_size=64)
+        self.assertEqual(losses.dtype, jnp.float32)
+        dtypes = [gradient.dtype for gradient in gradients[:3]]
+        self.assertEqual(dtypes, [jnp.bfloat16, jnp.float32, jnp.bfloat16])
+        # The products of rounded factors are exact in float32: only the factors are rounded.
+        rounded = table.astype(jnp.bfloat16).astype(jnp.float32)
+        exact = hidden.astype(jnp.float32), rounded, bias.astype(jnp.float32)
+        expected_losses, expected = value_and_gradients(*exact, block_size=None)
+        assert_close(losses, expected_losses)
+        # dlogits are rounded by 2^-9 each, at most one in size: W terms for the table, about two
+        # in sum for a hidden state, which is then rounded itself.
+        bound = 2**-8 * np.abs(np.asarray(exact[0])).sum(axis=0)
+        np.testing.assert_array_less(np.abs(gradients[1] - expected[1]) - bound[None, :], 0)
+        # The sums are not rounded once more on their way to the table.
+        by_table = np.asarray(gradients[1][:VALID])
+        self.assertGreater(np.mean(by_table != by_table.astype(jnp.bfloat16)), 0.9)
+        by_hidden = gradients[0].astype(jnp.float32)
+        assert_close(by_hidden, expected[0], rtol=2**-7, atol=2**-7 * np.abs(rounded).max())
+
+    def test_products_of_bfloat16_accumulate_in_float32(self):
+        # Read off the program: compilers may keep more precision than they are asked for.
+        inputs = random_inputs(jnp.bfloat16)
+        program = str(jax.make_jaxpr(lambda *x: value_and_gradients(*x, block_size=64))(*inputs))
+        products = re.findall(r":(\w+)\[[\d,]*\] = dot_general\[", program)
+        self.assertEqual(products, ["f32"] * 4)
+
+    @parameterized.parameters(0, 64)
+    def test_a_sharded_table_gives_the_same(self, block_size: int):
+        hidden, table, bias = random_inputs()
+        table, bias = table[:296], bias[:296]  # four shards
+        mesh = jax.make_mesh(
+            (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+        )
+        expected = value_and_gradients(hidden, table, bias, block_size=block_size)
+        by_data, by_model = (NamedSharding(mesh, PartitionSpec(axis)) for axis in mesh.axis_names)
+        sharded = value_and_gradients(
+            jax.device_put(hidden, by_data),
+            *jax.device_put((table, bias), by_model),
+            *jax.device_put((TARGETS, WEIGHTS), by_data),
+            block_size=block_size,
+        )
+        assert_close(sharded, expected)
+
+    def test_the_logits_are_never_held(self):
+        positions, vocab_size = 64, 16 * DEFAULT_BLOCK_SIZE
+        shapes = (positions, D), (vocab_size, D), (vocab_size,), (positions,), (positions,)
+        dtypes = jnp.float32, jnp.float32, jnp.float32, jnp.int32, jnp.float32
+        arguments = map(jax.ShapeDtypeStruct, shapes, dtypes)
+        compiled = value_and_gradients.lower(
+            *arguments, block_size=DEFAULT_BLOCK_SIZE, num_valid=vocab_size
+        ).compile()
+        held = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(held, positions * vocab_size * 4 / 2)
+
+    def test_a_negative_block_size_is_refused(self):
+        with self.assertRaisesRegex(ValueError, r"block_size is -1.*output_layer\.vocab_block"):
+            losses_only(*random_inputs(), block_size=-1)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,252 @@
+"""NCE and negative sampling against loops over their formulas, and against the optima they have."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.test_util import check_grads
+
+from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss, sample_words, words_at
+
+W, D, C = 7, 5, 9
+NUM_NEGATIVES = 8
+# One fraction, and two positions that do not count.
+WEIGHTS = np.array([1, 0, 1, 0.25, 1, 0, 1], np.float32)
+USED = WEIGHTS > 0
+LABELS = np.array([0, 1, 2, 3, 3, 0, 6], np.int32)
+# Slots 1, 3 and 6 are targets only, two were drawn twice or more, the last two are unused.
+COUNTS = np.array([1, 0, 2, 0, 1, 3, 0, 0, 0], np.float32)
+SLOTS_USED = 7
+NOISE = np.array([0.2, 0.05, 0.1, 1e-6, 0.15, 0.3, 0.01, 1, 1], np.float32)
+KINDS = ("nce", "neg")
+
+
+def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hidden states, rows and bias; unused rows are zero, as they are gathered."""
+    rng = np.random.default_rng(2)
+    hidden, rows, bias = (rng.normal(size=shape) for shape in ((W, D), (C, D), C))
+    rows[SLOTS_USED:] = bias[SLOTS_USED:] = 0
+    return hidden.astype(np.float32), rows.astype(np.float32), bias.astype(np.float32)
+
+
+def losses_of(
+    kind, hidden, rows, bias, labels=LABELS, weights=WEIGHTS, counts=COUNTS, noise=NOISE
+) -> jax.Array:
+    hidden, rows, bias, labels, weights, counts = map(
+        jnp.asarray, (hidden, rows, bias, labels, weights, counts)
+    )
+    if kind == "neg":
+        return neg_loss(hidden, weights, rows, bias, labels, counts)
+    log_noise = jnp.log(jnp.asarray(noise))
+    return nce_loss(hidden, weights, rows, bias, labels, counts, log_noise, NUM_NEGATIVES)
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def value_and_gradients(kind, hidden, rows, bias, *more):
+    """Losses [W], and gradients of their sum in hidden states, rows and bias."""
+
+    def with_aux(*inputs):
+        losses = losses_of(kind, *inputs, *more)
+        return losses.sum(), losses
+
+    grad = jax.grad(with_aux, argnums=(0, 1, 2), has_aux=True)
+    gradients, losses = grad(hidden, rows, bias)
+    return losses, gradients
+
+
+def slow_losses(kind, hidden, rows, bias) -> list[float]:
+    """A logistic regression per position and draw, in float64."""
+
+    def logit(position: int, slot: int) -> float:
+        score = float(hidden[position].astype(np.float64) @ rows[slot] + bias[slot])
+        return score - (math.log(NUM_NEGATIVES * float(NOISE[slot])) if kind == "nce" else 0)
+
+    draws = [slot for slot in range(C) for _ in range(int(COUNTS[slot]))]
+    losses = []
+    for position, (label, weight) in enumerate(zip(LABELS, WEIGHTS, strict=True)):
+        loss = math.log1p(math.exp(-logit(position, label)))
+        for slot in draws:
+            loss += math.log1p(math.exp(logit(position, slot)))
+        losses.append(float(weight) * loss)
+    return losses
+
+
+def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
+    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
+    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(check, actual, expected)
+
+
+class SamplingTest(parameterized.TestCase):
+    def test_thresholds_are_exact(self):
+        # 2^32 / 2^k are whole numbers; specials and padding have no share.
+        p = np.array([0, 0.5, 0, 2**-24, 2**-32, 0.25 - 2**-24, 0.25 - 2**-32, 0, 0])
+        expected = np.rint(np.cumsum(p) * 2**32)
+        expected[-3:] = 2**32 - 1
+        thresholds = cumulative_thresholds(p)
+        self.assertEqual(thresholds.dtype, jnp.uint32)
+        np.testing.assert_array_equal(thresholds, expected)
+
+    def test_each_word_gets_its_share_of_a_large_vocabulary(self):
+        # In float32 a running sum near one moves in steps of 6e-8, half of a rare word's share.
+        p = 1 / np.arange(1, 500_001)
+        p /= p.sum()
+        self.assertLess(p[-1], 2e-7)
+        ends = np.asarray(cumulative_thresholds(p)).astype(np.int64)
+        ends[-1] += 1  # the last word also has the integer that has no threshold above it
+        # Each end is rounded by half an integer; the rest is float64.
+        np.testing.assert_array_less(np.abs(np.diff(ends, prepend=0) - p * 2**32), 1.01)
+
+    def test_probabilities_are_scaled(self):
+        p = np.random.default_rng(0).random(50).astype(np.float32)
+        np.testing.assert_array_equal(cumulative_thresholds(p), cumulative_thresholds(4 * p))
+
+    def test_words_at_the_edges_of_their_shares(self):
+        # Shares of 2^31, 429 (a probability of 1e-7), and the rest, between words without one.
+        share = 429
+        p = np.array([0, 2**31, 0, share, 2**31 - share, 0]) / 2**32
+        thresholds = cumulative_thresholds(p)
+        integers = [0, 2**31 - 1, 2**31, 2**31 + share - 1, 2**31 + share, 2**32 - 2, 2**32 - 1]
+        words = words_at(thresholds, jnp.asarray(integers, jnp.uint32))
+        self.assertEqual(words.dtype, jnp.int32)
+        np.testing.assert_array_equal(words, [1, 1, 3, 3, 4, 4, 4])
+
+    def test_frequencies(self):
+        p = np.array([0, 0.4, 0.3, 0.15, 0.1, 0.04, 0.01, 0])
+        num_samples = 200_000
+        words = sample_words(jax.random.key(0), cumulative_thresholds(p), num_samples)
+        self.assertEqual(words.shape, (num_samples,))
+        counts = np.bincount(words, minlength=len(p))
+        np.testing.assert_array_equal(counts[p == 0], 0)
+        expected = num_samples * p[p > 0]
+        chi_square = ((counts[p > 0] - expected) ** 2 / expected).sum()
+        self.assertLess(chi_square, 20.5)  # one in a thousand with five degrees of freedom
+        # Draws do not depend on one another: pairs of neighbours are as frequent as they should be.
+        pairs = np.bincount(words[::2] * len(p) + words[1::2], minlength=len(p) ** 2)
+        expected = num_samples / 2 * np.outer(p, p).ravel()
+        chi_square = ((pairs - expected) ** 2 / np.maximum(expected, 1e-9))[expected > 0].sum()
+        self.assertLess(chi_square, 66.7)  # one in a thousand with 35 degrees of freedom
+
+    @parameterized.parameters(([0.5, -0.1],), ([0.5, np.nan],), ([0.0, 0.0],), ([np.inf, 1.0],))
+    def test_refuses_what_is_no_distribution(self, p):
+        with self.assertRaisesRegex(ValueError, "finite and at least 0"):
+            cumulative_thresholds(np.array(p))
+
+
+class LossTest(parameterized.TestCase):
+    @parameterized.parameters(*KINDS)
+    def test_equals_the_formula(self, kind: str):
+        losses, _ = value_and_gradients(kind, *random_inputs())
+        self.assertEqual(losses.dtype, jnp.float32)
+        assert_close(losses, slow_losses(kind, *random_inputs()))
+        assert_close(losses_of(kind, *random_inputs()), losses)  # eager
+
+    @parameterized.parameters(*KINDS)
+    def test_numerical_gradients(self, kind: str):
+        # At the default step of 1e-4 rounding in float32 is all one sees.
+        check_grads(
+            lambda *x: value_and_gradients(kind, *x)[0], random_inputs(), 1, ["rev"], eps=1e-2
+        )
+
+    @parameterized.parameters(*KINDS)
+    def test_a_word_drawn_twice_is_two_draws(self, kind: str):
+        hidden, rows, bias = random_inputs()
+        losses, _ = value_and_gradients(kind, hidden, rows, bias)
+        # One of the draws of slot 2 moves to a slot of its own, with the same row.
+        counts, noise = COUNTS.copy(), NOISE.copy()
+        counts[2], counts[-1] = 1, 1
+        noise[-1], rows[-1], bias[-1] = noise[2], rows[2], bias[2]
+        more = LABELS, WEIGHTS, counts, noise
+        assert_close(value_and_gradients(kind, hidden, rows, bias, *more)[0], losses)
+
+    @parameterized.parameters(*KINDS)
+    def test_unused_slots_have_no_influence_and_no_gradient(self, kind: str):
+        hidden, rows, bias = random_inputs()
+        losses, expected = value_and_gradients(kind, hidden, rows, bias)
+        noise = NOISE.copy()
+        rows[SLOTS_USED:], bias[SLOTS_USED:], noise[SLOTS_USED:] = 50.0, [-np.inf, np.inf], 0.0
+        more = LABELS, WEIGHTS, COUNTS, noise
+        changed, gradients = value_and_gradients(kind, hidden, rows, bias, *more)
+        np.testing.assert_array_equal(changed, losses)
+        jax.tree.map(np.testing.assert_array_equal, gradients, expected)
+        for gradient in gradients[1:]:
+            np.testing.assert_array_equal(gradient[SLOTS_USED:], 0)
+
+    @parameterized.product(
+        kind=KINDS, hidden_value=(np.nan, np.inf, 1e30), label=(0, C - 1, -100, C + 5)
+    )
+    def test_positions_of_weight_zero_count_for_nothing(self, kind, hidden_value, label):
+        hidden, *parameters = random_inputs()
+        parameters[1][SLOTS_USED:] = -np.inf  # a label of no meaning may be a slot of none
+        losses, expected = value_and_gradients(
+            kind, hidden[USED], *parameters, LABELS[USED], WEIGHTS[USED]
+        )
+        hidden[~USED] = hidden_value
+        labels = np.where(USED, LABELS, label)
+        changed, gradients = value_and_gradients(kind, hidden, *parameters, labels)
+        np.testing.assert_array_equal(changed[~USED], 0)
+        np.testing.assert_array_equal(gradients[0][~USED], 0)
+        assert_close(changed[USED], losses)
+        assert_close(gradients[0][USED], expected[0])
+        assert_close(gradients[1:], expected[1:])
+
+    @parameterized.product(kind=KINDS, size=(-1e5, 1e5))
+    def test_extreme_logits(self, kind: str, size: float):
+        # All words score the same: the target's term or that of every draw is `size`, the others 0.
+        hidden, rows, bias = random_inputs()
+        losses, gradients = value_and_gradients(kind, hidden, 0 * rows, 0 * bias + size)
+        terms = COUNTS.sum() if size > 0 else 1
+        np.testing.assert_allclose(losses, WEIGHTS * terms * abs(size), rtol=1e-3)
+        by_bias = WEIGHTS.sum() * COUNTS if size > 0 else -np.bincount(LABELS, WEIGHTS, C)
+        assert_close(gradients[2], by_bias)
+
+    @parameterized.parameters(*KINDS)
+    def test_bfloat16_hidden_states_lose_only_what_rounding_loses(self, kind: str):
+        hidden, rows, bias = random_inputs()
+        short, short_rows = hidden.astype(jnp.bfloat16), rows.astype(jnp.bfloat16)
+        # Eager, since compiled, logits rounded to bfloat16 by mistake might be optimised away.
+        losses = losses_of(kind, short, rows, bias)
+        self.assertEqual(losses.dtype, jnp.float32)
+        # The products of rounded factors are exact in float32.
+        rounded = short.astype(np.float32), short_rows.astype(np.float32)
+        assert_close(losses, losses_of(kind, *rounded, bias))
+        _, gradients = value_and_gradients(kind, short, rows, bias)
+        self.assertEqual([g.dtype for g in gradients], [jnp.bfloat16, jnp.float32, jnp.float32])
+
+
+class OptimumTest(parameterized.TestCase):
+    @parameterized.parameters(*KINDS)
+    def test_what_the_expected_loss_is_least_at(self, kind: str):
+        # Three contexts, one-hot, so that every score is free. In place of draws stand their
+        # expected counts S p, and in place of targets all words weighted by the data: the loss is
+        # the exact expectation.
+        num_contexts, vocab_size = 3, C
+        rng = np.random.default_rng(3)
+        data = rng.dirichlet(np.full(vocab_size, 2.0), num_contexts).astype(np.float32)
+        noise = rng.dirichlet(np.full(vocab_size, 5.0)).astype(np.float32)
+        hidden = jnp.repeat(jnp.eye(num_contexts), vocab_size, axis=0)
+        labels = jnp.tile(jnp.arange(vocab_size), num_contexts)
+        counts, bias = NUM_NEGATIVES * noise, jnp.zeros(vocab_size)
+
+        def expected_loss(rows):
+            more = labels, data.reshape(-1), counts, noise
+            return losses_of(kind, hidden, rows, bias, *more).sum()
+
+        # The curvature of a score is at most a quarter of its weight, and this is its inverse.
+        step = 4 / (data.T + counts[:, None])
+        descend = jax.jit(
+            lambda rows: jax.lax.fori_loop(
+                0, 3000, lambda _, r: r - step * jax.grad(expected_loss)(r), rows
+            )
+        )
+        scores = descend(jnp.zeros((vocab_size, num_contexts))).T
+        log_draws = np.log(counts)[None, :]
+        expected = np.log(data) - (log_draws if kind == "neg" else 0)
+        np.testing.assert_allclose(scores, expected, atol=1e-3)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,330 @@
+"""Row-sparse AdamW against `optax.adamw` on the whole table."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
+
+from training.row_adamw import RowAdamW, Rows, _distinct, row_adamw
+
+V, E, R = 64, 4, 9
+STEPS = 120
+SCHEDULES = {
+    "constant": 1e-2,
+    "decay": optax.join_schedules(
+        [optax.linear_schedule(0.0, 1e-2, 40), optax.polynomial_schedule(1e-2, 0.0, 2.0, 160)], [40]
+    ),
+    # Takes one step only, no array of them.
+    "scalar": lambda step: jax.lax.cond(step < 40, lambda: 1e-2, lambda: 5e-3),
+}
+
+
+def start() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).normal(scale=0.1, size=(V, E)), jnp.float32)
+
+
+def sparse_steps(scale: float = 1.0, num_steps: int = STEPS):
+    """Ids [T, R] by Zipf's law, two slots unused, and gradients [T, R, E]."""
+    rng = np.random.default_rng(0)
+    p = 1 / np.arange(1.0, V + 1) ** 1.5
+    draw = functools.partial(rng.choice, V, R, replace=False, p=p / p.sum())
+    ids = np.stack([draw() for _ in range(num_steps)]).astype(np.int32)
+    ids[:, [2, 7]] = V
+    grads = rng.normal(loc=0.5, size=(num_steps, R, E)) * scale
+    return jnp.asarray(ids), jnp.asarray(grads, jnp.float32)
+
+
+def row_steps(optimizer, table, state, ids, grads):
+    """Table and state after a step for each of `ids` and `grads`."""
+
+    def step(carry, x):
+        rows = optimizer.read(*carry, x[0])
+        return optimizer.update(x[1], rows, *carry), None
+
+    return jax.lax.scan(step, (table, state), (ids, grads))[0]
+
+
+def dense_steps(optimizer, table, ids, grads):
+    """The table after the same steps of an optax optimizer."""
+
+    def step(carry, x):
+        table, state = carry
+        grads = jnp.zeros_like(table).at[x[0]].set(x[1], mode="drop")
+        updates, state = optimizer.update(grads, state, table)
+        return (optax.apply_updates(table, updates), state), None
+
+    return jax.lax.scan(step, (table, optimizer.init(table)), (ids, grads))[0][0]
+
+
+@functools.cache
+def compiled():
+    """An optimizer of compiled functions, and its `row_steps`."""
+    optimizer = row_adamw(SCHEDULES["decay"], weight_decay=0.1)
+    run = functools.partial(row_steps, optimizer)
+    return RowAdamW(*(jax.jit(function) for function in optimizer)), jax.jit(run)
+
+
+@functools.cache
+def after_steps():
+    """An optimizer, table and state after sparse steps."""
+    optimizer, run = compiled()
+    return optimizer, *run(start(), optimizer.init(start()), *sparse_steps())
+
+
+def assert_close(found, expected, rtol=1e-6, atol=1e-7):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected
+    )
+
+
+class AgainstDenseTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("constant", None), ("decay", "in order"), ("scalar", "permuted"), ("decay", None)
+    )
+    def test_every_row_in_every_step(self, schedule, ids):
+        settings = {"b2": 0.98, "eps": 1e-6, "weight_decay": 0.1}
+        optimizer = row_adamw(SCHEDULES[schedule], **settings)
+        rng = np.random.default_rng(0)
+        grads = jnp.asarray(rng.normal(size=(20, V, E)), jnp.float32)
+        places = rng.permutation(V) if ids == "permuted" else np.arange(V)
+        places = jnp.asarray(np.tile(places, (20, 1)), jnp.int32)
+        given = None if ids is None else places
+        table, state = jax.jit(functools.partial(row_steps, optimizer))(
+            start(), optimizer.init(start()), given, grads
+        )
+        dense = jax.jit(
+            functools.partial(dense_steps, optax.adamw(SCHEDULES[schedule], **settings))
+        )(start(), places, grads)
+        assert_close(table, dense)
+        self.assertEqual(state.count, 20)
+        np.testing.assert_array_equal(state.last_step, 20)
+
+    @parameterized.parameters(
+        ("constant", 0.0), ("constant", 0.01), ("decay", 0.0), ("decay", 1.0), ("scalar", 0.1)
+    )
+    def test_few_rows_in_a_step(self, schedule, weight_decay):
+        # Of a movement in missed steps, ending the sum leaves out about 0.001. One eps for all
+        # missed steps is off by at most a quarter of the relative variance of eps_j: its deviation
+        # is (1 - b2) / 2 times that of a geometric law of i, about 10 steps, so 0.1^2 / 4 = 0.0025,
+        # and only where eps and sqrt(v) are about equal.
+        settings = {"b2": 0.98, "eps": 1e-6, "weight_decay": weight_decay}
+        optimizer = row_adamw(SCHEDULES[schedule], **settings)
+        adamw = optax.adamw(SCHEDULES[schedule], **settings)
+        ids, grads = sparse_steps()
+
+        @jax.jit
+        @jax.vmap
+        def both(scale):
+            given = optimizer.init(start()), ids, grads * scale
+            table, _ = optimizer.flush(*row_steps(optimizer, start(), *given))
+            return table, dense_steps(adamw, start(), *given[1:])
+
+        # Gradients beside which eps is nothing, about equal, everything.
+        scales = jnp.array([1.0, 1e-6, 1e-9], jnp.float32)
+        for table, dense, bound in zip(*both(scales), (5e-4, 2.5e-3, 5e-4), strict=True):
+            distance = np.linalg.norm(table - dense) / np.linalg.norm(dense - start())
+            self.assertLess(distance, bound)
+
+    def test_a_row_without_gradients_only_decays(self):
+        optimizer = row_adamw(0.1, weight_decay=0.1)
+        ids, grads = sparse_steps(num_steps=30)
+        ids = jnp.where(ids == 5, V, ids)
+        run = jax.jit(functools.partial(row_steps, optimizer))
+        table, state = run(start(), optimizer.init(start()), ids, grads)
+        rows = jax.jit(optimizer.read)(table, state, jnp.array([5, V], jnp.int32))
+        np.testing.assert_allclose(rows.values[0], start()[5] * 0.99**30, rtol=1e-5)
+        np.testing.assert_array_equal(rows.first_moment, 0)
+
+    def test_without_momentum(self):
+        settings = {"b1": 0.0, "weight_decay": 0.1}
+        optimizer, adamw = row_adamw(1e-2, **settings), optax.adamw(1e-2, **settings)
+        ids, grads = sparse_steps(num_steps=50)
+
+        @jax.jit
+        def both(table):
+            stepped = row_steps(optimizer, table, optimizer.init(table), ids, grads)
+            return optimizer.flush(*stepped)[0], dense_steps(adamw, table, ids, grads)
+
+        assert_close(*both(start()), rtol=1e-4, atol=1e-6)
+
+
+class ReadAndFlushTest(absltest.TestCase):
+    def test_reading_changes_nothing(self):
+        optimizer, table, state = after_steps()
+        before = jax.tree.map(np.array, (table, state))
+        ids = jnp.array([3, 60, V, 0], jnp.int32)
+        first = optimizer.read(table, state, ids)
+        jax.tree.map(np.testing.assert_array_equal, (table, state), before)
+        jax.tree.map(np.testing.assert_array_equal, optimizer.read(table, state, ids), first)
+
+    def test_flushed_rows_are_the_rows_that_would_be_read(self):
+        optimizer, table, state = after_steps()
+        flushed, flushed_state = jax.jit(optimizer.flush)(table, state)
+        self.assertGreater(np.abs(flushed - table).max(), 1e-3)
+        for ids in (jnp.arange(V, dtype=jnp.int32)[::-1], None):
+            found = optimizer.read(flushed, flushed_state, ids)
+            assert_close(found, optimizer.read(table, state, ids))
+            every = slice(None) if ids is None else ids
+            np.testing.assert_array_equal(found.values, flushed[every])
+
+    def test_a_second_flush_changes_nothing(self):
+        optimizer, table, state = after_steps()
+        once = optimizer.flush(table, state)
+        jax.tree.map(np.testing.assert_array_equal, optimizer.flush(*once), once)
+
+    def test_a_flush_on_the_way_hardly_matters(self):
+        optimizer, table, state = after_steps()
+        ids, grads = sparse_steps()
+        run = compiled()[1]
+        straight, _ = optimizer.flush(*run(table, state, ids, grads))
+        by_way, _ = optimizer.flush(*run(*optimizer.flush(table, state), ids, grads))
+        self.assertLess(
+            np.linalg.norm(straight - by_way) / np.linalg.norm(straight - start()), 1e-4
+        )
+
+
+class SlotsTest(absltest.TestCase):
+    def test_unused_slots_read_zeros_and_write_nothing(self):
+        optimizer, table, state = after_steps()
+        ids = jnp.array([V, 3, V, V, 0], jnp.int32)
+        rows = optimizer.read(table, state, ids)
+        np.testing.assert_array_equal(np.stack(rows[1:])[:, [0, 2, 3]], 0)
+        grads = jnp.full((5, E), jnp.nan).at[jnp.array([1, 4])].set(0.5)
+        found = jax.jit(optimizer.update)(grads, rows, table, state)
+        used = jnp.array([3, 0], jnp.int32)
+        rows = optimizer.read(table, state, used)
+        assert_close(found, optimizer.update(grads[jnp.array([1, 4])], rows, table, state))
+        others = np.setdiff1d(np.arange(V), used)
+        for new, old in zip(jax.tree.leaves(found), [table, *state], strict=True):
+            if old.ndim:
+                np.testing.assert_array_equal(new[others], old[others])
+
+    def test_no_slot_is_used(self):
+        optimizer, table, state = after_steps()
+        ids = jnp.full(3, V, jnp.int32)
+        rows = optimizer.read(table, state, ids)
+        new_table, new_state = optimizer.update(jnp.ones((3, E)), rows, table, state)
+        np.testing.assert_array_equal(new_table, table)
+        np.testing.assert_array_equal(new_state.last_step, state.last_step)
+        self.assertEqual(new_state.count, state.count + 1)
+        self.assertLess(new_state.log_decay, state.log_decay)
+
+    def test_the_order_of_rows_does_not_matter(self):
+        optimizer, table, state = after_steps()
+        ids, grads = (x[0] for x in sparse_steps())
+        order = np.random.default_rng(2).permutation(R)
+
+        def step(ids, grads):
+            return optimizer.update(grads, optimizer.read(table, state, ids), table, state)
+
+        assert_close(step(ids[order], grads[order]), step(ids, grads))
+
+    def test_the_scatters_are_promised_distinct_ids_and_get_them(self):
+        # On a CPU a broken promise has no consequences.
+        optimizer, table, state = after_steps()
+        rows = optimizer.read(table, state, jnp.array([V, 3, V], jnp.int32))
+        traced = jax.make_jaxpr(row_adamw(0.1).update)(jnp.ones((3, E)), rows, table, state)
+        scatters = [e for e in traced.eqns if e.primitive.name == "scatter"]
+        self.assertLen(scatters, 5)
+        for scatter in scatters:
+            self.assertTrue(scatter.params["unique_indices"])
+        places = _distinct(jnp.array([V, 3, V, 0, V], jnp.int32), V)
+        self.assertLen(np.unique(places), 5)
+        np.testing.assert_array_equal(places[jnp.array([1, 3])], [3, 0])
+        self.assertGreaterEqual(places[jnp.array([0, 2, 4])].min(), V)
+
+
+class CompiledTest(parameterized.TestCase):
+    def test_jit_equals_eager(self):
+        optimizer, table, state = after_steps()
+        eager = row_adamw(SCHEDULES["decay"], weight_decay=0.1)
+        ids, grads = (x[0] for x in sparse_steps())
+        rows = eager.read(table, state, ids)
+        assert_close(optimizer.read(table, state, ids), rows)
+        given = grads, rows, table, state
+        assert_close(optimizer.update(*given), eager.update(*given))
+
+    @parameterized.parameters("update", "read and update", "flush")
+    def test_donated_tables_are_changed_in_place(self, what):
+        optimizer = row_adamw(SCHEDULES["decay"])
+        table = jax.ShapeDtypeStruct((4096, 32), jnp.float32)
+        ids = jax.ShapeDtypeStruct((16,), jnp.int32)
+        grads = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+        state = jax.eval_shape(optimizer.init, table)
+        rows = Rows(ids, grads, grads, grads)
+
+        def both(ids, grads, table, state):
+            rows = optimizer.read(table, state, ids)
+            return optimizer.update(grads + rows.values, rows, table, state)
+
+        function, *given = {
+            "update": (optimizer.update, grads, rows),
+            "read and update": (both, ids, grads),
+            "flush": (optimizer.flush,),
+        }[what]
+        donated = (len(given), len(given) + 1)
+        memory = (
+            jax.jit(function, donate_argnums=donated)
+            .lower(*given, table, state)
+            .compile()
+            .memory_analysis()
+        )
+        self.assertGreaterEqual(memory.alias_size_in_bytes, 3 * 4 * table.size)
+        if what != "flush":
+            self.assertLess(memory.temp_size_in_bytes, 4 * table.size / 8)
+
+    def test_a_table_split_over_devices(self):
+        mesh = jax.make_mesh(
+            (4,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]
+        )
+        optimizer = row_adamw(SCHEDULES["decay"], weight_decay=0.1)
+        _, table, state = after_steps()
+        ids, grads = sparse_steps(num_steps=5)
+        of_all = jax.random.normal(jax.random.key(0), (V, E))
+
+        def run(table, state):
+            table, state = row_steps(optimizer, table, state, ids, grads)
+            flushed = optimizer.flush(table, state)
+            rows = optimizer.read(table, state, None)
+            return table, state, flushed, optimizer.update(of_all, rows, table, state)
+
+        def split(x):
+            spec = PartitionSpec("model") if x.ndim else PartitionSpec()
+            return jax.device_put(x, NamedSharding(mesh, spec))
+
+        found = jax.jit(run)(*jax.tree.map(split, (table, state)))
+        self.assertLen(found[0].sharding.device_set, 4)
+        assert_close(found, jax.jit(run)(table, state))
+
+
+class ErrorsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"b1": 0.95, "b2": 0.9}, r"b1 / sqrt\(b2\) is 1.0014.*optimizer.beta1"),
+        ({"b1": 1.0}, r"b1 is 1.0, .*\[0, 1\)"),
+        ({"b2": 1.0}, r"b2 1.0: must be .*\(0, 1\)"),
+        ({"eps": 0.0}, "eps is 0.0, must be above 0; change optimizer.epsilon"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1.*at least 0"),
+        ({"weight_decay": 10.0}, "weight_decay is 10.0, learning rate 0.1.*product below 1"),
+    )
+    def test_numbers_out_of_range(self, settings, message):
+        with self.assertRaisesRegex(ValueError, message):
+            row_adamw(0.1, **settings)
+
+    @parameterized.parameters((jnp.bfloat16, (4, 2)), (jnp.float32, (4,)))
+    def test_tables_that_are_none(self, dtype, shape):
+        with self.assertRaisesRegex(ValueError, r"must be float32 \[V, E\]"):
+            row_adamw(0.1).init(jnp.zeros(shape, dtype))
+
+    def test_gradients_of_other_rows(self):
+        optimizer, table, state = after_steps()
+        rows = optimizer.read(table, state, jnp.array([1, 2], jnp.int32))
+        with self.assertRaisesRegex(ValueError, r"gradients are \(3, 4\), .* \(2, 4\)"):
+            optimizer.update(jnp.ones((3, E)), rows, table, state)
+
+
+if __name__ == "__main__":
+    absltest.main()
