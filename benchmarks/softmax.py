@@ -56,12 +56,22 @@ def blockwise_head(targets, block_size, hidden, table, bias):
     ).sum()
 
 
-def knn_head(ids, labels, hidden, table, bias):
+def knn_head(ids, labels, in_blocks, hidden, table, bias):
     rows = table.at[ids].get(mode="fill", fill_value=0)
     row_bias = bias.at[ids].get(mode="fill", fill_value=0)
     weights = jnp.ones(len(hidden))
     is_word = ids < len(table)
-    return candidate_softmax_loss(hidden, weights, rows, row_bias, labels, is_word).sum()
+    if not in_blocks:
+        return candidate_softmax_loss(hidden, weights, rows, row_bias, labels, is_word).sum()
+    return blockwise_softmax_loss(
+        hidden,
+        labels,
+        weights,
+        rows,
+        jnp.where(is_word, row_bias, -1e30),
+        num_valid=len(rows),
+        block_size=DEFAULT_BLOCK_SIZE,
+    ).sum()
 
 
 def exact_heads(targets: jax.Array, block_sizes: list[int]) -> dict[str, Head]:
@@ -85,9 +95,10 @@ def knn_heads(vocab_size: int, positions: int, rng: np.random.Generator) -> dict
     for part in PARTS:
         ids = np.sort(rng.choice(vocab_size, vocab_size // part, replace=False)).astype(np.int32)
         labels = rng.integers(len(ids), size=positions).astype(np.int32)
-        heads[f"k-NN, C = V/{part}"] = functools.partial(
-            knn_head, jnp.asarray(ids), jnp.asarray(labels)
-        )
+        for name, in_blocks in (("in blocks", True), ("all logits", False)):
+            heads[f"k-NN, C = V/{part}, {name}"] = functools.partial(
+                knn_head, jnp.asarray(ids), jnp.asarray(labels), in_blocks
+            )
     return heads
 
 

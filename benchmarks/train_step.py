@@ -1,11 +1,11 @@
-"""What a training step costs with every output layer, and how much of the vocabulary's cost is gone.
+"""What a training step costs with every output layer, and what is left of the vocabulary's cost.
 
     python -m benchmarks.train_step                        # a CPU, small sizes, minutes
     python -m benchmarks.train_step --preset=base          # XLM-R Base in bf16, for a GPU
 
 The whole step is timed: masking, encoder, output layer, optimizer. Batches are made up: targets by
-Zipf's law, an embedding table with clusters, so that V' is as large as with trained embeddings
-(notes on this in docs/performance.md). T_none is the step with a tiny vocabulary. With T_full and
+Zipf's law, an embedding table with clusters, since trained embeddings have them and |V'| is half of
+what it is with random ones. T_none is the step with a tiny vocabulary. With T_full and
 T_knn, the refresh of the index shared out over its n steps included,
 
     R = (T_full - T_knn) / (T_full - T_none)
@@ -72,6 +72,7 @@ class Preset:
     capacity: int
     num_negatives: int
     vocab_block: int
+    candidate_block: int
     index_block: int
     clusters_of: int
     peak_tflops: float
@@ -81,18 +82,48 @@ class Preset:
 
 PRESETS = {
     "base": Preset(
-        hidden_size=768, num_layers=12, num_heads=12, mlp_size=3072, batch_size=32, length=512,
-        dtype="bfloat16", vocab_sizes=(250_112, 500_224, 1_000_448), embedding_sizes=(768, 384),
-        k=50, capacity=57_344, num_negatives=8192, vocab_block=16_384, index_block=4096,
-        clusters_of=64, peak_tflops=989.0, repetitions=5, steps=10,
+        hidden_size=768,
+        num_layers=12,
+        num_heads=12,
+        mlp_size=3072,
+        batch_size=32,
+        length=512,
+        dtype="bfloat16",
+        vocab_sizes=(250_112, 500_224, 1_000_448),
+        embedding_sizes=(768, 384),
+        k=50,
+        capacity=57_344,
+        num_negatives=8192,
+        vocab_block=16_384,
+        candidate_block=0,
+        index_block=4096,
+        clusters_of=64,
+        peak_tflops=989.0,
+        repetitions=5,
+        steps=10,
     ),
     "small": Preset(
-        hidden_size=128, num_layers=2, num_heads=4, mlp_size=256, batch_size=8, length=64,
-        dtype="float32", vocab_sizes=(32_768, 65_536, 131_072), embedding_sizes=(128,),
-        k=10, capacity=4096, num_negatives=512, vocab_block=4096, index_block=1024,
-        clusters_of=16, peak_tflops=0.0, repetitions=5, steps=3,
+        hidden_size=128,
+        num_layers=2,
+        num_heads=4,
+        mlp_size=256,
+        batch_size=8,
+        length=64,
+        dtype="float32",
+        vocab_sizes=(32_768, 65_536, 131_072),
+        embedding_sizes=(128,),
+        k=10,
+        capacity=4096,
+        num_negatives=512,
+        vocab_block=1024,
+        candidate_block=1024,
+        index_block=256,
+        clusters_of=16,
+        peak_tflops=0.0,
+        repetitions=5,
+        steps=3,
     ),
-}  # fmt: skip
+}
 
 _PRESET = flags.DEFINE_enum("preset", "small", sorted(PRESETS), "Sizes.")
 _VOCAB = flags.DEFINE_list("vocab_sizes", None, "V, instead of the preset's.")
@@ -142,6 +173,7 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
         index_block=preset.index_block,
         index_scores="float32" if preset.dtype == "float32" else "bfloat16",
         vocab_block=preset.vocab_block,
+        candidate_block=preset.candidate_block,
         log_q_correction=False,
         exact_fraction=0.0,
         frequency_bias=False,

@@ -47,7 +47,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.output_layer.k = 25
     config.output_layer.capacity = 16_384
-    config.output_layer.capacity_buckets = 8
     config.output_layer.num_negatives = 4096
     config.output_layer.refresh_every = 100
 

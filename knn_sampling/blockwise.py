@@ -28,13 +28,15 @@ def blockwise_softmax_loss(
     *,
     num_valid: int,
     block_size: int,
+    num_used: jax.Array | None = None,
 ) -> jax.Array:
     """-log p(w) = log sum_j exp(h . e_j + b_j) - (h . e_w + b_w), over the vocabulary (Eq. 4).
 
     Value and gradient are those of `losses.full_softmax_loss`. Memory beyond the gradients is a
     few times W * block_size floats instead of W * V; a gradient costs one more matrix product,
     and a value alone none. Each block of the table is cast to the type of `hidden`; products
-    accumulate in float32.
+    accumulate in float32. A table split over devices gives the same, but the compiler gathers all
+    of it on each device, in one of the two passes once per block: right, not fast.
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
@@ -44,6 +46,8 @@ def blockwise_softmax_loss(
       bias: [V] output bias.
       num_valid: words; rows of the table from here on are padding and get no probability.
       block_size: words of a block, at most; need not divide V. 0 puts all into one block.
+      num_used: scalar int32; blocks of words from here on are not visited. All these words must be
+        absent, by a bias of -1e30 or so. None for V.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -62,7 +66,8 @@ def blockwise_softmax_loss(
     counts = weights > 0
     # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
     hidden = jnp.where(counts[:, None], hidden, 0)
-    losses = _losses(hidden, targets, table, bias, num_valid, block_size)
+    num_used = jnp.int32(table.shape[0]) if num_used is None else num_used
+    losses = _losses(hidden, targets, table, bias, num_used, num_valid, block_size)
     return jnp.where(counts, losses * weights, 0.0)
 
 
@@ -110,13 +115,18 @@ def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> 
     return _Block(start, rows, jnp.where(ids < num_valid, block_bias, _ABSENT), ids >= first_new)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _losses(hidden, targets, table, bias, num_valid, block_size):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _losses(hidden, targets, table, bias, num_used, num_valid, block_size):
     """Unweighted losses [W]."""
-    return _forward(hidden, targets, table, bias, num_valid, block_size)[0]
+    return _forward(hidden, targets, table, bias, num_used, num_valid, block_size)[0]
 
 
-def _forward(hidden, targets, table, bias, num_valid, block_size):
+def _visited(num_blocks: int, size: int, num_used: jax.Array) -> jax.Array:
+    """Blocks that hold words in use, at least one: a loop as long as the words are many."""
+    return jnp.clip((num_used + size - 1) // size, 1, num_blocks)
+
+
+def _forward(hidden, targets, table, bias, num_used, num_valid, block_size):
     num_blocks, size = _split(table.shape[0], block_size)
 
     def visit(number, carry):
@@ -133,13 +143,15 @@ def _forward(hidden, targets, table, bias, num_valid, block_size):
 
     zeros = jnp.zeros(hidden.shape[0], jnp.float32)
     start = jnp.full_like(zeros, _ABSENT), zeros, zeros
-    maximum, total, target_logits = jax.lax.fori_loop(0, num_blocks, visit, start)
+    visited = _visited(num_blocks, size, num_used)
+    maximum, total, target_logits = jax.lax.fori_loop(0, visited, visit, start)
     log_normaliser = maximum + jnp.log(total)
-    return log_normaliser - target_logits, (hidden, targets, table, bias, log_normaliser)
+    saved = hidden, targets, table, bias, num_used, log_normaliser
+    return log_normaliser - target_logits, saved
 
 
 def _backward(num_valid, block_size, saved, by_loss):
-    hidden, targets, table, bias, log_normaliser = saved
+    hidden, targets, table, bias, num_used, log_normaliser = saved
     num_blocks, size = _split(table.shape[0], block_size)
 
     def visit(number, carry):
@@ -162,8 +174,9 @@ def _backward(num_valid, block_size, saved, by_loss):
         return by_hidden, by_table, by_bias
 
     start = jnp.zeros(hidden.shape[::-1], jnp.float32), jnp.zeros_like(table), jnp.zeros_like(bias)
-    by_hidden, by_table, by_bias = jax.lax.fori_loop(0, num_blocks, visit, start)
-    return by_hidden.T.astype(hidden.dtype), None, by_table, by_bias
+    visited = _visited(num_blocks, size, num_used)
+    by_hidden, by_table, by_bias = jax.lax.fori_loop(0, visited, visit, start)
+    return by_hidden.T.astype(hidden.dtype), None, by_table, by_bias, None
 
 
 _losses.defvjp(_forward, _backward)

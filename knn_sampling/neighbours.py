@@ -197,12 +197,13 @@ class _Search:
         start = jax.lax.axis_index(self.vocab_axes) * num_rows if self.vocab_axes else 0
         num_words = jnp.clip(self.num_valid - start, 0, num_rows)
         selected = min(self.selected, num_rows)
-        grouped = _group(rows, num_words, _GROUP if selected * _GROUP < num_rows else 1)
-        grouped = grouped.astype(self.scores)
+        size = _GROUP if selected * _GROUP < num_rows else 1
+        grouped = _group(rows, num_words, size).astype(self.scores)
 
         def answer(ids: jax.Array) -> jax.Array:
             queries = self._queries(rows, ids, start)  # [team's, D]
-            products = _products("qd,mgd->qmg", queries, grouped)
+            products = _products("qd,nd->qn", queries, grouped)
+            products = products.reshape(queries.shape[0], size, -1)
             first, found = _select(products, selected, num_words)
             if self.scores == "float32":
                 return self._merge(first, found + start)[1]
@@ -239,7 +240,7 @@ class _Search:
 
 
 def _group(rows: jax.Array, num_words: jax.Array, size: int) -> jax.Array:
-    """The rows [N, D] as [size, N / size, D]: word i is member i % size of group i // size.
+    """The rows [N, D] in the order [size, N / size]: word i is member i % size of group i // size.
 
     Members come first so that the maxima of groups are maxima of whole vectors, some ten times
     faster on a CPU than along the last axis. Rows that are no words become NaN.
@@ -248,7 +249,8 @@ def _group(rows: jax.Array, num_words: jax.Array, size: int) -> jax.Array:
     rows = jnp.where(is_word[:, None], rows, jnp.nan)
     missing = -rows.shape[0] % size
     rows = jnp.pad(rows, ((0, missing), (0, 0)), constant_values=jnp.nan)
-    return rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1)
+    grouped = rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1)
+    return grouped.reshape(rows.shape)
 
 
 def _products(dimensions: str, queries: jax.Array, rows: jax.Array) -> jax.Array:

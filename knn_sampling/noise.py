@@ -100,7 +100,7 @@ def nce_loss(
     Returns:
       [W] float32 weighted losses, nats.
 
-    Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012, Section 3.
+    Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012.
     """
     shifted = bias.astype(jnp.float32) - log_noise - jnp.log(jnp.float32(num_negatives))
     return neg_loss(hidden, weights, rows, shifted, labels, counts)

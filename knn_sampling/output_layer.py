@@ -96,6 +96,9 @@ class OutputLayer:
       index_scores: "float32", or "bfloat16" to choose neighbours in bfloat16 and order them in
         float32.
       vocab_block: words of a block of the exact softmax in blocks.
+      candidate_block: words of a block of the softmax over V'; blocks past the last candidate cost
+        nothing. 0 for all its logits at once, in buckets; so it is where the table is split over
+        devices, which share them.
       log_q_correction: correct the softmax over V' by `neighbours.log_inclusion`. The paper does
         not; without it the loss leaves rare words too probable.
       exact_fraction: share of the steps, at the end of the run, that train with the softmax over
@@ -118,6 +121,7 @@ class OutputLayer:
     index_block: int
     index_scores: str
     vocab_block: int
+    candidate_block: int
     log_q_correction: bool
     exact_fraction: float
     frequency_bias: bool
@@ -132,6 +136,7 @@ class OutputLayer:
         for key in ("refresh_every", "index_block", "vocab_block", "capacity_buckets"):
             _require(getattr(self, key) >= 1, key, getattr(self, key), "at least 1")
         _require(self.group_size >= 0, "group_size", self.group_size, "0 or more sequences")
+        _require(self.candidate_block >= 0, "candidate_block", self.candidate_block, "0 or more")
         fraction = self.exact_fraction
         _require(0 <= fraction <= 1, "exact_fraction", fraction, "between 0 and 1")
         if self.uses_neighbours:
@@ -151,6 +156,17 @@ class OutputLayer:
     @property
     def draws_negatives(self) -> bool:
         return self.kind in ("nce", "neg")
+
+    @property
+    def splits_table(self) -> bool:
+        """Whether several devices hold parts of the table."""
+        return self.mesh is not None and any(self.mesh.shape[axis] > 1 for axis in self.vocab_axes)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the softmax over V' goes block by block."""
+        is_softmax = self.kind in ("knn", "target_sampling")
+        return is_softmax and self.candidate_block > 0 and not self.splits_table
 
     def num_groups(self, batch_size: int) -> int:
         """G, groups of a batch.
@@ -228,7 +244,9 @@ class OutputLayer:
     ) -> OutputLoss:
         """The softmax over the whole vocabulary; hidden [W, E], table [V, E], bias [V]."""
         args = (hidden, targets, weights, table, bias)
-        if self.kind == "full":
+        # Blocks of a table that is split over devices would be gathered one by one; its logits are
+        # split as it is.
+        if self.kind == "full" or self.splits_table:
             losses = full_softmax_loss(*args, num_valid=self.num_valid)
         else:
             losses = blockwise_softmax_loss(
@@ -266,7 +284,7 @@ class OutputLayer:
             else:
                 rows = table.at[places[:, :size]].get(mode="fill", fill_value=0)
             rows = self._split(rows)  # [G, C, E]
-            return jax.vmap(self._group_loss)(
+            return jax.vmap(self._group_loss, in_axes=(0,) * 8 + (None,))(
                 hidden,
                 weights,
                 rows,
@@ -275,10 +293,12 @@ class OutputLayer:
                 sample.candidates.labels,
                 is_word[:, :size],
                 None if sample.counts is None else sample.counts[:, :size],
+                largest,
             )
 
-        sizes = bucket_sizes(ids.shape[1], self.capacity_buckets if self.uses_neighbours else 1)
         largest = sample.candidates.union_size.max()
+        num_buckets = 1 if self.takes_blocks else self.capacity_buckets
+        sizes = bucket_sizes(ids.shape[1], num_buckets)
         losses = loss_in_bucket(loss, sizes, largest, hidden, table, word_bias)
         return OutputLoss(
             losses.reshape(-1),
@@ -288,19 +308,33 @@ class OutputLayer:
 
     def _split(self, rows: jax.Array) -> jax.Array:
         """Candidates [G, C, E], split over the devices that the table's rows are split over."""
-        if self.mesh is None or not self.vocab_axes:
+        if self.mesh is None or not self.splits_table:
             return rows
         split = NamedSharding(self.mesh, P(P.UNCONSTRAINED, self.vocab_axes, None))
         return jax.lax.with_sharding_constraint(rows, split)
 
-    def _group_loss(self, hidden, weights, rows, bias, sample_bias, labels, is_word, counts):
-        """[Wg] losses of one group over its [C, E] rows."""
+    def _group_loss(
+        self, hidden, weights, rows, bias, sample_bias, labels, is_word, counts, num_used
+    ):
+        """[Wg] losses of one group over its [C, E] rows, of which the first `num_used` are used."""
         if self.kind == "nce":
             noise = (sample_bias, self.num_negatives)
             return nce_loss(hidden, weights, rows, bias, labels, counts, *noise)
         if self.kind == "neg":
             return neg_loss(hidden, weights, rows, bias, labels, counts)
-        return candidate_softmax_loss(hidden, weights, rows, bias + sample_bias, labels, is_word)
+        bias = bias + sample_bias
+        if not self.takes_blocks:
+            return candidate_softmax_loss(hidden, weights, rows, bias, labels, is_word)
+        return blockwise_softmax_loss(
+            hidden,
+            labels,
+            weights,
+            rows,
+            jnp.where(is_word, bias, -1e30),
+            num_valid=rows.shape[0],
+            block_size=self.candidate_block,
+            num_used=num_used,
+        )
 
     def refreshed(
         self, index: NeighbourIndex, table: jax.Array, words: WordStatistics, part: jax.Array | None

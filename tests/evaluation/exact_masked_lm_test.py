@@ -52,6 +52,7 @@ OBJECTIVE = MaskedLM(
         index_block=16,
         index_scores="float32",
         vocab_block=7,
+        candidate_block=0,
         log_q_correction=True,
         exact_fraction=0.0,
         frequency_bias=True,

@@ -80,6 +80,7 @@ def output_layer(kind: str) -> OutputLayer:
         index_block=64,
         index_scores="float32",
         vocab_block=64,
+        candidate_block=0,
         log_q_correction=True,
         exact_fraction=0.1,
         frequency_bias=True,

@@ -48,6 +48,7 @@ OBJECTIVE = MaskedLM(
         index_block=1,
         index_scores="float32",
         vocab_block=1,
+        candidate_block=0,
         log_q_correction=False,
         exact_fraction=0.0,
         frequency_bias=False,

@@ -208,6 +208,30 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
         )
         assert_close(sharded, expected)
 
+    @parameterized.parameters((1, 64), (64, 64), (65, 64), (VALID, 64), (10, 0))
+    def test_blocks_past_the_words_in_use_are_not_visited(self, num_used: int, block_size: int):
+        hidden, table, bias = random_inputs()
+        targets = jnp.asarray(TARGETS) % num_used
+        visited = -(-num_used // block_size) * block_size if block_size else V
+
+        def loss(hidden, table, bias, num_used):
+            return blockwise_softmax_loss(
+                hidden,
+                targets,
+                jnp.asarray(WEIGHTS),
+                table,
+                bias,
+                num_valid=V,
+                block_size=block_size,
+                num_used=num_used,
+            ).sum()
+
+        grad = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+        bias = jnp.where(jnp.arange(V) < num_used, bias, -1e30)
+        expected = grad(hidden, table, bias, jnp.int32(V))
+        table = jnp.where(jnp.arange(V)[:, None] < visited, table, jnp.nan)
+        assert_close(grad(hidden, table, bias, jnp.int32(num_used)), expected)
+
     def test_the_logits_are_never_held(self):
         positions, vocab_size = 64, 16 * DEFAULT_BLOCK_SIZE
         shapes = (positions, D), (vocab_size, D), (vocab_size,), (positions,), (positions,)

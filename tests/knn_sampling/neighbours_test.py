@@ -187,6 +187,14 @@ class NearestNeighboursTest(parameterized.TestCase):
         falls = (np.diff(best) < 0) | (np.diff(index) > 0)
         self.assertTrue(falls.all())
 
+    @parameterized.parameters(*neighbours.SCORES)
+    def test_float32_products_are_not_cut_short(self, scores: str):
+        # Accelerators round the inputs of a float32 product unless told; a CPU never does.
+        search = functools.partial(nearest_neighbours, k=8, num_valid=701, scores=scores)
+        text = str(jax.make_jaxpr(search)(two_stage_table()))
+        self.assertEqual(text.count("dot_general["), 1 if scores == "float32" else 2)
+        self.assertEqual(text.count("HIGHEST"), 2 * text.count("dot_general["))
+
     def test_within_another_jit(self):
         table = jnp.asarray(two_stage_table())
 

@@ -33,6 +33,7 @@ KNN = OutputLayer(
     index_block=8,
     index_scores="float32",
     vocab_block=7,
+    candidate_block=0,
     log_q_correction=False,
     exact_fraction=0.0,
     frequency_bias=False,
@@ -330,6 +331,16 @@ class EverySampledKindTest(parameterized.TestCase):
 
 class BucketsTest(parameterized.TestCase):
     """A vocabulary large enough for buckets."""
+
+    @parameterized.parameters((1, 1), (1, 5), (4, 24), (4, 100))
+    def test_blocks_of_candidates_give_what_all_at_once_give(self, k: int, block: int):
+        layer = dataclasses.replace(CORRECTED, k=k)
+        batch = random_batch()
+        sample = sample_of(layer, batch, index_of(layer))
+        self.assertLess(sample.candidates.union_size.max(), V)
+        whole = value_and_gradients(layer, batch, sample)
+        blocks = dataclasses.replace(layer, candidate_block=block)
+        assert_close(value_and_gradients(blocks, batch, sample), whole)
 
     @parameterized.parameters((4, 128), (100, 384), (170, 500))
     def test_any_bucket_gives_what_the_capacity_gives(self, k: int, bucket: int):

@@ -45,6 +45,7 @@ WHOLE = OutputLayer(
     index_block=16,
     index_scores="float32",
     vocab_block=16,
+    candidate_block=0,
     log_q_correction=False,
     exact_fraction=0.0,
     frequency_bias=False,

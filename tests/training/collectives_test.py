@@ -39,6 +39,7 @@ def step_text(axes: tuple[int, int, int], kind: str, update: str) -> str:
         index_block=64,
         index_scores="float32",
         vocab_block=1024,
+        candidate_block=0,
         log_q_correction=True,
         exact_fraction=0.0,
         frequency_bias=False,
