@@ -27,9 +27,9 @@ from knn_sampling.neighbours import nearest_neighbours
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, words.")
 _WIDTH = flags.DEFINE_integer("width", 256, "D, width of the table.")
 _K = flags.DEFINE_integer("k", 50, "Neighbours of a word.")
-_QUERIES = flags.DEFINE_integer("queries", 4096, "Words to answer for in each timing.")
-_BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["64", "128", "256", "512", "1024"], "Ours.")
-_REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Timings of each.")
+_QUERIES = flags.DEFINE_integer("queries", 8192, "Words to answer for in a timing.")
+_BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["128", "256", "512"], "Ours.")
+_REPETITIONS = flags.DEFINE_integer("repetitions", 3, "Timings of each.")
 _CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
 
 FAISS, PLAIN = "FAISS IndexFlatIP", "lax.top_k, blocks of {}"
