@@ -242,7 +242,7 @@ class _Search:
 def _group(rows: jax.Array, num_words: jax.Array, size: int) -> jax.Array:
     """The rows [N, D] in the order [size, N / size]: word i is member i % size of group i // size.
 
-    Members come first so that the maxima of groups are maxima of whole vectors, some ten times
+    Members come first so that the maxima of groups are maxima of whole vectors, about ten times
     faster on a CPU than along the last axis. Rows that are no words become NaN.
     """
     is_word = jnp.arange(rows.shape[0]) < num_words
