@@ -185,13 +185,13 @@ class RunsTest(absltest.TestCase):
 
 
 class MiniatureTest(absltest.TestCase):
-    def test_two_settings(self):
+    def test_one_setting(self):
         workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         command = [
             *(sys.executable, "-m", "benchmarks.sampling_quality"),
             "--config=configs/sampling_quality.py:runlocal",
             "--config.train.num_steps=4",
-            *("--settings=full,knn", "--seeds=3", "--turns=1", f"--workdir={workdir}"),
+            *("--settings=knn", "--seeds=3", "--turns=1", f"--workdir={workdir}"),
         ]
         environment = {
             **os.environ,
@@ -204,18 +204,12 @@ class MiniatureTest(absltest.TestCase):
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         logs = "".join(path.read_text() for path in workdir.rglob("log.txt"))
         self.assertEqual(result.returncode, 0, result.stderr + logs)
-        found = {
-            name: artifacts.read_json(workdir / "runs" / name / "seed3" / "record.json")
-            for name in ("full", "knn")
-        }
-        self.assertEqual(found["full"]["candidates"], 600)
-        self.assertLess(found["knn"]["candidates"], 600)
-        self.assertEqual(found["full"]["unigram"], found["knn"]["unigram"])
-        self.assertEqual(set(found["knn"]["loss"]), {"en", "ka", "sw"})
+        found = artifacts.read_json(workdir / "runs" / "knn" / "seed3" / "record.json")
+        self.assertBetween(found["candidates"], 4, 599)
+        self.assertEqual(set(found["loss"]), {"en", "ka", "sw"})
         times = artifacts.read_json(workdir / "speed.json")["times"]
         self.assertEqual(
-            {name: set(own) for name, own in times.items()},
-            {"full": {"step"}, "knn": {"step", "refresh"}},
+            {name: set(own) for name, own in times.items()}, {"knn": {"step", "refresh"}}
         )
         report = (workdir / "report" / "report.md").read_text()
         self.assertIn(report, result.stdout)
