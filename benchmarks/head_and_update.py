@@ -33,6 +33,7 @@ def cases() -> tuple[dict[str, Callable[[], object]], int]:
 
     from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
     from knn_sampling.candidates import union_of_neighbours
+    from knn_sampling.losses import ABSENT
     from training.row_adamw import row_adamw
 
     vocab_size, width = _VOCAB_SIZE.value, _WIDTH.value
@@ -59,7 +60,7 @@ def cases() -> tuple[dict[str, Callable[[], object]], int]:
             labels,
             weights,
             values,
-            jnp.where(ids < vocab_size, 0.0, -1e30),
+            jnp.where(ids < vocab_size, 0.0, ABSENT),
             num_valid=_CAPACITY.value,
             block_size=DEFAULT_BLOCK_SIZE,
             num_used=union_size,

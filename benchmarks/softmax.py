@@ -24,7 +24,7 @@ from absl import app, flags
 from benchmarks.machine import describe_machine, interleaved_medians, pin
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.candidates import union_of_neighbours
-from knn_sampling.losses import candidate_softmax_loss
+from knn_sampling.losses import ABSENT, candidate_softmax_loss
 
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 131_072, "V, words of the heads.")
 _POSITIONS = flags.DEFINE_integer("positions", 1024, "W, positions of the heads.")
@@ -68,7 +68,7 @@ def knn_head(ids, labels, in_blocks, hidden, table, bias):
         labels,
         weights,
         rows,
-        jnp.where(is_word, row_bias, -1e30),
+        jnp.where(is_word, row_bias, ABSENT),
         num_valid=len(rows),
         block_size=DEFAULT_BLOCK_SIZE,
     ).sum()

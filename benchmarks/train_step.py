@@ -17,7 +17,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import statistics
 import time
 
 import jax
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, interleaved_medians
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
@@ -40,11 +39,11 @@ TINY = 1024  # pieces of the vocabulary that costs nothing
 MODES = {
     "full": ("full", "dense"),
     "blockwise": ("blockwise", "dense"),
-    "k-NN, dense AdamW": ("knn", "dense"),
-    "k-NN, row AdamW": ("knn", "rows"),
-    "target sampling, row AdamW": ("target_sampling", "rows"),
-    "NCE, row AdamW": ("nce", "rows"),
-    "NEG, row AdamW": ("neg", "rows"),
+    "k-NN + dense AdamW": ("knn", "dense"),
+    "k-NN + row AdamW": ("knn", "rows"),
+    "target sampling + row AdamW": ("target_sampling", "rows"),
+    "NCE + row AdamW": ("nce", "rows"),
+    "NEG + row AdamW": ("neg", "rows"),
 }
 
 
@@ -205,7 +204,6 @@ class Case:
             self.refresh()
         self.batches = [self._batch(seed) for seed in range(4)]
         self.candidates = self.overflow = 0.0
-        self.run(1)  # compiles
 
     def refresh(self) -> float:
         """Seconds of making the neighbour index anew."""
@@ -214,17 +212,14 @@ class Case:
         jax.block_until_ready(self.state.index)
         return time.perf_counter() - start
 
-    def run(self, steps: int) -> float:
-        """Seconds a step."""
-        start = time.perf_counter()
-        for number in range(steps):
+    def run(self) -> None:
+        """Takes the preset's number of steps."""
+        for number in range(self.preset.steps):
             batch = self.batches[number % len(self.batches)]
             self.state, sums = self.program.train_step(self.state, batch, False)
         jax.block_until_ready(self.state)
-        seconds = (time.perf_counter() - start) / steps
         self.candidates = float(sums["candidates"][0])
         self.overflow = float(sums["overflow"][0])
-        return seconds
 
     def _cluster(self, width: int) -> None:
         """Moves each word towards the centre of its cluster, as training would."""
@@ -297,21 +292,20 @@ def measure(preset: Preset, modes: list[str], vocab_size: int, width: int) -> li
     """All modes at one size, and "none", the full softmax over a tiny vocabulary, interleaved."""
     cases = {mode: Case(preset, mode, vocab_size, width) for mode in modes}
     cases["none"] = Case(preset, "full", TINY, width)
-    steps: dict[str, list[float]] = {mode: [] for mode in cases}
-    refreshes: dict[str, list[float]] = {mode: [] for mode in cases}
-    for _ in range(preset.repetitions):
-        for mode, case in cases.items():
-            steps[mode].append(case.run(preset.steps))
-    for mode, case in cases.items():
-        if case.program.refresh_every:
-            refreshes[mode] = [case.refresh() for _ in range(2)]
+    runs = {mode: case.run for mode, case in cases.items()}
+    seconds = interleaved_medians(runs, preset.repetitions)
+    refreshes = {
+        mode: [case.refresh() for _ in range(2)]
+        for mode, case in cases.items()
+        if case.program.refresh_every
+    }
     return [
         Row(
             mode,
             vocab_size,
             width,
-            statistics.median(steps[mode]),
-            min(refreshes[mode], default=0.0),
+            seconds[mode] / preset.steps,
+            min(refreshes.get(mode, [0.0])),
             case.candidates,
             case.overflow,
         )

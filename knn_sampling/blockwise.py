@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from knn_sampling.losses import ABSENT
+
 # Words of a block where a config does not say otherwise; see benchmarks/softmax.py.
 DEFAULT_BLOCK_SIZE = 1024
 
-# Logit of a class that is not there. Finite, so that no gradient becomes NaN.
-_ABSENT = -1e30
 # Blocks hold a multiple of this many words where they can: matrix units like whole tiles.
 _TILE = 128
 
@@ -47,7 +47,7 @@ def blockwise_softmax_loss(
       num_valid: words; rows of the table from here on are padding and get no probability.
       block_size: words of a block, at most; need not divide V. 0 puts all into one block.
       num_used: scalar int32; blocks of words from here on are not visited. All these words must be
-        absent, by a bias of -1e30 or so. None for V.
+        absent, by a bias of `losses.ABSENT`. None for V.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -112,7 +112,7 @@ def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> 
     ids = start + jnp.arange(size, dtype=jnp.int32)
     rows = jax.lax.dynamic_slice_in_dim(table, start, size).astype(dtype)
     block_bias = jax.lax.dynamic_slice_in_dim(bias, start, size).astype(jnp.float32)
-    return _Block(start, rows, jnp.where(ids < num_valid, block_bias, _ABSENT), ids >= first_new)
+    return _Block(start, rows, jnp.where(ids < num_valid, block_bias, ABSENT), ids >= first_new)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -132,7 +132,7 @@ def _forward(hidden, targets, table, bias, num_used, num_valid, block_size):
     def visit(number, carry):
         maximum, total, target_logits = carry
         block = _block(table, bias, hidden.dtype, number, size, num_valid)
-        block = block._replace(bias=jnp.where(block.is_new, block.bias, _ABSENT))
+        block = block._replace(bias=jnp.where(block.is_new, block.bias, ABSENT))
         logits = block.logits(hidden)
         new_maximum = jnp.maximum(maximum, logits.max(axis=0))
         exps = jnp.exp(logits - new_maximum[None, :])
@@ -142,7 +142,7 @@ def _forward(hidden, targets, table, bias, num_used, num_valid, block_size):
         return new_maximum, total, target_logits
 
     zeros = jnp.zeros(hidden.shape[0], jnp.float32)
-    start = jnp.full_like(zeros, _ABSENT), zeros, zeros
+    start = jnp.full_like(zeros, ABSENT), zeros, zeros
     visited = _visited(num_blocks, size, num_used)
     maximum, total, target_logits = jax.lax.fori_loop(0, visited, visit, start)
     log_normaliser = maximum + jnp.log(total)

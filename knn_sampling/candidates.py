@@ -50,7 +50,8 @@ def union_of_neighbours(
     vocab_size = neighbours.shape[0]
     used = jnp.where(weights > 0, targets, vocab_size)  # vocab_size is out of range: dropped
     lists = jnp.where(weights[..., None] > 0, neighbours[targets], vocab_size)  # [G, Wg, K]
-    in_union = _marked(jnp.concatenate([lists, used[..., None]], axis=2), vocab_size)
+    found = jnp.concatenate([lists, used[..., None]], axis=2)
+    in_union = jax.vmap(marked, in_axes=(0, None))(found, vocab_size)
     union_size = in_union.sum(axis=1, dtype=jnp.int32)
     _check_capacity(capacity, targets.shape[1], vocab_size)
     # Ranking the candidates costs more than finding them, and a good capacity rarely needs it.
@@ -77,9 +78,15 @@ def union_of_words(
       Candidates of capacity min(Wg + S, V).
     """
     used = jnp.where(weights > 0, targets, vocab_size)
-    kept = _marked(jnp.concatenate([used, extra], axis=1), vocab_size)
+    found = jnp.concatenate([used, extra], axis=1)
+    kept = jax.vmap(marked, in_axes=(0, None))(found, vocab_size)
     capacity = min(targets.shape[1] + extra.shape[1], vocab_size)
     return _in_slots(kept, targets, kept.sum(axis=1, dtype=jnp.int32), capacity)
+
+
+def marked(words: jax.Array, vocab_size: int) -> jax.Array:
+    """[V] bool: which words occur in `words`, of any shape; V and more stand for none."""
+    return jnp.zeros(vocab_size, bool).at[words.reshape(-1)].set(True, mode="drop")
 
 
 def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
@@ -89,12 +96,6 @@ def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
             f"group of sequences, all of which can be distinct targets, and at most the vocabulary "
             f"of {vocab_size}; change output_layer.capacity, output_layer.group_size or the batch"
         )
-
-
-def _marked(words: jax.Array, vocab_size: int) -> jax.Array:
-    """[G, V] bool: which words occur in [G, ...]."""
-    flat = words.reshape(words.shape[0], -1)
-    return jax.vmap(lambda one: jnp.zeros(vocab_size, bool).at[one].set(True, mode="drop"))(flat)
 
 
 def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 # Logit of a class that is not there. Finite, so that no gradient becomes NaN.
-_ABSENT = -1e30
+ABSENT = -1e30
 
 
 def full_softmax_loss(
@@ -81,7 +81,7 @@ def _cross_entropy(
     rows = rows.astype(hidden.dtype)
     logits = jnp.dot(hidden, rows.T, preferred_element_type=jnp.float32)  # [W, C]
     # Unused slots by way of the bias, C numbers instead of W C.
-    logits += jnp.where(is_word, bias.astype(jnp.float32), _ABSENT)[None, :]
+    logits += jnp.where(is_word, bias.astype(jnp.float32), ABSENT)[None, :]
     target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
     # Not a product: where the weight is zero the label is arbitrary and the loss may be anything.

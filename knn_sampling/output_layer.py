@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.buckets import bucket_sizes, loss_in_bucket
 from knn_sampling.candidates import Candidates, union_of_neighbours, union_of_words
-from knn_sampling.losses import candidate_softmax_loss, full_softmax_loss
+from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss
 from knn_sampling.neighbours import (
+    SCORES,
     NeighbourIndex,
     inclusion,
     log_inclusion,
@@ -131,8 +132,8 @@ class OutputLayer:
     def __post_init__(self):
         _require(self.kind in KINDS, "kind", self.kind, f"one of {KINDS}")
         _require(self.refresh in ("all", "rolling"), "refresh", self.refresh, "all or rolling")
-        scores = ("float32", "bfloat16")
-        _require(self.index_scores in scores, "index_scores", self.index_scores, f"one of {scores}")
+        scores = self.index_scores
+        _require(scores in SCORES, "index_scores", scores, f"one of {SCORES}")
         for key in ("refresh_every", "index_block", "vocab_block", "capacity_buckets"):
             _require(getattr(self, key) >= 1, key, getattr(self, key), "at least 1")
         _require(self.group_size >= 0, "group_size", self.group_size, "0 or more sequences")
@@ -330,7 +331,7 @@ class OutputLayer:
             labels,
             weights,
             rows,
-            jnp.where(is_word, bias, -1e30),
+            jnp.where(is_word, bias, ABSENT),
             num_valid=rows.shape[0],
             block_size=self.candidate_block,
             num_used=num_used,

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from knn_sampling.candidates import marked
+
 
 class WorkingRows(NamedTuple):
     """Which rows, and where the step's words stand among them.
@@ -39,12 +41,12 @@ def working_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -
       R = min(G C, V) + min(B L, V) rows, so that any batch fits; [B, L] and [G, C] places in them.
     """
     num_groups, capacity = candidate_ids.shape
-    is_candidate = _marked(candidate_ids, vocab_size)
+    is_candidate = marked(candidate_ids, vocab_size)
     if num_groups == 1:
         union = candidate_ids[0]
     else:
         union = _numbered(is_candidate, min(num_groups * capacity, vocab_size))
-    rest = _numbered(_marked(tokens, vocab_size) & ~is_candidate, min(tokens.size, vocab_size))
+    rest = _numbered(marked(tokens, vocab_size) & ~is_candidate, min(tokens.size, vocab_size))
     ids = jnp.concatenate([union, rest])
     num_rows = ids.shape[0]
     places = jnp.full(vocab_size, num_rows, jnp.int32)
@@ -55,10 +57,6 @@ def working_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -
     return WorkingRows(ids, places[tokens], candidates)
 
 
-def _marked(words: jax.Array, vocab_size: int) -> jax.Array:
-    return jnp.zeros(vocab_size, bool).at[words.reshape(-1)].set(True, mode="drop")
-
-
-def _numbered(marked: jax.Array, size: int) -> jax.Array:
-    """[size] int32 ids of the marked words; the rest holds V."""
-    return jnp.nonzero(marked, size=size, fill_value=marked.shape[0])[0].astype(jnp.int32)
+def _numbered(chosen: jax.Array, size: int) -> jax.Array:
+    """[size] int32 ids of the chosen words; the rest holds V."""
+    return jnp.nonzero(chosen, size=size, fill_value=chosen.shape[0])[0].astype(jnp.int32)
