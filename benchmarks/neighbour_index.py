@@ -105,9 +105,10 @@ def runs_of(words: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
     ours = functools.partial(nearest_neighbours, table, k=k, num_valid=len(words), query_ids=ids)
     for size in map(int, _BLOCK_SIZES.value):
         runs[f"ours, blocks of {size}"] = functools.partial(ours, block_size=size)
-    runs[f"ours, bfloat16, blocks of {block}"] = functools.partial(
-        ours, block_size=block, scores="bfloat16"
-    )
+    for scores in ("bfloat16", "bfloat16_exact"):
+        runs[f"ours, {scores}, blocks of {block}"] = functools.partial(
+            ours, block_size=block, scores=scores
+        )
     return runs
 
 

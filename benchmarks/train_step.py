@@ -170,7 +170,7 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
         refresh="all",
         refresh_every=_REFRESH.value,
         index_block=preset.index_block,
-        index_scores="float32" if preset.dtype == "float32" else "bfloat16",
+        index_scores="float32" if preset.dtype == "float32" else "bfloat16_exact",
         vocab_block=preset.vocab_block,
         candidate_block=preset.candidate_block,
         log_q_correction=False,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-SCORES = ("float32", "bfloat16")
+SCORES = ("float32", "bfloat16", "bfloat16_exact")
 # Words of a group in the two-stage selection. The first stage ranks V / 32 maxima, the second 32 k
 # scores, which balances the two near V = 50K to 100K for k = 50.
 _GROUP = 32
@@ -51,7 +51,8 @@ def nearest_neighbours(
 ) -> jax.Array:
     """I_k(w_i) = top-k over j of e_i . e_j, for all or some words w_i (Eq. 5, Algorithm 2).
 
-    Exact, computed for `block_size` words at a time so that [V, V] is never held. Products are in
+    Exact but for `scores="bfloat16"`, computed for `block_size` words at a time so that [V, V] is
+    never held. Products are in
     float32 at the highest matmul precision. Ties are broken towards the smaller id. NaN and -inf
     count as the smallest score, where a plain top-k would rank NaN first. On a GPU with jax 0.11 or
     later the selection is an unstable one: then it is the platform's choice which of several words
@@ -66,8 +67,10 @@ def nearest_neighbours(
       num_valid: words; rows from here on pad the table and are nobody's neighbours.
       query_ids: [Q] int32 words to answer for, in any order; all V rows if None.
       block_size: words scored at a time by a device, which takes block_size * V floats.
-      scores: "float32", or "bfloat16": products of bfloat16 select 2 k words, whose float32
-        products then select and order k. Not exact: a neighbour may be missed.
+      scores: "float32"; or "bfloat16": products of bfloat16 select 2 k words, whose float32
+        products then select and order k, so that a neighbour may be missed; or "bfloat16_exact":
+        the same, and where rounding could have hidden a neighbour, which a bound decides for each
+        query, the answer is made anew in float32.
       mesh: where the table lies; None for a single device.
       vocab_axes: axes of `mesh` that the rows of the table are split over; over the others they
         are replicated.
@@ -86,7 +89,8 @@ def nearest_neighbours(
     num_queries = query_ids.shape[0]
     devices = 1 if mesh is None else mesh.size
     shards = _num_shards(vocab_size, mesh, vocab_axes)
-    search = _Search(k, num_valid, scores, tuple(vocab_axes), shards)
+    all_axes = () if mesh is None else tuple(mesh.axis_names)
+    search = _Search(k, num_valid, scores, tuple(vocab_axes), shards, all_axes)
     # A block of a device; word 0 stands in for the queries that are missing in the last ones.
     block = min(block_size, max(-(-num_queries // devices), 1))
     num_blocks = -(-num_queries // (devices * block)) * devices
@@ -94,7 +98,7 @@ def nearest_neighbours(
     blocks = query_ids.reshape(num_blocks, block)
     if mesh is None:
         return search(table, blocks)[:num_queries]
-    every_axis = P(mesh.axis_names)
+    every_axis = P(all_axes)
     search_all = jax.shard_map(
         search, mesh=mesh, in_specs=(P(vocab_axes or None), every_axis), out_specs=every_axis
     )
@@ -173,6 +177,7 @@ class _Search:
     Attributes:
       k, num_valid, scores, vocab_axes: as there.
       shards: devices along `vocab_axes`, a team. They answer their queries together.
+      all_axes: all axes of the mesh.
     """
 
     k: int
@@ -180,11 +185,7 @@ class _Search:
     scores: str
     vocab_axes: tuple[str, ...]
     shards: int
-
-    @property
-    def selected(self) -> int:
-        """Words that the first products select: some to spare where they are not exact."""
-        return self.k if self.scores == "float32" else 2 * self.k
+    all_axes: tuple[str, ...]
 
     def __call__(self, rows: jax.Array, blocks: jax.Array) -> jax.Array:
         """Neighbours [N * block, K] of the words `blocks` [N, block].
@@ -195,23 +196,72 @@ class _Search:
         """
         num_rows = rows.shape[0]
         start = jax.lax.axis_index(self.vocab_axes) * num_rows if self.vocab_axes else 0
-        num_words = jnp.clip(self.num_valid - start, 0, num_rows)
-        selected = min(self.selected, num_rows)
-        size = _GROUP if selected * _GROUP < num_rows else 1
-        grouped = _group(rows, num_words, size).astype(self.scores)
+        words = _Words(rows, start, jnp.clip(self.num_valid - start, 0, num_rows))
+        if self.scores == "float32":
+            grouped = _group(words, self.k, jnp.float32)
+            answers = jax.lax.map(lambda ids: self._in_float32(words, grouped, ids), blocks)
+            return answers.reshape(-1, self.k)
 
-        def answer(ids: jax.Array) -> jax.Array:
-            queries = self._queries(rows, ids, start)  # [team's, D]
-            products = _products("qd,nd->qn", queries, grouped)
-            products = products.reshape(queries.shape[0], size, -1)
-            first, found = _select(products, selected, num_words)
-            if self.scores == "float32":
-                return self._merge(first, found + start)[1]
-            exact = _rescore(queries, rows, found, num_words)
-            _, found, exact = self._merge(first, found + start, exact)
-            return _ordered(exact, found)[1][:, : self.k]
+        short = _group(words, 2 * self.k, jnp.bfloat16)
+        rounding = self._rounding(words) if self.scores == "bfloat16_exact" else None
+        answers, is_proven = jax.lax.map(
+            lambda ids: self._in_bfloat16(words, short, rounding, ids), blocks
+        )
+        answers = answers.reshape(-1, self.k)
+        if rounding is None:
+            return answers
+        return self._repaired(words, blocks, answers, is_proven.reshape(-1))
 
-        return jax.lax.map(answer, blocks).reshape(-1, self.k)
+    def _in_float32(self, words: "_Words", grouped: jax.Array, ids: jax.Array) -> jax.Array:
+        """Neighbours [block, K] of the words `ids`, by float32 products."""
+        queries = self._queries(words.rows, ids, words.start)  # [team's, D]
+        best, found = _select(_scores(queries, grouped), self.k, words.number)
+        return self._merge(self.k, best, found + words.start)[1]
+
+    def _in_bfloat16(
+        self, words: "_Words", grouped: jax.Array, rounding: "_Rounding | None", ids: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Neighbours [block, K] by bfloat16, settled in float32, and which are proven exact."""
+        queries = self._queries(words.rows, ids, words.start)
+        selected = 2 * self.k
+        first, found = _select(_scores(queries, grouped), selected, words.number)
+        exact = _rescore(queries, words.rows, found, words.number)
+        first, found, exact = self._merge(selected, first, found + words.start, exact)
+        exact, found = _ordered(exact, found)
+        if rounding is None:
+            return found[:, : self.k], jnp.zeros(len(ids), bool)
+        # Words that were not selected, here or on another device, score at most this in bfloat16.
+        highest_left = first[:, -1] if first.shape[1] == selected else -jnp.inf
+        own = self._own(queries)
+        is_proven = exact[:, self.k - 1] > highest_left + rounding.bound(own)
+        return found[:, : self.k], is_proven
+
+    def _rounding(self, words: "_Words") -> "_Rounding":
+        """What rounding all words of the vocabulary can do."""
+        is_word = (jnp.arange(words.rows.shape[0]) < words.number)[:, None]
+        rows = jnp.where(is_word, words.rows.astype(jnp.float32), 0)
+        lengths = jnp.stack([_lengths(rows).max(), _lengths(rows - _rounded(rows)).max()])
+        if self.vocab_axes:
+            lengths = jax.lax.pmax(lengths, self.vocab_axes)
+        return _Rounding(lengths[0], lengths[1])
+
+    def _repaired(
+        self, words: "_Words", blocks: jax.Array, answers: jax.Array, is_proven: jax.Array
+    ) -> jax.Array:
+        """The answers [N, K], those that are not proven made anew, a block of them at a time."""
+        block = blocks.shape[1]
+        unproven_first = jnp.argsort(is_proven).reshape(blocks.shape)
+        num_blocks = -(-(~is_proven).sum() // block)
+        if self.all_axes:
+            num_blocks = jax.lax.pmax(num_blocks, self.all_axes)  # a team works together
+        grouped = _group(words, self.k, jnp.float32)
+
+        def repair(i: jax.Array, answers: jax.Array) -> jax.Array:
+            places = unproven_first[i]
+            ids = blocks.reshape(-1)[places]
+            return answers.at[places].set(self._in_float32(words, grouped, ids))
+
+        return jax.lax.fori_loop(0, num_blocks, repair, answers)
 
     def _queries(self, rows: jax.Array, ids: jax.Array, start: jax.Array | int) -> jax.Array:
         """Rows [shards * block, D] of the words that the team's devices ask for, in turn."""
@@ -222,8 +272,15 @@ class _Search:
         found = jnp.where(is_here[:, None], rows.at[ids].get(mode="clip"), 0)
         return jax.lax.psum(found, self.vocab_axes)  # one device has the row, all others zero
 
-    def _merge(self, *lists: jax.Array) -> tuple[jax.Array, ...]:
-        """The `selected` best of the team's lists, scores, ids and more, for this device's queries.
+    def _own(self, queries: jax.Array) -> jax.Array:
+        """The rows [block, D] of `_queries` that this device asked for."""
+        if not self.vocab_axes:
+            return queries
+        own = jax.lax.axis_index(self.vocab_axes)
+        return queries.reshape(self.shards, -1, queries.shape[1])[own]
+
+    def _merge(self, number: int, *lists: jax.Array) -> tuple[jax.Array, ...]:
+        """The best `number` of the team's lists, scores, ids and more, for this device's queries.
 
         On each device the lists are [shards * block, n], of the words that it holds.
         """
@@ -236,21 +293,78 @@ class _Search:
             return x.swapaxes(0, 1).reshape(x.shape[1], -1)
 
         merged = _ordered(*(exchange(x) for x in lists))
-        return tuple(x[:, : self.selected] for x in merged)
+        return tuple(x[:, :number] for x in merged)
 
 
-def _group(rows: jax.Array, num_words: jax.Array, size: int) -> jax.Array:
-    """The rows [N, D] in the order [size, N / size]: word i is member i % size of group i // size.
+class _Words(NamedTuple):
+    """The part of the vocabulary that a device holds.
+
+    Attributes:
+      rows: [N, D] rows of the table.
+      start: id of the first.
+      number: int32 [], words among them, the first ones; the rest is padding.
+    """
+
+    rows: jax.Array
+    start: jax.Array | int
+    number: jax.Array
+
+
+class _Rounding(NamedTuple):
+    """How far products of words rounded to bfloat16 can be from products of the words.
+
+    Attributes:
+      length: float32 [], the length of the longest word.
+      error: float32 [], the length of the greatest difference between a word and itself rounded.
+    """
+
+    length: jax.Array
+    error: jax.Array
+
+    def bound(self, queries: jax.Array) -> jax.Array:
+        """[Q] float32, the most by which q . e exceeds its product in bfloat16, for any word e.
+
+        q . e - q' . e' = (q - q') . e + q' . (e - e'), by Cauchy and Schwarz at most the lengths
+        multiplied; q' is q rounded. Sums of D terms in float32 are off by D 2^-24 of the lengths,
+        at most, here three times: both products and the scores that the answer is ordered by.
+        """
+        queries = queries.astype(jnp.float32)
+        rounded = _rounded(queries)
+        sums = 3 * queries.shape[1] * 2.0**-24 * _lengths(queries) * self.length
+        terms = _lengths(queries - rounded) * self.length + _lengths(rounded) * self.error
+        return 1.01 * (terms + sums)  # the bound is computed in float32, too
+
+
+def _lengths(rows: jax.Array) -> jax.Array:
+    return jnp.sqrt((rows * rows).sum(axis=-1))
+
+
+def _rounded(rows: jax.Array) -> jax.Array:
+    # Not astype(bfloat16).astype(float32), which a compiler may leave out.
+    return jax.lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
+
+
+def _group(words: _Words, k: int, dtype: jnp.dtype) -> jax.Array:
+    """The rows in groups [size, N / size, D] to select k of: word i is member i % size of group
+    i // size.
 
     Members come first so that the maxima of groups are maxima of whole vectors, about ten times
     faster on a CPU than along the last axis. Rows that are no words become NaN.
     """
-    is_word = jnp.arange(rows.shape[0]) < num_words
+    rows = words.rows
+    size = _GROUP if k * _GROUP < rows.shape[0] else 1
+    is_word = jnp.arange(rows.shape[0]) < words.number
     rows = jnp.where(is_word[:, None], rows, jnp.nan)
     missing = -rows.shape[0] % size
     rows = jnp.pad(rows, ((0, missing), (0, 0)), constant_values=jnp.nan)
-    grouped = rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1)
-    return grouped.reshape(rows.shape)
+    return rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1).astype(dtype)
+
+
+def _scores(queries: jax.Array, grouped: jax.Array) -> jax.Array:
+    """Scores [Q, size, groups] of the words of `_group`, in their type, summed in float32."""
+    size, num_groups, width = grouped.shape
+    scores = _products("qd,nd->qn", queries, grouped.reshape(-1, width))
+    return scores.reshape(-1, size, num_groups)
 
 
 def _products(dimensions: str, queries: jax.Array, rows: jax.Array) -> jax.Array:
@@ -265,7 +379,7 @@ def _products(dimensions: str, queries: jax.Array, rows: jax.Array) -> jax.Array
 
 
 def _select(scores: jax.Array, k: int, num_words: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The k best of [Q, size, groups] scores: scores and local ids [Q, k], by (-score, id).
+    """The k best of [Q, size, groups] scores, or all: scores and local ids [Q, k], by (-score, id).
 
     The k groups with the best maxima, by (-maximum, group), hold the k best words. For a word of
     any other group, each of the k has a word that is better: its maximum is greater or, if they are
@@ -273,7 +387,8 @@ def _select(scores: jax.Array, k: int, num_words: jax.Array) -> tuple[jax.Array,
     """
     num_queries, size, num_groups = scores.shape
     if size == 1:
-        return _top_k(_ranked(scores[:, 0], jnp.arange(num_groups)[None, :] < num_words), k)
+        is_word = jnp.arange(num_groups)[None, :] < num_words
+        return _top_k(_ranked(scores[:, 0], is_word), min(k, num_groups))
     # Not max(): a comparison that NaN always fails skips it, at no cost.
     maxima = jnp.full((num_queries, num_groups), _LOWEST)
     for member in range(size):

@@ -94,8 +94,8 @@ class OutputLayer:
         `refresh_every`-th of it anew before every step.
       refresh_every: n of Algorithm 2, steps.
       index_block: words scored at a time in a refresh; bounds its memory.
-      index_scores: "float32", or "bfloat16" to choose neighbours in bfloat16 and order them in
-        float32.
+      index_scores: "float32"; "bfloat16" to choose neighbours in bfloat16 and order them in
+        float32; or "bfloat16_exact" to prove that list and repair it where that fails.
       vocab_block: words of a block of the exact softmax in blocks.
       candidate_block: words of a block of the softmax over V'; blocks past the last candidate cost
         nothing. 0 for all its logits at once, in buckets; so it is where the table is split over
