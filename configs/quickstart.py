@@ -81,6 +81,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.dropout_rate = 0.1
     config.model.attention_dropout_rate = 0.0
     config.model.dtype = "float32"
+    config.model.attention = "xla"
+    config.model.remat = "none"
+    config.model.unroll = 2  # both layers: they are small
 
     config.mask = ConfigDict()
     config.mask.rate = 0.2
@@ -120,7 +123,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh.fsdp = 1
     config.mesh.model = 1
     config.mesh.vocab_multiple = 128
-    config.mesh.rules = (("vocab", "model"), ("mlp", "model"), ("heads", "model"))
+    config.mesh.rules = (
+        ("vocab", "model"),
+        ("mlp", "model"),
+        ("heads", "model"),
+        ("embed", "fsdp"),
+    )
 
     config.train = ConfigDict()
     config.train.num_steps = 1000

@@ -1,6 +1,7 @@
 """A Transformer encoder in the manner of XLM-R: GELU, learned positions, post-LN or pre-LN."""
 
 import dataclasses
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,12 @@ from flax.linen.spmd import with_logical_partitioning
 
 _INIT_STDDEV = 0.02
 _LAYER_NORM_EPSILON = 1e-5
+# What a layer may keep for the backward pass, by model.remat.
+_REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +36,13 @@ class EncoderSettings:
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
+      attention: how attention is computed, "xla" anywhere, "cudnn" on a GPU in bfloat16 (fused, and
+        without dropout on its weights).
+      remat: what a layer keeps for the backward pass: "none" for everything to be kept, "dots" to
+        keep products of matrices and compute the rest again, "full" to keep the layer's input
+        alone.
+      unroll: layers of a turn of the loop over layers; all of them take longer to compile and run
+        faster where layers are small.
     """
 
     vocab_size: int
@@ -42,6 +56,9 @@ class EncoderSettings:
     dropout_rate: float
     attention_dropout_rate: float
     dtype: str
+    attention: Literal["xla", "cudnn"] = "xla"
+    remat: str = "none"
+    unroll: int = 1
 
     def __post_init__(self):
         if self.hidden_size % self.num_heads:
@@ -53,6 +70,18 @@ class EncoderSettings:
             raise ValueError(f"model.norm_position is {self.norm_position!r}, must be post or pre")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"model.dtype is {self.dtype!r}, must be float32 or bfloat16")
+        if self.remat not in _REMAT:
+            raise ValueError(f"model.remat is {self.remat!r}, must be one of {tuple(_REMAT)}")
+        if self.unroll < 1:
+            raise ValueError(f"model.unroll is {self.unroll}, must be at least 1")
+        if self.attention not in ("xla", "cudnn"):
+            raise ValueError(f"model.attention is {self.attention!r}, must be xla or cudnn")
+        if self.attention == "cudnn" and (self.attention_dropout_rate or self.dtype == "float32"):
+            raise ValueError(
+                'model.attention "cudnn" needs model.dtype "bfloat16" and '
+                f"model.attention_dropout_rate 0; they are {self.dtype!r} and "
+                f"{self.attention_dropout_rate}"
+            )
 
 
 def _dense(features: int, axes: tuple[str, str], name: str, dtype: str) -> nn.Dense:
@@ -125,14 +154,23 @@ class SelfAttention(nn.Module):
             return projected.reshape(*x.shape[:2], s.num_heads, head_size)  # [B, L, H, D / H]
 
         query, key, value = heads("query"), heads("key"), heads("value")
-        scores = jnp.einsum(
-            "bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32
-        ) / jnp.sqrt(head_size)
         same_segment = segments[:, None, :, None] == segments[:, None, None, :]  # [B, 1, L, L]
-        weights = jax.nn.softmax(jnp.where(same_segment, scores, -1e30)).astype(s.dtype)
-        weights = nn.Dropout(s.attention_dropout_rate)(weights, deterministic=deterministic)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
-        return _dense(s.hidden_size, ("heads", "embed"), "output", s.dtype)(mixed)
+        if deterministic or not s.attention_dropout_rate:
+            mixed = jax.nn.dot_product_attention(
+                query, key, value, mask=same_segment, implementation=s.attention
+            )
+        else:
+            weights = _attention_weights(query, key, same_segment)
+            weights = nn.Dropout(s.attention_dropout_rate)(weights, deterministic=False)
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return _dense(s.hidden_size, ("heads", "embed"), "output", s.dtype)(mixed.reshape(x.shape))
+
+
+def _attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
+    """Attention weights [B, H, L, L] of queries and keys [B, L, H, D / H], for dropout on them."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask, scores / jnp.sqrt(query.shape[-1]), -1e30)
+    return jax.nn.softmax(scores).astype(query.dtype)
 
 
 class FeedForward(nn.Module):
@@ -153,7 +191,10 @@ class EncoderLayer(nn.Module):
     settings: EncoderSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array, segments: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, is_used: jax.Array, segments: jax.Array, deterministic: bool
+    ) -> tuple[jax.Array, None]:
+        """The hidden states, or `x` where `is_used` is False, as a step of `nn.scan`."""
         s = self.settings
         attention = SelfAttention(s, name="attention")
         feed_forward = FeedForward(s, name="mlp")
@@ -161,10 +202,31 @@ class EncoderLayer(nn.Module):
         mlp_norm = _layer_norm("mlp_norm", s.dtype)
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
         if s.norm_position == "pre":
-            x = x + dropout(attention(attention_norm(x), segments, deterministic))
-            return x + dropout(feed_forward(mlp_norm(x)))
-        x = attention_norm(x + dropout(attention(x, segments, deterministic)))
-        return mlp_norm(x + dropout(feed_forward(x)))
+            y = x + dropout(attention(attention_norm(x), segments, deterministic))
+            y = y + dropout(feed_forward(mlp_norm(y)))
+        else:
+            y = attention_norm(x + dropout(attention(x, segments, deterministic)))
+            y = mlp_norm(y + dropout(feed_forward(y)))
+        return jnp.where(is_used, y, x), None
+
+
+def _stack(settings: EncoderSettings) -> nn.Module:
+    """All layers as one: a loop, compiled once, over parameters with an axis of layers in front."""
+    layer = EncoderLayer
+    if settings.remat != "none":
+        # A loop is never merged with its repetition, so nothing has to prevent that.
+        layer = nn.remat(
+            layer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(4,)
+        )
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, nn.broadcast, nn.broadcast),
+        length=settings.num_layers,
+        unroll=settings.unroll,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )(settings, name="layers")
 
 
 class MaskedLMHead(nn.Module):
@@ -191,9 +253,8 @@ class Encoder(nn.Module):
 
     def setup(self):
         self.embeddings = Embeddings(self.settings)
-        self.layers = [
-            EncoderLayer(self.settings, name=f"layer_{i}") for i in range(self.settings.num_layers)
-        ]
+        if self.settings.num_layers:
+            self.layers = _stack(self.settings)
         if self.settings.norm_position == "pre":
             self.final_norm = _layer_norm("final_norm", self.settings.dtype)
         self.head = MaskedLMHead(self.settings)
@@ -215,21 +276,20 @@ class Encoder(nn.Module):
           segments: [B, L] int32; positions attend within their segment only.
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
-          num_layers: stop after so many layers; 0 gives the embeddings.
+          num_layers: hidden states after so many layers; 0 gives the embeddings.
           table: [R, E] rows that `tokens` are numbers of, in place of the token embeddings.
 
         Raises:
           ValueError: the encoder has fewer layers.
         """
-        if num_layers is not None and not 0 <= num_layers <= len(self.layers):
-            raise ValueError(
-                f"num_layers is {num_layers}, must be between 0 and {len(self.layers)}"
-            )
+        total = self.settings.num_layers
+        num_layers = total if num_layers is None else num_layers
+        if not 0 <= num_layers <= total:
+            raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
-        for layer in self.layers[:num_layers]:
-            x = layer(x, segments, deterministic)
-        is_last = num_layers is None or num_layers >= len(self.layers)
-        if is_last and self.settings.norm_position == "pre":
+        if num_layers:
+            x, _ = self.layers(x, jnp.arange(total) < num_layers, segments, deterministic)
+        if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)
         return x
 

@@ -69,6 +69,12 @@ def learning_rate_schedule(settings: OptimizerSettings, num_steps: int) -> optax
     )
 
 
+def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
+    """By name: biases and scales of all layers together are matrices too."""
+    del parameter
+    return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
+
+
 class Optimizer(NamedTuple):
     """What turns gradients into parameters.
 
@@ -106,7 +112,7 @@ def make_optimizer(
         b2=settings.beta2,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
-        mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+        mask=lambda params: jax.tree.map_with_path(_is_decayed, params),
     )
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()

@@ -85,6 +85,7 @@ class EncoderParametersTest(parameterized.TestCase):
             "embed_out": {settings.embedding_size, settings.hidden_size},
             "heads": {settings.hidden_size},
             "mlp": {settings.mlp_size},
+            "layers": {settings.num_layers},
         }
         specs = jax.tree.leaves_with_path(nn.get_partition_spec(boxed_shapes(settings)))
         arrays = jax.tree.leaves(nn.unbox(boxed_shapes(settings)))
@@ -127,6 +128,11 @@ class EncoderParametersTest(parameterized.TestCase):
         ({"num_heads": 3}, "model.hidden_size 16 is no multiple of model.num_heads 3"),
         ({"dtype": "float16"}, "model.dtype is 'float16', must be float32 or bfloat16"),
         ({"norm_position": "sandwich"}, "model.norm_position is 'sandwich', must be post or pre"),
+        ({"remat": "some"}, "model.remat is 'some', must be one of .*'dots'"),
+        ({"unroll": 0}, "model.unroll is 0, must be at least 1"),
+        ({"attention": "flash"}, "model.attention is 'flash', must be xla or cudnn"),
+        ({"attention": "cudnn", "attention_dropout_rate": 0.0}, "needs model.dtype .*'float32'"),
+        ({"attention": "cudnn", "dtype": "bfloat16"}, "attention_dropout_rate 0; .* and 0.1"),
     )
     def test_settings_that_cannot_work(self, change: dict, message: str):
         with self.assertRaisesRegex(ValueError, message):

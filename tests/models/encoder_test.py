@@ -101,8 +101,8 @@ def slow_encode(document: list[int], settings: EncoderSettings) -> np.ndarray:
     table, positions = p["embeddings"]["table"], p["embeddings"]["positions"]
     x = slow_dense(table[document], p["embeddings"]["project"]) + positions[: len(document)]
     x = slow_norm(x, p["embeddings"]["norm"])
-    for name in ("layer_0", "layer_1"):
-        layer = p[name]
+    for i in range(settings.num_layers):
+        layer = jax.tree.map(lambda x, i=i: x[i], p["layers"])
         attention = functools.partial(slow_attention, p=layer["attention"], num_heads=2)
 
         def mlp(x, p=layer["mlp"]):
@@ -172,6 +172,50 @@ class EncoderTest(parameterized.TestCase):
         self.assertGreater(jnp.abs(moved - hidden[order]).max(), 0.1)
 
 
+class LayersTest(parameterized.TestCase):
+    """What may change how layers are computed, and not what comes out."""
+
+    @parameterized.parameters({"remat": "dots"}, {"remat": "full"}, {"unroll": 2})
+    def test_gradients_do_not_change(self, **change):
+        tokens, ones = np.arange(12)[None, :], np.ones((1, 12), np.int32)
+        settings = dataclasses.replace(POST, dropout_rate=0.3, attention_dropout_rate=0.3)
+
+        @functools.partial(jax.jit, static_argnums=1)
+        def gradients(params, settings):
+            def loss(params):
+                inputs = (tokens, ones, tokens)
+                hidden = _encode(params, jax.random.key(0), *inputs, settings, None)
+                return (hidden @ jnp.arange(16.0) ** 2).sum()
+
+            return jax.grad(loss)(params)
+
+        expected = gradients(params_of(POST), settings)
+        largest = max(jnp.abs(x).max() for x in jax.tree.leaves(expected))
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6 * largest)
+        changed = dataclasses.replace(settings, **change)
+        jax.tree.map(check, gradients(params_of(POST), changed), expected)
+
+    def test_remat_keeps_less(self):
+        tokens = np.ones((1, 12), np.int32)
+
+        def kept(settings):
+            def encode(params):
+                return _encode(params, None, tokens, tokens, tokens, settings, None)
+
+            _, backward = jax.eval_shape(lambda p: jax.vjp(encode, p), params_of(POST))
+            return sum(x.size for x in jax.tree.leaves(backward))
+
+        sizes = [kept(dataclasses.replace(POST, remat=remat)) for remat in ("none", "dots", "full")]
+        self.assertLess(sizes[1], sizes[0])
+        self.assertLess(sizes[2], sizes[1])
+
+    @parameterized.parameters(POST, PRE)
+    def test_attention_with_dropout_is_the_same_attention(self, settings: EncoderSettings):
+        nearly_none = dataclasses.replace(settings, attention_dropout_rate=1e-9)
+        hidden = encode_packed(FIRST, SECOND, settings=nearly_none, key=jax.random.key(0))
+        assert_close(hidden[:9], encode_packed(FIRST, SECOND, settings=settings)[:9])
+
+
 class NumLayersTest(parameterized.TestCase):
     @parameterized.parameters(POST, PRE)
     def test_all_layers_by_default(self, settings: EncoderSettings):
@@ -191,7 +235,8 @@ class NumLayersTest(parameterized.TestCase):
 
     def test_fewer_layers_equal_a_shallower_model(self):
         shallow = dataclasses.replace(POST, num_layers=1)
-        params = {name: params_of(POST)[name] for name in params_of(shallow)}
+        first = jax.tree.map(lambda x: x[:1], params_of(POST)["layers"])
+        params = params_of(POST) | {"layers": first}
         expected = encode_packed(FIRST, settings=shallow, params=params)
         assert_close(encode_packed(FIRST, num_layers=1), expected)
 

@@ -40,7 +40,6 @@ def config(variant: str):
         embedding_size=8, hidden_size=16, num_layers=1, mlp_size=16, max_length=L, dropout_rate=0.1
     )
     config.mesh.vocab_multiple = 8
-    config.mesh.rules = (*config.mesh.rules, ("embed", "fsdp"))
     layer = config.output_layer
     layer.update(k=4, capacity=140, index_block=100, refresh_every=3, exact_fraction=0.0)
     config.optimizer.warmup_steps = 2
@@ -244,7 +243,7 @@ class LayoutTest(TestCase):
             (moments.last_log_decay, (rows,)),
             (bias, (rows,)),
             (others.mu["head"]["bias"], (rows,)),
-            (others.nu["layer_0"]["mlp"]["wide"]["kernel"], (16 // fsdp, 16 // model)),
+            (others.nu["layers"]["mlp"]["wide"]["kernel"], (1, 16 // fsdp, 16 // model)),
         ):
             self.assertLen(array.addressable_shards, 8)
             self.assertEqual({shard.data.shape for shard in array.addressable_shards}, {shape})
