@@ -1,0 +1,240 @@
+"""What is run, whatever it runs on: stages, flags, sweeps, names."""
+
+import ast
+import dataclasses
+import itertools
+import pathlib
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
+# The status of a training run that saved its state and wants to be started again. It is
+# training.signals.EXIT_STOPPED, which cannot be imported without jax.
+EXIT_STOPPED = 75
+# Evaluation runs in one process: the mesh of training may not fit its devices.
+ALONE = ("--config.mesh.data=-1", "--config.mesh.fsdp=1", "--config.mesh.model=1")
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_SWEPT_VALUE = re.compile(r"[\w.+-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Some stages of the pipeline, one after the other, in one working directory.
+
+    Attributes:
+      name: of the job, for the cluster.
+      config: the config's file as it is given to the stages, "configs/X.py" or "configs/X.py:ARG".
+      workdir: the working directory.
+      stages: which stages, in order.
+      overrides: key of the config -> value, as written on a command line.
+      shared: working directory whose vocabulary and rows this job uses; "" for its own.
+    """
+
+    name: str
+    config: str
+    workdir: str
+    stages: tuple[str, ...]
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shared: str = ""
+
+    def __post_init__(self):
+        check_name(self.name)
+        for workdir in filter(None, (self.workdir, self.shared)):
+            if not workdir.startswith("/") or "://" in workdir:
+                raise ValueError(
+                    f"--workdir is {workdir!r}, must be an absolute path that all machines see; "
+                    "mount a bucket and give the path it is mounted at"
+                )
+        if not self.stages or list(self.stages) != [s for s in STAGES if s in self.stages]:
+            raise ValueError(
+                f"--stages are {','.join(self.stages)!r}, must be some of {','.join(STAGES)}, each "
+                "once and in this order"
+            )
+        if any(not _KEY.fullmatch(key) for key in self.overrides):
+            raise ValueError(f"keys of a config are words joined by dots; got {self.overrides}")
+
+    def flags(self) -> dict[str, str]:
+        """The flags of every stage, in order."""
+        overrides = {f"config.{key}": value for key, value in self.overrides.items()}
+        return {"config": self.config, "workdir": self.workdir, **overrides}
+
+    def command(self, stage: str, python: str = "python", *arguments: str) -> str:
+        """The shell command of one stage, quoted."""
+        given = [f"--{name}={value}" for name, value in self.flags().items()]
+        return shlex.join([python, f"{stage}.py", *given, *arguments])
+
+    def link_commands(self) -> list[str]:
+        """The shell commands that bring the shared vocabulary and rows in, if there are any."""
+        if not self.shared:
+            return []
+        wanted = [f"{self.shared}/vocab", f"{self.shared}/rows"]
+        return [
+            shlex.join(["mkdir", "-p", self.workdir]),
+            shlex.join(["ln", "-sf", *wanted, f"{self.workdir}/"]),
+        ]
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that some cluster would not take."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"--name is {name!r}, must be at most 40 lower-case letters, digits and hyphens, the "
+            "first a letter, the last no hyphen"
+        )
+
+
+def check_word(flag: str, value: str) -> None:
+    """Raises ValueError for a value that is not one plain word, such as a zone or a partition."""
+    if not re.fullmatch(r"\w[\w.:/@,=-]*", value):
+        raise ValueError(f"--{flag} is {value!r}, must be one word without blanks or quotes")
+
+
+def parse_sweep(sweeps: Sequence[str], seeds: int = 0) -> dict[str, tuple[str, ...]]:
+    """Values of each swept key, from `key=value,value` each.
+
+    Args:
+      sweeps: one key each; "config." before the key may be left out.
+      seeds: so many runs that differ in `train.seed`, from 0; 0 leaves the seed alone.
+
+    Raises:
+      ValueError: what cannot be read, or a key or value that is there twice.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for sweep in [*sweeps, *(["train.seed=" + ",".join(map(str, range(seeds)))] if seeds else [])]:
+        key, equals, text = sweep.partition("=")
+        key = key.removeprefix("config.")
+        values = tuple(text.split(","))
+        if not equals or not _KEY.fullmatch(key) or not all(map(_SWEPT_VALUE.fullmatch, values)):
+            raise ValueError(
+                f"--sweep is {sweep!r}, must be key=value,value, with values of letters, digits "
+                "and . + - _, since they name folders; others go into a config file"
+            )
+        if key in found:
+            raise ValueError(f"{key} is swept twice; give all its values in one --sweep")
+        if len(set(values)) < len(values):
+            raise ValueError(f"--sweep={sweep} has a value twice; leave one out")
+        found[key] = values
+    return found
+
+
+def check_sweep(sweep: Mapping[str, Sequence[str]], config: ConfigDict) -> None:
+    """Raises ValueError for a key that the config lacks, or a value of another type."""
+    for key, values in sweep.items():
+        try:
+            current = config
+            for part in key.split("."):
+                current = current[part]
+        except (KeyError, TypeError):
+            raise ValueError(f"--sweep: the config has no key {key}") from None
+        if type(current) not in (bool, int, float, str):
+            raise ValueError(f"--sweep: {key} is {current!r}; only single values can be swept")
+        wrong = [value for value in values if not _fits(value, type(current))]
+        if wrong:
+            raise ValueError(f"--sweep: {key} is {current!r}, so {wrong[0]!r} cannot be its value")
+
+
+def _fits(text: str, kind: type) -> bool:
+    """Whether a flag reads `text` as a `kind`."""
+    if kind is str:
+        return True
+    try:
+        value = ast.literal_eval(text.capitalize() if kind is bool else text)
+    except (SyntaxError, ValueError):
+        return False
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def expand(job: Job, sweep: Mapping[str, Sequence[str]]) -> list[Job]:
+    """The jobs of a sweep: the Cartesian product of all values, the last key fastest.
+
+    Each has a folder of its own below the working directory, named after what it differs in. If the
+    stages begin after the rows are made, all jobs use the vocabulary and rows of the working
+    directory itself.
+
+    Raises:
+      ValueError: a key has a value already.
+    """
+    if not sweep:
+        return [job]
+    if fixed := sorted(set(sweep) & set(job.overrides)):
+        raise ValueError(f"{fixed[0]} is both set and swept; leave one out")
+    uses_rows = not {"build_vocab", "prepare_data"} & set(job.stages)
+    jobs = []
+    for number, values in enumerate(itertools.product(*sweep.values())):
+        differs = dict(zip(sweep, values, strict=True))
+        folder = ",".join(f"{key}={value}" for key, value in differs.items())
+        jobs.append(
+            dataclasses.replace(
+                job,
+                name=f"{job.name}-{number}",
+                workdir=f"{job.workdir}/sweep/{folder}",
+                overrides={**job.overrides, **differs},
+                shared=job.workdir if uses_rows else "",
+            )
+        )
+    return jobs
+
+
+def define_flags(stages: str) -> None:
+    """Defines the flags that all launchers share; `stages` is the default of --stages."""
+    config_flags.DEFINE_config_file(
+        "config", None, "What to do, e.g. configs/quickstart.py; --config.KEY=VALUE sets its keys."
+    )
+    flags.DEFINE_string("workdir", None, "Where results go: an absolute path on the machines.")
+    flags.DEFINE_string("name", None, "Name of the job; by default the config's.")
+    flags.DEFINE_list("stages", stages, f"Some of {','.join(STAGES)}.")
+    flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")
+    flags.DEFINE_integer("seeds", 0, "So many jobs that differ in train.seed.", lower_bound=0)
+    flags.DEFINE_bool("dry_run", False, "Print what would be done, and do nothing.")
+
+
+def jobs_from_flags(values: flags.FlagValues = flags.FLAGS) -> list[Job]:
+    """The jobs that the flags of `define_flags` ask for.
+
+    Raises:
+      ValueError: a config that the machines will not have, or another wrong value.
+    """
+    flag = values["config"]
+    config = config_flags.get_config_filename(flag)
+    file = pathlib.PurePath(config.partition(":")[0])
+    if file.is_absolute() or ".." in file.parts:
+        raise ValueError(f"--config is {config!r}, must be a file of this repository (configs/)")
+    job = Job(
+        name=values.name or re.sub("[^a-z0-9]+", "-", file.stem.lower()).strip("-"),
+        config=config,
+        workdir=values.workdir,
+        stages=tuple(values.stages),
+        overrides={k: str(v) for k, v in config_flags.get_override_values(flag).items()},
+    )
+    sweep = parse_sweep(values.sweep, values.seeds)
+    check_sweep(sweep, values.config)
+    return expand(job, sweep)
+
+
+def code_files(root: pathlib.Path = ROOT) -> list[str]:
+    """The files of the repository, tracked or new, without what git ignores.
+
+    Raises:
+      ValueError: `root` is not in a git repository.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"{root} must be a git checkout to copy code from: {error}") from None
+    return sorted(name for name in set(listed.stdout.split("\0")) if (root / name).is_file())
+
+
+def jax_requirement(extra: str, root: pathlib.Path = ROOT) -> str:
+    """What pip is to install for an accelerator, e.g. "jax[tpu]>=0.10.2,<0.12"."""
+    lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (found,) = (line for line in lines if re.match(r"jax\W", line))
+    return found.replace("jax", f"jax[{extra}]", 1)

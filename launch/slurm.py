@@ -1,0 +1,152 @@
+"""Runs the stages on a Slurm cluster.
+
+    python -m launch.slurm --config=configs/X.py --workdir=/shared/X --nodes=4 --gpus=8 --dry_run
+
+One batch job for each job of the sweep. Training runs in one process per GPU, joined by
+jax.distributed, which reads the job from Slurm's variables; all other stages run in one process on
+the first node. Five minutes before the time limit, and when the cluster wants its nodes back,
+training is told to save and stop; the job then queues again, and goes on where it was.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from absl import flags
+
+import entry_point
+from launch import jobs
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What a job asks of Slurm.
+
+    Attributes:
+      nodes: machines.
+      gpus: GPUs of each machine; 0 trains on CPUs, one process a machine.
+      cpus: CPU cores of each process.
+      time: limit, as Slurm writes it; "" for the partition's.
+      grace: seconds before the limit at which training is told to stop.
+      options: further options of sbatch, such as "partition=long".
+      python: the interpreter on the nodes.
+      code: folder of the repository on the nodes.
+    """
+
+    nodes: int
+    gpus: int
+    cpus: int
+    time: str = ""
+    grace: int = 300
+    options: tuple[str, ...] = ()
+    python: str = "python"
+    code: str = str(jobs.ROOT)
+
+    def __post_init__(self):
+        for name, least in (("nodes", 1), ("gpus", 0), ("cpus", 1), ("grace", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} is {getattr(self, name)}, must be at least {least}")
+        for option in self.options:
+            jobs.check_word("options", option)
+        if self.time:
+            jobs.check_word("time", self.time)
+
+
+def batch_script(job: jobs.Job, cluster: Cluster) -> str:
+    """The script that sbatch takes."""
+    options = [
+        f"job-name={job.name}",
+        f"output={job.name}-%j.out",
+        "open-mode=append",  # the output goes on where a requeued job does
+        f"nodes={cluster.nodes}",
+        # jax.distributed gives each process the one GPU of its number on the node. So all GPUs must
+        # be visible to all of them: gpus-per-node, not gpus-per-task.
+        f"ntasks-per-node={max(cluster.gpus, 1)}",
+        *([f"gpus-per-node={cluster.gpus}"] if cluster.gpus else []),
+        f"cpus-per-task={cluster.cpus}",
+        *([f"time={cluster.time}"] if cluster.time else []),
+        f"signal=TERM@{cluster.grace}",  # to the processes of a step, not to this script
+        "requeue",
+        *cluster.options,
+    ]
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH --{option}" for option in options),
+        "set -euo pipefail",
+        f"cd {shlex.quote(cluster.code)}",
+        # srun does not take this over from sbatch.
+        f"export SRUN_CPUS_PER_TASK={cluster.cpus}",
+        *job.link_commands(),
+    ]
+    for stage in job.stages:
+        lines += _training(job, cluster) if stage == "train" else [_alone(job, cluster, stage)]
+    return "\n".join(lines) + "\n"
+
+
+def _alone(job: jobs.Job, cluster: Cluster, stage: str) -> str:
+    options = "--nodes=1 --ntasks=1 --ntasks-per-node=1"
+    mesh = jobs.ALONE if stage == "evaluate" else ()
+    return f"srun {options} {job.command(stage, cluster.python, *mesh)}"
+
+
+def _training(job: jobs.Job, cluster: Cluster) -> list[str]:
+    is_one_process = cluster.nodes * max(cluster.gpus, 1) == 1
+    command = job.command("train", cluster.python, *(() if is_one_process else ("--distributed",)))
+    return [
+        "status=0",
+        # The processes that stop first must not take the others with them while these still save.
+        f"srun --kill-on-bad-exit=0 --wait={cluster.grace} {command} || status=$?",
+        f'if [ "$status" -eq {jobs.EXIT_STOPPED} ]; then',
+        '  echo "stopped and saved; queueing again"',
+        '  scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        '[ "$status" -eq 0 ] || exit "$status"',
+    ]
+
+
+def submit(script: str) -> str:
+    """Gives a script to sbatch; returns what it says."""
+    try:
+        done = subprocess.run(["sbatch"], input=script, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise ValueError(
+            "there is no sbatch here; run this on the cluster's login node, or with --dry_run to "
+            "see the script"
+        ) from None
+    if done.returncode:
+        raise ValueError(f"sbatch refused the job: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def main(_) -> None:
+    values = flags.FLAGS
+    cluster = Cluster(
+        nodes=values.nodes,
+        gpus=values.gpus,
+        cpus=values.cpus,
+        time=values.time,
+        grace=values.grace,
+        options=tuple(values.options),
+        python=values.python,
+    )
+    for job in jobs.jobs_from_flags():
+        script = batch_script(job, cluster)
+        if values.dry_run:
+            print(script)
+        else:
+            pathlib.Path(job.workdir).mkdir(parents=True, exist_ok=True)
+            print(f"{job.name}: {submit(script)}")
+
+
+if __name__ == "__main__":
+    jobs.define_flags(stages="train")
+    flags.DEFINE_integer("nodes", 1, "Machines.")
+    flags.DEFINE_integer("gpus", 8, "GPUs of each machine; 0 for CPUs.")
+    flags.DEFINE_integer("cpus", 8, "CPU cores of each process.")
+    flags.DEFINE_string("time", "", "Time limit, e.g. 24:00:00; by default the partition's.")
+    flags.DEFINE_integer("grace", 300, "Seconds before the limit at which training stops.")
+    flags.DEFINE_multi_string("options", [], "Further option of sbatch, e.g. partition=long.")
+    flags.DEFINE_string("python", sys.executable, "The interpreter on the nodes.")
+    entry_point.run(main)

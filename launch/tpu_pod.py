@@ -1,0 +1,262 @@
+"""Runs the stages on a Cloud TPU slice, of one host or of hundreds.
+
+    python -m launch.tpu_pod --config=configs/X.py --workdir=/mnt/bucket/X \
+        --zone=us-east5-b --accelerator=v6e-256 --runtime=v2-alpha-tpuv6e --dry_run
+
+Queues for a slice, copies the code to all its hosts, installs the requirements, and starts training
+on all of them, joined by jax.distributed; all other stages run on the first host. Where training
+was told to stop and has saved, it is started again; where the slice was taken away, a new one is
+queued for first. Needs gcloud, logged in, and a git checkout.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from absl import flags, logging
+
+import entry_point
+from launch import jobs
+
+_POLL_SECONDS = 30.0
+_ENDED = ("", "FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """A TPU slice and how it is set up.
+
+    Attributes:
+      name: of the slice and of its place in the queue.
+      zone: such as "us-east5-b".
+      accelerator: type and size, such as "v6e-256".
+      runtime: the image of its hosts, such as "v2-alpha-tpuv6e".
+      project: the Cloud project; "" for gcloud's.
+      spot: cheaper, and taken away at any time.
+      python: interpreter on the hosts, 3.11 or later; installed by apt where it is missing.
+      setup: shell command run on every host first, such as one that mounts a bucket.
+    """
+
+    name: str
+    zone: str
+    accelerator: str
+    runtime: str
+    project: str = ""
+    spot: bool = False
+    python: str = "python3.11"
+    setup: str = ""
+
+    def __post_init__(self):
+        jobs.check_name(self.name)
+        for field in ("zone", "accelerator", "runtime", "python"):
+            jobs.check_word(field, getattr(self, field))
+        if self.project:
+            jobs.check_word("project", self.project)
+
+    def create(self) -> list[str]:
+        """Queues for the slice."""
+        return self._queue(
+            "create",
+            f"--node-id={self.name}",
+            f"--accelerator-type={self.accelerator}",
+            f"--runtime-version={self.runtime}",
+            *(["--spot"] if self.spot else []),
+        )
+
+    def describe(self) -> list[str]:
+        """Prints the state of the queued slice, such as ACTIVE."""
+        return self._queue("describe", "--format=value(state.state)")
+
+    def delete(self) -> list[str]:
+        """Gives the slice back, or leaves the queue."""
+        return self._queue("delete", "--force", "--quiet")
+
+    def copy(self, archive: str) -> list[str]:
+        """Copies the archive of the code to all hosts."""
+        return self._vm("scp", archive, f"{self.name}:code.tar.gz", "--worker=all")
+
+    def install(self) -> list[str]:
+        """Unpacks the code and makes the environment, on all hosts."""
+        jax = shlex.quote(jobs.jax_requirement("tpu"))
+        version = shlex.quote(f"{self.python}-venv")
+        steps = [
+            *([self.setup] if self.setup else []),
+            "rm -rf code && mkdir code && tar -xzf code.tar.gz -C code",
+            f"if ! {self.python} -m venv .venv; then sudo apt-get update && "
+            f"sudo apt-get install -y {version} && {self.python} -m venv .venv; fi",
+            f".venv/bin/pip install --quiet -r code/requirements.txt {jax}",
+        ]
+        return self._ssh("all", steps)
+
+    def stage(self, job: jobs.Job, stage: str) -> list[str]:
+        """Runs one stage: training on all hosts, any other on the first."""
+        enter, python = "cd code", "../.venv/bin/python"
+        if stage == "train":
+            return self._ssh("all", [enter, job.command(stage, python, "--distributed")])
+        # The other hosts would hold up jax on this one; these stages need no accelerator.
+        mesh = jobs.ALONE if stage == "evaluate" else ()
+        command = f"JAX_PLATFORMS=cpu {job.command(stage, python, *mesh)}"
+        return self._ssh("0", [enter, command])
+
+    def link(self, job: jobs.Job) -> list[str]:
+        """Brings the shared vocabulary and rows of a sweep in."""
+        return self._ssh("0", job.link_commands())
+
+    def _ssh(self, worker: str, steps: Sequence[str]) -> list[str]:
+        command = " && ".join(steps)
+        return self._vm("ssh", self.name, f"--worker={worker}", f"--command={command}")
+
+    def _vm(self, *arguments: str) -> list[str]:
+        return ["gcloud", "compute", "tpus", "tpu-vm", *arguments, *self._where()]
+
+    def _queue(self, verb: str, *arguments: str) -> list[str]:
+        group = ["gcloud", "compute", "tpus", "queued-resources", verb, self.name]
+        return [*group, *arguments, *self._where()]
+
+    def _where(self) -> list[str]:
+        project = [f"--project={self.project}"] if self.project else []
+        return [f"--zone={self.zone}", *project]
+
+
+# A command -> its exit status and what it printed.
+Execute = Callable[[list[str]], tuple[int, str]]
+
+
+def commands(pod: Pod, job: jobs.Job) -> list[list[str]]:
+    """All commands of a run in which nothing goes wrong, for reading."""
+    return [
+        pod.create(),
+        pod.describe(),
+        pod.copy("code.tar.gz"),
+        pod.install(),
+        *([pod.link(job)] if job.shared else []),
+        *(pod.stage(job, stage) for stage in job.stages),
+    ]
+
+
+def run(
+    pod: Pod,
+    job: jobs.Job,
+    archive: str,
+    execute: Execute,
+    *,
+    restarts: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Runs the stages of a job to the end.
+
+    Args:
+      pod: where.
+      job: what.
+      archive: the packed code.
+      execute: runs a command.
+      restarts: how often a stage is started again that was stopped or lost its slice.
+      sleep: waits so many seconds.
+
+    Raises:
+      ValueError: a command failed for another reason, or too often.
+    """
+    is_ready = False
+    for stage in job.stages:
+        for left in range(restarts, -1, -1):
+            if not is_ready:
+                _make_ready(pod, job, archive, execute, sleep)
+                is_ready = True
+            status, _ = execute(pod.stage(job, stage))
+            if status == 0:
+                break
+            is_ready = _state(pod, execute) == "ACTIVE"
+            if is_ready and status != jobs.EXIT_STOPPED:
+                raise ValueError(
+                    f"{stage}.py ended with status {status}, see above; {pod.name} is still held: "
+                    "the same command goes on, --delete gives the slice back"
+                )
+            if left == 0:
+                raise ValueError(
+                    f"{stage}.py was stopped, or lost its slice, {restarts + 1} times; the same "
+                    "command goes on, --restarts allows for more"
+                )
+            logging.warning("%s was interrupted (status %d); starting again", stage, status)
+
+
+def _make_ready(
+    pod: Pod, job: jobs.Job, archive: str, execute: Execute, sleep: Callable[[float], None]
+) -> None:
+    """Holds a slice on which the code is installed."""
+    state = _state(pod, execute)
+    if state and state in _ENDED:
+        _must(execute, pod.delete())
+        state = ""
+    if not state:
+        _must(execute, pod.create())
+    while (state := _state(pod, execute)) != "ACTIVE":
+        if state in _ENDED:
+            raise ValueError(f"the queue gave {pod.name} no slice: {state or 'it is not queued'}")
+        logging.info("%s: %s", pod.name, state)
+        sleep(_POLL_SECONDS)
+    _must(execute, pod.copy(archive))
+    _must(execute, pod.install())
+    if job.shared:
+        _must(execute, pod.link(job))
+
+
+def _state(pod: Pod, execute: Execute) -> str:
+    """State of the queued slice; "" where it is unknown to the queue."""
+    status, output = execute(pod.describe())
+    return output.strip() if status == 0 else ""
+
+
+def _must(execute: Execute, command: list[str]) -> None:
+    status, _ = execute(command)
+    if status:
+        raise ValueError(f"status {status} of: {shlex.join(command)}")
+
+
+def _execute(command: list[str]) -> tuple[int, str]:
+    """Runs a command; the output of a query is read, that of all others shown."""
+    logging.info("$ %s", shlex.join(command))
+    stdout = subprocess.PIPE if "describe" in command else None
+    done = subprocess.run(command, stdout=stdout, text=True)
+    return done.returncode, done.stdout or ""
+
+
+def _pack(archive: pathlib.Path) -> None:
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in jobs.code_files():
+            tar.add(jobs.ROOT / name, name)
+
+
+def main(_) -> None:
+    values = flags.FLAGS
+    fields = [field.name for field in dataclasses.fields(Pod) if field.name != "name"]
+    for job in jobs.jobs_from_flags():
+        pod = Pod(job.name, **{field: values[field].value for field in fields})
+        if values.dry_run:
+            planned = [pod.delete()] if values.delete else commands(pod, job)
+            print(*map(shlex.join, planned), sep="\n", end="\n\n")
+        elif values.delete:
+            _must(_execute, pod.delete())
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                archive = pathlib.Path(folder) / "code.tar.gz"
+                _pack(archive)
+                run(pod, job, str(archive), _execute, restarts=values.restarts)
+
+
+if __name__ == "__main__":
+    jobs.define_flags(stages="train")
+    flags.DEFINE_string("zone", None, "Such as us-east5-b.")
+    flags.DEFINE_string("accelerator", None, "Type and size, such as v6e-256.")
+    flags.DEFINE_string("runtime", None, "Image of the hosts, such as v2-alpha-tpuv6e.")
+    flags.DEFINE_string("project", "", "Cloud project; by default gcloud's.")
+    flags.DEFINE_bool("spot", False, "Cheaper, and taken away at any time.")
+    flags.DEFINE_string("python", "python3.11", "Interpreter on the hosts, 3.11 or later.")
+    flags.DEFINE_string("setup", "", "Run on every host first, e.g. to mount a bucket.")
+    flags.DEFINE_integer("restarts", 20, "How often an interrupted stage is started again.")
+    flags.DEFINE_bool("delete", False, "Give the slice back, and do nothing else.")
+    entry_point.run(main, required=("config", "workdir", "zone", "accelerator", "runtime"))

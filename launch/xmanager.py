@@ -1,0 +1,296 @@
+"""Runs the stages, and sweeps of them, with XManager: one machine for each job.
+
+    python -m launch.xmanager --config=configs/X.py --workdir=/gcs/BUCKET/X --platform=vertex \
+        --gpus=a100=8 --sweep=optimizer.learning_rate=1e-3,3e-3 --seeds=3 --dry_run
+
+What will be done is a `Plan`, plain data made by a pure function; --dry_run prints it and needs no
+xmanager (requirements-launch.txt), which only `launch` imports. Several machines to one job are
+the business of `slurm` and `tpu_pod`: XManager's executors start each container by itself.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+import shutil
+import tempfile
+from typing import Any
+
+from absl import flags
+
+import entry_point
+from launch import jobs
+
+PLATFORMS = ("local", "docker", "vertex", "kubernetes")
+# What XManager knows how to find a machine for on Vertex AI.
+_VERTEX_GPUS = ("a100", "l4_24th", "p100", "t4", "v100")
+# It asks Kubernetes for nodes labelled nvidia-tesla-X, and only these are.
+_TESLA_LABELS = ("a100", "p100", "p4", "t4", "v100")
+_CODE = "vocap"  # folder of the code in a container
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """What is started.
+
+    Attributes:
+      kind: "binary" for a program of this machine, or "python_container".
+      commands: shell commands, one after the other; "$@" are a job's flags.
+      base_image, docker_instructions: of a container.
+    """
+
+    kind: str
+    commands: tuple[str, ...]
+    base_image: str = ""
+    docker_instructions: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Executor:
+    """Where it is started.
+
+    Attributes:
+      platform: one of `PLATFORMS`.
+      requirements: resource, as XManager calls it -> amount; memory in bytes.
+      volumes: folder of this machine -> where a container sees it.
+      cloud_provider: of Kubernetes; "" for XManager's default.
+    """
+
+    platform: str
+    requirements: dict[str, float]
+    volumes: dict[str, str] = dataclasses.field(default_factory=dict)
+    cloud_provider: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedJob:
+    """One job: a name, and the flags and environment of the commands."""
+
+    name: str
+    args: dict[str, str]
+    env_vars: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An experiment of XManager."""
+
+    title: str
+    package: Package
+    executor: Executor
+    jobs: tuple[PlannedJob, ...]
+
+
+def parse_gpus(text: str) -> tuple[str, int]:
+    """Kind and number of "h100=8"; ("", 0) of "".
+
+    Raises:
+      ValueError: it is written otherwise.
+    """
+    if not text:
+        return "", 0
+    kind, _, count = text.partition("=")
+    if not kind.isidentifier() or not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"--gpus is {text!r}, must be KIND=NUMBER, such as a100=8")
+    if kind.startswith("tpu"):
+        raise ValueError(f"--gpus is {text!r}; python -m launch.tpu_pod is for TPUs")
+    return kind.lower(), int(count)
+
+
+def make_plan(
+    found: list[jobs.Job],
+    title: str,
+    *,
+    platform: str,
+    workdir: str,
+    gpus: tuple[str, int] = ("", 0),
+    cpus: int = 0,
+    memory_gib: int = 0,
+    python: str = "python",
+    base_image: str = "python:3.12-slim",
+) -> Plan:
+    """What XManager is to do.
+
+    Args:
+      found: the jobs; their stages are the same.
+      title: of the experiment.
+      platform: one of `PLATFORMS`.
+      workdir: folder that holds the working directories of all jobs.
+      gpus: kind and number for each job; the kind counts in the cloud only.
+      cpus, memory_gib: for each job; 0 for the platform's.
+      python: this machine's interpreter with the project's requirements, for "local".
+      base_image: of the containers.
+
+    Raises:
+      ValueError: settings that do not go together.
+    """
+    jobs.check_name(title)
+    if platform not in PLATFORMS:
+        raise ValueError(f"--platform is {platform!r}, must be one of {', '.join(PLATFORMS)}")
+    jobs.check_word("base_image", base_image)
+    if platform == "vertex" and not workdir.startswith("/gcs/"):
+        raise ValueError(
+            f"--workdir is {workdir!r}; on Vertex AI, machines share their buckets only, mounted "
+            "as /gcs/BUCKET: give a folder there"
+        )
+    planned = tuple(
+        PlannedJob(
+            job.name,
+            job.flags(),
+            {"WORKDIR": job.workdir, "SHARED": job.shared} if job.shared else {},
+        )
+        for job in found
+    )
+    if platform == "local":
+        package = Package(
+            "binary", (f"cd {shlex.quote(str(jobs.ROOT))}", *_commands(found[0], python))
+        )
+    else:
+        package = _container(found[0], has_gpus=bool(gpus[1]), base_image=base_image)
+    return Plan(title, package, _executor(platform, workdir, gpus, cpus, memory_gib), planned)
+
+
+def _commands(job: jobs.Job, python: str) -> tuple[str, ...]:
+    """The shell commands of a job; its flags are "$@"."""
+    link = ['mkdir -p "$WORKDIR"', 'ln -sf "$SHARED/vocab" "$SHARED/rows" "$WORKDIR/"']
+    return (
+        "set -e",
+        *(link if job.shared else []),
+        *(f'{shlex.quote(python)} {stage}.py "$@"' for stage in job.stages),
+    )
+
+
+def _container(job: jobs.Job, *, has_gpus: bool, base_image: str) -> Package:
+    accelerated = f" {shlex.quote(jobs.jax_requirement('cuda13'))}" if has_gpus else ""
+    instructions = (
+        "ENV LANG=C.UTF-8",
+        f"WORKDIR /{_CODE}",
+        # Before the code, so that a change of the code installs nothing again.
+        f"COPY {_CODE}/requirements.txt requirements.txt",
+        f"RUN python -m pip install --no-cache-dir -r requirements.txt{accelerated}",
+        f"COPY {_CODE}/ /{_CODE}",
+    )
+    return Package("python_container", _commands(job, "python"), base_image, instructions)
+
+
+def _executor(
+    platform: str, workdir: str, gpus: tuple[str, int], cpus: int, memory_gib: int
+) -> Executor:
+    kind, count = gpus
+    requirements: dict[str, float] = {}
+    if count:
+        requirements["local_gpu" if platform in ("local", "docker") else kind] = count
+    if cpus:
+        requirements["cpu"] = cpus
+    if memory_gib:
+        requirements["memory"] = memory_gib * 2**30
+    if platform == "local" and requirements:
+        raise ValueError(
+            "--gpus, --cpus and --memory_gib mean nothing to --platform=local, where jobs take "
+            "what the machine has; leave them out, or use --platform=docker"
+        )
+    if platform == "vertex" and count and kind not in _VERTEX_GPUS:
+        raise ValueError(
+            f"--gpus is {kind}={count}, but XManager finds machines on Vertex AI for "
+            f"{', '.join(_VERTEX_GPUS)} only; use --platform=kubernetes or launch.slurm"
+        )
+    without_label = platform == "kubernetes" and count and kind not in _TESLA_LABELS
+    return Executor(
+        platform,
+        requirements,
+        volumes={workdir: workdir} if platform == "docker" else {},
+        cloud_provider="OTHER" if without_label else "",
+    )
+
+
+def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
+    """Packages and starts the jobs of a plan; local ones have ended when it returns.
+
+    Args:
+      plan: what to do.
+      xm, xm_local: the modules of that name of xmanager 0.8.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        xm_local.create_experiment(plan.title) as experiment,
+    ):
+        executor = _xm_executor(plan.executor, xm, xm_local)
+        package = _xm_package(plan.package, pathlib.Path(folder), xm)
+        args = _shell_args(plan.package)
+        [executable] = experiment.package([xm.Packageable(package, executor.Spec(), args=args)])
+        for job in plan.jobs:
+            experiment.add(
+                xm.Job(executable, executor, name=job.name, args=job.args, env_vars=job.env_vars)
+            )
+
+
+def _shell_args(package: Package) -> list[str]:
+    """What comes before a job's flags: a container's commands are in its entry point."""
+    if package.kind == "python_container":
+        return []
+    return ["-c", "\n".join(package.commands), "stages"]  # "stages" is $0
+
+
+def _xm_executor(executor: Executor, xm: Any, xm_local: Any) -> Any:
+    requirements = xm.JobRequirements(executor.requirements)
+    if executor.platform == "vertex":
+        return xm_local.Vertex(requirements=requirements)
+    if executor.platform == "kubernetes":
+        provider = {"cloud_provider": executor.cloud_provider} if executor.cloud_provider else {}
+        return xm_local.Kubernetes(requirements=requirements, **provider)
+    options = xm_local.DockerOptions(volumes=executor.volumes)
+    return xm_local.Local(requirements=requirements, docker_options=options)
+
+
+def _xm_package(package: Package, folder: pathlib.Path, xm: Any) -> Any:
+    if package.kind == "binary":
+        return xm.Binary(path=shutil.which("bash"))
+    for name in jobs.code_files():
+        (folder / _CODE / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(jobs.ROOT / name, folder / _CODE / name)
+    return xm.PythonContainer(
+        entrypoint=xm.CommandList(list(package.commands)),
+        path=str(folder / _CODE),
+        base_image=package.base_image,
+        docker_instructions=list(package.docker_instructions),
+    )
+
+
+def main(_) -> None:
+    values = flags.FLAGS
+    found = jobs.jobs_from_flags()
+    plan = make_plan(
+        found,
+        title=found[0].name if len(found) == 1 else found[0].name.removesuffix("-0"),
+        platform=values.platform,
+        workdir=values.workdir,
+        gpus=parse_gpus(values.gpus),
+        cpus=values.cpus,
+        memory_gib=values.memory_gib,
+        python=values.python,
+        base_image=values.base_image,
+    )
+    if values.dry_run:
+        print(json.dumps(dataclasses.asdict(plan), indent=2))
+        return
+    try:
+        from xmanager import xm, xm_local  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ValueError(
+            "xmanager is not installed; pip install -r requirements-launch.txt in an environment "
+            "of its own, or --dry_run to see the plan"
+        ) from None
+    launch(plan, xm, xm_local)
+
+
+if __name__ == "__main__":
+    jobs.define_flags(stages="train")
+    flags.DEFINE_string("platform", "local", f"One of {', '.join(PLATFORMS)}.")
+    flags.DEFINE_string("gpus", "", "For each job, KIND=NUMBER, e.g. a100=8.")
+    flags.DEFINE_integer("cpus", 0, "CPU cores for each job; 0 for the platform's default.")
+    flags.DEFINE_integer("memory_gib", 0, "Memory for each job; 0 for the platform's default.")
+    flags.DEFINE_string(
+        "python", "python", "For --platform=local, the interpreter with the project's requirements."
+    )
+    flags.DEFINE_string("base_image", "python:3.12-slim", "Container image to build on.")
+    entry_point.run(main)
