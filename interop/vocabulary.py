@@ -1,0 +1,311 @@
+"""The vocabulary under a model's weights: exchanged for another, or cut to what some texts use.
+
+A vocabulary is known by its pieces in the order of their ids. To exchange it is to make a row of
+the embedding table, and an entry of the output bias, for every piece of the new one; the rest of
+the model stays.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap.merge import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
+
+TOKENIZER = "spm.model"  # beside a model's weights, the SentencePiece model of its ids
+_JSON, _FAIRSEQ = "tokenizer.json", "sentencepiece.bpe.model"
+_KINDS = model_pb2.ModelProto.SentencePiece
+# What fairseq puts in front of and behind the pieces of a SentencePiece model, of which it leaves
+# out the first three.
+_FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
+_BATCH = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The pieces of a model by id, the five special tokens among them.
+
+    Attributes:
+      pieces: [V] strings.
+      scores: [V] float64 unigram scores; -inf for what no text is cut into.
+    """
+
+    pieces: tuple[str, ...]
+    scores: np.ndarray
+
+    def __post_init__(self):
+        missing = [token for token in SPECIALS if token not in self.pieces]
+        if missing:
+            raise ValueError(
+                f"the vocabulary has no {' '.join(missing)}; a masked language model needs "
+                f"{' '.join(SPECIALS)}"
+            )
+        if len(set(self.pieces)) < len(self.pieces):
+            raise ValueError("the vocabulary has a piece twice; each must have one id")
+
+
+@dataclasses.dataclass(frozen=True)
+class Swapped:
+    """Rows for a new vocabulary, and how many came from where.
+
+    Attributes:
+      table: [V', D] float32.
+      bias: [V'] float32.
+      copied: pieces of both vocabularies, special tokens included.
+      segmented: pieces that are the mean of their old parts.
+      unknown: pieces of which the old vocabulary knows no part, which are the mean of all pieces.
+    """
+
+    table: np.ndarray
+    bias: np.ndarray
+    copied: int
+    segmented: int
+    unknown: int
+
+
+def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
+    """The vocabulary of a model's folder, ids as the model's.
+
+    Args:
+      folder: with spm.model, as this project writes it, with a tokenizer.json of the Unigram kind,
+        or with sentencepiece.bpe.model, as fairseq numbers its pieces; the first of these counts.
+
+    Raises:
+      ValueError: there is none of them, or it cannot be read.
+    """
+    for name, read in ((TOKENIZER, vocabulary), (_JSON, _of_json), (_FAIRSEQ, _of_fairseq)):
+        path = folder / name
+        if path.exists():
+            try:
+                return read(path.read_bytes())
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+    raise ValueError(
+        f"{folder} has no {TOKENIZER}, {_JSON} or {_FAIRSEQ}; write the model's tokenizer into it "
+        "with save_pretrained"
+    )
+
+
+def vocabulary(model: bytes) -> Vocabulary:
+    """The vocabulary of a SentencePiece model, ids as the model's."""
+    proto = _parse(model)
+    matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
+    return _vocabulary(
+        [piece.piece for piece in proto.pieces],
+        [piece.score if piece.type in matched else -np.inf for piece in proto.pieces],
+    )
+
+
+def sentencepiece_model(folder: pathlib.Path) -> bytes:
+    """A model's own vocabulary as a SentencePiece model of this project's kind.
+
+    Pieces, scores and normaliser stay; the ids are new, `SPECIALS` first.
+
+    Args:
+      folder: with spm.model or sentencepiece.bpe.model.
+
+    Raises:
+      ValueError: there is neither, or it cannot be read.
+    """
+    if (folder / TOKENIZER).exists():
+        return (folder / TOKENIZER).read_bytes()
+    if not (folder / _FAIRSEQ).exists():
+        raise ValueError(
+            f"{folder} has neither {TOKENIZER} nor {_FAIRSEQ}, which tell how the model normalises "
+            "text; put one there, or give a --vocabulary for the model to continue with"
+        )
+    proto = _parse_fairseq((folder / _FAIRSEQ).read_bytes())
+    normal = list(proto.pieces)
+    del proto.pieces[:]
+    for i, token in enumerate(SPECIALS):
+        kind = _KINDS.UNKNOWN if i == UNK_ID else _KINDS.CONTROL
+        proto.pieces.add(piece=token, score=0.0, type=kind)
+    proto.pieces.extend(normal)
+    spec = proto.trainer_spec
+    spec.vocab_size = len(proto.pieces)
+    spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
+    spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:MASK_ID]
+    spec.control_symbols.append(SPECIALS[MASK_ID])
+    return proto.SerializeToString()
+
+
+def swap(old: Vocabulary, new: Vocabulary, table: np.ndarray, bias: np.ndarray) -> Swapped:
+    """Rows of a new vocabulary, made from those of the old one.
+
+    A piece of both keeps its row and bias, a special token likewise. Another gets the mean of the
+    rows, and of the biases, of its best segmentation under the old scores; parts that the old
+    vocabulary does not know are left out.
+
+    Args:
+      old: what `table` has rows for.
+      new: what rows are wanted for.
+      table: [>= V, D] embeddings; rows beyond the old vocabulary are not read.
+      bias: [>= V] output bias.
+
+    Raises:
+      ValueError: the table has fewer rows than the old vocabulary has pieces.
+    """
+    if len(table) < len(old.pieces) or len(table) != len(bias):
+        raise ValueError(
+            f"the vocabulary has {len(old.pieces)} pieces, but the model {len(table)} embeddings "
+            f"and {len(bias)} biases; the tokenizer is not this model's"
+        )
+    # One array, so that rows and biases cannot go different ways.
+    rows = np.concatenate([table, bias[:, None]], axis=1, dtype=np.float32)[: len(old.pieces)]
+    old_ids = {piece: i for i, piece in enumerate(old.pieces)}
+    sources = np.array([old_ids.get(piece, -1) for piece in new.pieces], np.int64)
+    result = np.empty((len(sources), rows.shape[1]), np.float32)
+    result[sources >= 0] = rows[sources[sources >= 0]]
+
+    fallback = rows[np.isfinite(old.scores)].mean(axis=0, dtype=np.float64)
+    processor, num_unknown = _segmenter(old), 0
+    made = np.flatnonzero(sources < 0)
+    for batch in np.array_split(made, range(_BATCH, len(made), _BATCH)):
+        segmented = processor.encode([new.pieces[i] for i in batch])
+        unknown = processor.unk_id()
+        for i, parts in zip(batch, segmented, strict=True):
+            known = [part for part in parts if part != unknown]
+            num_unknown += not known
+            result[i] = rows[known].mean(axis=0, dtype=np.float64) if known else fallback
+    return Swapped(
+        table=np.ascontiguousarray(result[:, :-1]),
+        bias=np.ascontiguousarray(result[:, -1]),
+        copied=len(sources) - len(made),
+        segmented=len(made) - num_unknown,
+        unknown=num_unknown,
+    )
+
+
+def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
+    """The part of a vocabulary that some texts use, under which they are cut as before.
+
+    Kept are the special tokens, the pieces of the texts' segmentations, all their characters that
+    are pieces, and the piece of the lowest score.
+
+    Args:
+      model: a SentencePiece model as `vocap.merge.write_model` makes it.
+      texts: what is to be read in future, or like it.
+
+    Returns:
+      The smaller model, and the old ids [V'] int64 of its pieces, ascending.
+
+    Raises:
+      ValueError: there is no text, or the model is none.
+    """
+    proto = _parse(model)
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    used = np.zeros(len(proto.pieces), bool)
+    for batch in _batches(texts):
+        for ids in processor.encode(batch):
+            used[ids] = True
+    if not used.any():
+        raise ValueError("the texts are empty; give text in the languages that are to stay")
+    # A character of an unknown is no piece, so these are all the characters that matter.
+    characters = set().union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    types = np.array([piece.type for piece in proto.pieces])
+    used |= types != _KINDS.NORMAL
+    used |= np.array([piece.piece in characters for piece in proto.pieces])
+    # SentencePiece scores an unknown character by the lowest score there is. Were that to change,
+    # so might the choice between a piece and an unknown.
+    scores = np.array([piece.score for piece in proto.pieces])
+    used[np.argmin(np.where(types == _KINDS.NORMAL, scores, np.inf))] = True
+
+    kept = np.flatnonzero(used)
+    pieces = [proto.pieces[i] for i in kept.tolist()]
+    pruned = model_pb2.ModelProto()
+    pruned.CopyFrom(proto)
+    del pruned.pieces[:]
+    pruned.pieces.extend(pieces)
+    pruned.trainer_spec.vocab_size = len(pieces)
+    return pruned.SerializeToString(), kept
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        yield batch
+
+
+def _parse(model: bytes) -> model_pb2.ModelProto:
+    try:
+        spm.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"not a SentencePiece model: {error}") from error
+    return model_pb2.ModelProto.FromString(model)
+
+
+def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
+    """A model of fairseq's, less the special tokens that it begins with.
+
+    Raises:
+      ValueError: it begins with others.
+    """
+    proto = _parse(model)
+    first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
+    if first != _FAIRSEQ_SKIPPED:
+        raise ValueError(
+            f"the model begins with {' '.join(first)}, must begin with "
+            f"{' '.join(_FAIRSEQ_SKIPPED)} as XLM-R's; one of this project is called {TOKENIZER}"
+        )
+    del proto.pieces[: len(_FAIRSEQ_SKIPPED)]
+    return proto
+
+
+def _of_fairseq(model: bytes) -> Vocabulary:
+    """The vocabulary of a SentencePiece model with fairseq's ids."""
+    normal = _parse_fairseq(model).pieces
+    return _vocabulary(
+        [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal), SPECIALS[MASK_ID]],
+        [*[0.0] * MASK_ID, *(piece.score for piece in normal), 0.0],
+    )
+
+
+def _of_json(text: bytes) -> Vocabulary:
+    """The vocabulary of a tokenizer.json: the Unigram model's, then tokens added to it."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}); copy or download it again") from None
+    model = value.get("model", {})
+    if model.get("type") != "Unigram":
+        raise ValueError(f"the model is of type {model.get('type')!r}, must be Unigram as XLM-R's")
+    pieces = [piece for piece, _ in model["vocab"]]
+    scores = [score for _, score in model["vocab"]]
+    for token in sorted(value.get("added_tokens", ()), key=lambda token: token["id"]):
+        number, piece = token["id"], token["content"]
+        if number == len(pieces):
+            pieces.append(piece)
+            scores.append(-np.inf)
+        if number > len(pieces) or pieces[number] != piece:
+            raise ValueError(
+                f"the added token {piece!r} has id {number}, which is another piece's or leaves a "
+                "gap; write the tokenizer again with save_pretrained"
+            )
+        scores[number] = -np.inf  # it is found in a text before that is cut by scores
+    return _vocabulary(pieces, scores)
+
+
+def _vocabulary(pieces: list[str], scores: list[float]) -> Vocabulary:
+    """The vocabulary, special tokens without the scores that some formats give them."""
+    is_special = np.array([piece in SPECIALS for piece in pieces], bool)
+    return Vocabulary(tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64)))
+
+
+def _segmenter(old: Vocabulary) -> spm.SentencePieceProcessor:
+    """Cuts pieces, as they are, into the pieces of `old`; ids are those of `old`."""
+    proto = model_pb2.ModelProto()
+    for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
+        if np.isfinite(score):
+            proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
+        else:  # never found in a text
+            kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
+            proto.pieces.add(piece=piece, type=kind)
+    spec = proto.normalizer_spec
+    spec.name = "identity"
+    spec.add_dummy_prefix = spec.remove_extra_whitespaces = False
+    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())

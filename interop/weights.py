@@ -1,0 +1,124 @@
+"""Reading a folder of safetensors, in one file or several. Nothing is ever unpickled."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+import artifacts
+
+WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+
+
+class Weights:
+    """The tensors of a folder by name."""
+
+    def __init__(
+        self, folder: pathlib.Path, files: Mapping[pathlib.Path, Any], tied: Mapping[str, str]
+    ):
+        """See `open`; `files` are open ones."""
+        self._folder, self._tied = folder, tied
+        self._files = {name: (path, file) for path, file in files.items() for name in file.keys()}  # noqa: SIM118
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, folder: pathlib.Path, tied: Mapping[str, str]) -> Iterator["Weights"]:
+        """Opens model.safetensors, or the shards that its index lists.
+
+        Args:
+          folder: where they are.
+          tied: tensor -> another name of the same, which files may hold as well, or instead.
+
+        Raises:
+          ValueError: a file is missing or damaged.
+        """
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for path in _weight_files(folder):
+                try:
+                    files[path] = stack.enter_context(safetensors.safe_open(path, framework="np"))
+                except FileNotFoundError:
+                    raise ValueError(
+                        f"{path} does not exist, but {folder / _INDEX} lists it; copy or download "
+                        "it again"
+                    ) from None
+                except safetensors.SafetensorError as error:
+                    raise ValueError(
+                        f"{path}: cannot be read ({error}); copy or download it again"
+                    ) from None
+            yield cls(folder, files, tied)
+
+    def check_names(self, wanted: Collection[str], unused: Collection[str]) -> None:
+        """Raises ValueError unless all of `wanted` are there and nothing else but `unused`."""
+        found = set(self._files)
+        missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
+        unknown = found - {*wanted, *unused, *self._tied.values()}
+        for fault, names in (("lacks", missing), ("has unknown", unknown)):
+            if names:
+                shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+                raise ValueError(
+                    f"{self._folder} {fault} tensors, {len(names)}: {shown}. It must hold one "
+                    "XLMRobertaForMaskedLM with as many layers as its config.json says; load it as "
+                    "that and write it with save_pretrained"
+                )
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor as float32.
+
+        Raises:
+          ValueError: it has another shape, no floats, or differs from the one that it is tied to.
+        """
+        tied = self._tied.get(name, name)
+        if name not in self._files:
+            name = tied
+        array = self._read(name, shape)
+        if tied != name and tied in self._files and (array != self._read(tied, shape)).any():
+            raise ValueError(
+                f"{self._folder}: {name} and {tied} differ, but XLM-R's output layer is tied to "
+                "its embeddings; such a model cannot be read"
+            )
+        return array
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        path, file = self._files[name]
+        array = file.get_tensor(name)
+        if array.shape != shape:
+            raise ValueError(
+                f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
+                "of one model?"
+            )
+        if array.dtype not in _TYPES:
+            raise ValueError(
+                f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
+                "load the model in float32 and write it again with save_pretrained"
+            )
+        return array.astype(np.float32)
+
+
+def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    index = folder / _INDEX
+    if not index.exists():
+        raise ValueError(
+            f"{folder} has neither {WEIGHTS} nor {_INDEX}; other kinds of files, such as pickled "
+            "pytorch_model.bin, are never read: load the model with transformers and write it with "
+            "save_pretrained"
+        )
+    try:
+        names = sorted(set(artifacts.read_json(index)["weight_map"].values()))
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{index}: not an index of weights ({error!r}); copy or download it again"
+        ) from None
+    outside = [name for name in names if pathlib.Path(name).name != name]
+    if outside:
+        raise ValueError(f"{index}: lists {outside[0]!r}, which is not in its folder; not read")
+    return [folder / name for name in names]

@@ -1,0 +1,49 @@
+"""Cuts a model's vocabulary to the pieces that some texts use, for deployment.
+
+    python prune_model.py --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
+
+FOLDER is of export_model.py or import_model.py. The texts are cut into the same pieces before and
+after, and those pieces keep their embeddings; other text is cut into what is left. docs/interop.md
+has more.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+from absl import flags
+
+import entry_point
+from input_pipeline import text_files
+from interop import vocabulary, xlm_roberta
+
+_MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
+_TEXTS = flags.DEFINE_multi_string(
+    "texts", None, "A .txt or .jsonl file, also compressed, of what is to be read; repeatable."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+
+
+def main(_) -> None:
+    folder, output = pathlib.Path(_MODEL.value), pathlib.Path(_OUTPUT.value)
+    sizes, params = xlm_roberta.read_model(folder)
+    xlm_roberta.check_writable(output, sizes)
+    tokenizer = xlm_roberta.read_tokenizer(folder)
+    table, bias = xlm_roberta.table_of(params)
+
+    texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
+    tokenizer, kept = vocabulary.prune(tokenizer, texts)
+    params = xlm_roberta.with_table(params, table[kept], bias[kept])
+    xlm_roberta.write_model(output, params, sizes, tokenizer)
+    print(f"{len(kept)} of {len(table)} pieces")
+
+
+def _sentences(name: str) -> Iterator[str]:
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    return text_files.read_sentences(path)
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("model", "texts", "output"))

@@ -1,0 +1,229 @@
+"""Models by the entry points: exported, put on another vocabulary, pruned, each a process."""
+
+import dataclasses
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest
+from ml_collections import ConfigDict
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+import artifacts
+from builders import data as data_builders
+from builders import model as builders
+from configs import quickstart
+from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
+from interop import vocabulary, xlm_roberta
+from models.encoder import Encoder, EncoderSettings
+from training.checkpoint import Checkpoints
+from vocap import merge
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SPACE = "\u2581"
+PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc", SPACE + "de", "fgh", "zz"]
+TOKENIZER = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
+VOCAB = len(merge.SPECIALS) + len(PIECES)
+OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0))
+
+
+def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, script, *flags],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+class EntryPointsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def succeed(self, script: str, *flags: str) -> str:
+        result = run(script, *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def assert_refused(self, error: str, script: str, *flags: str):
+        result = run(script, *flags)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
+
+    def write_model(self) -> pathlib.Path:
+        """A folder with a small random model."""
+        settings = EncoderSettings(
+            vocab_size=VOCAB, embedding_size=8, hidden_size=8, num_layers=1, num_heads=2,
+            mlp_size=12, max_length=16, norm_position="post", dropout_rate=0.1,
+            attention_dropout_rate=0.0, dtype="float32",
+        )  # fmt: skip
+        row = jnp.zeros((1, 4), jnp.int32)
+        shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(
+            lambda x: rng.normal(size=x.shape).astype(np.float32), nn.unbox(shapes)
+        )
+        folder = self.parent / "model"
+        xlm_roberta.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
+        return folder
+
+    def logits(self, folder: pathlib.Path, text: str) -> np.ndarray:
+        """[L, V] logits of a text by a folder's model and tokenizer."""
+        sizes, params = xlm_roberta.read_model(folder)
+        processor = spm.SentencePieceProcessor(model_proto=xlm_roberta.read_tokenizer(folder))
+        tokens = jnp.array([[merge.BOS_ID, *processor.encode(text), merge.EOS_ID]])
+        encoder = Encoder(EncoderSettings(**sizes, dtype="float32"))
+        predicted = jax.jit(encoder.apply)(
+            {"params": params}, tokens, jnp.ones_like(tokens), jnp.arange(tokens.shape[1])[None]
+        )
+        table, bias = xlm_roberta.table_of(params)
+        return np.asarray(predicted[0]) @ table.T + bias
+
+    def test_a_model_on_another_vocabulary(self):
+        folder, output, new = self.write_model(), self.parent / "new", self.parent / "new.model"
+        new.write_bytes(OTHER)
+        flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
+        printed = self.succeed("import_model.py", *flags)
+        self.assertEqual(
+            printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
+        )
+        before, after = (xlm_roberta.read_model(f)[1] for f in (folder, output))
+        swapped = vocabulary.swap(
+            vocabulary.vocabulary(TOKENIZER),
+            vocabulary.vocabulary(OTHER),
+            *xlm_roberta.table_of(before),
+        )
+        expected = xlm_roberta.with_table(before, swapped.table, swapped.bias)
+        jax.tree.map(np.testing.assert_array_equal, after, expected)
+        self.assertEqual(xlm_roberta.read_tokenizer(output), OTHER)
+        self.assert_refused("is not empty; remove it", "import_model.py", *flags)
+
+    def test_a_model_of_other_origin_keeps_its_pieces(self):
+        # As XLM-R comes: ids of fairseq, <mask> last.
+        folder, output = self.write_model(), self.parent / "ours"
+        proto = model_pb2.ModelProto.FromString(TOKENIZER)
+        normal = list(proto.pieces)[len(merge.SPECIALS) :]
+        del proto.pieces[:]
+        kinds = model_pb2.ModelProto.SentencePiece
+        for piece in ("<unk>", "<s>", "</s>"):
+            kind = kinds.UNKNOWN if piece == "<unk>" else kinds.CONTROL
+            proto.pieces.add(piece=piece, type=kind)
+        proto.pieces.extend(normal)
+        proto.trainer_spec.unk_id, proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 0, 1, 2
+        proto.trainer_spec.pad_id = -1
+        del proto.trainer_spec.control_symbols[:]
+        for name in ("spm.model", "tokenizer.json"):
+            (folder / name).unlink()
+        (folder / "sentencepiece.bpe.model").write_bytes(proto.SerializeToString())
+
+        printed = self.succeed("import_model.py", f"--model={folder}", f"--output={output}")
+        self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
+        self.assertEqual(
+            vocabulary.vocabulary(xlm_roberta.read_tokenizer(output)).pieces,
+            vocabulary.vocabulary(TOKENIZER).pieces,
+        )
+        (before, _), (after, _) = (
+            xlm_roberta.table_of(xlm_roberta.read_model(f)[1]) for f in (folder, output)
+        )
+        last, order = VOCAB - 1, np.arange(VOCAB)
+        expected = np.concatenate([order[:4], [last], order[4:last]])
+        np.testing.assert_array_equal(after, before[expected])
+
+    def test_a_pruned_model_says_the_same(self):
+        folder, output = self.write_model(), self.parent / "small"
+        text, lines = self.parent / "xx.txt.gz", ["ab cd", "deab abc"]
+        with gzip.open(text, "wt") as file:
+            file.write("\n\n".join(lines))
+        flags = (f"--model={folder}", f"--texts={text}", f"--output={output}")
+        printed = self.succeed("prune_model.py", *flags)
+        _, kept = vocabulary.prune(TOKENIZER, lines)
+        self.assertEqual(printed, f"{len(kept)} of {VOCAB} pieces\n")
+        self.assertLess(len(kept), VOCAB - 3)
+        before, after = (self.logits(f, " ".join(lines)) for f in (folder, output))
+        np.testing.assert_allclose(after, before[:, kept], rtol=0, atol=1e-5)
+        output = f"--output={self.parent / 'none'}"
+        missing = f"--texts={self.parent / 'gone.txt'}"
+        self.assert_refused("gone.txt: no such file", "prune_model.py", flags[0], missing, output)
+        (folder / "spm.model").unlink()
+        self.assert_refused("spm.model does not exist", "prune_model.py", *flags[:2], output)
+
+    def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, RowStore]:
+        """A working directory in which training has begun."""
+        folders = data_builders.Folders(self.parent / "work")
+        for folder in (folders.vocab, folders.rows):
+            folder.mkdir(parents=True)
+        folders.tokenizer.write_bytes(TOKENIZER)
+        np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
+        one = {"rows": 1, "tokens": 1000, "characters": 3000}
+        store = RowStore(
+            folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
+            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {"aa": {"train": one}}, {},
+        )  # fmt: skip
+        store.write_meta()
+        artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+        data_builders.open_train_stage(config, folders).claim()
+        return folders, store
+
+    def save_checkpoint(
+        self, config: ConfigDict, folders: data_builders.Folders, store: RowStore
+    ) -> dict[str, Any]:
+        """Saves a first state; returns its parameters."""
+        config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
+        mesh = builders.mesh(config)
+        objective = builders.objective(config, store, mesh)
+        state = builders.program(config, objective, store, mesh).init(np.int32(0))
+        with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(7, state)
+        return jax.device_get(state.params)
+
+    def test_the_last_checkpoint_is_exported(self):
+        overrides = {"model.norm_position": "post", "model.embedding_size": 32}
+        config = quickstart.get_config("runlocal")
+        config.update_from_flattened_dict(overrides)
+        folders, store = self.write_workdir(config)
+        params = self.save_checkpoint(config, folders, store)
+        output = self.parent / "exported"
+        flags = (
+            "--config=configs/quickstart.py:runlocal",
+            *(f"--config.{key}={value}" for key, value in overrides.items()),
+            f"--workdir={folders.workdir}",
+            f"--output={output}",
+        )
+        self.succeed("export_model.py", *flags)
+        sizes, found = xlm_roberta.read_model(output)
+        self.assertEqual((sizes["num_layers"], sizes["vocab_size"]), (2, VOCAB))
+        table, bias = xlm_roberta.table_of(params)
+        expected = xlm_roberta.with_table(params, table[:VOCAB], bias[:VOCAB])
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        self.assertEqual(xlm_roberta.read_tokenizer(output), TOKENIZER)
+
+        # And a run of the same settings can start from it.
+        settings = {**config.model.to_dict(), "vocab_size": len(table)}
+        start = xlm_roberta.initial_params(output, settings, TOKENIZER)
+        self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
+
+    def test_what_cannot_be_exported_is_said_before_anything_is_restored(self):
+        # Pre-LN, half embedding, and no checkpoint yet.
+        folders, _ = self.write_workdir(quickstart.get_config("runlocal"))
+        flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
+        output = self.parent / "exported"
+        self.assert_refused(
+            "model.norm_position is 'pre'", "export_model.py", *flags, f"--output={output}"
+        )
+        self.assertFalse(output.exists())
+
+
+if __name__ == "__main__":
+    absltest.main()

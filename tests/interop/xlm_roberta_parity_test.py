@@ -1,0 +1,231 @@
+"""XLM-R's folders against PyTorch and `transformers`, where these are installed."""
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+import tempfile
+import warnings
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+
+import artifacts
+from interop import xlm_roberta
+from models.encoder import Encoder, EncoderSettings
+from vocap import merge
+
+HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
+
+WIDTH, LAYERS, HEADS, MLP, LENGTH = 16, 3, 2, 24, 18
+PIECES = [*"abcdefghijklmnopqrstuvwxyz", "\u2581", "\u2581th", "ing", "\u2581a"]
+VOCAB = len(merge.SPECIALS) + len(PIECES)
+SETTINGS = EncoderSettings(
+    vocab_size=VOCAB,
+    embedding_size=WIDTH,
+    hidden_size=WIDTH,
+    num_layers=LAYERS,
+    num_heads=HEADS,
+    mlp_size=MLP,
+    max_length=LENGTH,
+    norm_position="post",
+    dropout_rate=0.1,
+    attention_dropout_rate=0.2,
+    dtype="float32",
+)
+SIZES = dataclasses.asdict(SETTINGS)
+PADDED = dataclasses.replace(SETTINGS, vocab_size=-(-VOCAB // 32) * 32)
+CONFIG = {
+    "model_type": "xlm-roberta",
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": MLP,
+    "max_position_embeddings": LENGTH + 2,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.2,
+}
+
+
+@functools.cache
+def tokenizer() -> bytes:
+    return merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
+
+
+@functools.cache
+def params_of(settings: EncoderSettings) -> dict[str, Any]:
+    """Parameters of ours away from zeros and ones."""
+    row = jnp.zeros((1, settings.max_length), jnp.int32)
+    shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
+    rng = np.random.default_rng(0)
+
+    def random_value(path, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        centre = float(path[-1].key == "scale")
+        return (centre + 0.3 * rng.normal(size=shape.shape)).astype(np.float32)
+
+    return jax.tree.map_with_path(random_value, nn.unbox(shapes))
+
+
+@functools.cache
+def transformers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs, about each other
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        return transformers
+
+
+def their_model(pad_id: int = 1, **sizes: int):
+    """XLMRobertaForMaskedLM with random weights, of size one for every part to count."""
+    import torch
+
+    config = transformers().XLMRobertaConfig(
+        **CONFIG
+        | {"pad_token_id": pad_id, "max_position_embeddings": LENGTH + pad_id + 1}
+        | {"attn_implementation": "eager"}
+        | sizes
+    )
+    model = transformers().XLMRobertaForMaskedLM(config).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def texts(pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [B, L] of different lengths, and which are no padding."""
+    rng = np.random.default_rng(2)
+    is_text = np.arange(LENGTH) < np.array([[LENGTH], [5], [1], [11]])
+    tokens = rng.integers(pad_id + 1, VOCAB, is_text.shape)
+    return np.where(is_text, tokens, pad_id).astype(np.int32), is_text
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def ours(params, settings: EncoderSettings, tokens, is_text) -> tuple[list[jax.Array], jax.Array]:
+    """Hidden states after each number of layers [B, L, D], and logits [B, L, V]."""
+    model, variables = Encoder(settings), {"params": params}
+    segments, positions = (
+        is_text.astype(jnp.int32),
+        jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape),
+    )
+    hidden = [
+        model.apply(
+            variables, tokens, segments, positions,
+            deterministic=True, num_layers=num_layers, method="encode",
+        )
+        for num_layers in range(settings.num_layers + 1)
+    ]  # fmt: skip
+    table, bias = xlm_roberta.table_of(params)
+    return hidden, model.apply(variables, hidden[-1], method="predict") @ table.T + bias[None, None]
+
+
+def theirs(model, tokens, is_text) -> tuple[list[np.ndarray], np.ndarray]:
+    import torch
+
+    with torch.no_grad():
+        out = model(
+            torch.tensor(tokens.astype(np.int64)),
+            attention_mask=torch.tensor(is_text.astype(np.int64)),
+            output_hidden_states=True,
+        )
+    return [x.numpy() for x in out.hidden_states], out.logits.numpy()
+
+
+@absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+class ParityTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folder = self.parent / "model"
+
+    def assert_agree(self, model, params, settings: EncoderSettings, pad_id: int = 1):
+        tokens, is_text = texts(pad_id)
+        hidden, logits = ours(params, settings, tokens, is_text)
+        their_hidden, their_logits = theirs(model, tokens, is_text)
+        self.assertLen(their_hidden, settings.num_layers + 1)
+        for mine, other in zip([*hidden, logits], [*their_hidden, their_logits], strict=True):
+            self.assertGreater(other[is_text].std(), 0.5)
+            np.testing.assert_allclose(np.asarray(mine)[is_text], other[is_text], rtol=0, atol=1e-4)
+
+    @parameterized.parameters(
+        {}, {"num_hidden_layers": 1}, {"pad_id": 3}, {"num_attention_heads": 8}
+    )
+    def test_theirs_here(self, **sizes):
+        model = their_model(**sizes)
+        model.save_pretrained(self.folder)
+        found, params = xlm_roberta.read_model(self.folder)
+        settings = EncoderSettings(**found, dtype="float32")
+        self.assertEqual(settings.max_length, LENGTH)
+        self.assert_agree(model, params, settings, sizes.get("pad_id", 1))
+
+    def load(self, **options):
+        model, report = transformers().AutoModelForMaskedLM.from_pretrained(
+            self.folder, output_loading_info=True, attn_implementation="eager", **options
+        )
+        self.assertIsInstance(model, transformers().XLMRobertaForMaskedLM)
+        self.assertEmpty({key: value for key, value in report.items() if value})
+        return model.eval()
+
+    @parameterized.parameters(1, LAYERS)
+    def test_ours_there(self, num_layers):
+        settings = dataclasses.replace(PADDED, num_layers=num_layers)
+        params = params_of(settings)
+        xlm_roberta.write_model(self.folder, params, dataclasses.asdict(settings), tokenizer())
+        table, bias = xlm_roberta.table_of(params)
+        self.assert_agree(
+            self.load(),
+            xlm_roberta.with_table(params, table[:VOCAB], bias[:VOCAB]),
+            dataclasses.replace(settings, vocab_size=VOCAB),
+        )
+
+    def test_there_and_back_and_there(self):
+        xlm_roberta.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        model = self.load()
+        self.folder = self.parent / "saved"
+        model.save_pretrained(self.folder, max_shard_size="10KB")
+        self.assertGreater(len(list(self.folder.glob("*.safetensors"))), 1)
+        sizes, params = xlm_roberta.read_model(self.folder)
+        jax.tree.map(np.testing.assert_array_equal, params, params_of(SETTINGS))
+        self.assertEqual(sizes, {key: SIZES[key] for key in sizes})
+
+    def test_bfloat16_saved_there(self):
+        model = their_model().bfloat16()
+        model.save_pretrained(self.folder)
+        _, params = xlm_roberta.read_model(self.folder)
+        self.assert_agree(model.float(), params, SETTINGS)
+
+    def test_a_model_without_its_head_is_refused(self):
+        their_model().roberta.save_pretrained(self.folder)
+        with self.assertRaisesRegex(ValueError, "lacks tensors"):
+            xlm_roberta.read_model(self.folder)
+
+    def test_the_tokenizer_is_exported_with_it(self):
+        xlm_roberta.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
+        processor = spm.SentencePieceProcessor(model_proto=tokenizer())
+        lines = ["the thing", "a \u00e9 b", "", "zz  THING"]
+        for line in lines:
+            expected = [merge.BOS_ID, *processor.encode(line), merge.EOS_ID]
+            self.assertEqual(loaded(line)["input_ids"], expected)
+        batch = loaded(lines, padding=True)
+        self.assertEqual(batch["input_ids"][2][2:], [merge.PAD_ID] * (len(batch[0]) - 2))
+        self.assertEqual(loaded.mask_token_id, merge.MASK_ID)
+        ids = artifacts.read_json(self.folder / "config.json")
+        for name in ("bos", "pad", "eos"):
+            self.assertEqual(ids[f"{name}_token_id"], getattr(loaded, f"{name}_token_id"))
+
+
+if __name__ == "__main__":
+    absltest.main()
