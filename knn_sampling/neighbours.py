@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 SCORES = ("float32", "bfloat16", "bfloat16_exact")
@@ -46,7 +47,7 @@ def nearest_neighbours(
     query_ids: jax.Array | None = None,
     block_size: int = 256,
     scores: str = "float32",
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     vocab_axes: tuple[str, ...] = (),
 ) -> jax.Array:
     """I_k(w_i) = top-k over j of e_i . e_j, for all or some words w_i (Eq. 5, Algorithm 2).
@@ -105,22 +106,26 @@ def nearest_neighbours(
     return search_all(table, blocks)[:num_queries]
 
 
-def inclusion(neighbours: jax.Array, target_probabilities: jax.Array) -> jax.Array:
+def inclusion(
+    neighbours: jax.Array, target_probabilities: jax.Array, ids: jax.Array | None = None
+) -> jax.Array:
     """q_j, the chance that one target brings word j into the candidate set V'.
 
     A target w brings in w and I_k(w): q_j = sum of p(w) over the w with j = w or j in I_k(w).
 
     Args:
-      neighbours: [V, K] int32.
+      neighbours: [N, K] int32 lists of the words `ids`.
       target_probabilities: [V] float, p(w), how often each word is a target; sums to one.
+      ids: [N] int32 distinct words, whose share of q is wanted; None for all words in order.
 
     Returns:
       [V] float32.
     """
-    vocab_size = neighbours.shape[0]
     p = target_probabilities.astype(jnp.float32)
-    lists_itself = (neighbours == jnp.arange(vocab_size)[:, None]).any(axis=1)
-    return jnp.where(lists_itself, 0.0, p).at[neighbours].add(p[:, None])
+    ids = jnp.arange(p.size) if ids is None else ids
+    lists_itself = (neighbours == ids[:, None]).any(axis=1)
+    own = jnp.zeros_like(p).at[ids].set(jnp.where(lists_itself, 0.0, p[ids]))
+    return own.at[neighbours].add(p[ids][:, None])
 
 
 def log_inclusion(q: jax.Array, num_targets: int | jax.Array) -> jax.Array:
@@ -155,7 +160,7 @@ def _check(vocab_size: int, k: int, num_valid: int, block_size: int, scores: str
 
 
 def _num_shards(
-    vocab_size: int, mesh: jax.sharding.Mesh | None, vocab_axes: tuple[str, ...]
+    vocab_size: int, mesh: Mesh | AbstractMesh | None, vocab_axes: tuple[str, ...]
 ) -> int:
     """Parts that the rows of the table are split into."""
     axes = {} if mesh is None else dict(mesh.shape)

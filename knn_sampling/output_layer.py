@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from knn_sampling.blockwise import blockwise_softmax_loss
@@ -126,7 +126,7 @@ class OutputLayer:
     log_q_correction: bool
     exact_fraction: float
     frequency_bias: bool
-    mesh: Mesh | None = None
+    mesh: Mesh | AbstractMesh | None = None
     vocab_axes: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -376,7 +376,19 @@ class OutputLayer:
             "staleness": staleness(old, fresh, which, self.num_valid),
             "same_language": same_group_share(fresh, which, words.languages),
         }
-        q = inclusion(neighbours, words.probabilities) if self.log_q_correction else None
+        q = index.inclusion
+        if q is None:  # without the correction
+            return NeighbourIndex(neighbours, None), report
+
+        def exchanged(q: jax.Array) -> jax.Array:
+            shares = [inclusion(lists, words.probabilities, which) for lists in (fresh, old)]
+            return jnp.maximum(q + shares[0] - shares[1], 0)
+
+        def anew(_: jax.Array) -> jax.Array:
+            return inclusion(neighbours, words.probabilities)
+
+        # A part changes few entries, but rounding adds up: once in a round q is made anew.
+        q = anew(q) if part is None else jax.lax.cond(part == 0, anew, exchanged, q)
         return NeighbourIndex(neighbours, q), report
 
 
