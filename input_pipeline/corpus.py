@@ -63,7 +63,7 @@ class CorpusSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelText:
-    """Sentences aligned across languages, for evaluation.
+    """Sentences aligned across languages.
 
     Attributes:
       name: name of the source.
@@ -78,11 +78,18 @@ class ParallelText:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Text by language: documents to train on, documents held out, and parallel held-out text."""
+    """Text by language: documents to train on and documents held out.
+
+    Attributes:
+      train, heldout: documents of each language, those of all parallel text among them.
+      parallel: parallel text for evaluation.
+      bitexts: parallel text to train on.
+    """
 
     train: dict[str, list[Document]]
     heldout: dict[str, list[Document]]
     parallel: tuple[ParallelText, ...]
+    bitexts: tuple[ParallelText, ...] = ()
 
     def sentences(self, language: str, split: str = "train") -> list[str]:
         """The sentences of a language, of the split "train" or "heldout"."""
@@ -96,7 +103,7 @@ class Corpus:
             for language in sorted(part):
                 for document in part[language]:
                     hasher.update("\n".join([split, language, *document, "\n"]).encode())
-        for parallel in self.parallel:
+        for parallel in (*self.parallel, *self.bitexts):
             for row in ((parallel.name, *parallel.languages), *parallel.rows):
                 hasher.update("\t".join([*row, "\n"]).encode())
         return hasher.hexdigest()
@@ -118,7 +125,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
         salt = f"{spec.seed} {language}"
         train[language], heldout[language] = _split(blocks, spec.heldout_fraction, salt)
 
-    parallel = []
+    parallel, bitexts = [], []
     for source in _read_parallel(root, "parallel", spec):
         salt = f"{spec.seed} {source.name}"
         kept, aside = _split(source.blocks, spec.parallel_heldout_fraction, salt)
@@ -126,12 +133,14 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
             train[language] += _column(kept, column)
             heldout[language] += _column(aside, column)
         parallel.append(source.text(aside))
+        bitexts.append(source.text(kept))
     for source in _read_parallel(root, "parallel_eval", spec):
         parallel.append(source.text(source.blocks))
 
     _check_languages(root, spec, train, heldout)
     train = {lang: _cap(train[lang], spec.max_train_bytes, spec.seed) for lang in sorted(train)}
-    return Corpus(train, {lang: heldout[lang] for lang in train}, tuple(parallel))
+    heldout = {lang: heldout[lang] for lang in train}
+    return Corpus(train, heldout, tuple(parallel), tuple(bitexts))
 
 
 def _check_languages(

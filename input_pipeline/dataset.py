@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from input_pipeline.stream import TrainingStream
+from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
 LOADERS = ("tf.data", "threads")
+# tf.data wants the same arrays of every batch; this stands for one that a batch does not have.
+_ABSENT = np.zeros(0, np.int32)
 
 
 def batches(
-    stream: TrainingStream,
+    stream: Stream,
     steps: range,
     *,
     loader: str,
@@ -42,7 +44,7 @@ def batches(
 
 
 def _tf_data_batches(
-    stream: TrainingStream, steps: range, part: int, num_parts: int, prefetch: int
+    stream: Stream, steps: range, part: int, num_parts: int, prefetch: int
 ) -> Iterator[Batch]:
     try:
         import tensorflow as tf
@@ -52,27 +54,26 @@ def _tf_data_batches(
         ) from error
     tf.config.set_visible_devices([], "GPU")  # its memory belongs to jax
 
-    probe = stream.batch(steps.start, part, num_parts)
-
     def make(step: np.int64) -> list[np.ndarray]:
         batch = stream.batch(int(step), part, num_parts)
-        return [batch[key] for key in probe]
+        return [batch.get(name, _ABSENT) for name in stream.names]
 
     # There is no Python control flow to convert, and converting leaves a file in the temp folder.
     @tf.autograph.experimental.do_not_convert
     def read(step):
-        arrays = tf.numpy_function(make, [step], [array.dtype for array in probe.values()])
-        for array, like in zip(arrays, probe.values(), strict=True):
-            array.set_shape(like.shape)
-        return dict(zip(probe, arrays, strict=True))
+        arrays = tf.numpy_function(make, [step], [tf.int32] * len(stream.names))
+        return dict(zip(stream.names, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
     dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)
-    return dataset.as_numpy_iterator()
+    return (
+        {name: array for name, array in batch.items() if array.size}
+        for batch in dataset.as_numpy_iterator()
+    )
 
 
 def _threaded_batches(
-    stream: TrainingStream, steps: range, part: int, num_parts: int, prefetch: int
+    stream: Stream, steps: range, part: int, num_parts: int, prefetch: int
 ) -> Iterator[Batch]:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()

@@ -2,7 +2,9 @@
 
 A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [rows, L] uint16 or
 uint32, one `<lang>.counts.npy`, [V] int64 occurrences in the training text, and one
-`<set>.<lang>.parallel.npy` per column of parallel text, [sentences, L].
+`<set>.<lang>.parallel.npy` per column of parallel text for evaluation, [sentences, L]. Parallel
+text to train on is ragged: `<set>.<lang>.bitext.npy` holds the ids of all sentences of a column,
+one after the other, `<set>.<lang>.ends.npy`, [sentences] int64, where each ends.
 
 A row is `<s> tokens </s>` once or more often: each such segment is one document, or the part of
 it that fits; the rest of a row is padding. Segments can thus be told from the tokens alone.
@@ -96,6 +98,29 @@ def tokenizer_hash(model: bytes) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sentences:
+    """Sentences of any length, token ids without specials.
+
+    Attributes:
+      ids: [n] all of them, memory-mapped.
+      ends: [sentences] int64 where each ends.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[sentences] int64 tokens of each; 0 for one that is missing."""
+        return np.diff(self.ends, prepend=0)
+
+    def sentence(self, number: int) -> np.ndarray:
+        """Token ids of a sentence."""
+        start = self.ends[number - 1] if number else 0
+        return self.ids[start : self.ends[number]]
+
+
+@dataclasses.dataclass(frozen=True)
 class RowStore:
     """A row store opened for reading.
 
@@ -107,7 +132,8 @@ class RowStore:
       special: ids of the special tokens.
       statistics: per language and split the number of `rows`, and of `tokens`, `unknown` tokens
         and `characters` of text in them.
-      parallel: languages of each set of parallel text.
+      parallel: languages of each set of parallel text for evaluation.
+      bitexts: the same of parallel text to train on.
     """
 
     folder: pathlib.Path
@@ -117,6 +143,7 @@ class RowStore:
     special: SpecialIds
     statistics: Mapping[str, Mapping[str, Mapping[str, int]]]
     parallel: Mapping[str, Sequence[str]]
+    bitexts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> "RowStore":
@@ -149,6 +176,13 @@ class RowStore:
         """[sentences, L] token ids of one column of a parallel set."""
         path = self.folder / f"{name}.{language}.parallel.npy"
         return np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def bitext(self, name: str, language: str) -> Sentences:
+        """One column of a set of parallel text to train on."""
+        ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
+        return Sentences(
+            np.load(ids, mmap_mode="r", allow_pickle=False), np.load(ends, allow_pickle=False)
+        )
 
     def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
         """Raises ValueError unless the rows were made with the tokenizer `model` from `path`."""

@@ -6,12 +6,13 @@ fast as step zero.
 
 The stream is cut into cycles of M examples. In every cycle language l has exactly c_l examples,
 M q_l rounded so that they sum to M, in a seeded random order. So the number of times a language
-was drawn before any cycle is known without counting, and its rows can be visited epoch by epoch,
-each epoch in a random order of its own.
+was drawn before any cycle is known without counting, within a cycle it is counted, and the rows of
+a language are visited epoch by epoch, each epoch in a random order of its own.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -69,15 +70,16 @@ def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
     while outside.any():
         left, right = result[outside] >> half[outside], result[outside] & mask[outside]
         for round_number in range(_FEISTEL_ROUNDS):
-            mixed = _hash(right, key[outside] + np.uint64(round_number))
+            mixed = hashed(right, key[outside] + np.uint64(round_number))
             left, right = right, left ^ (mixed & mask[outside])
         result[outside] = (left << half[outside]) | right
         outside &= result >= size
     return result.astype(np.int64)
 
 
-def _hash(value: np.ndarray, key: np.ndarray | np.uint64) -> np.ndarray:
+def hashed(value: ArrayLike, key: ArrayLike) -> np.ndarray:
     """A 64-bit hash of `value` under `key` (the finaliser of splitmix64)."""
+    value, key = np.asarray(value, np.uint64), np.asarray(key, np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         x = (value + np.uint64(0x9E3779B97F4A7C15)) ^ (key * np.uint64(0xD1342543DE82EF95))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -98,39 +100,101 @@ class StreamOrder:
     seed: int
     rows: np.ndarray
     counts: np.ndarray
+    _cycles: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def create(cls, seed: int, rows: np.ndarray, shares: np.ndarray) -> "StreamOrder":
         """Order over languages with `rows` rows each, drawn in proportion to `shares` (Eq. 3)."""
         return cls(seed, np.asarray(rows, np.int64), largest_remainder(shares, _CYCLE))
 
-    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds examples of the stream.
+    def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The language of examples of the stream, and the how-manieth of its language each is.
 
         Args:
           examples: [B] int64 positions in the stream, from zero.
 
         Returns:
-          Language index [B] and row of that language [B], int64.
+          Language index [B] and number [B], int64, counted since the stream began.
         """
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
-        slot = permute(within, _CYCLE, self._key(0, cycle))
-        ends = np.cumsum(self.counts)
-        language = np.searchsorted(ends, slot, side="right")
-        # The how-manieth example of its language this is, since the stream began.
-        occurrence = cycle * self.counts[language] + slot - (ends - self.counts)[language]
+        language, number = np.empty_like(within), np.empty_like(within)
+        for one in np.unique(cycle):
+            here = cycle == one
+            languages, numbers = self._cycle(int(one))
+            language[here], number[here] = languages[within[here]], numbers[within[here]]
+        return language, cycle * self.counts[language] + number
+
+    def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
+        """The language of every example of a cycle, and the how-manieth of it, [M] int64 each."""
+        found = self._cycles.get(cycle)
+        if found is None:
+            slots = permute(np.arange(_CYCLE), _CYCLE, self._key(0, np.array(cycle)))
+            ends = np.cumsum(self.counts)
+            languages = np.searchsorted(ends, slots, side="right")
+            order = np.argsort(languages, kind="stable")
+            numbers = np.empty_like(languages)
+            numbers[order] = np.arange(_CYCLE) - (ends - self.counts)[languages[order]]
+            found = languages, numbers
+            self._cycles.clear()  # a run asks for one cycle after the other
+            self._cycles[cycle] = found
+        return found
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The language and the row of that language of examples of the stream, [B] int64 each."""
+        language, occurrence = self.draw(examples)
         epoch, visit = np.divmod(occurrence, self.rows[language])
         return language, permute(visit, self.rows[language], self._key(1 + language, epoch))
 
     def _key(self, purpose: np.ndarray | int, number: np.ndarray) -> np.ndarray:
         """uint64 keys of the permutations: one for each seed, purpose and number."""
-        key = _hash(np.full(np.shape(number), self.seed, np.uint64), np.uint64(0))
-        key = _hash(key, np.asarray(purpose, np.uint64))
-        return _hash(key, np.asarray(number, np.uint64))
+        key = hashed(np.full(np.shape(number), self.seed, np.uint64), np.uint64(0))
+        key = hashed(key, np.asarray(purpose, np.uint64))
+        return hashed(key, np.asarray(number, np.uint64))
+
+
+class Stream(Protocol):
+    """Batches addressed by step.
+
+    Attributes:
+      names: of the int32 arrays that a batch may hold.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it."""
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        """What the batch of `step` is made of, for people to read."""
+
+
+class MixedStream:
+    """Batches of several streams in one, each step's from one of them."""
+
+    def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
+        """Stream of the batches of `streams`, each in order, by `shares` of the steps."""
+        self._streams = list(streams)
+        self.names = tuple(dict.fromkeys(name for one in streams for name in one.names))
+        self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        stream, number = self._of(step)
+        return stream.batch(number, part, num_parts)
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        stream, number = self._of(step)
+        return stream.contents(number)
+
+    def _of(self, step: int) -> tuple[Stream, int]:
+        which, number = self._order.draw(np.array([step]))
+        return self._streams[which[0]], int(number[0])
 
 
 class TrainingStream:
     """Batches of training rows, addressed by step."""
+
+    names = ("tokens", "language")
 
     def __init__(
         self, store: RowStore, probabilities: Mapping[str, float], batch_size: int, seed: int
@@ -163,3 +227,9 @@ class TrainingStream:
         language, row = self._order.locate(np.arange(first, first + size))
         tokens = np.stack([self._rows[lang][r] for lang, r in zip(language, row, strict=True)])
         return {"tokens": tokens.astype(np.int32), "language": language.astype(np.int32)}
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        """What the batch of `step` is made of: language and row, in its training rows, of each."""
+        first = step * self._batch_size
+        language, row = self._order.locate(np.arange(first, first + self._batch_size))
+        return [(self.languages[one], int(r)) for one, r in zip(language, row, strict=True)]

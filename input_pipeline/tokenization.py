@@ -13,7 +13,7 @@ import sentencepiece as spm
 
 import artifacts
 from input_pipeline import row_store
-from input_pipeline.corpus import Corpus
+from input_pipeline.corpus import Corpus, ParallelText
 from input_pipeline.row_store import RowStore, SpecialIds
 from input_pipeline.text_files import Document
 
@@ -105,16 +105,23 @@ def write_rows(
                 "unknown": int(sum((t == special.unk).sum() for t in tokens)),
                 "characters": sum(len(s) + 1 for document in documents for s in document),
             }
-        parallel: dict[str, tuple[str, ...]] = {}
-        for text in corpus.parallel:
-            name = _unique(text.name, parallel)
-            parallel[name] = text.languages
+        tokenize = functools.partial(_tokenize_column, pool)
+        parallel = _unique_names(corpus.parallel)
+        for name, text in parallel.items():
             for column, language in enumerate(text.languages):
-                # One sentence a document; an empty cell stays an empty row.
-                cells = [[row[column]] for row in text.rows]
-                tokens = list(_tokenize(pool, cells))
+                tokens = tokenize(text, column)
                 rows = row_store.pad_sentences(tokens, settings.parallel_length, special, dtype)
                 _save(folder / f"{name}.{language}.parallel.npy", rows)
+        bitexts = _unique_names(corpus.bitexts)
+        for name, text in bitexts.items():
+            for column, language in enumerate(text.languages):
+                tokens = tokenize(text, column)
+                ids = np.concatenate([*tokens, np.zeros(0)]).astype(dtype)
+                _save(folder / f"{name}.{language}.bitext.npy", ids)
+                _save(
+                    folder / f"{name}.{language}.ends.npy",
+                    np.cumsum([*map(len, tokens)], dtype=np.int64),
+                )
 
     store = RowStore(
         folder=folder,
@@ -123,7 +130,8 @@ def write_rows(
         tokenizer=row_store.tokenizer_hash(model),
         special=special,
         statistics=statistics,
-        parallel=parallel,
+        parallel={name: text.languages for name, text in parallel.items()},
+        bitexts={name: text.languages for name, text in bitexts.items()},
     )
     store.write_meta()
     return store
@@ -137,15 +145,25 @@ def _count(tokens: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
     return counts
 
 
-def _unique(name: str, taken: Iterable[str]) -> str:
-    """`name`, numbered if a set from another folder is called so already."""
-    candidates = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+def _unique_names(texts: Iterable[ParallelText]) -> dict[str, ParallelText]:
+    """The texts by name, numbered if one from another folder is called so already."""
+    found: dict[str, ParallelText] = {}
+    for text in texts:
+        candidates = itertools.chain([text.name], (f"{text.name}-{i}" for i in itertools.count(2)))
+        found[next(name for name in candidates if name not in found)] = text
+    return found
 
 
 def _save(path: pathlib.Path, rows: np.ndarray) -> None:
     with artifacts.replacing(path) as aside:
         np.save(aside, rows, allow_pickle=False)
+
+
+def _tokenize_column(
+    pool: concurrent.futures.Executor, text: ParallelText, column: int
+) -> list[np.ndarray]:
+    """Token ids of every sentence of a column; of an empty cell, none."""
+    return list(_tokenize(pool, [[row[column]] for row in text.rows]))
 
 
 def _tokenize(

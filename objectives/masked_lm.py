@@ -1,4 +1,4 @@
-"""Masked language modelling on packed rows."""
+"""Masked language modelling on packed rows, and on pairs of translations (TLM)."""
 
 import dataclasses
 from typing import NamedTuple
@@ -20,6 +20,9 @@ class Prepared(NamedTuple):
 
     Attributes:
       masked: the masked batch.
+      segments: [B, L] int32, see `models.segments`.
+      token_positions: [B, L] int32, the same.
+      pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
       sample: the words of the softmax; None for the whole vocabulary.
       places: [G, C] int32, row of each candidate in the table at hand; None if they come first.
@@ -27,6 +30,9 @@ class Prepared(NamedTuple):
     """
 
     masked: Masked
+    segments: jax.Array
+    token_positions: jax.Array
+    pairs: jax.Array | None
     tokens: jax.Array
     sample: Sample | None
     places: jax.Array | None
@@ -36,6 +42,9 @@ class Prepared(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class MaskedLM:
     """Predicts masked tokens from their row.
+
+    A batch that brings `segments` and `positions` holds pairs of translations, one segment a pair:
+    translation language modelling.
 
     Attributes:
       encoder: the model.
@@ -110,7 +119,7 @@ class MaskedLM:
 
         Args:
           index: neighbour index, if the output layer uses one.
-          batch: `tokens` [B, L] int32.
+          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32.
           key: random key of masking, sampling and dropout.
           exact: take the softmax over the whole vocabulary.
           dropout: whether `sums` is to apply it.
@@ -129,7 +138,22 @@ class MaskedLM:
             mask_id=self.mask_id,
             never_masked=self.never_masked,
         )
-        prepared = Prepared(masked, masked.inputs, None, None, dropout_key if dropout else None)
+        if "positions" in batch:
+            segments, token_positions = batch["segments"], batch["positions"]
+            pairs = jnp.ones(len(segments), bool)
+        else:
+            segments, token_positions = self._segments(batch["tokens"])
+            pairs = None
+        prepared = Prepared(
+            masked,
+            segments,
+            token_positions,
+            pairs,
+            tokens=masked.inputs,
+            sample=None,
+            places=None,
+            dropout_key=dropout_key if dropout else None,
+        )
         if exact or not self.output_layer.is_sampled:
             return prepared, None
         groups = (self.output_layer.num_groups(masked.inputs.shape[0]), -1)
@@ -157,18 +181,23 @@ class MaskedLM:
           prepared: from `prepare`.
         """
         loss = self._loss(params, prepared)
-        one = jnp.float32(1)
-        return {
-            "loss": (loss.losses.sum(), prepared.masked.weights.sum()),
+        total, weight, one = loss.losses.sum(), prepared.masked.weights.sum(), jnp.float32(1)
+        sums = {
+            "loss": (total, weight),
             "candidates": (loss.candidates, one),
             "overflow": (loss.overflow, one),
         }
+        return sums if prepared.pairs is None else {**sums, "pair_loss": (total, weight)}
 
     def _loss(self, params, prepared: Prepared) -> OutputLoss:
         masked, sample = prepared.masked, prepared.sample
-        segments, positions = self._segments(masked.inputs)
         hidden = self._encode(
-            params, prepared.tokens, segments, positions, masked.positions, prepared.dropout_key
+            params,
+            prepared.tokens,
+            prepared.segments,
+            prepared.token_positions,
+            masked.positions,
+            prepared.dropout_key,
         )  # [B, M, E]
         table, bias = output_table(params)
         if sample is None:

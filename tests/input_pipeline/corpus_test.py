@@ -170,6 +170,10 @@ class ParallelTest(_CorpusTest):
             )
             everything = _sentences(_documents(language, 20))
             self.assertCountEqual(loaded.sentences(language) + heldout, everything)
+        (bitext,) = loaded.bitexts  # what is not held out, to train on as pairs
+        self.assertEqual((bitext.name, bitext.languages), (parallel.name, parallel.languages))
+        self.assertLen(bitext.rows, 60 - 12)
+        self.assertEmpty(set(bitext.rows) & set(parallel.rows))
 
     def test_the_held_out_rows_do_not_depend_on_the_languages_in_use(self):
         self.write("core.tsv", _tsv(["en", "de", "sw"], 20))

@@ -115,6 +115,15 @@ class StreamOrderTest(parameterized.TestCase):
             # An epoch that began before these cycles may end in them, hence one more.
             self.assertLessEqual(np.ptp(visits), 1 if first_cycle == 0 else 2)
 
+    def test_no_row_comes_again_before_all_have_been(self):
+        rows = [3, 70, 1000]
+        order = StreamOrder.create(0, rows, np.array([0.1, 0.2, 0.7]))
+        language, row = order.locate(np.arange(3 * _CYCLE // 2))
+        for i, num_rows in enumerate(rows):
+            visits = row[language == i]
+            epochs = visits[: len(visits) // num_rows * num_rows].reshape(-1, num_rows)
+            self.assertTrue((np.sort(epochs, axis=1) == np.arange(num_rows)).all())
+
     @parameterized.parameters(0, 123_456_789, 10**6 * 4096)
     def test_an_example_does_not_depend_on_what_it_is_asked_with(self, start):
         order = StreamOrder.create(0, [5, 500], np.array([0.3, 0.7]))

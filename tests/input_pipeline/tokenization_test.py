@@ -29,6 +29,10 @@ _CORPUS = Corpus(
         ParallelText("core", ("en", "sw"), (("one", "moja"), ("two", ""), (_LONG, "na"))),
         ParallelText("core", ("en", "sw"), (("of another folder", "x"),)),
     ),
+    bitexts=(
+        ParallelText("core", ("en", "sw"), (("", "tatu"), ("four", "nne"), (_LONG, "tano"))),
+        ParallelText("news", ("sw", "en"), (("sita", "six"),)),
+    ),
 )
 
 
@@ -95,6 +99,17 @@ class WriteRowsTest(absltest.TestCase):
                     tokens = self.processor.encode(cells[column])[:30]
                     self.assertEqual(_tokens(row, self.store.special), tokens)
                     self.assertEqual((row == self.store.special.bos).sum(), bool(tokens))
+
+    def test_bitext_keeps_all_of_every_sentence(self):
+        self.assertEqual(self.store.bitexts, {"core": ("en", "sw"), "news": ("sw", "en")})
+        opened = RowStore.open(self.folder)
+        for name, text in zip(self.store.bitexts, _CORPUS.bitexts, strict=True):
+            for column, language in enumerate(text.languages):
+                found = opened.bitext(name, language)
+                expected = [self.processor.encode(cells[column]) for cells in text.rows]
+                self.assertEqual(found.lengths.tolist(), list(map(len, expected)))
+                for number, tokens in enumerate(expected):
+                    self.assertEqual(found.sentence(number).tolist(), tokens)
 
     def test_the_store_on_disk_is_the_one_returned(self):
         opened = RowStore.open(self.folder)

@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings, output_table
+from models.segments import packed_segments
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings, mask_tokens
 
@@ -184,6 +185,37 @@ class OutputLayersTest(absltest.TestCase):
             _, bias = output_table(nn.unbox(params))
             np.testing.assert_allclose(bias[1:VOCAB], expected, rtol=1e-5)
             self.assertTrue(np.isfinite(bias).all())
+
+
+class PairsTest(absltest.TestCase):
+    """Batches that bring segments and positions of their own."""
+
+    @staticmethod
+    def sums_of(batch):
+        objective, key = objective_with(dataclasses.replace(WHOLE, kind="full")), jax.random.key(7)
+        batch = {name: jnp.asarray(array) for name, array in batch.items()}
+        prepared, _ = objective.prepare(None, batch, key, dropout=False, gather=False)
+        return objective.sums(params(), prepared)
+
+    def test_the_segments_of_packed_rows_give_the_loss_of_packed_rows(self):
+        rows = jnp.asarray(tokens())
+        segments, positions = packed_segments(rows, bos=BOS, pad=PAD, across_documents=False)
+        packed = self.sums_of({"tokens": rows})
+        pairs = self.sums_of({"tokens": rows, "segments": segments, "positions": positions})
+        self.assertNotIn("pair_loss", packed)
+        self.assertEqual(pairs["loss"], packed["loss"])
+        self.assertEqual(pairs["pair_loss"], packed["loss"])
+
+    def test_a_sentence_sees_its_translation_and_positions_count(self):
+        rows = np.random.default_rng(0).integers(MASK + 1, VOCAB, (B, L)).astype(np.int32)
+        ones, positions = np.ones_like(rows), np.tile(np.arange(L, dtype=np.int32), (B, 1))
+        together = self.sums_of({"tokens": rows, "segments": ones, "positions": positions})
+        halves = np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0)
+        apart = self.sums_of({"tokens": rows, "segments": halves, "positions": positions})
+        again = np.tile(np.arange(L // 2, dtype=np.int32), (B, 2))
+        restarted = self.sums_of({"tokens": rows, "segments": ones, "positions": again})
+        losses = {float(sums["loss"][0]) for sums in (together, apart, restarted)}
+        self.assertLen(losses, 3)
 
 
 LARGE = 500

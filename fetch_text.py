@@ -1,0 +1,40 @@
+"""Writes text of tensorflow-datasets as a folder that a config's `corpus.root` can name.
+
+    python fetch_text.py --dataset=wiki40b --languages=de,en,th --output=DIR
+    python fetch_text.py --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
+
+Datasets: wiki40b, wikipedia, c4 (multilingual), or any whose examples have a `text`, as
+--dataset=NAME/{} with {} where the language goes. tensorflow-datasets downloads and prepares what
+it does not have; languages that are written already are left alone.
+"""
+
+import pathlib
+
+from absl import flags, logging
+
+import entry_point
+from input_pipeline.tfds_text import DATASETS, TextDataset, write_text
+
+_DATASET = flags.DEFINE_string(
+    "dataset", None, f"One of {', '.join(DATASETS)}, or a name with {{}}."
+)
+_LANGUAGES = flags.DEFINE_list("languages", None, "Codes of languages, as the dataset has them.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_MAX_DOCUMENTS = flags.DEFINE_integer("max_documents", 0, "Of each language; 0 for all.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets keeps its data.")
+
+
+def main(_) -> None:
+    dataset = DATASETS.get(_DATASET.value) or TextDataset(_DATASET.value)
+    folder = pathlib.Path(_OUTPUT.value)
+    for language in _LANGUAGES.value:
+        path = folder / f"{language}.jsonl.gz"
+        if path.exists():
+            logging.info("%s is there already", path)
+            continue
+        count = write_text(dataset, language, folder, _MAX_DOCUMENTS.value, _DATA_DIR.value)
+        logging.info("wrote %s: %d documents", path, count)
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("dataset", "languages", "output"))

@@ -1,0 +1,195 @@
+"""Many-to-many bitext: which two translations of which sentence are example i of a step.
+
+A set of parallel text holds each sentence once in each language; every two of its languages make a
+pair. An example is `<s> a </s> </s> b </s>`, padded to the shortest bucket that holds it, and all
+examples of a batch are of one bucket. Like that of rows, the stream is a pure function of
+(seed, step).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.stream import StreamOrder, hashed
+
+NUM_SPECIALS = 4
+POSITIONS = ("continue", "restart")
+
+
+@dataclasses.dataclass(frozen=True)
+class BitextSettings:
+    """How pairs are made; part of the `data` section of a config.
+
+    Attributes:
+      buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
+      positions: "continue" to count positions through both sentences, "restart" to begin the
+        second one at zero again.
+      alpha: exponent of the probabilities of language pairs, of their sentences.
+      tokens: of a batch, padding included; a bucket's batches hold so many over its length.
+    """
+
+    buckets: tuple[int, ...]
+    positions: str
+    alpha: float
+    tokens: int
+
+    def __post_init__(self):
+        buckets = self.buckets
+        if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 8:
+            raise ValueError(f"data.pair_buckets are {buckets}, must ascend from 8 or more")
+        if odd := [length for length in buckets if self.tokens % length]:
+            raise ValueError(
+                f"data.pair_buckets: a batch of {self.tokens} tokens (train.batch_size times "
+                f"store.length) is no whole number of pairs of {odd[0]}"
+            )
+        if self.positions not in POSITIONS:
+            raise ValueError(f"data.pair_positions is {self.positions!r}, must be in {POSITIONS}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """Two languages of a set: their sentences, and which of them are in the bucket."""
+
+    name: str
+    languages: tuple[str, str]
+    sentences: np.ndarray  # [n] int64
+
+
+class PairStream:
+    """Batches of pairs of one bucket, addressed by number."""
+
+    names = ("tokens", "segments", "positions")
+
+    def __init__(
+        self,
+        store: RowStore,
+        pairs: Sequence[_Pair],
+        shares: np.ndarray,
+        length: int,
+        settings: BitextSettings,
+        seed: int,
+    ):
+        """Stream over `pairs`, drawn in proportion to `shares`, of rows of `length` tokens."""
+        self._pairs, self._length = pairs, length
+        self._columns = {
+            (pair.name, language): store.bitext(pair.name, language)
+            for pair in pairs
+            for language in pair.languages
+        }
+        self._special, self._settings, self._seed = store.special, settings, seed
+        rows = np.array([len(pair.sentences) for pair in pairs])
+        self._order = StreamOrder.create(seed, rows, shares / shares.sum())
+        self.batch_size = settings.tokens // length
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """The `step`-th batch of the bucket, or the `part`-th of `num_parts` equal parts of it.
+
+        Returns:
+          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 0 for padding) and `positions`.
+
+        Raises:
+          ValueError: the batch cannot be cut into `num_parts`.
+        """
+        if self.batch_size % num_parts:
+            raise ValueError(
+                f"a batch of {self.batch_size} pairs does not divide into {num_parts} equal parts; "
+                "choose data.pair_buckets or a batch size so that it does"
+            )
+        size = self.batch_size // num_parts
+        first = step * self.batch_size + part * size
+        rows = [self._row(*found) for found in self._found(np.arange(first, first + size))]
+        arrays = map(np.stack, zip(*rows, strict=True))
+        return dict(zip(self.names, arrays, strict=True))
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        """What a batch is made of: set and languages, and the number in the set, of each pair."""
+        first = step * self.batch_size
+        return [
+            (f"{pair.name} {'-'.join(pair.languages[::-1] if flip else pair.languages)}", sentence)
+            for pair, sentence, flip in self._found(np.arange(first, first + self.batch_size))
+        ]
+
+    def _found(self, examples: np.ndarray) -> list[tuple[_Pair, int, bool]]:
+        which, rows = self._order.locate(examples)
+        flips = hashed(examples, hashed(np.uint64(self._length), np.uint64(self._seed))) & 1
+        pairs = (self._pairs[i] for i in which)
+        return [
+            (pair, int(pair.sentences[row]), bool(flip))
+            for pair, row, flip in zip(pairs, rows, flips, strict=True)
+        ]
+
+    def _row(self, pair: _Pair, sentence: int, flip: bool) -> tuple[np.ndarray, ...]:
+        languages = pair.languages[::-1] if flip else pair.languages
+        one, two = (self._columns[pair.name, lang].sentence(sentence) for lang in languages)
+        tokens, second = join_pair(one, two, self._length, self._special)
+        padding = self._length - len(tokens)
+        positions = np.arange(self._length)
+        if self._settings.positions == "restart":
+            positions[second:] -= second
+        tokens = np.pad(tokens, (0, padding), constant_values=self._special.pad)
+        segments = np.arange(self._length) < self._length - padding
+        return tokens.astype(np.int32), segments.astype(np.int32), positions.astype(np.int32)
+
+
+def join_pair(
+    one: np.ndarray, two: np.ndarray, length: int, special: SpecialIds
+) -> tuple[np.ndarray, int]:
+    """`<s> one </s> </s> two </s>`, at most `length` tokens, and where the second part begins.
+
+    What is too long is cut at the end: the longer sentence first, then both.
+    """
+    room = length - NUM_SPECIALS
+    keep = min(len(one), max(room - len(two), room // 2))
+    one, two = one[:keep], two[: room - keep]
+    bos, eos = [special.bos], [special.eos]
+    return np.concatenate([bos, one, eos, eos, two, eos]), len(one) + 2
+
+
+def pair_streams(
+    store: RowStore, settings: BitextSettings, seed: int
+) -> tuple[list[PairStream], np.ndarray]:
+    """A stream for each bucket that has pairs, and the share of steps each is to have.
+
+    Two languages are drawn by n^alpha, n their sentences in all sets, and then each sentence is as
+    likely as any other. Short buckets have more pairs a batch, and so fewer batches.
+
+    Raises:
+      ValueError: the store has no bitext.
+    """
+    buckets = _pairs_by_bucket(store, settings.buckets)
+    counts: dict[tuple[str, str], int] = {}
+    for pair in itertools.chain.from_iterable(buckets):
+        counts[pair.languages] = counts.get(pair.languages, 0) + len(pair.sentences)
+    if not counts:
+        raise ValueError(
+            "data.pair_share is not 0, but the rows hold no bitext; name parallel text to train on "
+            "in corpus.parallel and run prepare_data.py again"
+        )
+    streams, shares = [], []
+    for length, pairs in zip(settings.buckets, buckets, strict=True):
+        if pairs:
+            weights = [
+                len(p.sentences) * counts[p.languages] ** (settings.alpha - 1) for p in pairs
+            ]
+            streams.append(PairStream(store, pairs, np.array(weights), length, settings, seed))
+            shares.append(sum(weights) / streams[-1].batch_size)
+    return streams, np.array(shares) / sum(shares)
+
+
+def _pairs_by_bucket(store: RowStore, buckets: Sequence[int]) -> list[list[_Pair]]:
+    """All pairs of languages of all sets, each with its sentences of each bucket."""
+    found: list[list[_Pair]] = [[] for _ in buckets]
+    for name, languages in store.bitexts.items():
+        lengths = {language: store.bitext(name, language).lengths for language in languages}
+        for one, two in itertools.combinations(sorted(languages), 2):
+            is_there = (lengths[one] > 0) & (lengths[two] > 0)
+            total = lengths[one] + lengths[two] + NUM_SPECIALS
+            bucket = np.minimum(np.searchsorted(buckets, total), len(buckets) - 1)
+            for number, pairs in enumerate(found):
+                sentences = np.flatnonzero(is_there & (bucket == number))
+                if len(sentences):
+                    pairs.append(_Pair(name, (one, two), sentences))
+    return found

@@ -1,0 +1,105 @@
+"""Text of tensorflow-datasets as files of a corpus: Wikipedia, multilingual C4, and the like."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+
+import artifacts
+
+# wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
+_WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n[^\n]*\n?")
+_WIKI40B_MARK = re.compile(r"_START_PARAGRAPH_\n?|_NEWLINE_")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDataset:
+    """Where the text of a language is in tensorflow-datasets; "{}" stands for the language.
+
+    Attributes:
+      name: dataset and config.
+      split: the split.
+    """
+
+    name: str
+    split: str = "train"
+
+
+DATASETS = {
+    "wiki40b": TextDataset("wiki40b/{}"),
+    "wikipedia": TextDataset("wikipedia/20230601.{}"),
+    "c4": TextDataset("c4/multilingual", "{}"),
+}
+
+
+def documents(
+    dataset: TextDataset, language: str, data_dir: str | None = None
+) -> Iterator[list[str]]:
+    """Yields the lines of each document of a language, without empty ones.
+
+    Args:
+      dataset: one of `DATASETS`, or another one whose examples have a `text`.
+      language: its code in the dataset, such as "zh-cn" in wiki40b or "iw" in c4.
+      data_dir: where tensorflow-datasets keeps its data; its own default if None.
+
+    Raises:
+      ValueError: there is no such dataset, language or text.
+    """
+    import tensorflow_datasets as tfds
+
+    name, split = dataset.name.format(language), dataset.split.format(language)
+    try:
+        # Shuffling is the stream's business; in order, a part is the same part every time.
+        found = tfds.load(name, split=split, data_dir=data_dir, shuffle_files=False)
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        raise ValueError(f"{name}, split {split}: {str(error).splitlines()[0]}") from None
+    if "text" not in found.element_spec:
+        raise ValueError(f"{name} has no text; its examples have {sorted(found.element_spec)}")
+    for text in found.map(lambda example: example["text"]).as_numpy_iterator():
+        lines = [line.strip() for line in _plain(text.decode("utf-8")).split("\n")]
+        if lines := [line for line in lines if line]:
+            yield lines
+
+
+def _plain(text: str) -> str:
+    if "_START_ARTICLE_" not in text:
+        return text
+    return _WIKI40B_MARK.sub("\n", _WIKI40B_HEADING.sub("", text))
+
+
+def write_text(
+    dataset: TextDataset,
+    language: str,
+    folder: pathlib.Path,
+    max_documents: int = 0,
+    data_dir: str | None = None,
+) -> int:
+    """Writes documents of a language to `folder`/<language>.jsonl.gz.
+
+    Args:
+      dataset, language, data_dir: as `documents`.
+      folder: of the corpus.
+      max_documents: of the language, the first ones; 0 for all.
+
+    Returns:
+      Documents written.
+
+    Raises:
+      ValueError: as `documents`, or there are none.
+    """
+    found = itertools.islice(documents(dataset, language, data_dir), max_documents or None)
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with (
+        artifacts.replacing(folder / f"{language}.jsonl.gz") as aside,
+        gzip.open(aside, "wt", encoding="utf-8", compresslevel=5) as file,
+    ):
+        for lines in found:
+            count += 1
+            file.write(json.dumps({"text": "\n".join(lines)}, ensure_ascii=False) + "\n")
+        if not count:
+            raise ValueError(f"{dataset.name.format(language)} has no text of {language!r}")
+    return count

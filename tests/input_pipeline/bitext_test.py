@@ -1,0 +1,228 @@
+"""Pairs of translations: which, how long, in what order."""
+
+import collections
+import itertools
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from input_pipeline import dataset
+from input_pipeline.bitext import BitextSettings, join_pair, pair_streams
+from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.stream import MixedStream, TrainingStream
+
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+LANGUAGES = ("aa", "bb", "cc")
+SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
+SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
+
+
+def token(name: str, language: str, sentence: int) -> int:
+    """Every token of a sentence, which tells what it is of."""
+    return 1000 * (1 + list(SETS).index(name)) + 100 * LANGUAGES.index(language) + sentence
+
+
+def length_of(language: str, sentence: int) -> int:
+    """Tokens of a sentence: from 1 to 12, and 0 for some that are missing."""
+    if sentence % 7 == 3 and language == "bb":
+        return 0
+    return 1 + (5 * sentence + LANGUAGES.index(language)) % 12
+
+
+def write_store(folder: pathlib.Path) -> RowStore:
+    for name, (languages, count) in SETS.items():
+        for language in languages:
+            lengths = [length_of(language, i) for i in range(count)]
+            ids = np.repeat([token(name, language, i) for i in range(count)], lengths)
+            np.save(folder / f"{name}.{language}.bitext.npy", ids.astype(np.uint16))
+            np.save(folder / f"{name}.{language}.ends.npy", np.cumsum(lengths))
+    rows = np.random.default_rng(0).integers(5, 1000, (50, 16), np.uint16)
+    np.save(folder / "aa.train.npy", rows)
+    bitexts = {name: languages for name, (languages, _) in SETS.items()}
+    return RowStore(folder, 3000, 16, "", SPECIAL, {"aa": {}}, {}, bitexts)
+
+
+def read(row: np.ndarray) -> tuple[str, tuple[str, str], int, tuple[int, int]]:
+    """Set, languages in order, sentence and lengths of a row; checks its form."""
+    text = row[row != SPECIAL.pad]
+    np.testing.assert_array_equal(row[: len(text)], text)
+    ends = np.flatnonzero(text == SPECIAL.eos)
+    one, two = text[1 : ends[0]], text[ends[1] + 1 : ends[2]]
+    expected = [SPECIAL.bos, *one, SPECIAL.eos, SPECIAL.eos, *two, SPECIAL.eos]
+    np.testing.assert_array_equal(text, expected)
+    (first,), (second,) = set(one.tolist()), set(two.tolist())
+    assert first % 100 == second % 100 and first // 1000 == second // 1000, (first, second)
+    languages = tuple(LANGUAGES[x // 100 % 10] for x in (first, second))
+    return list(SETS)[first // 1000 - 1], languages, first % 100, (len(one), len(two))
+
+
+class PairStreamTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.store = write_store(folder)
+
+    def pairs(self) -> set:
+        """Every pair of translations that there is."""
+        return {
+            (name, pair, i)
+            for name, (languages, count) in SETS.items()
+            for pair in itertools.combinations(languages, 2)
+            for i in range(count)
+            if all(length_of(language, i) for language in pair)
+        }
+
+    def test_an_epoch_has_every_pair_once_in_its_shortest_bucket(self):
+        streams, _ = pair_streams(self.store, SETTINGS, seed=0)
+        self.assertLen(streams, 3)
+        found = []
+        for stream, length in zip(streams, SETTINGS.buckets, strict=True):
+            per_pair = collections.Counter()
+            # Language pairs have shares of a cycle, so they finish their epochs at other times.
+            for row in itertools.chain.from_iterable(
+                stream.batch(step)["tokens"] for step in range(400)
+            ):
+                name, languages, sentence, lengths = read(row)
+                self.assertLen(row, length)
+                shorter = [x for x in SETTINGS.buckets if x >= sum(lengths) + 4]
+                self.assertEqual(shorter[0], length)
+                key = (name, tuple(sorted(languages)))
+                per_pair[(*key, sentence)] += 1
+            found += per_pair
+            for name, pair in {key[:2] for key in per_pair}:
+                counts = [n for key, n in per_pair.items() if key[:2] == (name, pair)]
+                self.assertLessEqual(max(counts) - min(counts), 1)
+        self.assertCountEqual(found, self.pairs())
+
+    def test_order_of_languages_is_a_coin(self):
+        streams, _ = pair_streams(self.store, SETTINGS, seed=0)
+        orders = collections.Counter(
+            read(row)[1] for step in range(100) for row in streams[1].batch(step)["tokens"]
+        )
+        for pair in itertools.combinations(LANGUAGES, 2):
+            self.assertAlmostEqual(
+                orders[pair] / (orders[pair] + orders[pair[::-1]]), 0.5, delta=0.15
+            )
+
+    @parameterized.parameters(1.0, 0.5, 0.0)
+    def test_language_pairs_have_their_share(self, alpha: float):
+        settings = BitextSettings((8, 16, 24), "continue", alpha, 48)
+        streams, shares = pair_streams(self.store, settings, seed=0)
+        self.assertAlmostEqual(shares.sum(), 1)
+        mixed = MixedStream(streams, shares, seed=1)
+        found = collections.Counter(
+            tuple(sorted(read(row)[1]))
+            for step in range(3000)
+            for row in mixed.batch(step)["tokens"]
+        )
+        sizes = collections.Counter(pair for _, pair, _ in self.pairs())
+        total = sum(n**alpha for n in sizes.values())
+        for pair, n in sizes.items():
+            self.assertAlmostEqual(found[pair] / found.total(), n**alpha / total, delta=0.02)
+
+    def test_positions(self):
+        for positions in ("continue", "restart"):
+            settings = BitextSettings((24,), positions, 1.0, 48)
+            batch = pair_streams(self.store, settings, seed=0)[0][0].batch(0)
+            for tokens, segments, found in zip(*batch.values(), strict=True):
+                np.testing.assert_array_equal(segments, tokens != SPECIAL.pad)
+                start = np.flatnonzero(tokens == SPECIAL.eos)[1]
+                second = np.arange(24) - (start if positions == "restart" else 0)
+                np.testing.assert_array_equal(found[:start], np.arange(start))
+                np.testing.assert_array_equal(found[start:], second[start:])
+
+    def test_parts_make_the_batch_and_seeds_another_order(self):
+        settings = BitextSettings((8, 16, 24), "continue", 1.0, 96)
+        for stream in pair_streams(self.store, settings, seed=0)[0]:
+            whole = stream.batch(5)
+            parts = [stream.batch(5, part, 2) for part in range(2)]
+            for name, array in whole.items():
+                self.assertEqual(array.dtype, np.int32)
+                np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
+        with self.assertRaisesRegex(ValueError, "batch of 4 pairs does not divide into 3"):
+            stream.batch(0, 0, 3)
+        other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
+        first = pair_streams(self.store, SETTINGS, seed=0)[0][0]
+        self.assertTrue((other.batch(0)["tokens"] != first.batch(0)["tokens"]).any())
+
+    def test_contents_name_the_batch(self):
+        for stream in pair_streams(self.store, SETTINGS, seed=0)[0]:
+            for row, (what, sentence) in zip(
+                stream.batch(3)["tokens"], stream.contents(3), strict=True
+            ):
+                name, languages, number, _ = read(row)
+                self.assertEqual((what, sentence), (f"{name} {'-'.join(languages)}", number))
+
+    def test_no_bitext(self):
+        store = RowStore(self.store.folder, 3000, 16, "", SPECIAL, {"aa": {}}, {})
+        with self.assertRaisesRegex(ValueError, "rows hold no bitext; .*corpus.parallel"):
+            pair_streams(store, SETTINGS, seed=0)
+
+    @parameterized.parameters(
+        ((), "must ascend"),
+        ((16, 8), "must ascend"),
+        ((4, 8), "must ascend from 8"),
+        ((16, 20), "of 48 tokens .* is no whole number of pairs of 20"),
+    )
+    def test_buckets_that_cannot_be(self, buckets, message):
+        with self.assertRaisesRegex(ValueError, message):
+            BitextSettings(buckets, "continue", 1.0, 48)
+
+    def test_positions_that_cannot_be(self):
+        with self.assertRaisesRegex(ValueError, "pair_positions is 'reset', must be in"):
+            BitextSettings((8,), "reset", 1.0, 48)
+
+
+class MixedStreamTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        store = write_store(folder)
+        self.rows = TrainingStream(store, {"aa": 1.0}, batch_size=3, seed=0)
+        pairs, _ = pair_streams(store, SETTINGS, seed=0)
+        self.streams = [self.rows, *pairs]
+        self.shares = np.array([0.5, 0.25, 0.125, 0.125])
+        self.mixed = MixedStream(self.streams, self.shares, seed=0)
+
+    def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
+        numbers = [0] * 4
+        for step in range(1000):
+            found = self.mixed.batch(step)
+            for i, stream in enumerate(self.streams):
+                expected = stream.batch(numbers[i])
+                if all(np.array_equal(found[k], v) for k, v in expected.items() if k in found) and (
+                    set(found) == set(expected)
+                ):
+                    numbers[i] += 1
+                    self.assertEqual(self.mixed.contents(step), stream.contents(numbers[i] - 1))
+                    break
+            else:
+                self.fail(f"step {step} is of no stream")
+        np.testing.assert_allclose(np.array(numbers) / 1000, self.shares, atol=0.04)
+
+    @parameterized.parameters(*dataset.LOADERS)
+    def test_loaders_bring_batches_of_any_shape(self, loader: str):
+        found = dataset.batches(self.mixed, range(40, 60), loader=loader, part=0, num_parts=1)
+        for step, batch in zip(range(40, 60), found, strict=True):
+            expected = self.mixed.batch(step)
+            self.assertCountEqual(batch, expected)
+            for name, array in expected.items():
+                np.testing.assert_array_equal(batch[name], array)
+
+
+class JoinPairTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (3, 4, 3, 4), (8, 8, 8, 8), (9, 8, 8, 8), (3, 20, 3, 13), (20, 3, 13, 3), (20, 20, 8, 8)
+    )
+    def test_what_is_too_long_is_cut(self, one, two, kept_one, kept_two):
+        first, second = np.arange(100, 100 + one), np.arange(200, 200 + two)
+        row, start = join_pair(first, second, 20, SPECIAL)
+        expected = [0, *first[:kept_one], 2, 2, *second[:kept_two], 2]
+        np.testing.assert_array_equal(row, expected)
+        self.assertEqual(start, kept_one + 2)
+
+
+if __name__ == "__main__":
+    absltest.main()
