@@ -33,6 +33,7 @@ def main(_) -> None:
     objective = builders.objective(config, store, mesh)
     program = builders.program(config, objective, store, mesh)
     step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
+    state = program.flush(state)  # a run that was asked to stop has left that to us
     results = report.Results(
         step=step,
         losses=builders.exact_masked_lm(config, objective, store, in_training=False).run(

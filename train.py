@@ -3,11 +3,13 @@
     python train.py --config=configs/quickstart.py --workdir=DIR
 
 Reads DIR/rows, writes checkpoints and metrics to DIR/train. Run again after a stop, it goes on
-from the latest checkpoint as if nothing had happened. On several hosts, start the same command on
-each with --distributed.
+from the latest checkpoint as if nothing had happened. Asked to stop, by SIGTERM or Ctrl-C, it takes
+the step in flight, saves, and ends with status 75 (docs/training.md). On several hosts, start the
+same command on each with --distributed.
 """
 
 import pathlib
+import sys
 
 import jax
 from absl import flags, logging
@@ -17,6 +19,7 @@ import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from training.loop import train
+from training.signals import EXIT_STOPPED, Stopped, StopRequest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -36,16 +39,27 @@ def main(_) -> None:
     objective = builders.objective(config, store, mesh)
     program = builders.program(config, objective, store, mesh)
     stage.claim()  # the checkpoints depend on the settings, the last one and all before it
-    train(
-        program,
-        builders.train_settings(config),
-        folders.train,
-        builders.batches(config, store),
-        evaluators=[
-            builders.exact_masked_lm(config, objective, store, in_training=True),
-            builders.sampled_loss(config, objective, store),
-        ],
-    )
+    try:
+        with StopRequest() as should_stop:
+            train(
+                program,
+                builders.train_settings(config),
+                folders.train,
+                builders.batches(config, store),
+                evaluators=[
+                    builders.exact_masked_lm(config, objective, store, in_training=True),
+                    builders.sampled_loss(config, objective, store),
+                ],
+                should_stop=should_stop,
+                batch_contents=builders.batch_contents(config, store),
+            )
+    except Stopped as stopped:
+        logging.info("%s", stopped)
+        sys.exit(EXIT_STOPPED)
+    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite
+        if logging.level_debug():
+            raise
+        sys.exit(f"error (-v 1 for the traceback): {error}")
     stage.finish()
 
 

@@ -26,12 +26,25 @@ class DataSettings:
       loader: "tf.data", or "threads" where TensorFlow is not installed.
       prefetch: batches made ahead.
       across_documents: whether attention crosses the documents of a row.
+      pair_share: share of the steps that are taken on pairs of translations (translation language
+        modelling), from `corpus.parallel`; 0 for none.
+      pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
     """
 
     alpha: float
     loader: str
     prefetch: int
     across_documents: bool
+    pair_share: float
+    pair_buckets: tuple[int, ...]
+    pair_positions: str
+    pair_alpha: float
+
+    def __post_init__(self):
+        if not 0 <= self.pair_share < 1:
+            raise ValueError(
+                f"data.pair_share is {self.pair_share}, must be at least 0 and below 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,18 +218,39 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation, "evaluation")
 
 
+# Keys of `train` that say what is recorded and kept, not what is computed.
+_RECORDING = (
+    "log_every", "keep_checkpoints", "keep_every", "tensorboard", "peak_flops", "profile_from",
+    "profile_steps",
+)  # fmt: skip
+# These as well, unless all rows of the table are brought up to date then, which rounds them.
+_INTERVALS = ("evaluate_every", "checkpoint_every")
+
+
 def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
-    """The folder of training, which is refused under other settings (see `artifacts`)."""
+    """The folder of training, which is refused under other settings (see `artifacts`).
+
+    Keys that do not change what is computed may differ (docs/training.md has the list).
+    """
+    is_dense = config.optimizer.embedding_update == "dense"
+    free = (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING
     return artifacts.open_stage(
         folders.train,
         {
             "rows": artifacts.read_json(folders.rows / "settings.json"),
             # How batches are loaded and where arrays lie does not change the run.
-            "data": {key: config.data[key] for key in ("alpha", "across_documents")},
+            "data": {
+                key: value
+                for key, value in config.data.to_dict().items()
+                if key not in ("loader", "prefetch")
+            },
             "mesh": {"vocab_multiple": config.mesh.vocab_multiple},
             **{
                 section: config[section].to_dict()
-                for section in ("model", "mask", "output_layer", "optimizer", "train")
+                for section in ("model", "mask", "output_layer", "optimizer")
+            },
+            "train": {
+                key: value for key, value in config.train.to_dict().items() if key not in free
             },
         },
     )

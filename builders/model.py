@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from builders.data import data_settings, evaluation_settings, settings
@@ -14,15 +14,16 @@ from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
 from evaluation.sampled_loss import SampledLoss
 from input_pipeline import dataset
+from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.row_store import RowStore
-from input_pipeline.stream import TrainingStream
+from input_pipeline.stream import MixedStream, Stream, TrainingStream
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
-from training.loop import TrainSettings
 from training.optimizer import OptimizerSettings
+from training.settings import TrainSettings
 from training.sharding import MeshSettings, make_mesh, padded_vocab_size
 from training.step import Program, make_program
 from vocap.allocation import language_probabilities
@@ -32,7 +33,9 @@ def train_settings(config: ConfigDict) -> TrainSettings:
     return settings(TrainSettings, config.train, "train")
 
 
-def objective(config: ConfigDict, store: RowStore, mesh: Mesh | None = None) -> MaskedLM:
+def objective(
+    config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh | None = None
+) -> MaskedLM:
     """Masked language modelling on the rows of `store`.
 
     Args:
@@ -70,7 +73,10 @@ def objective(config: ConfigDict, store: RowStore, mesh: Mesh | None = None) -> 
 
 
 def _output_layer(
-    config: ConfigDict, store: RowStore, mesh_settings: MeshSettings, mesh: Mesh | None
+    config: ConfigDict,
+    store: RowStore,
+    mesh_settings: MeshSettings,
+    mesh: Mesh | AbstractMesh | None,
 ) -> OutputLayer:
     """The output layer, checked against the batch.
 
@@ -85,7 +91,7 @@ def _output_layer(
         mesh=mesh,
         vocab_axes=mesh_settings.axes_of("vocab") if mesh is not None else (),
     )
-    batch_size = config.train.batch_size
+    batch_size = config.train.batch_size // config.train.accumulation_steps  # prepared at once
     sequences = batch_size // layer.num_groups(batch_size)
     mask = settings(MaskSettings, config.mask, "mask")
     targets = sequences * mask.slots(store.length)
@@ -138,11 +144,13 @@ def mesh(config: ConfigDict) -> Mesh:
       ValueError: mesh, devices and batch do not fit.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"))
-    _check_batch(config.train.batch_size, mesh)
+    check_batch(config.train.batch_size, mesh, jax.process_count())
     return mesh
 
 
-def program(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh) -> Program:
+def program(
+    config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh | AbstractMesh
+) -> Program:
     """The compiled functions of the run on `mesh`."""
     return make_program(
         masked_lm,
@@ -151,11 +159,13 @@ def program(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh
         mesh,
         num_steps=config.train.num_steps,
         length=store.length,
+        accumulation=train_settings(config).accumulation,
     )
 
 
-def _check_batch(batch_size: int, mesh: Mesh) -> None:
-    shards = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], jax.process_count())
+def check_batch(batch_size: int, mesh: Mesh | AbstractMesh, num_hosts: int) -> None:
+    """Raises ValueError unless the rows of a batch divide evenly over devices and hosts."""
+    shards = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], num_hosts)
     if batch_size % shards:
         raise ValueError(
             f"train.batch_size is {batch_size}, must be a multiple of {shards}, over which the "
@@ -168,12 +178,7 @@ def batches(
 ) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
     """This host's part of the training batches of any range of steps."""
     data = data_settings(config)
-    stream = TrainingStream(
-        store,
-        _language_shares(config, store),
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-    )
+    stream = _training_stream(config, store)
     return lambda steps: dataset.batches(
         stream,
         steps,
@@ -181,6 +186,34 @@ def batches(
         part=jax.process_index(),
         num_parts=jax.process_count(),
         prefetch=data.prefetch,
+    )
+
+
+def batch_contents(config: ConfigDict, store: RowStore) -> Callable[[int], list[tuple[str, int]]]:
+    """Step -> the language and the number in it of each training row of the whole batch."""
+    return _training_stream(config, store).contents
+
+
+def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
+    """Rows of all languages and, if wanted, pairs of translations among them."""
+    data, train = data_settings(config), config.train
+    rows = TrainingStream(
+        store, _language_shares(config, store), batch_size=train.batch_size, seed=train.seed
+    )
+    if not data.pair_share:
+        return rows
+    pairs, shares = pair_streams(store, _bitext_settings(config, store), train.seed)
+    shares = np.array([1 - data.pair_share, *(data.pair_share * shares)])
+    return MixedStream([rows, *pairs], shares, train.seed)
+
+
+def _bitext_settings(config: ConfigDict, store: RowStore) -> BitextSettings:
+    data = data_settings(config)
+    return BitextSettings(
+        buckets=data.pair_buckets,
+        positions=data.pair_positions,
+        alpha=data.pair_alpha,
+        tokens=config.train.batch_size * store.length,
     )
 
 

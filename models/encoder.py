@@ -156,8 +156,10 @@ class SelfAttention(nn.Module):
         query, key, value = heads("query"), heads("key"), heads("value")
         same_segment = segments[:, None, :, None] == segments[:, None, None, :]  # [B, 1, L, L]
         if deterministic or not s.attention_dropout_rate:
+            # The shapes of parameters can be had where there is no GPU.
+            kernel: Literal["xla", "cudnn"] = "xla" if self.is_initializing() else s.attention
             mixed = jax.nn.dot_product_attention(
-                query, key, value, mask=same_segment, implementation=s.attention
+                query, key, value, mask=same_segment, implementation=kernel
             )
         else:
             weights = _attention_weights(query, key, same_segment)

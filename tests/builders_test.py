@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
+import artifacts
 from builders import data as data_builders
 from builders import model as builders
 from configs import quickstart
@@ -41,9 +42,12 @@ def write_store(vocab_size: int = 600, length: int = 128) -> RowStore:
         np.save(folder / f"{language}.heldout.npy", rows)
         counts = np.arange(vocab_size) * (1 if language == "en" else 2)
         np.save(folder / f"{language}.counts.npy", counts)
+        np.save(folder / f"set.{language}.bitext.npy", np.full(9, 7, np.uint16))
+        np.save(folder / f"set.{language}.ends.npy", np.array([2, 9]))
         one = {"tokens": num_tokens, "characters": 3 * num_tokens, "rows": 3}
         statistics[language] = {"train": one, "heldout": one}
-    return RowStore(folder, vocab_size, length, "", SPECIAL, statistics, {})
+    bitexts = {"set": tuple(statistics)}
+    return RowStore(folder, vocab_size, length, "", SPECIAL, statistics, {}, bitexts)
 
 
 def store_of(config: ConfigDict) -> RowStore:
@@ -92,7 +96,8 @@ class ConfigsTest(parameterized.TestCase):
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
         batch = next(builders.batches(config, store)(range(1)))
-        self.assertEqual(batch["tokens"].shape, (config.train.batch_size, config.store.length))
+        tokens = config.train.batch_size * config.store.length
+        self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
         for in_training in (True, False):
             builders.exact_masked_lm(config, objective, store, in_training=in_training)
         builders.sampled_loss(config, objective, store)
@@ -213,6 +218,46 @@ class VocabularyTest(parameterized.TestCase):
         self.config.vocab.tables = str(self.folder / "lost")
         with self.assertRaisesRegex(ValueError, "lost has no tables <lang>.runs.gz"):
             data_builders.count_tables(self.config)
+
+
+class TrainStageTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folders = data_builders.Folders(folder)
+        artifacts.write_json(self.folders.rows / "settings.json", {})
+
+    def resume(self, changes: dict, **optimizer) -> None:
+        """Opens the stage of a run under a config with changes."""
+        config = runlocal()
+        config.optimizer.update(optimizer)
+        data_builders.open_train_stage(config, self.folders).claim()
+        config.update_from_flattened_dict(changes)
+        data_builders.open_train_stage(config, self.folders)
+
+    @parameterized.parameters(
+        {"train.log_every": 7, "train.keep_checkpoints": 9, "train.keep_every": 5},
+        {"train.tensorboard": True, "train.peak_flops": 1e12},
+        {"train.profile_from": 5, "train.profile_steps": 5},
+        {"train.evaluate_every": 7, "train.checkpoint_every": 9},
+        {"data.loader": "tf.data", "data.prefetch": 9, "mesh.fsdp": 2, "evaluation.max_rows": 7},
+    )
+    def test_what_changes_no_step_may_change(self, **changes):
+        self.resume(changes)
+
+    @parameterized.parameters(
+        {"train.num_steps": 7}, {"train.batch_size": 8}, {"train.seed": 1}, {"data.alpha": 0.1},
+        {"optimizer.schedule": "cosine"}, {"model.num_heads": 4}, {"output_layer.k": 3},
+    )  # fmt: skip
+    def test_what_changes_them_may_not(self, **changes):
+        (key,) = changes
+        with self.assertRaisesRegex(ValueError, f"(?s)another config:\n  {key}: there .*, now "):
+            self.resume(changes)
+
+    @parameterized.parameters("evaluate_every", "checkpoint_every")
+    def test_when_rows_are_brought_up_to_date_may_not(self, key):
+        with self.assertRaisesRegex(ValueError, f"train.{key}: there 2, now 7"):
+            self.resume({f"train.{key}": 7}, embedding_update="rows")
 
 
 class FitTest(parameterized.TestCase):

@@ -11,6 +11,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from training.metrics import read_metrics
+from training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
@@ -20,8 +21,8 @@ CONFIG = (
     "--config.train.checkpoint_every=20",
     "--config.train.evaluate_every=30",
 )
-# Runs train.py and kills it where it asks for the batch of step 50.
-KILLED_TRAIN = """
+# Runs train.py and sends it a signal where it asks for the batch of step 50.
+INTERRUPTED_TRAIN = """
 import os, runpy, signal
 from input_pipeline import dataset
 
@@ -30,7 +31,7 @@ whole = dataset.batches
 def batches(stream, steps, **kwargs):
     for step, batch in zip(steps, whole(stream, steps, **kwargs)):
         if step == 50:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.NUMBER)
         yield batch
 
 dataset.batches = batches
@@ -148,16 +149,37 @@ class EndToEndTest(parameterized.TestCase):
             file.write(b"\0")
         self.assert_refused("made with tokenizer .* run prepare_data.py again", "train", workdir)
 
+    def interrupt(
+        self, number: signal.Signals, workdir: pathlib.Path
+    ) -> subprocess.CompletedProcess[str]:
+        program = INTERRUPTED_TRAIN.replace("NUMBER", number.name)
+        return self.run_python("-c", program, workdir=workdir)
+
+    def test_a_run_that_is_asked_to_stop_saves_and_goes_on(self):
+        workdir = self.new_workdir("vocab", "rows")
+        stopped = self.interrupt(signal.SIGTERM, workdir)
+        self.assertEqual(stopped.returncode, EXIT_STOPPED, stopped.stderr)
+        self.assertNotIn("Traceback", stopped.stderr)
+        # It was told between two steps, and took one more.
+        self.assertIn("stopped after step 51 and saved", stopped.stderr)
+        self.assertFalse((workdir / "train" / "DONE").exists())
+
+        resumed = self.succeed("train.py", workdir)
+        self.assertIn("resumed after step 51\n", resumed.stderr)
+        uninterrupted = self.workdir / "train" / "metrics.jsonl"
+        path = workdir / "train" / "metrics.jsonl"
+        self.assertEqual(path.read_bytes(), uninterrupted.read_bytes())
+
     def test_a_killed_run_goes_on_as_if_nothing_had_happened(self):
         workdir = self.new_workdir("vocab", "rows")
-        killed = self.run_python("-c", KILLED_TRAIN, workdir=workdir)
+        killed = self.interrupt(signal.SIGKILL, workdir)
         self.assertEqual(killed.returncode, -signal.SIGKILL, killed.stderr)
         path = workdir / "train" / "metrics.jsonl"
         self.assertBetween(read_metrics(path)[-1]["step"], 41, 50)
 
         resumed = self.succeed("train.py", workdir)
         # The checkpoint of step 40 was being written when the run was killed.
-        self.assertRegex(resumed.stderr, "resumed after step (20|40) ")
+        self.assertRegex(resumed.stderr, "resumed after step (20|40)\n")
         uninterrupted = self.workdir / "train" / "metrics.jsonl"
         self.assertEqual(path.read_bytes(), uninterrupted.read_bytes())
 

@@ -1,55 +1,21 @@
 """The training loop. It knows no objective by name and reads top to bottom in stages."""
 
-import dataclasses
 import logging
-import math
 import pathlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
-from objectives.sums import Sums, means
 from training import sharding
 from training.checkpoint import Checkpoints
-from training.metrics import MetricsWriter
+from training.parameters import parameter_table
+from training.progress import Evaluator, Progress
+from training.settings import TrainSettings
+from training.signals import Stopped
 from training.state import TrainState
 from training.step import Program
-
-# Called with the state; returns metrics to record.
-Evaluator = Callable[..., Mapping[str, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainSettings:
-    """Lengths and intervals of a run, in steps; the `train` section of a config.
-
-    Attributes:
-      num_steps: steps of the whole run.
-      batch_size: B, rows of the global batch.
-      seed: of parameters, masking, dropout and data order.
-      log_every: training metrics are recorded.
-      evaluate_every: evaluators run, as they do at the end.
-      checkpoint_every: the state is saved, as it is at the end.
-      keep_checkpoints: latest checkpoints that stay on disk.
-    """
-
-    num_steps: int
-    batch_size: int
-    seed: int
-    log_every: int
-    evaluate_every: int
-    checkpoint_every: int
-    keep_checkpoints: int
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.name != "seed" and getattr(self, field.name) < 1:
-                raise ValueError(
-                    f"train.{field.name} is {getattr(self, field.name)}, must be at least 1"
-                )
 
 
 def train(
@@ -58,6 +24,9 @@ def train(
     folder: pathlib.Path,
     batches: Callable[[range], Iterator[dict[str, np.ndarray]]],
     evaluators: Iterable[Evaluator] = (),
+    *,
+    should_stop: Callable[[int], bool] = lambda step: False,
+    batch_contents: Callable[[int], Any] | None = None,
 ) -> TrainState:
     """Trains, or goes on training, until `settings.num_steps`.
 
@@ -67,147 +36,87 @@ def train(
       folder: where checkpoints and metrics are, and are looked for.
       batches: range of steps -> this host's part of each step's batch.
       evaluators: run now and then on the state.
+      should_stop: steps taken -> whether the run is to save its state and end here.
+      batch_contents: step, counted from zero -> JSON-able, what its batch is made of; written down
+        where the loss is not finite.
 
     Returns:
       The last state.
 
     Raises:
+      Stopped: `should_stop` said so; the state is saved.
       FloatingPointError: the loss is not finite; the last good checkpoint stays.
+      SaveError: a checkpoint could not be written; those before it stay.
+      DamagedError: there are checkpoints, but none is whole.
     """
-    with Checkpoints(folder / "checkpoints", settings.keep_checkpoints) as checkpoints:
+    with Checkpoints(
+        folder / "checkpoints", settings.keep_checkpoints, settings.keep_every
+    ) as checkpoints:
         # 1. State: from the latest checkpoint if there is one, else from the seed.
-        step = checkpoints.latest_step()
-        if step is None:
-            step, state = 0, program.init(np.int32(settings.seed))
-        else:
-            state = checkpoints.restore(step, program.abstract_state)
-            logging.info("resumed after step %d from %s", step, folder)
-        run = _Run(program, settings, folder, step)
+        logging.info("parameters:\n%s", parameter_table(program.abstract_state.params))
+        step, state = _first_state(program, settings, checkpoints)
 
         # 2. Steps. Data, keys and schedule depend on the step alone, so this is all of resuming.
+        stops = False
         layout = sharding.batch_sharding(program.mesh)
-        for batch in batches(range(step, settings.num_steps)):
-            # The index is refreshed before the step that needs it: after a resume as well, since
-            # a checkpoint between the two holds the state before the refresh.
-            exact = step >= program.exact_from
-            whole = _whole_refresh(program, step)
-            if program.refresh_every and not exact and (whole or program.rolling_refresh):
-                state, sums = program.refresh(state, whole)
-                run.after_refresh(step, sums, whole)
-            placed = {
-                name: jax.make_array_from_process_local_data(layout, array)
-                for name, array in batch.items()
-            }
-            state, sums = program.train_step(state, placed, exact)
-            step += 1
-            run.after_step(step, sums)
+        with Progress(program, settings, folder, step, batch_contents) as progress:
+            for batch in batches(range(step, settings.num_steps)):
+                exact = step >= program.exact_from
+                if not exact:
+                    state = _refreshed(program, state, step, progress)
+                placed = {
+                    name: jax.make_array_from_process_local_data(layout, array)
+                    for name, array in batch.items()
+                }
+                progress.before_step(step, state, placed, exact)
+                state, sums = program.train_step(state, placed, exact)
+                step += 1
+                progress.after_step(step, sums)
 
-            is_last = step == settings.num_steps
-            evaluates = is_last or step % settings.evaluate_every == 0
-            saves = is_last or step % settings.checkpoint_every == 0
-            if evaluates or saves:
-                state = program.flush(state)
-            # Evaluate before saving: a checkpoint promises that all metrics up to it are on disk.
-            if evaluates:
-                run.evaluate(step, state, evaluators)
-            if saves:
-                run.flush()  # raises if the loss is not finite, before a bad state is saved
-                checkpoints.save(step, state)
-    run.close()
+                is_last = step == settings.num_steps
+                evaluates = is_last or step % settings.evaluate_every == 0
+                saves = is_last or step % settings.checkpoint_every == 0
+                stops = should_stop(step) and not is_last
+                # Not for a stop: the run that goes on is to be the one that was never stopped, and
+                # bringing rows up to date in one step more or less changes their last bits.
+                if evaluates or saves:
+                    state = program.flush(state)
+                # Evaluate before saving: a checkpoint promises that all metrics up to it are on
+                # disk.
+                if evaluates:
+                    progress.evaluate(step, state, evaluators)
+                if saves or stops:
+                    progress.flush()  # raises if the loss is not finite, before that is saved
+                    checkpoints.save(step, state)
+                if stops:
+                    break
+                checkpoints.check()
+    if stops:  # and the state is whole on disk, now that `checkpoints` is closed
+        raise Stopped(step)
     return state
 
 
-def _whole_refresh(program: Program, step: int) -> bool:
-    """Whether all of the index, if there is one, is made anew before step `step`."""
-    if program.rolling_refresh:
-        return step == 0
-    return bool(program.refresh_every) and step % program.refresh_every == 0
+def _first_state(
+    program: Program, settings: TrainSettings, checkpoints: Checkpoints
+) -> tuple[int, TrainState]:
+    """Steps taken, and the state after them."""
+    found = checkpoints.restore_latest(program.abstract_state)
+    if found is None:
+        return 0, program.init(np.int32(settings.seed))
+    logging.info("resumed after step %d", found[0])
+    return found
 
 
-class _Run:
-    """Metrics, progress and the clock of one call of `train`."""
+def _refreshed(program: Program, state: TrainState, step: int, progress: Progress) -> TrainState:
+    """The state with the neighbour index as step `step` wants it, made anew if it is time.
 
-    def __init__(self, program: Program, settings: TrainSettings, folder: pathlib.Path, step: int):
-        self._settings = settings
-        self._program = program
-        self._is_writer = jax.process_index() == 0
-        self._pending: tuple[int, Sums] | None = None
-        self._pending_refresh: tuple[int, Sums] | None = None
-        if self._is_writer:
-            self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
-            self._speed = MetricsWriter(folder / "speed.jsonl", step)
-        self._bar = tqdm.tqdm(
-            total=settings.num_steps,
-            initial=step,
-            desc="train",
-            unit="step",
-            disable=not self._is_writer,
-            mininterval=1.0,
-        )
-        self._clock = (step, time.monotonic())
-
-    def after_step(self, step: int, sums: Sums) -> None:
-        """Takes the metrics of a step just dispatched and reads those of the one before.
-
-        Reading waits for the device; one step late, the device has the next step to work on.
-        """
-        self.flush()
-        self._pending = (step, sums)
-        self._bar.update()
-
-    def after_refresh(self, step: int, sums: Sums, whole: bool) -> None:
-        """Takes what a refresh before step `step` found; of partial ones, now and then."""
-        if whole or step % self._settings.log_every == 0:
-            # Under the number of the step it belongs to: a resume repeats it with that step.
-            self._pending_refresh = (step + 1, sums)
-
-    def flush(self) -> None:
-        """Reads, checks and records the metrics that are still on the device."""
-        if self._pending is not None:
-            step, sums = self._pending
-            self._pending = None
-            self._record_step(step, means(jax.device_get(sums)))
-        if self._pending_refresh is not None:
-            step, sums = self._pending_refresh
-            self._pending_refresh = None
-            values = means(jax.device_get(sums))
-            self._record({f"index/{name}": value for name, value in values.items()}, step)
-
-    def _record_step(self, step: int, values: Mapping[str, float]) -> None:
-        # A finite loss can have a gradient that is not, which spoils the state just the same.
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(values[name]):
-                raise FloatingPointError(
-                    f"the {name} of step {step} is {values[name]}; the checkpoints before it are "
-                    "good. A lower optimizer.learning_rate, a longer warm-up or "
-                    "optimizer.clip_norm may help"
-                )
-        if step % self._settings.log_every == 0:
-            self._bar.set_postfix(loss=f"{values['loss']:.3f}")
-            self._record({f"train/{name}": value for name, value in values.items()}, step)
-            self._record_speed(step)
-
-    def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
-        """Runs all evaluators and records what they return."""
-        self.flush()
-        values: dict[str, float] = {}
-        for evaluator in evaluators:
-            values.update(evaluator(state))
-        if values:
-            self._record(values, step)
-        self._clock = (step, time.monotonic())  # evaluation is not training time
-
-    def close(self) -> None:
-        self._bar.close()
-
-    def _record(self, values: Mapping[str, float], step: int) -> None:
-        if self._is_writer:
-            self._metrics.write(step, values)
-
-    def _record_speed(self, step: int) -> None:
-        last_step, last_time = self._clock
-        now = time.monotonic()
-        if self._is_writer and step > last_step:
-            steps_per_second = (step - last_step) / (now - last_time)
-            self._speed.write(step, {"steps_per_second": steps_per_second})
-        self._clock = (step, now)
+    That is before the step, after a resume as well: a checkpoint between two steps holds the state
+    before the refresh.
+    """
+    if not program.refresh_every:
+        return state
+    whole = step == 0 if program.rolling_refresh else step % program.refresh_every == 0
+    if whole or program.rolling_refresh:
+        state, sums = program.refresh(state, whole)
+        progress.after_refresh(step, sums, whole)
+    return state

@@ -21,9 +21,19 @@ class MetricsWriter:
         artifacts.write_text(path, "".join(_line(record) for record in kept))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends the metrics after `step` steps."""
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(_line({"step": step, **values}))
+        """Appends the metrics after `step` steps.
+
+        Raises:
+          OSError: that is not possible; the message names the file and what to do.
+        """
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(_line({"step": step, **values}))
+        except OSError as error:
+            raise OSError(
+                f"{self._path} could not be written ({error.strerror}). If the disk is full, make "
+                "room; the same command then goes on from the last checkpoint"
+            ) from error
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW with warm-up, polynomial decay and clipping, all rows or some."""
+"""The optimizer: AdamW with a schedule and clipping, all rows of the embedding table or some."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from training.row_adamw import RowAdamW, RowAdamWState, row_adamw
+from training.schedules import SCHEDULES, learning_rate_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,11 @@ class OptimizerSettings:
     Attributes:
       learning_rate: peak of the schedule.
       warmup_steps: linear from zero to the peak.
-      decay_power: exponent of the polynomial decay from the peak to zero at the last step.
+      schedule: what follows: "polynomial" decay, "cosine" decay, or "wsd", the peak until
+        polynomial decay in the last steps (see `schedules`).
+      decay_power: exponent of a polynomial decay; 1 for a linear one.
+      decay_fraction: share of all steps in which "wsd" decays.
+      final_rate_ratio: rate at the last step, as a share of the peak.
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
       clip_norm: largest global norm of the gradient; 0 leaves it as it is.
@@ -36,37 +41,22 @@ class OptimizerSettings:
     weight_decay: float
     clip_norm: float
     embedding_update: str
+    schedule: str = "polynomial"
+    decay_fraction: float = 0.1
+    final_rate_ratio: float = 0.0
 
     def __post_init__(self):
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"optimizer.schedule is {self.schedule!r}, must be in {SCHEDULES}")
+        for name in ("decay_fraction", "final_rate_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"optimizer.{name} is {getattr(self, name)}, must be a share, 0 to 1"
+                )
         if self.embedding_update not in ("dense", "rows"):
             raise ValueError(
                 f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
             )
-
-
-def learning_rate_schedule(settings: OptimizerSettings, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then polynomial decay to zero at `num_steps`.
-
-    Raises:
-      ValueError: the warm-up takes the whole run.
-    """
-    if not 0 <= settings.warmup_steps < num_steps:
-        raise ValueError(
-            f"optimizer.warmup_steps is {settings.warmup_steps}, must be below train.num_steps "
-            f"{num_steps}"
-        )
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, settings.learning_rate, settings.warmup_steps),
-            optax.polynomial_schedule(
-                settings.learning_rate,
-                0.0,
-                settings.decay_power,
-                num_steps - settings.warmup_steps,
-            ),
-        ],
-        [settings.warmup_steps],
-    )
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
@@ -128,6 +118,16 @@ def make_optimizer(
     return _by_rows(clip, adamw, rows, table)
 
 
+def rows_of(params, path: tuple[str, ...] | None, ids: jax.Array | None):
+    """Parameters with the rows `ids` [R] in place of the table at `path`, or as they are if None.
+
+    Slots that hold the number of rows, or more, are zeros.
+    """
+    if ids is None or path is None:
+        return params
+    return _replace(params, path, _get(params, path).at[ids].get(mode="fill", fill_value=0))
+
+
 def _dense(
     clip: optax.GradientTransformation,
     adamw: optax.GradientTransformation,
@@ -137,10 +137,7 @@ def _dense(
 
     def read(params, state, ids):
         del state
-        if ids is None or path is None:
-            return params, None
-        table = _get(params, path)
-        return _replace(params, path, table.at[ids].get(mode="fill", fill_value=0)), ids
+        return rows_of(params, path, ids), None if path is None else ids
 
     def update(grads, ids, params, state):
         if ids is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp", "model")
@@ -45,19 +45,35 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
       ValueError: the axes do not multiply to the number of devices.
     """
     devices = list(devices or jax.devices())
-    shape = [settings.data, settings.fsdp, settings.model]
-    if shape.count(-1) == 1:
-        shape[shape.index(-1)] = len(devices) // max(math.prod(n for n in shape if n != -1), 1)
-    if min(shape) < 1 or math.prod(shape) != len(devices):
-        raise ValueError(
-            f"mesh of data={settings.data}, fsdp={settings.fsdp}, model={settings.model} does not "
-            f"fit {len(devices)} devices; the three must multiply to it, one of them may be -1"
-        )
+    shape = _mesh_shape(settings, len(devices))
     # Auto: the compiler propagates shardings, which is what Linen's partitioned modules expect.
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def make_abstract_mesh(settings: MeshSettings, num_devices: int) -> AbstractMesh:
+    """The mesh of `settings` over devices that need not exist, to lay arrays out by.
+
+    Raises:
+      ValueError: as `make_mesh`.
+    """
+    shape = tuple(_mesh_shape(settings, num_devices))
+    return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
+    """Devices along each axis, all given."""
+    shape = [settings.data, settings.fsdp, settings.model]
+    if shape.count(-1) == 1:
+        shape[shape.index(-1)] = num_devices // max(math.prod(n for n in shape if n != -1), 1)
+    if min(shape) < 1 or math.prod(shape) != num_devices:
+        raise ValueError(
+            f"mesh of data={settings.data}, fsdp={settings.fsdp}, model={settings.model} does not "
+            f"fit {num_devices} devices; the three must multiply to it, one of them may be -1"
+        )
+    return shape
+
+
+def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Batches are split over their first axis, by data and fsdp."""
     return NamedSharding(mesh, P(("data", "fsdp")))
 
@@ -67,7 +83,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def param_shardings(boxed_params, mesh: Mesh, settings: MeshSettings):
+def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSettings):
     """Shardings of parameters that carry logical axis names, as the rules say.
 
     Args:

@@ -7,12 +7,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from objectives.objective import Objective
 from objectives.sums import Sums
 from training import sharding
-from training.optimizer import OptimizerSettings, learning_rate_schedule, make_optimizer
+from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
+from training.optimizer import OptimizerSettings, make_optimizer
+from training.schedules import learning_rate_schedule
 from training.state import TrainState
 
 # Streams of random keys under the root key. Their numbers are part of the record of a run.
@@ -37,7 +39,7 @@ class Program:
       abstract_state: shapes, types and shardings of the state, for restoring.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     init: Any
     train_step: Any
     refresh: Any
@@ -52,10 +54,11 @@ def make_program(
     objective: Objective,
     optimizer_settings: OptimizerSettings,
     mesh_settings: sharding.MeshSettings,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     *,
     num_steps: int,
     length: int,
+    accumulation: Accumulation = WHOLE_BATCHES,
 ) -> Program:
     """Compiles (lazily) the functions of a training run.
 
@@ -63,9 +66,10 @@ def make_program(
       objective: what is learned.
       optimizer_settings: how.
       mesh_settings: rules that lay parameters on the mesh.
-      mesh: the mesh.
+      mesh: the mesh; of an abstract one the state's layout is all that can be had.
       num_steps: length of the learning rate schedule.
       length: L, tokens a row.
+      accumulation: into how many parts a batch is cut.
     """
     optimizer = make_optimizer(optimizer_settings, num_steps, objective.table)
     schedule = learning_rate_schedule(optimizer_settings, num_steps)
@@ -90,15 +94,26 @@ def make_program(
         root = jax.random.wrap_key_data(state.key_data)
         key = jax.random.fold_in(jax.random.fold_in(root, _TRAIN_STREAM), state.step)
 
-        prepared, rows = objective.prepare(state.index, batch, key, exact=exact)
-        params, held = optimizer.read(state.params, state.opt_state, rows)
+        if accumulation.steps > 1:
+            # Of all rows: parts touch different ones.
+            params, held = optimizer.read(state.params, state.opt_state, None)
+            used = accumulation.parts_at(state.step)
+            grads, sums = accumulate(
+                objective, params, state.index, batch, key,
+                exact=exact, num_parts=accumulation.steps, num_used=used,
+            )  # fmt: skip
+            rows_per_part = len(jax.tree.leaves(batch)[0]) // accumulation.steps
+            sums["batch_rows"] = (jnp.float32(used * rows_per_part), jnp.float32(1))
+        else:
+            prepared, rows = objective.prepare(state.index, batch, key, exact=exact)
+            params, held = optimizer.read(state.params, state.opt_state, rows)
 
-        def mean_loss(params):
-            sums = objective.sums(params, prepared)
-            total, weight = sums["loss"]
-            return total / jnp.maximum(weight, 1), sums
+            def mean_loss(params):
+                sums = objective.sums(params, prepared)
+                total, weight = sums["loss"]
+                return total / jnp.maximum(weight, 1), sums
 
-        grads, sums = jax.grad(mean_loss, has_aux=True)(params)
+            grads, sums = jax.grad(mean_loss, has_aux=True)(params)
         sums["grad_norm"] = (optax.tree.norm(grads), jnp.float32(1))
         sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
         params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
@@ -117,7 +132,7 @@ def make_program(
         index, sums = objective.refresh(state.params, state.index, part)
         return dataclasses.replace(state, index=index, index_step=state.step), sums
 
-    with jax.set_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
     shardings = sharding.param_shardings(boxed, mesh, mesh_settings)
     abstract_state = jax.tree.map(

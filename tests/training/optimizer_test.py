@@ -1,4 +1,4 @@
-"""The schedule at its corners, AdamW against its formula, a table by rows against all of it."""
+"""AdamW against its formula, a table by rows against all of it."""
 
 import dataclasses
 import functools
@@ -12,9 +12,9 @@ from absl.testing import absltest, parameterized
 from training.optimizer import (
     Optimizer,
     OptimizerSettings,
-    learning_rate_schedule,
     make_optimizer,
 )
+from training.schedules import learning_rate_schedule
 
 SETTINGS = OptimizerSettings(
     learning_rate=0.5,
@@ -27,7 +27,7 @@ SETTINGS = OptimizerSettings(
     clip_norm=0.0,
     embedding_update="dense",
 )
-PARAMS = {"matrix": np.full((2, 3), 2.0, np.float32), "vector": np.full(3, 2.0, np.float32)}
+PARAMS = {"matrix": np.full((2, 3), 2.0, np.float32), "bias": np.full(3, 2.0, np.float32)}
 
 
 def steps_taken(settings: OptimizerSettings, gradients: list, num_steps: int = 10):
@@ -43,27 +43,6 @@ def steps_taken(settings: OptimizerSettings, gradients: list, num_steps: int = 1
     return found
 
 
-class ScheduleTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (0, 0.0), (1, 0.125), (4, 0.5), (7, 0.5 * 0.25), (9, 0.5 / 36), (10, 0.0), (99, 0.0)
-    )
-    def test_warm_up_to_the_peak_then_decay_to_zero(self, step, expected):
-        schedule = learning_rate_schedule(SETTINGS, num_steps=10)
-        self.assertAlmostEqual(float(schedule(step)), expected, places=6)
-
-    def test_without_warm_up_it_starts_at_the_peak(self):
-        settings = dataclasses.replace(SETTINGS, warmup_steps=0)
-        self.assertEqual(learning_rate_schedule(settings, num_steps=10)(0), 0.5)
-
-    @parameterized.parameters(10, 11, -1)
-    def test_a_warm_up_that_is_no_part_of_the_run(self, warmup_steps):
-        settings = dataclasses.replace(SETTINGS, warmup_steps=warmup_steps)
-        with self.assertRaisesRegex(
-            ValueError, f"optimizer.warmup_steps is {warmup_steps}, .* below train.num_steps 10"
-        ):
-            learning_rate_schedule(settings, num_steps=10)
-
-
 class AdamWTest(parameterized.TestCase):
     def test_equals_the_formula(self):
         rng = np.random.default_rng(0)
@@ -72,7 +51,7 @@ class AdamWTest(parameterized.TestCase):
             for _ in range(6)
         ]
         schedule = learning_rate_schedule(SETTINGS, num_steps=10)
-        for name, decay in (("matrix", 0.1), ("vector", 0.0)):
+        for name, decay in (("matrix", 0.1), ("bias", 0.0)):
             mean = square = np.zeros_like(PARAMS[name], np.float64)
             for step, params in enumerate(steps_taken(SETTINGS, gradients)):
                 gradient = gradients[step][name].astype(np.float64)
@@ -98,7 +77,16 @@ class AdamWTest(parameterized.TestCase):
         expected = steps_taken(unclipped, [small, clipped if clip_norm else large])
         check = functools.partial(np.testing.assert_allclose, rtol=1e-6)
         jax.tree.map(check, found, expected)
-        self.assertGreater(jnp.abs(found[1]["vector"] - PARAMS["vector"]).min(), 0.1)
+        self.assertGreater(jnp.abs(found[1]["bias"] - PARAMS["bias"]).min(), 0.1)
+
+    def test_another_schedule(self):
+        with self.assertRaisesRegex(ValueError, "optimizer.schedule is 'linear', must be in "):
+            dataclasses.replace(SETTINGS, schedule="linear")
+
+    @parameterized.product(name=("decay_fraction", "final_rate_ratio"), share=(-0.1, 1.1))
+    def test_shares(self, name, share):
+        with self.assertRaisesRegex(ValueError, f"optimizer.{name} is {share}, must be a share"):
+            dataclasses.replace(SETTINGS, **{name: share})
 
     def test_another_update(self):
         with self.assertRaisesRegex(

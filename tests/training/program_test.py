@@ -17,10 +17,12 @@ from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
 from knn_sampling.buckets import bucket_sizes
 from models.encoder import output_table
+from training.checkpoint import restore_latest
 from training.loop import train
 from training.metrics import read_metrics
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
+from training.signals import Stopped
 from training.step import Program, make_program
 
 VOCAB, PADDED, L = 509, 512, 16
@@ -49,6 +51,8 @@ def config(variant: str):
     if variant == "rows":
         layer.update(k=9, capacity=136, capacity_buckets=2, group_size=4, refresh="rolling")
         config.optimizer.embedding_update = "rows"
+    if variant == "pairs":
+        config.data.update(pair_share=0.5, pair_buckets=(L // 2,), pair_positions="restart")
     return config
 
 
@@ -66,7 +70,11 @@ def write_store(folder: pathlib.Path) -> RowStore:
             one[split] = {"rows": len(rows), "tokens": len(tokens), "characters": 3 * len(tokens)}
             if split == "train":
                 np.save(folder / f"{language}.counts.npy", np.bincount(tokens, minlength=VOCAB))
-    return RowStore(folder, VOCAB, L, "", special, statistics, {})
+        sentences = rng.integers(5, VOCAB, (20, 6))
+        np.save(folder / f"set.{language}.bitext.npy", sentences.reshape(-1).astype(np.uint16))
+        np.save(folder / f"set.{language}.ends.npy", np.arange(6, 126, 6))
+    bitexts = {"set": tuple(statistics)}
+    return RowStore(folder, VOCAB, L, "", special, statistics, {}, bitexts)
 
 
 @functools.cache
@@ -177,6 +185,45 @@ class ResumeTest(TestCase):
         self.assertEqual(metrics.count(b"sampling/exact_loss"), 4 * (variant == "rows"))
         if variant == "rows":
             self.assert_all_is_on(expected, read_metrics(whole / "metrics.jsonl"))
+
+    @parameterized.parameters(("plain", 5), ("rows", 3), ("rows", 4))
+    def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(self, variant, stop_at):
+        whole, stopped = self.new_folder(), self.new_folder()
+        arguments = {"evaluators": evaluators(variant)}
+        expected = self.train(program(variant, SINGLE), variant, whole, **arguments)
+        with self.assertRaises(Stopped):
+            self.train(
+                program(variant, SINGLE), variant, stopped,
+                should_stop=lambda step: step == stop_at, **arguments,
+            )  # fmt: skip
+        # Checkpoints are due after even steps: only then are all rows brought up to date.
+        step, saved = restore_latest(
+            stopped / "checkpoints", program(variant, SINGLE).abstract_state
+        )
+        self.assertEqual(step, stop_at)
+        if variant == "rows":
+            behind = bool((saved.opt_state.table.last_step < step).any())
+            self.assertEqual(behind, stop_at % 2 == 1)
+
+        state = self.train(program(variant, SINGLE), variant, stopped, **arguments)
+        jax.tree.map(np.testing.assert_array_equal, state, expected)
+        metrics = (whole / "metrics.jsonl").read_bytes()
+        self.assertEqual((stopped / "metrics.jsonl").read_bytes(), metrics)
+
+    def test_a_run_of_rows_and_pairs(self):
+        whole, stopped = self.new_folder(), self.new_folder()
+        pairs = program("pairs", SINGLE)
+        expected = self.train(pairs, "pairs", whole)
+        self.train(pairs, "pairs", stopped, num_steps=4)
+        state = self.train(pairs, "pairs", stopped)
+        jax.tree.map(np.testing.assert_array_equal, state, expected)
+        records = read_metrics(whole / "metrics.jsonl")
+        self.assertEqual(read_metrics(stopped / "metrics.jsonl"), records)
+        losses = [(r["train/loss"], r.get("train/pair_loss")) for r in records if "train/loss" in r]
+        self.assertLen(losses, 8)
+        of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
+        self.assertBetween(len(of_pairs), 2, 6)
+        self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
 
     def assert_all_is_on(self, state, records: list[dict[str, float]]):
         """Or else the test could not tell whether any of it is restored."""

@@ -1,0 +1,224 @@
+"""Kills a training run again and again, and compares what it ends with to a run left alone.
+
+    python -m benchmarks.kill_and_resume --kills=20
+
+Two runs of the same config on the embedded corpus: one is never interrupted, the other is ended by
+SIGKILL at random moments, every second time while a checkpoint is being written, and a few times
+by SIGTERM, after which it has to end with the status of a run that stopped and saved. Each time it
+is started again by the same command. In the end all arrays of the two states and the bytes of
+metrics.jsonl must be equal; if they are not, the status is 1.
+
+The embedding table is updated by rows, which keeps the most state between steps. A life takes as
+long as the start of a process, some ten seconds, so twenty take minutes.
+"""
+
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "configs/quickstart.py:runlocal", "What to run."
+)
+_KILLS = flags.DEFINE_integer("kills", 20, "By SIGKILL.")
+_STOPS = flags.DEFINE_integer("stops", 2, "By SIGTERM, besides.")
+_STEPS = flags.DEFINE_integer("steps", 0, "Of the run; 0 for 50 an interruption.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_POLL = 0.001  # seconds; a save takes some tens of milliseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A training run in a folder of its own.
+
+    Attributes:
+      workdir: its working directory.
+      overrides: keys of the config that are set.
+      environment: of its processes.
+    """
+
+    workdir: pathlib.Path
+    overrides: Mapping[str, Any]
+    environment: dict[str, str]
+
+    @property
+    def _checkpoints(self) -> pathlib.Path:
+        return self.workdir / "train" / "checkpoints"
+
+    def start(self, script: str) -> subprocess.Popen:
+        """A process of `script`; what it says is appended to a log."""
+        arguments = [f"--config={_config_name()}", f"--workdir={self.workdir}"]
+        arguments += [f"--config.{key}={value}" for key, value in self.overrides.items()]
+        with open(self.workdir / "log.txt", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, script, *arguments],
+                cwd=_ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def finish(self, script: str) -> None:
+        """Runs `script` to its end."""
+        if self.start(script).wait():
+            raise RuntimeError(f"{script} failed, see {self.workdir / 'log.txt'}")
+
+    def step(self) -> int:
+        """Steps recorded so far, of which a killed run takes some again."""
+        path = self.workdir / "train" / "speed.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def is_saving(self, since: float) -> bool:
+        """Whether a checkpoint is being written by a process that was started at `since`."""
+        return any(path.stat().st_mtime > since for path in self._checkpoints.glob("*tmp*"))
+
+    def saved(self) -> int:
+        """Steps taken at the latest whole checkpoint; 0 if there is none."""
+        folder = self._checkpoints
+        names = os.listdir(folder) if folder.is_dir() else []
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def interrupt(run: Run, number: signal.Signals, when: Callable[[], bool]) -> int | None:
+    """Starts `train.py` and sends it a signal; returns its status, or None if it ended before."""
+    speed = run.workdir / "train" / "speed.jsonl"
+    before = speed.stat().st_mtime_ns if speed.exists() else 0
+    process = run.start("train.py")
+    try:
+        # Until the first step of this life is recorded there is nothing to interrupt.
+        while not speed.exists() or speed.stat().st_mtime_ns == before or not when():
+            if process.poll() is not None:
+                if process.returncode:
+                    raise RuntimeError(f"train.py failed, see {run.workdir / 'log.txt'}")
+                return None
+            time.sleep(_POLL)
+        process.send_signal(number)
+        return process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def torment(run: Run, kills: int, stops: int, rng: random.Random) -> dict[str, int]:
+    """Interrupts `run` at random moments.
+
+    Returns:
+      How often it was killed, how often while it saved, how often it stopped as asked, and the
+      steps that it had to take again.
+    """
+    from training.signals import EXIT_STOPPED
+
+    counts = {"killed": 0, "killed while saving": 0, "stopped": 0, "steps taken again": 0}
+    kinds = ["save" if kill % 2 else "step" for kill in range(kills)] + ["stop"] * stops
+    rng.shuffle(kinds)
+    for kind in kinds:
+        start, target = time.time(), run.saved() + rng.randint(1, 40)
+
+        def when(kind: str = kind, start: float = start, target: int = target) -> bool:
+            if kind != "save":
+                return run.step() >= target
+            if not run.is_saving(start):
+                return False
+            time.sleep(rng.uniform(0, 0.03))
+            return True
+
+        status = interrupt(run, signal.SIGTERM if kind == "stop" else signal.SIGKILL, when)
+        if kind == "stop":
+            if status != EXIT_STOPPED or run.saved() < run.step():
+                raise RuntimeError(f"asked to stop, it ended with {status} and {run.saved()} saved")
+            counts["stopped"] += 1
+            continue
+        if status != -signal.SIGKILL:
+            raise RuntimeError(f"it ended ({status}) before it was killed; give it more --steps")
+        counts["killed"] += 1
+        counts["killed while saving"] += run.is_saving(start)  # what it wrote is still there
+        counts["steps taken again"] += max(run.step() - run.saved(), 0)
+        print(f"{kind}: {run.step()} steps recorded, {run.saved()} saved", file=sys.stderr)
+    return counts
+
+
+def final_state(run: Run) -> list:
+    """The arrays of the last state of a run, as NumPy arrays."""
+    import jax
+
+    from builders import data, model
+    from training.checkpoint import restore_latest
+
+    config = _CONFIG.value
+    config.update_from_flattened_dict(run.overrides)
+    store = data.open_row_store(data.Folders(run.workdir))
+    mesh = model.mesh(config)
+    program = model.program(config, model.objective(config, store, mesh), store, mesh)
+    _, state = restore_latest(run.workdir / "train" / "checkpoints", program.abstract_state)
+    return jax.tree.leaves(jax.device_get(state))
+
+
+def _config_name() -> str:
+    return config_flags.get_config_filename(flags.FLAGS["config"])
+
+
+def main(_) -> None:
+    steps = _STEPS.value or 50 * (_KILLS.value + _STOPS.value)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        overrides = {
+            "train.num_steps": steps,
+            "train.checkpoint_every": 20,
+            "train.evaluate_every": 30,
+            "optimizer.embedding_update": "rows",
+        }
+        # The same program is compiled once for all processes.
+        environment = {
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        whole, tormented = (Run(folder / name, overrides, environment) for name in ("a", "b"))
+        whole.workdir.mkdir()
+        for script in ("build_vocab.py", "prepare_data.py"):
+            whole.finish(script)
+        shutil.copytree(whole.workdir, tormented.workdir)
+        whole.finish("train.py")
+        counts = torment(tormented, _KILLS.value, _STOPS.value, random.Random(_SEED.value))
+        tormented.finish("train.py")
+        sys.exit(report(whole, tormented, steps, counts))
+
+
+def report(whole: Run, tormented: Run, steps: int, counts: dict[str, int]) -> int:
+    """Prints what happened and whether the two runs are equal; returns the status."""
+    import numpy as np
+
+    from benchmarks.machine import describe_machine
+
+    expected, found = final_state(whole), final_state(tormented)
+    equal = sum(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(map(np.asarray, expected), map(np.asarray, found), strict=True)
+    )
+    metrics = [(run.workdir / "train" / "metrics.jsonl").read_bytes() for run in (whole, tormented)]
+    print(f"\n{describe_machine()}; {_config_name()}, {steps} steps\n")
+    print("| | |\n|---|---|")
+    for what, count in counts.items():
+        print(f"| {what} | {count} |")
+    print(
+        f"| arrays of the final state equal to the uninterrupted run's | {equal} of {len(found)} |"
+    )
+    print(f"| metrics.jsonl equal | {'yes' if metrics[0] == metrics[1] else 'no'} |")
+    return int(equal != len(found) or metrics[0] != metrics[1])
+
+
+if __name__ == "__main__":
+    app.run(main)

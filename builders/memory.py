@@ -1,0 +1,95 @@
+"""Estimates of memory from a config alone."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from builders import model
+from builders.data import settings
+from input_pipeline.row_store import RowStore, SpecialIds
+from knn_sampling.output_layer import OutputLayer
+from training.memory import ActivationSizes, state_bytes
+from training.parameters import parameter_table
+from training.sharding import MeshSettings, make_abstract_mesh
+
+PARTS = ("parameters", "optimizer", "neighbour index", "gradients", "activations")
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What one device holds.
+
+    Attributes:
+      mesh: devices along data, fsdp and model.
+      bytes: of each of `PARTS`.
+      layout: a table of how the parameters are split.
+    """
+
+    mesh: str
+    bytes: dict[str, int]
+    layout: str
+
+
+class _AbsentRows(RowStore):
+    """A store without rows, for what needs to know a vocabulary only."""
+
+    def token_counts(self, language: str) -> np.ndarray:
+        return np.ones(self.vocab_size, np.int64)
+
+
+def absent_rows(config: ConfigDict) -> RowStore:
+    """A store as the config would have it, without rows."""
+    return _AbsentRows(
+        folder=pathlib.Path(),
+        vocab_size=config.vocab.target_size,
+        length=config.store.length,
+        tokenizer="",
+        special=SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
+        statistics={"xx": {"train": {"tokens": 1}}},
+        parallel={},
+    )
+
+
+def estimate(config: ConfigDict, num_devices: int) -> Estimate:
+    """Memory of a device when the run of `config` has `num_devices`.
+
+    Raises:
+      ValueError: the mesh or the batch does not fit the devices.
+    """
+    mesh_settings = settings(MeshSettings, config.mesh, "mesh")
+    mesh = make_abstract_mesh(mesh_settings, num_devices)
+    model.check_batch(config.train.batch_size, mesh, num_hosts=1)
+    store = absent_rows(config)
+    objective = model.objective(config, store, mesh)
+    state = model.program(config, objective, store, mesh).abstract_state
+
+    rows = config.train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    sizes, layer = objective.encoder.settings, objective.output_layer
+    masked = rows * objective.mask.slots(store.length)
+    activations = ActivationSizes(
+        tokens=rows * store.length,
+        length=store.length,
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
+        remat=sizes.remat,
+        has_attention_weights=sizes.attention == "xla",
+        logits=masked * _words_at_once(layer) // mesh.shape["model"],
+    )
+    return Estimate(
+        mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
+        bytes={**state_bytes(state), "activations": activations.bytes()},
+        layout=parameter_table(state.params),
+    )
+
+
+def _words_at_once(layer: OutputLayer) -> int:
+    """Words whose logits are held together, of every masked position."""
+    if layer.kind in ("nce", "neg"):
+        return layer.num_negatives
+    if layer.is_sampled:
+        return layer.candidate_block or layer.capacity
+    return layer.num_valid if layer.kind == "full" else layer.vocab_block

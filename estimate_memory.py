@@ -1,0 +1,37 @@
+"""Tells what each device would hold, before any are rented: parameters, optimizer, activations.
+
+    python estimate_memory.py --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
+
+Runs on any machine in seconds: nothing of the model's size is made. Needs no data either; the
+vocabulary is taken to have `vocab.target_size` pieces. The state is exact, activations are
+estimated (`training/memory.py`), and what a compiler needs besides is not in it: leave a fifth of
+the memory free. --layout adds a table of how every array is split.
+"""
+
+from absl import flags
+from ml_collections import config_flags
+
+import entry_point
+from builders import memory
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
+_DEVICES = flags.DEFINE_list("devices", ["1", "8"], "Numbers of devices.")
+_LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
+
+
+def main(_) -> None:
+    print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
+    print("|" + "---:|" * (3 + len(memory.PARTS)))
+    layouts = []
+    for number in map(int, _DEVICES.value):
+        estimate = memory.estimate(_CONFIG.value, number)
+        cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
+        total = sum(estimate.bytes.values()) / 1e9
+        print(f"| {number} | {estimate.mesh} | {' | '.join(cells)} | {total:.2f} |")
+        layouts.append(estimate.layout)
+    if _LAYOUT.value:
+        print("\n\n".join(["", *layouts]))
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("config",))

@@ -1,0 +1,90 @@
+"""Every schedule at its corners and against its formula."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from training.schedules import SCHEDULES, learning_rate_schedule
+
+NUM_STEPS = 100
+
+
+def settings(**changes):
+    """Settings with a peak of 0.5."""
+    values = {
+        "learning_rate": 0.5, "warmup_steps": 0, "schedule": "polynomial", "decay_power": 1.0,
+        "decay_fraction": 0.2, "final_rate_ratio": 0.0, **changes,
+    }  # fmt: skip
+    return types.SimpleNamespace(**values)
+
+
+def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
+    """Relative to the peak, after 0, 1, ... `num_steps` steps and one more."""
+    schedule = learning_rate_schedule(settings(**changes), num_steps)
+    return np.array([schedule(step) for step in range(num_steps + 2)]) / 0.5
+
+
+class ScheduleTest(parameterized.TestCase):
+    @parameterized.product(schedule=SCHEDULES, warmup_steps=(0, 10), final=(0.0, 0.1))
+    def test_from_zero_over_the_peak_to_the_final_rate(self, schedule, warmup_steps, final):
+        found = rates(schedule=schedule, warmup_steps=warmup_steps, final_rate_ratio=final)
+        up, down = np.split(found, [warmup_steps])
+        np.testing.assert_allclose(up, np.arange(warmup_steps) / 10, rtol=1e-6)
+        self.assertEqual(down[0], 1)
+        self.assertTrue((np.diff(down) <= 0).all())
+        np.testing.assert_allclose(down[-2:], final, rtol=1e-6)  # and it stays there
+        self.assertGreater(down[-3], final)
+
+    @parameterized.parameters(1.0, 2.0)
+    def test_polynomial(self, power):
+        found = rates(decay_power=power, warmup_steps=20, final_rate_ratio=0.25)
+        share = np.arange(81) / 80
+        expected = 0.25 + 0.75 * (1 - share) ** power
+        np.testing.assert_allclose(found[20:-1], expected, rtol=1e-5)
+
+    def test_cosine(self):
+        found = rates(schedule="cosine", warmup_steps=20, final_rate_ratio=0.25)
+        expected = 0.25 + 0.75 * (1 + np.cos(np.pi * np.arange(81) / 80)) / 2
+        np.testing.assert_allclose(found[20:-1], expected, rtol=1e-5)
+
+    @parameterized.parameters(1.0, 2.0)
+    def test_wsd_is_stable_until_the_last_steps(self, power):
+        found = rates(schedule="wsd", warmup_steps=20, decay_power=power, final_rate_ratio=0.25)
+        np.testing.assert_array_equal(found[20:81], 1)
+        expected = 0.25 + 0.75 * (1 - np.arange(21) / 20) ** power
+        np.testing.assert_allclose(found[80:-1], expected, rtol=1e-5)
+        self.assertLess(found[81], 1)
+
+    def test_wsd_of_all_steps_is_polynomial(self):
+        found = rates(schedule="wsd", decay_fraction=1.0, decay_power=2.0)
+        np.testing.assert_array_equal(found, rates(decay_power=2.0))
+
+    @parameterized.parameters(*SCHEDULES)
+    def test_of_many_steps_at_once_as_the_table_by_rows_asks(self, schedule):
+        one = learning_rate_schedule(settings(schedule=schedule, warmup_steps=10), NUM_STEPS)
+        steps = jnp.arange(NUM_STEPS + 1)
+        found = jax.jit(jax.vmap(one))(steps)
+        expected = [one(step) for step in range(NUM_STEPS + 1)]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+    @parameterized.parameters(10, 11, -1)
+    def test_a_warm_up_that_is_no_part_of_the_run(self, warmup_steps):
+        with self.assertRaisesRegex(
+            ValueError, f"optimizer.warmup_steps is {warmup_steps}, .* below train.num_steps 10"
+        ):
+            rates(10, warmup_steps=warmup_steps)
+
+    def test_warm_up_and_decay_that_overlap(self):
+        rates(10, schedule="wsd", warmup_steps=8)
+        with self.assertRaisesRegex(
+            ValueError, "decay_fraction is 0.2: its 2 steps and the 9 of optimizer.warmup_steps"
+        ):
+            rates(10, schedule="wsd", warmup_steps=9)
+        rates(10, warmup_steps=9)  # no matter to the others
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,48 @@
+"""Counts the arithmetic of a traced function, for the share of a device's peak that is used."""
+
+import math
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+
+def matmul_flops(traced: ClosedJaxpr | Jaxpr) -> float:
+    """Floating-point operations of all matrix products, 2 M N K each, over all devices.
+
+    Those inside loops of known length are counted as often as they run, those of a branch if it is
+    the costliest, and those of a loop of unknown length once. What is computed twice to save memory
+    counts twice.
+
+    Args:
+      traced: `jax.jit(f).trace(...).jaxpr`, or what `jax.make_jaxpr` gives.
+    """
+    total = 0.0
+    for equation in getattr(traced, "jaxpr", traced).eqns:
+        name, params = equation.primitive.name, equation.params
+        inner = [matmul_flops(jaxpr) for jaxpr in _inner(params)]
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            left, out = _shape(equation.invars[0]), _shape(equation.outvars[0])
+            total += 2.0 * math.prod(out) * math.prod(left[axis] for axis in contracted)
+        elif name == "cond":
+            total += max(inner)
+        elif name == "scan":
+            total += params["length"] * sum(inner)
+        elif name == "shard_map":
+            # Each device of these axes, however a release calls them, runs it on its own arrays.
+            (axes,) = (params[name] for name in params if name.endswith("manual_axes"))
+            total += math.prod(params["mesh"].shape[axis] for axis in axes) * sum(inner)
+        else:
+            total += sum(inner)
+    return total
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
+
+
+def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
+    """The functions that an equation calls."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, (ClosedJaxpr, Jaxpr)))
+    return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]

@@ -1,0 +1,179 @@
+"""What a run tells while it runs: metrics, speed, progress, a profile, what broke it."""
+
+import logging
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+import artifacts
+from objectives.sums import Sums, means
+from training.flops import matmul_flops
+from training.metrics import MetricsWriter
+from training.settings import TrainSettings
+from training.state import TrainState
+from training.step import Program
+from training.tensorboard import EventWriter
+
+# Called with the state; returns metrics to record.
+Evaluator = Callable[..., Mapping[str, float]]
+
+
+class Progress:
+    """Metrics, progress and the clock of one call of `train`; a context manager."""
+
+    def __init__(
+        self,
+        program: Program,
+        settings: TrainSettings,
+        folder: pathlib.Path,
+        step: int,
+        batch_contents: Callable[[int], Any] | None,
+    ):
+        """Takes up the records of a run that has taken `step` steps; see `train`."""
+        self._settings = settings
+        self._program = program
+        self._folder = folder
+        self._batch_contents = batch_contents
+        self._is_writer = jax.process_index() == 0
+        self._pending: tuple[int, Sums] | None = None
+        self._pending_refresh: tuple[int, Sums] | None = None
+        if self._is_writer:
+            self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
+            self._speed = MetricsWriter(folder / "speed.jsonl", step)
+            if settings.tensorboard:
+                self._events = EventWriter(folder / "tensorboard", step)
+        self._bar = tqdm.tqdm(
+            total=settings.num_steps,
+            initial=step,
+            desc="train",
+            unit="step",
+            disable=not self._is_writer,
+            mininterval=1.0,
+        )
+        self._flops: dict[Any, float] = {}  # by what kind of step it is
+        # Tokens and operations of this process by steps taken, of the latest steps.
+        self._work = {step: np.zeros(2)}
+        self._clock = (step, time.monotonic(), np.zeros(2))
+        self._profiling = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._bar.close()
+        if self._profiling:
+            jax.profiler.stop_trace()
+
+    def before_step(
+        self, step: int, state: TrainState, batch: Mapping[str, jax.Array], exact: bool
+    ) -> None:
+        """Takes the arguments of step `step`, counted from zero, which is about to be taken."""
+        settings = self._settings
+        kind = (exact, *((name, array.shape) for name, array in batch.items()))
+        if kind not in self._flops:
+            traced = settings.peak_flops and self._program.train_step.trace(state, batch, exact)
+            self._flops[kind] = matmul_flops(traced.jaxpr) if traced else 0.0
+        # Positions of the rows; padding is worked on as well.
+        tokens = batch["tokens"].size if "tokens" in batch else 0
+        self._work[step + 1] = self._work[step] + (tokens, self._flops[kind])
+        if settings.profile_steps and step == settings.profile_from:
+            jax.profiler.start_trace(self._folder / "profile")
+            self._profiling = True
+
+    def after_step(self, step: int, sums: Sums) -> None:
+        """Takes the metrics of a step just dispatched and reads those of the one before.
+
+        Reading waits for the device; one step late, the device has the next step to work on.
+        """
+        self.flush()
+        self._pending = (step, sums)
+        self._bar.update()
+        if self._profiling and step == self._settings.profile_from + self._settings.profile_steps:
+            jax.block_until_ready(sums)
+            jax.profiler.stop_trace()
+            self._profiling = False
+            logging.info("profile of %d steps: %s", self._settings.profile_steps, self._folder)
+
+    def after_refresh(self, step: int, sums: Sums, whole: bool) -> None:
+        """Takes what a refresh before step `step` found; of partial ones, now and then."""
+        if whole or step % self._settings.log_every == 0:
+            # Under the number of the step it belongs to: a resume repeats it with that step.
+            self._pending_refresh = (step + 1, sums)
+
+    def flush(self) -> None:
+        """Reads, checks and records the metrics that are still on the device."""
+        if self._pending is not None:
+            step, sums = self._pending
+            self._pending = None
+            self._record_step(step, means(jax.device_get(sums)))
+        if self._pending_refresh is not None:
+            step, sums = self._pending_refresh
+            self._pending_refresh = None
+            values = means(jax.device_get(sums))
+            self._record({f"index/{name}": value for name, value in values.items()}, step)
+
+    def _record_step(self, step: int, values: Mapping[str, float]) -> None:
+        # A finite loss can have a gradient that is not, which spoils the state just the same.
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                raise FloatingPointError(
+                    f"the {name} of step {step} is {values[name]}; the checkpoints before it are "
+                    f"good.{self._dump(step, values)} A lower optimizer.learning_rate, a longer "
+                    "warm-up or optimizer.clip_norm may help"
+                )
+        if step % self._settings.log_every == 0:
+            self._bar.set_postfix(loss=f"{values['loss']:.3f}")
+            self._record({f"train/{name}": value for name, value in values.items()}, step)
+            self._record_speed(step)
+
+    def _dump(self, step: int, values: Mapping[str, float]) -> str:
+        """Writes down what the step that broke the run was made of; tells where."""
+        path = self._folder / f"not_finite_{step}.json"
+        if not self._is_writer:
+            return ""
+        contents: dict[str, Any] = {"step": step}
+        contents["metrics"] = {name: str(value) for name, value in values.items()}  # no NaN in JSON
+        if self._batch_contents is not None:
+            contents["batch"] = self._batch_contents(step - 1)
+        artifacts.write_json(path, contents)
+        return f" What its batch was made of is in {path}."
+
+    def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
+        """Runs all evaluators and records what they return."""
+        self.flush()
+        values: dict[str, float] = {}
+        for evaluator in evaluators:
+            values.update(evaluator(state))
+        if values:
+            self._record(values, step)
+        self._clock = (step, time.monotonic(), self._work[step])  # evaluation is not training
+
+    def _record(self, values: Mapping[str, float], step: int) -> None:
+        if self._is_writer:
+            self._metrics.write(step, values)
+            if self._settings.tensorboard:
+                self._events.write(step, values)
+
+    def _record_speed(self, step: int) -> None:
+        last_step, last_time, last_work = self._clock
+        now = time.monotonic()
+        self._clock = (step, now, self._work[step])
+        self._work = {key: value for key, value in self._work.items() if key >= step}
+        if not self._is_writer or step == last_step:
+            return
+        tokens, flops = (self._work[step] - last_work) / (now - last_time)
+        values = {"steps_per_second": (step - last_step) / (now - last_time)}
+        if tokens:
+            values["tokens_per_second"] = tokens
+        if self._settings.peak_flops:
+            peak = self._settings.peak_flops * self._program.mesh.size
+            values["flop_utilization"] = flops / peak
+        self._speed.write(step, values)
+        if self._settings.tensorboard:
+            self._events.write(step, {f"speed/{name}": value for name, value in values.items()})

@@ -1,0 +1,53 @@
+"""Learning rates by step."""
+
+from typing import Any
+
+import optax
+
+SCHEDULES = ("polynomial", "cosine", "wsd")
+
+
+def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
+    """Linear warm-up from zero to the peak p, then as `settings.schedule` says.
+
+    With f = p final_rate_ratio and x the share of the decay that is over, from 0 to 1:
+
+      polynomial   f + (p - f) (1 - x)^decay_power, from the end of the warm-up to the last step
+      cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise
+      wsd          p, and in the last decay_fraction of all steps as polynomial
+
+    Cosine decay is Loshchilov and Hutter, "SGDR", ICLR 2017, Eq. 5, without restarts; wsd (warm-up,
+    stable, decay) is Hu et al., "MiniCPM", 2024, section 4.
+
+    Args:
+      settings: `OptimizerSettings`.
+      num_steps: of the whole run.
+
+    Raises:
+      ValueError: warm-up and decay do not fit into the run.
+    """
+    warmup_steps, peak = settings.warmup_steps, settings.learning_rate
+    if not 0 <= warmup_steps < num_steps:
+        raise ValueError(
+            f"optimizer.warmup_steps is {warmup_steps}, must be below train.num_steps {num_steps}"
+        )
+    decay_steps = num_steps - warmup_steps
+    if settings.schedule == "wsd":
+        decay_steps = max(round(settings.decay_fraction * num_steps), 1)
+    if warmup_steps + decay_steps > num_steps:
+        raise ValueError(
+            f"optimizer.decay_fraction is {settings.decay_fraction}: its {decay_steps} steps and "
+            f"the {warmup_steps} of optimizer.warmup_steps are more than train.num_steps "
+            f"{num_steps}"
+        )
+    if settings.schedule == "cosine":
+        decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.final_rate_ratio)
+    else:
+        final = peak * settings.final_rate_ratio
+        decay = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
+    schedules = [optax.linear_schedule(0.0, peak, warmup_steps)]
+    boundaries = [warmup_steps]
+    if settings.schedule == "wsd":
+        schedules.append(optax.constant_schedule(peak))
+        boundaries.append(num_steps - decay_steps)
+    return optax.join_schedules([*schedules, decay], boundaries)
