@@ -63,6 +63,16 @@ class AdamWTest(parameterized.TestCase):
                 np.testing.assert_allclose(params[name], PARAMS[name] - update, rtol=1e-5)
                 self.assertEqual(np.abs(update).max() > 0.01, step > 0)
 
+    def test_biases_and_scales_of_all_layers_together_do_not_decay(self):
+        shapes = {"kernel": (2, 3, 3), "bias": (2, 3), "scale": (2, 3), "table": (5, 3)}
+        params = {"layers": {name: np.ones(shape, np.float32) for name, shape in shapes.items()}}
+        optimizer = make_optimizer(dataclasses.replace(SETTINGS, warmup_steps=0), 10, None)
+        zeros = jax.tree.map(np.zeros_like, params)
+        found, _ = optimizer.update(zeros, None, params, optimizer.init(params))
+        decayed = {name for name, x in found["layers"].items() if (x < 1).all()}
+        kept = {name for name, x in found["layers"].items() if (x == 1).all()}
+        self.assertEqual((decayed, kept), ({"kernel", "table"}, {"bias", "scale"}))
+
     @parameterized.parameters((0.0, 0.0), (1.0, 0.0), (0.0, 0.1))
     def test_only_gradients_above_the_norm_are_clipped(self, clip_norm, weight_decay):
         # Adam all but ignores the size of a gradient, so look at a large one after a small one.
