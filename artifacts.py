@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: writers such as np.save and savefig go by it.
-    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    # Hosts of one image may have the same process numbers.
+    aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
     try:
         yield aside
         os.replace(aside, path)

@@ -5,7 +5,8 @@
 Reads DIR/rows, writes checkpoints and metrics to DIR/train. Run again after a stop, it goes on
 from the latest checkpoint as if nothing had happened. Asked to stop, by SIGTERM or Ctrl-C, it takes
 the step in flight, saves, and ends with status 75 (docs/training.md). On several hosts, start the
-same command on each with --distributed.
+same command on each with --distributed; where neither Slurm nor a TPU pod nor the like tells the
+hosts about each other, with --coordinator, --num_processes and --process_id as well.
 """
 
 import pathlib
@@ -24,11 +25,14 @@ from training.signals import EXIT_STOPPED, Stopped, StopRequest
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "This is one of several hosts.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, see below.")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this one.")
 
 
 def main(_) -> None:
     if _DISTRIBUTED.value:
-        jax.distributed.initialize()
+        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
     logging.info("devices: %s", jax.devices())
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
@@ -38,18 +42,21 @@ def main(_) -> None:
     mesh = builders.mesh(config)
     objective = builders.objective(config, store, mesh)
     program = builders.program(config, objective, store, mesh)
-    stage.claim()  # the checkpoints depend on the settings, the last one and all before it
+    start = builders.initial_params(config, objective, folders)
+    if jax.process_index() == 0:
+        stage.claim()  # checkpoints depend on the settings, the last one and all before it
     try:
         with StopRequest() as should_stop:
             train(
                 program,
                 builders.train_settings(config),
                 folders.train,
-                builders.batches(config, store),
+                builders.batches(config, store, mesh),
                 evaluators=[
                     builders.exact_masked_lm(config, objective, store, in_training=True),
                     builders.sampled_loss(config, objective, store),
                 ],
+                initial_params=start,
                 should_stop=should_stop,
                 batch_contents=builders.batch_contents(config, store),
             )
@@ -60,7 +67,8 @@ def main(_) -> None:
         if logging.level_debug():
             raise
         sys.exit(f"error (-v 1 for the traceback): {error}")
-    stage.finish()
+    if jax.process_index() == 0:
+        stage.finish()
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def _turn(
     layout = sharding.batch_sharding(mesh)
     batches = [
         jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
-        for batch in model.batches(config, store)(range(step, step + _STEPS_A_TURN.value))
+        for batch in model.batches(config, store, mesh)(range(step, step + _STEPS_A_TURN.value))
     ]
     kinds = {"step": False, **({"exact": True} if program.exact_from < step else {})}
 

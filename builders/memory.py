@@ -60,7 +60,7 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     """
     mesh_settings = settings(MeshSettings, config.mesh, "mesh")
     mesh = make_abstract_mesh(mesh_settings, num_devices)
-    model.check_batch(config.train.batch_size, mesh, num_hosts=1)
+    model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
     objective = model.objective(config, store, mesh)
     state = model.program(config, objective, store, mesh).abstract_state

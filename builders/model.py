@@ -1,15 +1,16 @@
 """Builders that need jax: the objective, the program, the evaluators."""
 
-import math
+import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from builders.data import data_settings, evaluation_settings, settings
+from builders.data import Folders, data_settings, evaluation_settings, settings
 from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
 from evaluation.sampled_loss import SampledLoss
@@ -17,6 +18,7 @@ from input_pipeline import dataset
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.row_store import RowStore
 from input_pipeline.stream import MixedStream, Stream, TrainingStream
+from interop import xlm_roberta
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
@@ -24,13 +26,33 @@ from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
-from training.sharding import MeshSettings, make_mesh, padded_vocab_size
+from training.sharding import MeshSettings, host_part, make_mesh, padded_vocab_size
 from training.step import Program, make_program
 from vocap.allocation import language_probabilities
 
 
 def train_settings(config: ConfigDict) -> TrainSettings:
-    return settings(TrainSettings, config.train, "train")
+    return settings(TrainSettings, config.train, "train", read_elsewhere=("init_from",))
+
+
+def initial_params(
+    config: ConfigDict, masked_lm: MaskedLM, folders: Folders
+) -> Callable[[], Any] | None:
+    """What reads the parameters that the run starts from, `train.init_from`; None for random ones.
+
+    Raises:
+      ValueError: the run has not begun, and cannot start from that folder.
+    """
+    if not config.train.init_from:
+        return None
+    args = (
+        pathlib.Path(config.train.init_from),
+        dataclasses.asdict(masked_lm.encoder.settings),
+        folders.read_tokenizer(),
+    )
+    if not (folders.train / "checkpoints").exists():
+        xlm_roberta.check_initial(*args)  # now, before the folder of training is claimed
+    return lambda: xlm_roberta.initial_params(*args)
 
 
 def objective(
@@ -144,7 +166,7 @@ def mesh(config: ConfigDict) -> Mesh:
       ValueError: mesh, devices and batch do not fit.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"))
-    check_batch(config.train.batch_size, mesh, jax.process_count())
+    check_batch(config.train.batch_size, mesh)
     return mesh
 
 
@@ -163,28 +185,29 @@ def program(
     )
 
 
-def check_batch(batch_size: int, mesh: Mesh | AbstractMesh, num_hosts: int) -> None:
-    """Raises ValueError unless the rows of a batch divide evenly over devices and hosts."""
-    shards = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], num_hosts)
+def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
+    """Raises ValueError unless the rows of a batch divide evenly over the devices."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % shards:
         raise ValueError(
             f"train.batch_size is {batch_size}, must be a multiple of {shards}, over which the "
-            "mesh's data and fsdp axes and the hosts split a batch"
+            "mesh's data and fsdp axes split a batch"
         )
 
 
 def batches(
-    config: ConfigDict, store: RowStore
+    config: ConfigDict, store: RowStore, mesh: Mesh
 ) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
-    """This host's part of the training batches of any range of steps."""
+    """This host's part of the training batches of any range of steps, for `mesh`."""
     data = data_settings(config)
+    part, num_parts = host_part(mesh)
     stream = _training_stream(config, store)
     return lambda steps: dataset.batches(
         stream,
         steps,
         loader=data.loader,
-        part=jax.process_index(),
-        num_parts=jax.process_count(),
+        part=part,
+        num_parts=num_parts,
         prefetch=data.prefetch,
     )
 

@@ -143,6 +143,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.train.accumulation_steps = 1
     config.train.batch_warmup_steps = 0
     config.train.seed = 0
+    config.train.init_from = ""
     config.train.log_every = 10
     config.train.evaluate_every = 200
     config.train.checkpoint_every = 200

@@ -95,7 +95,7 @@ class ConfigsTest(parameterized.TestCase):
         table = program.abstract_state.params["embeddings"]["table"]
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
-        batch = next(builders.batches(config, store)(range(1)))
+        batch = next(builders.batches(config, store, mesh)(range(1)))
         tokens = config.train.batch_size * config.store.length
         self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
         for in_training in (True, False):

@@ -20,7 +20,7 @@ OURS = {
     "evaluation":     {"objectives", "models", "knn_sampling", "input_pipeline", "training",
                        "vocap", "artifacts"},
     "interop":        {"artifacts", "vocap"},
-    "builders":       {"evaluation", "training", "objectives", "models", "knn_sampling",
+    "builders":       {"evaluation", "training", "interop", "objectives", "models", "knn_sampling",
                        "input_pipeline", "vocap", "artifacts"},
     "launch":         {"entry_point"},
     "configs":        set(),

@@ -1,5 +1,6 @@
 """The training loop. It knows no objective by name and reads top to bottom in stages."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ def train(
     batches: Callable[[range], Iterator[dict[str, np.ndarray]]],
     evaluators: Iterable[Evaluator] = (),
     *,
+    initial_params: Callable[[], Any] | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
     batch_contents: Callable[[int], Any] | None = None,
 ) -> TrainState:
@@ -54,7 +56,7 @@ def train(
     ) as checkpoints:
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(program.abstract_state.params))
-        step, state = _first_state(program, settings, checkpoints)
+        step, state = _first_state(program, settings, checkpoints, initial_params)
 
         # 2. Steps. Data, keys and schedule depend on the step alone, so this is all of resuming.
         stops = False
@@ -97,12 +99,19 @@ def train(
 
 
 def _first_state(
-    program: Program, settings: TrainSettings, checkpoints: Checkpoints
+    program: Program,
+    settings: TrainSettings,
+    checkpoints: Checkpoints,
+    initial_params: Callable[[], Any] | None,
 ) -> tuple[int, TrainState]:
     """Steps taken, and the state after them."""
     found = checkpoints.restore_latest(program.abstract_state)
     if found is None:
-        return 0, program.init(np.int32(settings.seed))
+        state = program.init(np.int32(settings.seed))
+        if initial_params is not None:
+            params = sharding.placed(initial_params(), program.abstract_state.params)
+            state = dataclasses.replace(state, params=params)
+        return 0, state
     logging.info("resumed after step %d", found[0])
     return found
 

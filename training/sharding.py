@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -78,6 +79,27 @@ def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, P(("data", "fsdp")))
 
 
+def host_part(mesh: Mesh) -> tuple[int, int]:
+    """Which part of each batch this host feeds: (part, number of equal parts).
+
+    Hosts that hold the same rows, as they do where `model` goes across hosts, feed the same part.
+
+    Raises:
+      ValueError: two hosts hold some rows in common and others not.
+    """
+    held: dict[int, set[int]] = {}  # shards of a batch, by host
+    for shard, devices in enumerate(mesh.devices.reshape(-1, mesh.shape["model"])):
+        for device in devices:
+            held.setdefault(device.process_index, set()).add(shard)
+    parts = sorted({tuple(sorted(shards)) for shards in held.values()})
+    if sum(map(len, parts)) > mesh.size // mesh.shape["model"] or len(set(map(len, parts))) > 1:
+        raise ValueError(
+            f"mesh.model is {mesh.shape['model']}: hosts would share some rows of a batch and not "
+            "others; choose a divisor or a multiple of the devices of a host"
+        )
+    return parts.index(tuple(sorted(held[jax.process_index()]))), len(parts)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, P())
@@ -93,6 +115,17 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
     """
     specs = nn.get_partition_spec(boxed_params)
     return nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
+
+
+def placed(arrays, abstract):
+    """Arrays that every host holds, on the devices that `abstract` lays them on."""
+    return jax.tree.map(
+        lambda array, like: jax.make_array_from_callback(
+            like.shape, like.sharding, lambda index: np.asarray(array, like.dtype)[index]
+        ),
+        arrays,
+        abstract,
+    )
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:

@@ -183,7 +183,7 @@ class MaskedLMTest(absltest.TestCase):
         config = program_test.config("plain")
         objective = builders.objective(config, program_test.store())
         program = program_test.program("plain", program_test.SINGLE)
-        batch = next(builders.batches(config, program_test.store())(range(1)))
+        batch = next(builders.batches(config, program_test.store(), program.mesh)(range(1)))
         state, _ = program.refresh(program.init(np.int32(0)), True)
         arguments = state.params, state.index, batch, jax.random.key(1)
 

@@ -83,7 +83,8 @@ class MultihostTest(absltest.TestCase):
 
             def watched(wanted: range):
                 steps.extend(wanted)
-                return builders.batches(program_test.config(VARIANT), program_test.store())(wanted)
+                config, store = program_test.config(VARIANT), program_test.store()
+                return builders.batches(config, store, program.mesh)(wanted)
 
             train_to(WHOLE, program, half, watched)
             self.assertEqual(steps, list(range(HALF, WHOLE)))

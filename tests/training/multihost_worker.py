@@ -34,7 +34,7 @@ def train_to(num_steps: int, program: Program, folder: pathlib.Path, batches=Non
     )
     objective = builders.objective(config, store, program.mesh)
     evaluator = builders.exact_masked_lm(config, objective, store, in_training=True)
-    batches = batches or builders.batches(config, store)
+    batches = batches or builders.batches(config, store, program.mesh)
     train(program, settings, folder, batches, evaluators=[evaluator])
 
 

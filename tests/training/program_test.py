@@ -124,7 +124,7 @@ class TestCase(parameterized.TestCase):
     ):
         settings = builders.train_settings(config(variant))
         settings = dataclasses.replace(settings, num_steps=num_steps)
-        batches = builders.batches(config(variant), store())
+        batches = builders.batches(config(variant), store(), program.mesh)
         return train(program, settings, folder, **{"batches": batches, **kwargs})
 
 
@@ -141,7 +141,7 @@ class ResumeTest(TestCase):
             return program.train_step(state, batch, exact)
 
         def batches(steps):
-            every = builders.batches(config(variant), store())
+            every = builders.batches(config(variant), store(), program.mesh)
             for step, batch in zip(steps, every(steps), strict=True):
                 if step == stop_at:
                     raise Stop
@@ -224,6 +224,26 @@ class ResumeTest(TestCase):
         of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
         self.assertBetween(len(of_pairs), 2, 6)
         self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
+
+    def test_a_run_starts_from_the_parameters_it_is_given(self):
+        plain, folder = program("plain", SINGLE), self.new_folder()
+        rng = np.random.default_rng(0)
+        given = jax.tree.map(lambda x: 0.02 * rng.normal(size=x.shape), plain.abstract_state.params)
+        first: dict = {}
+
+        def train_step(state, batch, exact):
+            first.setdefault("params", jax.device_get(state.params))
+            return plain.train_step(state, batch, exact)
+
+        watched = dataclasses.replace(plain, train_step=train_step)
+        self.train(watched, "plain", folder, num_steps=2, initial_params=lambda: given)
+        expected = jax.tree.map(lambda x: x.astype(np.float32), given)
+        jax.tree.map(np.testing.assert_array_equal, first["params"], expected)
+
+        def read_again():
+            self.fail("a run that goes on has its parameters")
+
+        self.train(plain, "plain", folder, num_steps=4, initial_params=read_again)
 
     def assert_all_is_on(self, state, records: list[dict[str, float]]):
         """Or else the test could not tell whether any of it is restored."""

@@ -1,9 +1,13 @@
 """Meshes that fit and meshes that do not."""
 
+import types
+from unittest import mock
+
 import jax
+import numpy as np
 from absl.testing import absltest, parameterized
 
-from training.sharding import MeshSettings, make_mesh, padded_vocab_size
+from training.sharding import AXES, MeshSettings, host_part, make_mesh, padded_vocab_size
 
 
 def settings(data: int, fsdp: int, model: int) -> MeshSettings:
@@ -42,6 +46,28 @@ class PaddedVocabSizeTest(parameterized.TestCase):
     @parameterized.parameters((600, 128, 640), (640, 128, 640), (641, 128, 768), (5, 1, 5))
     def test_it_is_the_next_multiple(self, vocab_size, multiple, expected):
         self.assertEqual(padded_vocab_size(vocab_size, multiple), expected)
+
+
+class HostPartTest(parameterized.TestCase):
+    def part_of_host_1(self, shape: tuple[int, int, int], hosts: str) -> tuple[int, int]:
+        devices = np.array([types.SimpleNamespace(process_index=int(host)) for host in hosts])
+        axes = dict(zip(AXES, shape, strict=True))
+        mesh = types.SimpleNamespace(devices=devices.reshape(shape), shape=axes, size=len(hosts))
+        with mock.patch.object(jax, "process_index", return_value=1):
+            return host_part(mesh)
+
+    @parameterized.parameters(
+        ((4, 2, 1), "00001111", (1, 2)),  # each host its half
+        ((2, 1, 4), "00112233", (0, 2)),  # hosts 0 and 1 the same half
+        ((1, 1, 8), "00001111", (0, 1)),  # both all of it
+        ((8, 1, 1), "00110011", (1, 2)),  # halves that are not in one piece
+    )
+    def test_hosts_feed_the_rows_that_they_hold(self, shape, hosts, expected):
+        self.assertEqual(self.part_of_host_1(shape, hosts), expected)
+
+    def test_hosts_that_share_some_rows_and_not_others_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "mesh.model is 3"):
+            self.part_of_host_1((2, 1, 3), "001122")
 
 
 if __name__ == "__main__":
