@@ -129,6 +129,7 @@ _VOCAB = flags.DEFINE_list("vocab_sizes", None, "V, instead of the preset's.")
 _WIDTHS = flags.DEFINE_list("embedding_sizes", None, "E, instead of the preset's.")
 _REFRESH = flags.DEFINE_integer("refresh_every", 1000, "n, over which a refresh is shared out.")
 _MODES = flags.DEFINE_list("modes", None, "Rows of the table; all by default.")
+_ATTENTION = flags.DEFINE_enum("attention", "xla", ["xla", "cudnn"], "Attention of the encoder.")
 _OUT = flags.DEFINE_string("out", None, "A JSON file for the figures.")
 
 
@@ -158,6 +159,8 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
         dropout_rate=0.1,
         attention_dropout_rate=0.0,
         dtype=preset.dtype,
+        attention=_ATTENTION.value,
+        unroll=preset.num_layers if preset.num_layers < 6 else 1,
     )
     layer = OutputLayer(
         kind=kind,
