@@ -94,7 +94,7 @@ def study(config: ConfigDict) -> tuple[Setting, ...]:
         Setting("neg", "NEG", "method", {"kind": "neg"}),
     )
     ks = [k for k in (5, 10, 25, 50, 100) if k != layer.k]
-    ns = [n for n in (10, 100, 1000, steps) if n != layer.refresh_every and n <= steps]
+    ns = dict.fromkeys(n for n in (10, 100, 1000, steps) if n <= steps and n != layer.refresh_every)
     return (
         *methods,
         *(Setting(f"k{k}", f"k = {k}", "k", {"k": k}) for k in ks),
