@@ -9,20 +9,15 @@ probability that the model, taken with the full softmax, gives at the same posit
 of the targets in it. A model that is calibrated gives each class the share it has.
 """
 
-import functools
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
 import artifacts
 from builders import data, model
-from input_pipeline.row_store import RowStore
-from models.encoder import output_table
-from objectives.masked_lm import MaskedLM
+from evaluation.predicted_mass import classes_of, measure
 from training.checkpoint import restore_latest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
@@ -30,70 +25,6 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The study's folder.")
 _RUNS = flags.DEFINE_list("runs", ["full/seed0", "knn/seed0"], "SETTING/seedN.")
 _RANKS = flags.DEFINE_list("ranks", ["100", "1000", "5000", "15000"], "Where classes begin.")
 _ROWS = flags.DEFINE_integer("rows", 96, "Held-out rows of each language.")
-
-_BATCH = 32
-
-
-def classes_of(counts: np.ndarray, ranks: list[int], vocab_size: int) -> np.ndarray:
-    """Class [V] of each word by its rank; words from `vocab_size` on have a class of their own."""
-    rank = np.empty(len(counts), np.int64)
-    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-    classes = np.searchsorted(ranks, rank, side="right")
-    return np.where(np.arange(len(counts)) < vocab_size, classes, len(ranks) + 1)
-
-
-def shares(
-    probabilities: jax.Array,
-    targets: jax.Array,
-    weights: jax.Array,
-    classes: jax.Array,
-    number: int,
-) -> jax.Array:
-    """[3, number] sums over positions: targets of each class, probability given to it, and loss.
-
-    Args:
-      probabilities: [W, V] float32.
-      targets: [W] int32.
-      weights: [W] float32.
-      classes: [V] int32.
-      number: of classes.
-    """
-    own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)[:, 0]
-    add = functools.partial(jax.ops.segment_sum, num_segments=number)
-    of_targets = classes[targets]
-    return jnp.stack(
-        [
-            add(weights, of_targets),
-            add(weights @ probabilities, classes),
-            add(-jnp.log(own) * weights, of_targets),
-        ]
-    )
-
-
-def measure(objective: MaskedLM, params, store: RowStore, classes: np.ndarray) -> np.ndarray:
-    """The `shares` of held-out rows of all languages, [3, classes]."""
-    number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
-
-    @jax.jit
-    def of_batch(params, tokens: jax.Array, key: jax.Array) -> jax.Array:
-        batch = {"tokens": tokens}
-        prepared, _ = objective.prepare(None, batch, key, exact=True, dropout=False)
-        masked = prepared.masked
-        hidden = objective.predictions(params, masked.inputs, masked.positions)
-        table, bias = output_table(params)
-        logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]
-        is_word = jnp.arange(logits.shape[1]) < store.vocab_size
-        probabilities = jax.nn.softmax(jnp.where(is_word[None, :], logits, -jnp.inf))
-        flat = masked.targets.reshape(-1), masked.weights.reshape(-1)
-        return shares(probabilities, *flat, of_words, number)
-
-    total = np.zeros((3, number))
-    for language in store.languages:
-        rows = store.rows(language, "heldout")[: _ROWS.value]
-        for start in range(0, len(rows), _BATCH):
-            tokens = jnp.asarray(rows[start : start + _BATCH].astype(np.int32))
-            total += np.asarray(of_batch(params, tokens, jax.random.key(start)))
-    return total
 
 
 def main(_) -> None:
@@ -115,7 +46,8 @@ def main(_) -> None:
         for language in store.languages:
             counts[: store.vocab_size] += store.token_counts(language)
         counts[list(store.special.never_masked())] = 0
-        found = measure(objective, state.params, store, classes_of(counts, ranks, store.vocab_size))
+        classes = classes_of(counts, ranks, store.vocab_size)
+        found = measure(objective, state.params, store, classes, max_rows=_ROWS.value)
         targets, given, losses = found[:, : len(names)]
         for label, values, whole in (
             ("targets, %", 100 * targets / targets.sum(), ""),

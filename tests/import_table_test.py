@@ -36,7 +36,7 @@ OURS = {
     "export_model":   {"builders", "entry_point", "interop", "training"},
     "import_model":   {"entry_point", "interop"},
     "prune_model":    {"entry_point", "input_pipeline", "interop"},
-    "benchmarks":     {"artifacts", "builders", "entry_point", "input_pipeline", "interop",
+    "benchmarks":     {"artifacts", "builders", "entry_point", "evaluation", "input_pipeline", "interop",
                        "knn_sampling", "models", "objectives", "training", "vocap"},
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from benchmarks.predicted_mass import classes_of, shares
+from evaluation.predicted_mass import classes_of, shares
 
 
 class PredictedMassTest(absltest.TestCase):

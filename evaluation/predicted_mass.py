@@ -1,0 +1,77 @@
+"""The probability that a model gives to frequent and to rare words, against the truth."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from input_pipeline.row_store import RowStore
+from models.encoder import output_table
+from objectives.masked_lm import MaskedLM
+
+_BATCH = 32
+
+
+def classes_of(counts: np.ndarray, ranks: list[int], vocab_size: int) -> np.ndarray:
+    """Class [V] of each word by its rank; words from `vocab_size` on have a class of their own."""
+    rank = np.empty(len(counts), np.int64)
+    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    classes = np.searchsorted(ranks, rank, side="right")
+    return np.where(np.arange(len(counts)) < vocab_size, classes, len(ranks) + 1)
+
+
+def shares(
+    probabilities: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    classes: jax.Array,
+    number: int,
+) -> jax.Array:
+    """[3, number] sums over positions: targets of each class, probability given to it, and loss.
+
+    Args:
+      probabilities: [W, V] float32.
+      targets: [W] int32.
+      weights: [W] float32.
+      classes: [V] int32.
+      number: of classes.
+    """
+    own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)[:, 0]
+    add = functools.partial(jax.ops.segment_sum, num_segments=number)
+    of_targets = classes[targets]
+    return jnp.stack(
+        [
+            add(weights, of_targets),
+            add(weights @ probabilities, classes),
+            add(-jnp.log(own) * weights, of_targets),
+        ]
+    )
+
+
+def measure(
+    objective: MaskedLM, params, store: RowStore, classes: np.ndarray, max_rows: int
+) -> np.ndarray:
+    """The `shares` of up to `max_rows` held-out rows of each language, [3, classes]."""
+    number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
+
+    @jax.jit
+    def of_batch(params, tokens: jax.Array, key: jax.Array) -> jax.Array:
+        batch = {"tokens": tokens}
+        prepared, _ = objective.prepare(None, batch, key, exact=True, dropout=False)
+        masked = prepared.masked
+        hidden = objective.predictions(params, masked.inputs, masked.positions)
+        table, bias = output_table(params)
+        logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]
+        is_word = jnp.arange(logits.shape[1]) < store.vocab_size
+        probabilities = jax.nn.softmax(jnp.where(is_word[None, :], logits, -jnp.inf))
+        flat = masked.targets.reshape(-1), masked.weights.reshape(-1)
+        return shares(probabilities, *flat, of_words, number)
+
+    total = np.zeros((3, number))
+    for language in store.languages:
+        rows = store.rows(language, "heldout")[:max_rows]
+        for start in range(0, len(rows), _BATCH):
+            tokens = jnp.asarray(rows[start : start + _BATCH].astype(np.int32))
+            total += np.asarray(of_batch(params, tokens, jax.random.key(start)))
+    return total
