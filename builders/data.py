@@ -25,6 +25,8 @@ class DataSettings:
       alpha: exponent of the language probabilities (Eq. 3) that rows are sampled with.
       loader: "tf.data", or "threads" where TensorFlow is not installed.
       prefetch: batches made ahead.
+      alpha_phases: (step, alpha) pairs: from these steps on, of those on rows, the exponent is
+        another, and each language's rows begin anew.
       across_documents: whether attention crosses the documents of a row.
       pair_share: share of the steps that are taken on pairs of translations (translation language
         modelling), from `corpus.parallel`; 0 for none.
@@ -32,6 +34,7 @@ class DataSettings:
     """
 
     alpha: float
+    alpha_phases: tuple[tuple[int, float], ...]
     loader: str
     prefetch: int
     across_documents: bool
@@ -41,6 +44,11 @@ class DataSettings:
     pair_alpha: float
 
     def __post_init__(self):
+        if any(step < 1 for step, _ in self.alpha_phases):
+            raise ValueError(
+                f"data.alpha_phases are {self.alpha_phases}; a phase begins at step 1 or later, "
+                "data.alpha is that of the first"
+            )
         if not 0 <= self.pair_share < 1:
             raise ValueError(
                 f"data.pair_share is {self.pair_share}, must be at least 0 and below 1"

@@ -17,7 +17,13 @@ from evaluation.sampled_loss import SampledLoss
 from input_pipeline import dataset
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.row_store import RowStore
-from input_pipeline.stream import MixedStream, Stream, TrainingStream
+from input_pipeline.stream import (
+    MaskRateStream,
+    MixedStream,
+    PhasedStream,
+    Stream,
+    TrainingStream,
+)
 from interop import xlm_roberta
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
@@ -126,10 +132,12 @@ def _output_layer(
     return layer
 
 
-def _language_shares(config: ConfigDict, store: RowStore) -> dict[str, float]:
-    """Share of each language in the training stream (Eq. 3)."""
+def _language_shares(
+    config: ConfigDict, store: RowStore, alpha: float | None = None
+) -> dict[str, float]:
+    """Share of each language in the training stream (Eq. 3), by `data.alpha` or another one."""
     tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
-    return language_probabilities(tokens, data_settings(config).alpha)
+    return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
 
 
 def word_statistics(
@@ -220,14 +228,19 @@ def batch_contents(config: ConfigDict, store: RowStore) -> Callable[[int], list[
 def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
     """Rows of all languages and, if wanted, pairs of translations among them."""
     data, train = data_settings(config), config.train
-    rows = TrainingStream(
-        store, _language_shares(config, store), batch_size=train.batch_size, seed=train.seed
-    )
-    if not data.pair_share:
-        return rows
-    pairs, shares = pair_streams(store, _bitext_settings(config, store), train.seed)
-    shares = np.array([1 - data.pair_share, *(data.pair_share * shares)])
-    return MixedStream([rows, *pairs], shares, train.seed)
+    mask = settings(MaskSettings, config.mask, "mask")
+    phases: dict[int, Stream] = {
+        first: TrainingStream(store, _language_shares(config, store, alpha), train.batch_size, seed)
+        for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed)
+    }
+    stream: Stream = PhasedStream(phases) if data.alpha_phases else phases[0]
+    if data.pair_share:
+        pairs, shares = pair_streams(store, _bitext_settings(config, store), train.seed)
+        shares = np.array([1 - data.pair_share, *(data.pair_share * shares)])
+        stream = MixedStream([stream, *pairs], shares, train.seed)
+    if mask.final_rate:
+        stream = MaskRateStream(stream, mask.rate, mask.final_rate, train.num_steps)
+    return stream
 
 
 def _bitext_settings(config: ConfigDict, store: RowStore) -> BitextSettings:

@@ -66,6 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.alpha = 0.7
+    config.data.alpha_phases = ()
     config.data.loader = "tf.data"
     config.data.prefetch = 4
     config.data.across_documents = False
@@ -91,6 +92,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.mask = ConfigDict()
     config.mask.rate = 0.2
+    config.mask.final_rate = 0.0
     config.mask.mask_share = 0.8
     config.mask.random_share = 0.1
 

@@ -61,7 +61,7 @@ class _Pair:
 class PairStream:
     """Batches of pairs of one bucket, addressed by number."""
 
-    names = ("tokens", "segments", "positions")
+    types = dict.fromkeys(("tokens", "segments", "positions"), np.dtype(np.int32))
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PairStream:
         first = step * self.batch_size + part * size
         rows = [self._row(*found) for found in self._found(np.arange(first, first + size))]
         arrays = map(np.stack, zip(*rows, strict=True))
-        return dict(zip(self.names, arrays, strict=True))
+        return dict(zip(self.types, arrays, strict=True))
 
     def contents(self, step: int) -> list[tuple[str, int]]:
         """What a batch is made of: set and languages, and the number in the set, of each pair."""

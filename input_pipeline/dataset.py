@@ -10,8 +10,6 @@ from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
 LOADERS = ("tf.data", "threads")
-# tf.data wants the same arrays of every batch; this stands for one that a batch does not have.
-_ABSENT = np.zeros(0, np.int32)
 
 
 def batches(
@@ -56,13 +54,15 @@ def _tf_data_batches(
 
     def make(step: np.int64) -> list[np.ndarray]:
         batch = stream.batch(int(step), part, num_parts)
-        return [batch.get(name, _ABSENT) for name in stream.names]
+        # tf.data wants the same arrays of every batch; an empty one stands for one that is absent.
+        return [batch.get(name, np.zeros(0, kind)) for name, kind in stream.types.items()]
 
     # There is no Python control flow to convert, and converting leaves a file in the temp folder.
     @tf.autograph.experimental.do_not_convert
     def read(step):
-        arrays = tf.numpy_function(make, [step], [tf.int32] * len(stream.names))
-        return dict(zip(stream.names, arrays, strict=True))
+        kinds = [tf.as_dtype(kind) for kind in stream.types.values()]
+        arrays = tf.numpy_function(make, [step], kinds)
+        return dict(zip(stream.types, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
     dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)

@@ -156,11 +156,11 @@ class Stream(Protocol):
     """Batches addressed by step.
 
     Attributes:
-      names: of the int32 arrays that a batch may hold.
+      types: names and types of the arrays that a batch may hold.
     """
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def types(self) -> Mapping[str, np.dtype]: ...
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """The batch of `step`, or the `part`-th of `num_parts` equal parts of it."""
@@ -175,7 +175,7 @@ class MixedStream:
     def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
         """Stream of the batches of `streams`, each in order, by `shares` of the steps."""
         self._streams = list(streams)
-        self.names = tuple(dict.fromkeys(name for one in streams for name in one.names))
+        self.types = {name: kind for one in streams for name, kind in one.types.items()}
         self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
@@ -191,10 +191,49 @@ class MixedStream:
         return self._streams[which[0]], int(number[0])
 
 
+class PhasedStream:
+    """One stream after the other, each from a step on and from its own beginning."""
+
+    def __init__(self, streams: Mapping[int, Stream]):
+        """Stream of `streams` by the steps that they begin at, of which one is 0."""
+        self._streams = dict(sorted(streams.items()))
+        self.types = next(iter(streams.values())).types
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        stream, number = self._of(step)
+        return stream.batch(number, part, num_parts)
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        stream, number = self._of(step)
+        return stream.contents(number)
+
+    def _of(self, step: int) -> tuple[Stream, int]:
+        first = max(first for first in self._streams if first <= step)
+        return self._streams[first], step - first
+
+
+class MaskRateStream:
+    """A stream whose batches say how much of them is to be masked, from one rate to another."""
+
+    def __init__(self, stream: Stream, first_rate: float, last_rate: float, num_steps: int):
+        """`stream` with `mask_rate` [B] float32, linear over `num_steps`."""
+        self._stream, self._num_steps = stream, num_steps
+        self._rates = first_rate, last_rate
+        self.types = {**stream.types, "mask_rate": np.dtype(np.float32)}
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        batch = self._stream.batch(step, part, num_parts)
+        rate = np.interp(step, (0, self._num_steps - 1), self._rates)
+        return {**batch, "mask_rate": np.full(len(batch["tokens"]), rate, np.float32)}
+
+    def contents(self, step: int) -> list[tuple[str, int]]:
+        return self._stream.contents(step)
+
+
 class TrainingStream:
     """Batches of training rows, addressed by step."""
 
-    names = ("tokens", "language")
+    types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
     def __init__(
         self, store: RowStore, probabilities: Mapping[str, float], batch_size: int, seed: int

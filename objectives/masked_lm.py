@@ -23,6 +23,7 @@ class Prepared(NamedTuple):
       segments: [B, L] int32, see `models.segments`.
       token_positions: [B, L] int32, the same.
       pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
+      mask_rates: [B] float32 where the rate changes; else None.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
       sample: the words of the softmax; None for the whole vocabulary.
       places: [G, C] int32, row of each candidate in the table at hand; None if they come first.
@@ -33,6 +34,7 @@ class Prepared(NamedTuple):
     segments: jax.Array
     token_positions: jax.Array
     pairs: jax.Array | None
+    mask_rates: jax.Array | None
     tokens: jax.Array
     sample: Sample | None
     places: jax.Array | None
@@ -119,7 +121,8 @@ class MaskedLM:
 
         Args:
           index: neighbour index, if the output layer uses one.
-          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32.
+          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32;
+            `mask_rate` [B] float32 where it is not `mask.rate`.
           key: random key of masking, sampling and dropout.
           exact: take the softmax over the whole vocabulary.
           dropout: whether `sums` is to apply it.
@@ -137,6 +140,7 @@ class MaskedLM:
             vocab_size=self.output_layer.num_valid,
             mask_id=self.mask_id,
             never_masked=self.never_masked,
+            rates=batch.get("mask_rate"),
         )
         if "positions" in batch:
             segments, token_positions = batch["segments"], batch["positions"]
@@ -149,6 +153,7 @@ class MaskedLM:
             segments,
             token_positions,
             pairs,
+            batch.get("mask_rate"),
             tokens=masked.inputs,
             sample=None,
             places=None,
@@ -187,7 +192,11 @@ class MaskedLM:
             "candidates": (loss.candidates, one),
             "overflow": (loss.overflow, one),
         }
-        return sums if prepared.pairs is None else {**sums, "pair_loss": (total, weight)}
+        if prepared.pairs is not None:
+            sums["pair_loss"] = (total, weight)
+        if prepared.mask_rates is not None:
+            sums["mask_rate"] = (prepared.mask_rates.mean(), one)
+        return sums
 
     def _loss(self, params, prepared: Prepared) -> OutputLoss:
         masked, sample = prepared.masked, prepared.sample

@@ -32,15 +32,21 @@ class MaskSettings:
       rate: share of a row's text tokens that is predicted.
       mask_share: share of these that is replaced by `<mask>`.
       random_share: share of these that is replaced by a random piece; the rest is left as it is.
+      final_rate: the rate at the last step, linear from `rate` at the first; 0 for no change.
     """
 
     rate: float
     mask_share: float
     random_share: float
+    final_rate: float = 0.0
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
             raise ValueError(f"mask.rate is {self.rate}, must be between 0 and 1")
+        if not 0 <= self.final_rate < 1:
+            raise ValueError(
+                f"mask.final_rate is {self.final_rate}, must be between 0 and 1, or 0 for no change"
+            )
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
             raise ValueError(
                 f"mask.mask_share {self.mask_share} and mask.random_share {self.random_share} must "
@@ -49,7 +55,7 @@ class MaskSettings:
 
     def slots(self, length: int) -> int:
         """M, the masked positions of a row of `length` tokens, all of them text."""
-        return math.ceil(self.rate * length)
+        return math.ceil(max(self.rate, self.final_rate) * length)
 
 
 def mask_tokens(
@@ -60,6 +66,7 @@ def mask_tokens(
     vocab_size: int,
     mask_id: int,
     never_masked: tuple[int, ...],
+    rates: jax.Array | None = None,
 ) -> Masked:
     """Masks a share of every row at random (BERT's 80/10/10 with the usual settings).
 
@@ -73,6 +80,7 @@ def mask_tokens(
       vocab_size: number of pieces random ones are drawn from.
       mask_id: id of `<mask>`.
       never_masked: ids that are never chosen and never put in.
+      rates: [B] float32 rate of each row; None for `settings.rate`.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)
     eligible = ~jnp.isin(tokens, jnp.array(never_masked))  # [B, L]
@@ -82,7 +90,8 @@ def mask_tokens(
     targets = jnp.take_along_axis(tokens, positions, axis=1)
 
     num_text = eligible.sum(axis=1)
-    count = jnp.clip(jnp.round(settings.rate * num_text), 1, slots)
+    rate = settings.rate if rates is None else rates
+    count = jnp.clip(jnp.round(rate * num_text), 1, slots)
     count = jnp.where(num_text > 0, count, 0)
     weights = (jnp.arange(slots)[None, :] < count[:, None]).astype(jnp.float32)
 

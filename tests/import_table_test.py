@@ -36,8 +36,8 @@ OURS = {
     "export_model":   {"builders", "entry_point", "interop", "training"},
     "import_model":   {"entry_point", "interop"},
     "prune_model":    {"entry_point", "input_pipeline", "interop"},
-    "benchmarks":     {"artifacts", "builders", "entry_point", "evaluation", "input_pipeline", "interop",
-                       "knn_sampling", "models", "objectives", "training", "vocap"},
+    "benchmarks":     {"artifacts", "builders", "entry_point", "evaluation", "input_pipeline",
+                       "interop", "knn_sampling", "models", "objectives", "training", "vocap"},
 }  # fmt: skip
 
 # Of other people's packages that not everyone may import, a room may import these.

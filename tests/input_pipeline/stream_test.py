@@ -8,9 +8,16 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import stream
+from input_pipeline import dataset, stream
 from input_pipeline.row_store import RowStore, SpecialIds
-from input_pipeline.stream import StreamOrder, TrainingStream, largest_remainder, permute
+from input_pipeline.stream import (
+    MaskRateStream,
+    PhasedStream,
+    StreamOrder,
+    TrainingStream,
+    largest_remainder,
+    permute,
+)
 
 _CYCLE = 1 << 16
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
@@ -208,6 +215,43 @@ class TrainingStreamTest(parameterized.TestCase):
     def test_a_batch_that_does_not_divide(self):
         with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
             self.stream.batch(0, 0, 3)
+
+
+class SchedulesTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        store = _store(folder, {"aa": 200, "bb": 200})
+        self.streams = {
+            first: TrainingStream(store, {"aa": share, "bb": 1 - share}, batch_size=50, seed=first)
+            for first, share in ((0, 0.9), (20, 0.1))
+        }
+
+    def test_phases_change_the_shares(self):
+        phased = PhasedStream(self.streams)
+        for step in (0, 7, 19, 20, 21, 1000):
+            first = 20 if step >= 20 else 0
+            expected = self.streams[first].batch(step - first, 1, 2)
+            for name, array in phased.batch(step, 1, 2).items():
+                np.testing.assert_array_equal(array, expected[name])
+            self.assertEqual(phased.contents(step), self.streams[first].contents(step - first))
+        shares = [
+            np.mean([phased.batch(step)["language"] for step in steps])
+            for steps in (range(20), range(20, 40))
+        ]
+        np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
+
+    def test_mask_rates_are_linear(self):
+        stream = MaskRateStream(self.streams[0], 0.4, 0.1, num_steps=7)
+        rates = [stream.batch(step)["mask_rate"] for step in range(7)]
+        self.assertEqual({rate.dtype for rate in rates}, {stream.types["mask_rate"]})
+        expected = np.linspace(0.4, 0.1, 7)[:, None].repeat(50, axis=1)
+        np.testing.assert_allclose(rates, expected, rtol=1e-6)
+        for loader in dataset.LOADERS:
+            batches = dataset.batches(stream, range(7), loader=loader)
+            for batch, rate in zip(batches, rates, strict=True):
+                np.testing.assert_array_equal(batch["mask_rate"], rate)
+                self.assertCountEqual(batch, ["tokens", "language", "mask_rate"])
 
 
 class CycleTest(absltest.TestCase):

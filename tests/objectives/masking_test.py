@@ -29,8 +29,9 @@ def rows_with_text(counts: list[int], length: int, seed: int = 0) -> np.ndarray:
     return rows.astype(np.int32)
 
 
-def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT) -> Masked:
-    return mask_tokens(key, tokens, settings, vocab_size=VOCAB, mask_id=MASK, never_masked=SPECIAL)
+def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT, rates=None) -> Masked:
+    ids = {"vocab_size": VOCAB, "mask_id": MASK, "never_masked": SPECIAL}
+    return mask_tokens(key, tokens, settings, **ids, rates=rates)
 
 
 mask = functools.partial(jax.jit, static_argnames="settings")(mask_eagerly)
@@ -76,6 +77,15 @@ class EveryRowTest(parameterized.TestCase):
         self.assertContainsSubset(np.unique(weights).tolist(), [0.0, 1.0])
         expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
         np.testing.assert_array_equal(weights.sum(axis=1), expected)
+
+    def test_rows_may_have_rates_of_their_own(self):
+        settings = MaskSettings(0.1, 0.8, 0.1, final_rate=0.5)
+        rates = jnp.linspace(0.1, 0.5, len(self.tokens))
+        masked = mask(jax.random.key(0), self.tokens, settings, rates=rates)
+        self.assertEqual(masked.weights.shape[1], settings.slots(self.tokens.shape[1]))
+        rates = np.asarray(rates)
+        expected = [0, *(max(round(rates[i] * np.float32(i)), 1) for i in range(1, 41))]
+        np.testing.assert_array_equal(masked.weights.sum(axis=1), expected)
 
 
 class SharesTest(parameterized.TestCase):

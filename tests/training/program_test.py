@@ -53,6 +53,8 @@ def config(variant: str):
         config.optimizer.embedding_update = "rows"
     if variant == "pairs":
         config.data.update(pair_share=0.5, pair_buckets=(L // 2,), pair_positions="restart")
+        config.data.alpha_phases = ((2, 0.0),)
+        config.mask.update(rate=0.2, final_rate=0.6)
     return config
 
 
@@ -221,6 +223,8 @@ class ResumeTest(TestCase):
         self.assertEqual(read_metrics(stopped / "metrics.jsonl"), records)
         losses = [(r["train/loss"], r.get("train/pair_loss")) for r in records if "train/loss" in r]
         self.assertLen(losses, 8)
+        rates = [r["train/mask_rate"] for r in records if "train/loss" in r]
+        np.testing.assert_allclose(rates, np.linspace(0.2, 0.6, 8), rtol=1e-6)
         of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
         self.assertBetween(len(of_pairs), 2, 6)
         self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
