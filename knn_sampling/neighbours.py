@@ -235,6 +235,9 @@ class _Search:
         exact, found = _ordered(exact, found)
         if rounding is None:
             return found[:, : self.k], jnp.zeros(len(ids), bool)
+        # Without the barrier XLA's CPU compiler takes the slice for a reason to sort all scores,
+        # which doubles the time of the whole search (jax 0.10).
+        first = jax.lax.optimization_barrier(first)
         # Words that were not selected, here or on another device, score at most this in bfloat16.
         highest_left = first[:, -1] if first.shape[1] == selected else -jnp.inf
         own = self._own(queries)
