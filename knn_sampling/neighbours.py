@@ -262,14 +262,19 @@ class _Search:
         num_blocks = -(-(~is_proven).sum() // block)
         if self.all_axes:
             num_blocks = jax.lax.pmax(num_blocks, self.all_axes)  # a team works together
-        grouped = _group(words, self.k, jnp.float32)
 
-        def repair(i: jax.Array, answers: jax.Array) -> jax.Array:
-            places = unproven_first[i]
-            ids = blocks.reshape(-1)[places]
-            return answers.at[places].set(self._in_float32(words, grouped, ids))
+        def repaired() -> jax.Array:
+            grouped = _group(words, self.k, jnp.float32)
 
-        return jax.lax.fori_loop(0, num_blocks, repair, answers)
+            def repair(i: jax.Array, answers: jax.Array) -> jax.Array:
+                places = unproven_first[i]
+                ids = blocks.reshape(-1)[places]
+                return answers.at[places].set(self._in_float32(words, grouped, ids))
+
+            return jax.lax.fori_loop(0, num_blocks, repair, answers)
+
+        # Nearly always there is nothing to repair, and nothing to lay out for it.
+        return jax.lax.cond(num_blocks > 0, repaired, lambda: answers)
 
     def _queries(self, rows: jax.Array, ids: jax.Array, start: jax.Array | int) -> jax.Array:
         """Rows [shards * block, D] of the words that the team's devices ask for, in turn."""
@@ -344,7 +349,8 @@ class _Rounding(NamedTuple):
 
 
 def _lengths(rows: jax.Array) -> jax.Array:
-    return jnp.sqrt((rows * rows).sum(axis=-1))
+    # A product with ones, since a CPU is slow at sums along the last axis.
+    return jnp.sqrt(_products("nd,d->n", rows * rows, jnp.ones(rows.shape[1])))
 
 
 def _rounded(rows: jax.Array) -> jax.Array:
