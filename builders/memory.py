@@ -91,5 +91,5 @@ def _words_at_once(layer: OutputLayer) -> int:
     if layer.kind in ("nce", "neg"):
         return layer.num_negatives
     if layer.is_sampled:
-        return layer.candidate_block or layer.capacity
-    return layer.num_valid if layer.kind == "full" else layer.vocab_block
+        return layer.candidate_block if layer.takes_blocks else layer.capacity
+    return layer.num_valid if layer.kind == "full" or layer.splits_table else layer.vocab_block

@@ -169,14 +169,8 @@ class Stream(Protocol):
         """What the batch of `step` is made of, for people to read."""
 
 
-class MixedStream:
-    """Batches of several streams in one, each step's from one of them."""
-
-    def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
-        """Stream of the batches of `streams`, each in order, by `shares` of the steps."""
-        self._streams = list(streams)
-        self.types = {name: kind for one in streams for name, kind in one.types.items()}
-        self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
+class _ChosenStream:
+    """A stream whose every step is a step of another one."""
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         stream, number = self._of(step)
@@ -187,25 +181,31 @@ class MixedStream:
         return stream.contents(number)
 
     def _of(self, step: int) -> tuple[Stream, int]:
+        """The stream that a step is of, and its number there."""
+        raise NotImplementedError
+
+
+class MixedStream(_ChosenStream):
+    """Batches of several streams in one, each step's from one of them."""
+
+    def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
+        """Stream of the batches of `streams`, each in order, by `shares` of the steps."""
+        self._streams = list(streams)
+        self.types = {name: kind for one in streams for name, kind in one.types.items()}
+        self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
+
+    def _of(self, step: int) -> tuple[Stream, int]:
         which, number = self._order.draw(np.array([step]))
         return self._streams[which[0]], int(number[0])
 
 
-class PhasedStream:
+class PhasedStream(_ChosenStream):
     """One stream after the other, each from a step on and from its own beginning."""
 
     def __init__(self, streams: Mapping[int, Stream]):
         """Stream of `streams` by the steps that they begin at, of which one is 0."""
         self._streams = dict(sorted(streams.items()))
         self.types = next(iter(streams.values())).types
-
-    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        stream, number = self._of(step)
-        return stream.batch(number, part, num_parts)
-
-    def contents(self, step: int) -> list[tuple[str, int]]:
-        stream, number = self._of(step)
-        return stream.contents(number)
 
     def _of(self, step: int) -> tuple[Stream, int]:
         first = max(first for first in self._streams if first <= step)

@@ -27,7 +27,7 @@ import itertools
 import json
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 import artifacts
+from interop import vocabulary
 from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
@@ -170,7 +171,7 @@ def compare(
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
     processor = spm.SentencePieceProcessor(model_proto=model)
     differences = []
-    for batch in _batches(texts):
+    for batch in vocabulary.batches(texts, _BATCH):
         encodings = exported.encode_batch(batch)
         for text, ids, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
             if encoding.ids != [BOS_ID, *ids, EOS_ID]:
@@ -185,19 +186,9 @@ def compare(
     return differences
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(texts)
-    while batch := list(itertools.islice(remaining, _BATCH)):
-        yield batch
-
-
 def _parse(model: bytes) -> model_pb2.ModelProto:
     """The model's proto, once it is known to be of the kind that `write_model` makes."""
-    try:
-        spm.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model: {error}") from error
-    proto = model_pb2.ModelProto.FromString(model)
+    proto = vocabulary.parse(model)
     kinds = model_pb2.ModelProto.SentencePiece
     specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
     normal = all(piece.type == kinds.NORMAL for piece in proto.pieces[len(SPECIALS) :])

@@ -93,7 +93,7 @@ def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
 
 def vocabulary(model: bytes) -> Vocabulary:
     """The vocabulary of a SentencePiece model, ids as the model's."""
-    proto = _parse(model)
+    proto = parse(model)
     matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
     return _vocabulary(
         [piece.piece for piece in proto.pieces],
@@ -197,10 +197,10 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
     Raises:
       ValueError: there is no text, or the model is none.
     """
-    proto = _parse(model)
+    proto = parse(model)
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
-    for batch in _batches(texts):
+    for batch in batches(texts, _BATCH):
         for ids in processor.encode(batch):
             used[ids] = True
     if not used.any():
@@ -225,13 +225,19 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
     return pruned.SerializeToString(), kept
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yields the texts in lists of `size`, the last one of what is left."""
     remaining = iter(texts)
-    while batch := list(itertools.islice(remaining, _BATCH)):
+    while batch := list(itertools.islice(remaining, size)):
         yield batch
 
 
-def _parse(model: bytes) -> model_pb2.ModelProto:
+def parse(model: bytes) -> model_pb2.ModelProto:
+    """The proto of a serialised SentencePiece model.
+
+    Raises:
+      ValueError: it is none.
+    """
     try:
         spm.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -245,7 +251,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
     Raises:
       ValueError: it begins with others.
     """
-    proto = _parse(model)
+    proto = parse(model)
     first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
     if first != _FAIRSEQ_SKIPPED:
         raise ValueError(

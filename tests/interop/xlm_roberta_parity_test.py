@@ -6,9 +6,7 @@ import importlib.util
 import pathlib
 import tempfile
 import warnings
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,61 +16,20 @@ from absl.testing import absltest, parameterized
 import artifacts
 from interop import xlm_roberta
 from models.encoder import Encoder, EncoderSettings
+from tests.interop.xlm_roberta_test import (
+    CONFIG,
+    LAYERS,
+    LENGTH,
+    PADDED,
+    SETTINGS,
+    SIZES,
+    VOCAB,
+    params_of,
+    tokenizer,
+)
 from vocap import merge
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
-
-WIDTH, LAYERS, HEADS, MLP, LENGTH = 16, 3, 2, 24, 18
-PIECES = [*"abcdefghijklmnopqrstuvwxyz", "\u2581", "\u2581th", "ing", "\u2581a"]
-VOCAB = len(merge.SPECIALS) + len(PIECES)
-SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=WIDTH,
-    hidden_size=WIDTH,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    mlp_size=MLP,
-    max_length=LENGTH,
-    norm_position="post",
-    dropout_rate=0.1,
-    attention_dropout_rate=0.2,
-    dtype="float32",
-)
-SIZES = dataclasses.asdict(SETTINGS)
-PADDED = dataclasses.replace(SETTINGS, vocab_size=-(-VOCAB // 32) * 32)
-CONFIG = {
-    "model_type": "xlm-roberta",
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": MLP,
-    "max_position_embeddings": LENGTH + 2,
-    "pad_token_id": 1,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-}
-
-
-@functools.cache
-def tokenizer() -> bytes:
-    return merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
-
-
-@functools.cache
-def params_of(settings: EncoderSettings) -> dict[str, Any]:
-    """Parameters of ours away from zeros and ones."""
-    row = jnp.zeros((1, settings.max_length), jnp.int32)
-    shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
-    rng = np.random.default_rng(0)
-
-    def random_value(path, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        centre = float(path[-1].key == "scale")
-        return (centre + 0.3 * rng.normal(size=shape.shape)).astype(np.float32)
-
-    return jax.tree.map_with_path(random_value, nn.unbox(shapes))
 
 
 @functools.cache
