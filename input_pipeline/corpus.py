@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from input_pipeline import text_files
+from input_pipeline.aligned import read_aligned
 from input_pipeline.text_files import Document
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class CorpusSpec:
       root: folder that the other paths start from.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
       parallel: aligned text that is trained on, language by language, except for its held-out
-        blocks: TSV files or folders of line-aligned `<lang>.txt` files, as glob patterns.
+        blocks: TSV files or folders of `<lang>.txt` files that are aligned by line, or by
+        `<lang>.ids` files, as glob patterns.
       parallel_eval: the same, for evaluation only.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
@@ -259,16 +261,10 @@ def _read_tsv(path: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Ro
 
 
 def _read_aligned_folder(folder: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Rows]]:
-    """The same of a folder of files in which line i of every file says the same."""
+    """The same of a folder with a text file, and perhaps a file of ids, for each language."""
     files = list(_text_files(folder, spec, kinds=("txt",)))
-    columns = [[line.strip() for line in text_files.read_lines(path)] for _, path in files]
-    for (_, path), column in zip(files, columns, strict=True):
-        if len(column) != len(columns[0]):
-            raise ValueError(
-                f"{path}: {len(column)} lines, but {files[0][1].name} has {len(columns[0])}; "
-                "line-aligned files must be equally long"
-            )
-    return [language for language, _ in files], [list(zip(*columns, strict=True))]
+    rows = read_aligned(dict(files), dict(_text_files(folder, spec, kinds=("ids",))))
+    return [language for language, _ in files], [rows]
 
 
 def _blocks(documents: Iterable[list[T]]) -> Iterator[list[T]]:

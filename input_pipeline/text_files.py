@@ -1,8 +1,9 @@
 """Reading text files that others made: every fault named with file, line and remedy.
 
 Formats: `<lang>.txt` (one sentence a line, a blank line between documents), `<lang>.jsonl` (one
-document a line, in its `text` field) and parallel TSV, each plain, `.gz`,
-`.xz` or `.bz2`, UTF-8. docs/corpus_format.md describes them for users.
+document a line, in its `text` field), parallel TSV and `<lang>.ids` (ids of the lines of
+`<lang>.txt`), each plain, `.gz`, `.xz` or `.bz2`, UTF-8. docs/corpus_format.md describes them for
+users.
 """
 
 import bz2
@@ -25,7 +26,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {
     "bz2": bz2.open,
 }
 _DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
-_KINDS = ("txt", "jsonl", "tsv")
+_KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
@@ -64,7 +65,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
     file_type = file_format(path)
     if file_type is None:
         raise ValueError(
-            f"{path}: not a text file; expected .txt, .jsonl or .tsv, or these .gz/.xz/.bz2"
+            f"{path}: not a text file; expected .txt, .jsonl, .tsv or .ids, or these .gz/.xz/.bz2"
         )
     number = 0
     try:

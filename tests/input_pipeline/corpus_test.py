@@ -218,6 +218,20 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(folder.parallel[0].name, "aligned")
         self.assertContainsSubset(folder.parallel[0].rows, [("A", "a"), ("", "b"), ("C", "c")])
 
+    def test_a_folder_with_ids_equals_a_tsv_file_of_the_joined_lines(self):
+        self.write("text/en.txt", _txt(_documents("en", 5)))
+        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write("verses/de.txt", "A\nB\n\nunnumbered\nagain\nD\n")
+        self.write("verses/de.ids", "1\n2\n\n?3\n1\n4\n")
+        self.write("verses/en.txt", "d\nc\nown number\na\n")
+        self.write("verses/en.ids.gz", "4\n3\n?3\n1\n")
+        rows = ["A\ta", "B\t", "unnumbered\t", "again\t", "D\td", "\tc", "\town number"]
+        lines = [f"{number}\t{row}" for number, row in enumerate(rows)]
+        self.write("verses.tsv", "\n".join(["id\tde\ten", *lines, ""]))
+        options = {"text": ("text",), "languages": ("de", "en")}
+        joined = self.load(parallel_eval=("verses",), **options)
+        self.assertEqual(joined, self.load(parallel_eval=("verses.tsv",), **options))
+
     def test_parallel_eval_is_never_trained_on(self):
         self.write("text/en.txt", _txt(_documents("en", 5)))
         self.write("text/de.txt", _txt(_documents("de", 5)))
@@ -282,6 +296,15 @@ class FaultsTest(_CorpusTest):
         self.write("aligned/en.txt", "a\nb\nc\n")
         words = "en.txt: 3 lines, but de.txt has 2; .* equally long"
         self.assert_fault(words, parallel_eval=("aligned",))
+
+    def test_ids_that_do_not_fit_their_text(self):
+        self.write("verses/de.txt", "a\nb\n")
+        self.write("verses/en.txt", "a\nb\n")
+        self.write("verses/de.ids", "1\n2\n3\n")
+        self.assert_fault("en.txt has no ids, .* remove all of them", parallel_eval=("verses",))
+        self.write("verses/en.ids", "1\n2\n")
+        words = "de.ids: 3 lines, but de.txt has 2; a text and its ids must be equally long"
+        self.assert_fault(words, parallel_eval=("verses",))
 
     def test_two_columns_of_one_language(self):
         self.write("core.tsv", _tsv(["en", "de", "eng"], 5))

@@ -85,7 +85,8 @@ class FormatsTest(_FolderTest):
         ("zh_Hant.jsonl.xz", ("zh_Hant", "jsonl", "xz")),
         ("news.2014.en-de.tsv.gz", ("news.2014.en-de", "tsv", "gz")),
         ("train.docs.txt", ("train.docs", "txt", "")),
-        *((name, None) for name in ("README.md", "en", "en.csv", "ar.ids.xz", "notes.zip")),
+        ("ar.ids.xz", ("ar", "ids", "xz")),
+        *((name, None) for name in ("README.md", "en", "en.csv", "notes.zip")),
     )
     def test_file_names_are_taken_apart(self, name, expected):
         self.assertEqual(text_files.file_format(pathlib.Path(name)), expected)

@@ -1,0 +1,70 @@
+"""Folders of parallel text, a file a language: aligned line by line, or by the ids of lines."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from input_pipeline import text_files
+
+
+def read_aligned(
+    files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]
+) -> list[tuple[str, ...]]:
+    """Rows of translations, one cell per file, "" where there is none.
+
+    Args:
+      files: text by language.
+      ids: files with the id of each line of the text; none, or one of each language.
+
+    Raises:
+      ValueError: a file is not as long as the one it belongs to, or ids are missing.
+    """
+    if not files:
+        return []
+    columns = [_stripped(path) for path in files.values()]
+    if not ids:
+        first = next(iter(files.values()))
+        for path, column in zip(files.values(), columns, strict=True):
+            _check_length(path, len(column), first, len(columns[0]), "line-aligned files")
+        return list(zip(*columns, strict=True))
+    if missing := [path for language, path in files.items() if language not in ids]:
+        raise ValueError(
+            f"{missing[0]} has no ids, but {next(iter(ids.values()))} is there; add a file of ids "
+            "for each language, or remove all of them"
+        )
+    keys = []
+    for (language, path), column in zip(files.items(), columns, strict=True):
+        keys.append(_stripped(ids[language]))
+        _check_length(ids[language], len(keys[-1]), path, len(column), "a text and its ids")
+    return join_by_ids(keys, columns)
+
+
+def join_by_ids(
+    ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """Rows of lines that have the same id, in the order in which ids first occur.
+
+    A line whose id is empty, begins with "?" or occurs again in its column is aligned with nothing
+    and makes a row of its own. Empty lines make none.
+    """
+    rows: dict[object, list[str]] = {}
+    for number, (keys, lines) in enumerate(zip(ids, columns, strict=True)):
+        for place, (key, line) in enumerate(zip(keys, lines, strict=True)):
+            if not line:
+                continue
+            is_alone = not key or key.startswith("?") or rows.get(key, [""] * len(ids))[number]
+            row = rows.setdefault((number, place) if is_alone else key, [""] * len(ids))
+            row[number] = line
+    return [tuple(row) for row in rows.values()]
+
+
+def _stripped(path: pathlib.Path) -> list[str]:
+    return [line.strip() for line in text_files.read_lines(path)]
+
+
+def _check_length(
+    path: pathlib.Path, length: int, other: pathlib.Path, expected: int, what: str
+) -> None:
+    if length != expected:
+        raise ValueError(
+            f"{path}: {length} lines, but {other.name} has {expected}; {what} must be equally long"
+        )
