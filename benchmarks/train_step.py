@@ -196,15 +196,21 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
 class Case:
     """A compiled step with its state, ready to be timed."""
 
-    def __init__(self, preset: Preset, mode: str, vocab_size: int, width: int):
+    def __init__(
+        self, preset: Preset, mode: str, vocab_size: int, width: int, *, searches: bool = True
+    ):
+        """Without `searches`, a word's neighbours are taken from its cluster, not looked for."""
         kind, update = MODES[mode]
         self.objective = objective_of(preset, kind, vocab_size, width)
         self.program = _program(self.objective, update, preset.length)
         self.preset, self.vocab_size = preset, vocab_size
         self.state = self.program.init(np.int32(0))
         if self.program.refresh_every:
-            self._cluster(width)
-            self.refresh()
+            clusters = self._cluster(width)
+            if searches:
+                self.refresh()
+            else:
+                self._neighbours_of(clusters)
         self.batches = [self._batch(seed) for seed in range(4)]
         self.candidates = self.overflow = 0.0
 
@@ -224,8 +230,12 @@ class Case:
         self.candidates = float(sums["candidates"][0])
         self.overflow = float(sums["overflow"][0])
 
-    def _cluster(self, width: int) -> None:
-        """Moves each word towards the centre of its cluster, as training would."""
+    def _cluster(self, width: int) -> np.ndarray:
+        """Moves each word towards the centre of its cluster, as training would.
+
+        Returns:
+          [V] the clusters.
+        """
         rng = np.random.default_rng(1)
         clusters = rng.integers(
             0, max(self.vocab_size // self.preset.clusters_of, 1), self.vocab_size
@@ -235,6 +245,20 @@ class Case:
         table = self.state.params["embeddings"]["table"]
         values = 0.02 * (centres[clusters] + 0.5 * noise)
         self.state.params["embeddings"]["table"] = jax.device_put(values, table.sharding)
+        return clusters
+
+    def _neighbours_of(self, clusters: np.ndarray) -> None:
+        """Makes the k words from a word on, in its cluster, its neighbours."""
+        order = np.argsort(clusters, kind="stable")
+        sizes = np.bincount(clusters)
+        start = (np.cumsum(sizes) - sizes)[clusters]
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        turns = (place - start)[:, None] + np.arange(self.preset.k)
+        neighbours = order[start[:, None] + turns % sizes[clusters][:, None]].astype(np.int32)
+        index = self.state.index
+        neighbours = jax.device_put(neighbours, index.neighbours.sharding)
+        self.state = dataclasses.replace(self.state, index=index._replace(neighbours=neighbours))
 
     def _batch(self, seed: int) -> dict[str, jax.Array]:
         rng = np.random.default_rng(seed)

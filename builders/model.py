@@ -97,6 +97,7 @@ def objective(
         never_masked=store.special.never_masked(),
         across_documents=data_settings(config).across_documents,
         words=word_statistics(store, _language_shares(config, store), encoder.vocab_size),
+        languages=store.languages,
     )
 
 

@@ -24,6 +24,7 @@ class Prepared(NamedTuple):
       token_positions: [B, L] int32, the same.
       pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
       mask_rates: [B] float32 where the rate changes; else None.
+      language: [B] int32, number of each row's language; None where it is unknown.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
       sample: the words of the softmax; None for the whole vocabulary.
       places: [G, C] int32, row of each candidate in the table at hand; None if they come first.
@@ -35,6 +36,7 @@ class Prepared(NamedTuple):
     token_positions: jax.Array
     pairs: jax.Array | None
     mask_rates: jax.Array | None
+    language: jax.Array | None
     tokens: jax.Array
     sample: Sample | None
     places: jax.Array | None
@@ -56,6 +58,7 @@ class MaskedLM:
       never_masked: ids that are structure, not text.
       across_documents: whether attention crosses the documents of a row.
       words: statistics of the words, for the output layer.
+      languages: their names, for metrics of each; none of them without.
     """
 
     encoder: Encoder
@@ -67,6 +70,7 @@ class MaskedLM:
     never_masked: tuple[int, ...]
     across_documents: bool
     words: WordStatistics
+    languages: tuple[str, ...] = ()
 
     def init(self, key: jax.Array, length: int):
         """Parameters of the model, boxed with their logical axis names."""
@@ -122,7 +126,7 @@ class MaskedLM:
         Args:
           index: neighbour index, if the output layer uses one.
           batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32;
-            `mask_rate` [B] float32 where it is not `mask.rate`.
+            `mask_rate` [B] float32 where it is not `mask.rate`; `language` [B] int32 for metrics.
           key: random key of masking, sampling and dropout.
           exact: take the softmax over the whole vocabulary.
           dropout: whether `sums` is to apply it.
@@ -154,6 +158,7 @@ class MaskedLM:
             token_positions,
             pairs,
             batch.get("mask_rate"),
+            batch.get("language"),
             tokens=masked.inputs,
             sample=None,
             places=None,
@@ -196,7 +201,15 @@ class MaskedLM:
             sums["pair_loss"] = (total, weight)
         if prepared.mask_rates is not None:
             sums["mask_rate"] = (prepared.mask_rates.mean(), one)
+        if prepared.language is not None and self.languages:
+            sums |= self._by_language(loss.losses, prepared.masked.weights, prepared.language)
         return sums
+
+    def _by_language(self, losses: jax.Array, weights: jax.Array, language: jax.Array) -> Sums:
+        """Loss of each language: sums of its rows [B, M], weight zero if it has none."""
+        of_rows = jnp.stack([losses.reshape(weights.shape), weights]).sum(axis=2)  # [2, B]
+        sums = jax.ops.segment_sum(of_rows.T, language, len(self.languages))  # [N, 2]
+        return {f"loss/{name}": (sums[i, 0], sums[i, 1]) for i, name in enumerate(self.languages)}
 
     def _loss(self, params, prepared: Prepared) -> OutputLoss:
         masked, sample = prepared.masked, prepared.sample

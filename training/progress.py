@@ -129,7 +129,9 @@ class Progress:
                 )
         if step % self._settings.log_every == 0:
             self._bar.set_postfix(loss=f"{values['loss']:.3f}")
-            self._record({f"train/{name}": value for name, value in values.items()}, step)
+            # Not a number: what the step has no example of, such as the loss of a language.
+            there = {name: value for name, value in values.items() if not math.isnan(value)}
+            self._record({f"train/{name}": value for name, value in there.items()}, step)
             self._record_speed(step)
 
     def _dump(self, step: int, values: Mapping[str, float]) -> str:

@@ -228,6 +228,10 @@ class ResumeTest(TestCase):
         of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
         self.assertBetween(len(of_pairs), 2, 6)
         self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
+        # Each step's loss lies among those of the languages that it has rows of.
+        for record in (r for r in records if "train/loss" in r and "train/pair_loss" not in r):
+            of_languages = [v for name, v in record.items() if name.startswith("train/loss/")]
+            self.assertBetween(record["train/loss"], min(of_languages), max(of_languages))
 
     def test_a_run_starts_from_the_parameters_it_is_given(self):
         plain, folder = program("plain", SINGLE), self.new_folder()
