@@ -7,6 +7,7 @@ two configs never mix, and a finished stage is recognised and not run again.
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 _SETTINGS = "settings.json"
 _DONE = "DONE"
+_LOCK = "LOCK"
 
 
 @contextlib.contextmanager
@@ -84,6 +86,28 @@ class Stage:
         if not self._claimed:
             (self.folder / _DONE).unlink(missing_ok=True)
             write_json(self.folder / _SETTINGS, self.settings)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Claims the folder and keeps other processes out of it until the block ends.
+
+        The system lets go of it if the process is killed. Hosts that do not share locks of files
+        do not notice each other.
+
+        Raises:
+          ValueError: another process holds the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / _LOCK, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is at work in {self.folder}; wait for it or stop it, or "
+                    "choose another --workdir"
+                ) from None
+            self.claim()
+            yield
 
     def finish(self) -> None:
         """Marks the folder as whole; the last thing a stage does."""

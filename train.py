@@ -9,6 +9,7 @@ same command on each with --distributed; where neither Slurm nor a TPU pod nor t
 hosts about each other, with --coordinator, --num_processes and --process_id as well.
 """
 
+import contextlib
 import pathlib
 import sys
 
@@ -43,10 +44,10 @@ def main(_) -> None:
     objective = builders.objective(config, store, mesh)
     program = builders.program(config, objective, store, mesh)
     start = builders.initial_params(config, objective, folders)
-    if jax.process_index() == 0:
-        stage.claim()  # checkpoints depend on the settings, the last one and all before it
+    # Claimed: checkpoints depend on the settings, the last one and all before it.
+    held = stage.held() if jax.process_index() == 0 else contextlib.nullcontext()
     try:
-        with StopRequest() as should_stop:
+        with held, StopRequest() as should_stop:
             train(
                 program,
                 builders.train_settings(config),

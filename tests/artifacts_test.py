@@ -1,6 +1,8 @@
 """Tests of files that are whole or absent, and of folders that know their settings."""
 
 import pathlib
+import subprocess
+import sys
 import tempfile
 from unittest import mock
 
@@ -136,6 +138,22 @@ class StageTest(parameterized.TestCase):
         artifacts.open_stage(self.folder, self.settings).finish()
         artifacts.open_stage(self.folder, self.settings).claim()
         self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+
+    def test_a_folder_is_held_by_one_process(self):
+        stage = artifacts.open_stage(self.folder, self.settings)
+        code = (
+            "import artifacts, pathlib, sys\n"
+            "with artifacts.Stage(pathlib.Path(sys.argv[1]), 0).held(): pass"
+        )
+
+        def other() -> subprocess.CompletedProcess[bytes]:
+            arguments = [sys.executable, "-c", code, str(self.folder)]
+            root = pathlib.Path(artifacts.__file__).parent
+            return subprocess.run(arguments, cwd=root, capture_output=True)
+
+        with stage.held():
+            self.assertIn(b"another process is at work in", other().stderr)
+        self.assertEqual(other().returncode, 0)
 
     def test_without_its_settings_a_folder_is_not_done(self):
         artifacts.open_stage(self.folder, self.settings).finish()
