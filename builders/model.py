@@ -32,7 +32,13 @@ from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
-from training.sharding import MeshSettings, host_part, make_mesh, padded_vocab_size
+from training.sharding import (
+    MeshSettings,
+    host_part,
+    make_mesh,
+    num_batch_shards,
+    padded_vocab_size,
+)
 from training.step import Program, make_program
 from vocap.allocation import language_probabilities
 
@@ -196,7 +202,7 @@ def program(
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
     """Raises ValueError unless the rows of a batch divide evenly over the devices."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = num_batch_shards(mesh)
     if batch_size % shards:
         raise ValueError(
             f"train.batch_size is {batch_size}, must be a multiple of {shards}, over which the "
@@ -266,6 +272,7 @@ def exact_masked_lm(
         batch_size=options.batch_size,
         max_rows=options.max_rows_in_training if in_training else options.max_rows,
         seed=options.seed,
+        mesh=masked_lm.mesh,
     )
 
 
@@ -278,6 +285,7 @@ def sampled_loss(config: ConfigDict, masked_lm: MaskedLM, store: RowStore) -> Sa
         batch_size=config.train.batch_size,
         max_rows=options.max_rows_in_training,
         seed=options.seed,
+        mesh=masked_lm.mesh,
     )
 
 
@@ -291,4 +299,5 @@ def retrieval(config: ConfigDict, masked_lm: MaskedLM, store: RowStore) -> Retri
         pivot=options.retrieval_pivot,
         batch_size=options.batch_size,
         max_sentences=options.retrieval_max_sentences,
+        mesh=masked_lm.mesh,
     )

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from evaluation.batch_layout import BatchLayout
 from input_pipeline.row_store import RowStore
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
@@ -51,6 +53,7 @@ class ExactMaskedLM:
         batch_size: int,
         max_rows: int,
         seed: int,
+        mesh: Mesh | None = None,
     ):
         """Prepares the evaluation.
 
@@ -61,6 +64,7 @@ class ExactMaskedLM:
           batch_size: rows evaluated at once.
           max_rows: held-out rows used per language; 0 for all.
           seed: deals tokens to folds.
+          mesh: devices to split batches over, of all hosts; none for one device.
 
         Raises:
           ValueError: the store has no held-out rows.
@@ -68,7 +72,7 @@ class ExactMaskedLM:
         self._objective = objective
         self._store = store
         self._num_folds = num_folds
-        self._batch_size = batch_size
+        self._batches = BatchLayout(mesh, batch_size)
         held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
         self._rows = {
             lang: np.asarray(rows[: max_rows or None], np.int32)
@@ -85,7 +89,7 @@ class ExactMaskedLM:
             for i, (lang, rows) in enumerate(self._rows.items())
         }
         self._unigram: dict[str, float] = {}
-        self._batch_loss = jax.jit(self._masked_loss)
+        self._batch_loss = self._batches.jit(self._masked_loss)
 
     def __call__(self, state) -> Mapping[str, float]:
         """Mean over languages, and each language's loss, as metrics of a training run."""
@@ -140,14 +144,15 @@ class ExactMaskedLM:
         folds = np.concatenate(list(self._folds.values()))
         language = np.repeat(np.arange(len(self._rows)), [len(r) for r in self._rows.values()])
         # Rows of padding fill the last batch; their fold is -1, so they add nothing.
-        padding = -len(rows) % self._batch_size
+        batch_size = self._batches.size
+        padding = -len(rows) % batch_size
         rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
         folds = np.pad(folds, ((0, padding), (0, 0)), constant_values=-1)
         row_losses = np.zeros(len(rows))
-        for start in range(0, len(rows), self._batch_size):
-            batch = slice(start, start + self._batch_size)
+        for start in range(0, len(rows), batch_size):
+            batch = slice(start, start + batch_size)
             per_fold = [
-                self._batch_loss(params, rows[batch], folds[batch] == fold)
+                self._batch_loss(params, *self._batches.placed(rows[batch], folds[batch] == fold))
                 for fold in range(self._num_folds)
             ]
             row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)

@@ -3,9 +3,12 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from evaluation.batch_layout import BatchLayout
+from evaluation.metrics.retrieval import nearest_accuracy
+from evaluation.sentence_vectors import mean_states
 from input_pipeline.row_store import RowStore
 from models.segments import packed_segments
 from objectives.masked_lm import MaskedLM
@@ -29,22 +32,6 @@ class RetrievalResult:
     sentences: int
 
 
-def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Share of rows i of `queries` whose nearest row of `targets` by cosine is row i.
-
-    Args:
-      queries, targets: [N, D] sentence vectors. Zero vectors find nothing.
-    """
-    scores = _unit(queries) @ _unit(targets).T
-    hits = np.argmax(scores, axis=1) == np.arange(len(queries))
-    return float(np.mean(hits & (np.linalg.norm(queries, axis=1) > 0)))
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(norms, 1e-12)
-
-
 class Retrieval:
     """Evaluates retrieval on the parallel sets of a row store."""
 
@@ -57,6 +44,7 @@ class Retrieval:
         pivot: str,
         batch_size: int,
         max_sentences: int,
+        mesh: Mesh | None = None,
     ):
         """Prepares the evaluation.
 
@@ -67,14 +55,15 @@ class Retrieval:
           pivot: language to retrieve from and to; sets without it use their first language.
           batch_size: sentences encoded at once.
           max_sentences: pairs used of a set; 0 for all.
+          mesh: devices to split batches over, of all hosts; none for one device.
         """
         self._objective = objective
         self._store = store
         self._layer = layer
         self._pivot = pivot
-        self._batch_size = batch_size
+        self._batches = BatchLayout(mesh, batch_size)
         self._max_sentences = max_sentences
-        self._encode = jax.jit(self._sentence_vectors)
+        self._encode = self._batches.jit(self._sentence_vectors)
 
     def run(self, params) -> dict[str, dict[str, RetrievalResult]]:
         """Results by set and language; languages with under two pairs are left out."""
@@ -109,11 +98,12 @@ class Retrieval:
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
         """[N, D] float32 sentence vectors of [N, L] tokens."""
-        padding = -len(rows) % self._batch_size
+        size = self._batches.size
+        padding = -len(rows) % size
         padded = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
         batches = [
-            self._encode(params, padded[start : start + self._batch_size])
-            for start in range(0, len(padded), self._batch_size)
+            self._encode(params, *self._batches.placed(padded[start : start + size]))
+            for start in range(0, len(padded), size)
         ]
         return np.concatenate(jax.device_get(batches))[: len(rows)]
 
@@ -122,15 +112,12 @@ class Retrieval:
         segments, positions = packed_segments(
             tokens, bos=self._objective.bos, pad=self._objective.pad, across_documents=False
         )
-        hidden = self._objective.encoder.apply(
-            {"params": params},
+        return mean_states(
+            self._objective.encoder,
+            params,
             tokens,
             segments,
             positions,
-            deterministic=True,
             num_layers=self._layer,
-            method="encode",
+            specials=self._objective.never_masked,
         )
-        is_text = ~jnp.isin(tokens, jnp.array(self._objective.never_masked))
-        total = jnp.where(is_text[:, :, None], hidden.astype(jnp.float32), 0).sum(axis=1)
-        return total / jnp.maximum(is_text.sum(axis=1), 1)[:, None]

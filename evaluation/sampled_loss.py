@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from evaluation.batch_layout import BatchLayout
 from input_pipeline.row_store import RowStore
 from objectives.masked_lm import MaskedLM
 from objectives.sums import means
@@ -19,7 +21,14 @@ class SampledLoss:
     """
 
     def __init__(
-        self, objective: MaskedLM, store: RowStore, *, batch_size: int, max_rows: int, seed: int
+        self,
+        objective: MaskedLM,
+        store: RowStore,
+        *,
+        batch_size: int,
+        max_rows: int,
+        seed: int,
+        mesh: Mesh | None = None,
     ):
         """Draws the rows.
 
@@ -29,17 +38,19 @@ class SampledLoss:
           batch_size: B of training.
           max_rows: held-out rows used per language; 0 for all.
           seed: of the order of the rows and the masks.
+          mesh: devices to split batches over, of all hosts; none for one device.
         """
         rows = np.concatenate(
             [store.rows(lang, "heldout")[: max_rows or None] for lang in store.languages]
         ).astype(np.int32)
         rows = np.random.default_rng(seed).permutation(rows)
-        padding = -len(rows) % batch_size
+        self._layout = BatchLayout(mesh, batch_size)
+        padding = -len(rows) % self._layout.size
         rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=objective.pad)
-        self._batches = rows.reshape(-1, batch_size, rows.shape[1])
+        self._batches = rows.reshape(-1, self._layout.size, rows.shape[1])
         self._key = jax.random.key(seed)
         self._objective = objective
-        self._sums = jax.jit(self._losses)
+        self._sums = self._layout.jit(self._losses)
 
     def __call__(self, state) -> Mapping[str, float]:
         """Both losses, |V'| and overflow; nothing where the output layer does not sample."""
@@ -48,7 +59,8 @@ class SampledLoss:
         totals: dict[str, tuple[float, float]] = {}
         for number, batch in enumerate(self._batches):
             key = jax.random.fold_in(self._key, number)
-            sums = jax.device_get(self._sums(state.params, state.index, batch, key))
+            placed = self._layout.placed(batch)
+            sums = jax.device_get(self._sums(state.params, state.index, *placed, key))
             for name, (total, weight) in sums.items():
                 before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = before + float(total), weight_before + float(weight)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from knn_sampling.neighbours import NeighbourIndex
 from knn_sampling.output_layer import OutputLayer, OutputLoss, Sample, WordStatistics
@@ -86,6 +87,12 @@ class MaskedLM:
     @property
     def table(self) -> tuple[str, ...]:
         return ("embeddings", "table")
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """What it runs on, if that was said and is there."""
+        mesh = self.output_layer.mesh
+        return mesh if isinstance(mesh, Mesh) else None
 
     @property
     def refresh_every(self) -> int:

@@ -100,7 +100,18 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
     return parts.index(tuple(sorted(held[jax.process_index()]))), len(parts)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def split(batch: np.ndarray, mesh: Mesh) -> jax.Array:
+    """A batch that every host holds, split over the devices like one of training."""
+    layout = batch_sharding(mesh)
+    return jax.make_array_from_callback(batch.shape, layout, lambda index: batch[index])
+
+
+def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
+    """Into how many parts the devices split a batch."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, P())
 

@@ -140,14 +140,15 @@ def make_program(
         nn.unbox(boxed),
         shardings,
     )
+    metrics = sharding.replicated(mesh)  # every host reads them
     return Program(
         mesh=mesh,
         init=jax.jit(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
         train_step=jax.jit(
-            train_step, static_argnums=2, donate_argnums=0, out_shardings=(shardings, None)
+            train_step, static_argnums=2, donate_argnums=0, out_shardings=(shardings, metrics)
         ),
         refresh=jax.jit(
-            refresh, static_argnums=1, donate_argnums=0, out_shardings=(shardings, None)
+            refresh, static_argnums=1, donate_argnums=0, out_shardings=(shardings, metrics)
         ),
         refresh_every=objective.refresh_every,
         rolling_refresh=objective.rolling_refresh,

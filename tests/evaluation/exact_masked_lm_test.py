@@ -19,6 +19,7 @@ from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings, output_table
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
+from training.sharding import MeshSettings, make_mesh, replicated
 
 VOCAB, PADDED, L = 30, 32, 16
 FOLDS = 3
@@ -146,6 +147,14 @@ class LossTest(TestCase):
                         losses.append(-np.log(exps[row[at]] / exps.sum()))
             self.assertLen(losses, len(self.text[language]))
             self.assertAlmostEqual(self.results[language].loss, np.mean(losses), places=4)
+
+    def test_split_over_devices(self):
+        mesh = make_mesh(MeshSettings(3, 2, 1, vocab_multiple=8, rules=()), jax.devices()[:6])
+        split = self.evaluator(mesh=mesh)  # batches of 6 in place of 4
+        self.assert_close(split.run(jax.device_put(params(), replicated(mesh))), self.results)
+        rows = np.zeros((6, L), np.int32)
+        (placed,) = split._batches.placed(rows)
+        self.assertEqual({s.data.shape for s in placed.addressable_shards}, {(1, L)})
 
     def test_every_text_token_is_predicted_exactly_once(self):
         # A model that sees nothing pays for each token the same wherever it stands.

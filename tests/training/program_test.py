@@ -10,6 +10,7 @@ import tempfile
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
+from jax.sharding import Mesh
 
 from builders import data as data_builders
 from builders import model as builders
@@ -107,8 +108,8 @@ def make_fresh_program(variant: str, axes: tuple[int, int, int]) -> Program:
 
 
 @functools.cache
-def evaluators(variant: str) -> list:
-    args = config(variant), builders.objective(config(variant), store()), store()
+def evaluators(variant: str, mesh: Mesh) -> list:
+    args = config(variant), builders.objective(config(variant), store(), mesh), store()
     found = [builders.exact_masked_lm(*args, in_training=True)]
     return found + [builders.sampled_loss(*args)] * (variant == "rows")
 
@@ -156,7 +157,7 @@ class ResumeTest(TestCase):
                 variant,
                 folder,
                 batches=batches,
-                evaluators=evaluators(variant),
+                evaluators=evaluators(variant, program.mesh),
             )
         return state, seen
 
@@ -191,7 +192,7 @@ class ResumeTest(TestCase):
     @parameterized.parameters(("plain", 5), ("rows", 3), ("rows", 4))
     def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(self, variant, stop_at):
         whole, stopped = self.new_folder(), self.new_folder()
-        arguments = {"evaluators": evaluators(variant)}
+        arguments = {"evaluators": evaluators(variant, program(variant, SINGLE).mesh)}
         expected = self.train(program(variant, SINGLE), variant, whole, **arguments)
         with self.assertRaises(Stopped):
             self.train(

@@ -1,0 +1,31 @@
+"""How evaluations use several devices: batches split like those of training, results whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from training import sharding
+
+
+class BatchLayout:
+    """Where the batches of an evaluation lie."""
+
+    def __init__(self, mesh: Mesh | None, size: int):
+        """Batches of `size` rows or a few more, so that they split over the devices of `mesh`."""
+        self._mesh = mesh
+        self.size = size if mesh is None else size + -size % sharding.num_batch_shards(mesh)
+
+    def jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` compiled, its results on every device, so that every host can read them."""
+        if self._mesh is None:
+            return jax.jit(function)
+        return jax.jit(function, out_shardings=sharding.replicated(self._mesh))
+
+    def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
+        """Arrays [size, ...] that every host holds, on the devices."""
+        if self._mesh is None:
+            return arrays
+        return tuple(sharding.split(array, self._mesh) for array in arrays)

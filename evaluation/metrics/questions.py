@@ -1,0 +1,366 @@
+"""Scores of extractive question answering, and answers from the logits of sliding windows.
+
+Which texts count as the same answer is each dataset's own rule. XTREME scores XQuAD and
+TyDiQA-GoldP by the script of SQuAD 1.1, with its English articles and ASCII punctuation, in every
+language; only MLQA has a rule for each language. `normalizer` follows XTREME, as the papers do.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+Gold = Mapping[str, Sequence[str]]
+Normalize = Callable[[str], str]
+
+# The score of an answer that no span stands for; finite, so that JSON can hold it.
+NO_SPAN = float(np.finfo(np.float32).min)
+
+_ARTICLES = {
+    "en": r"\b(a|an|the)\b",
+    "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
+    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
+    "vi": r"\b(của|là|cái|chiếc|những)\b",
+    # The script's pattern has a prefix in mind, but matches these two letters anywhere.
+    "ar": "ال",
+    "hi": None,
+    "zh": None,
+}
+_HAN = re.compile("([\u4e00-\u9fa5])")
+
+
+def normalizer(task: str, language: str) -> Normalize:
+    """The normalisation of answers that `task` is scored by in `language`.
+
+    Raises:
+      ValueError: MLQA has no rule for the language.
+    """
+    if task != "mlqa":
+        return normalize_squad
+    if language not in _ARTICLES:
+        raise ValueError(
+            f"mlqa has no normalisation for {language!r}; its languages are {', '.join(_ARTICLES)}"
+        )
+    return functools.partial(normalize_mlqa, language=language)
+
+
+def normalize_squad(text: str) -> str:
+    """Lower case, without ASCII punctuation, English articles and white space beyond one blank.
+
+    The rule of SQuAD's evaluation scripts, versions 1.1 and 2.0.
+    """
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def normalize_mlqa(text: str, language: str) -> str:
+    """As `normalize_squad`, with all of Unicode's punctuation and the articles of the language.
+
+    Chinese is cut into words by white space, and each Han character is a word.
+    The rule of MLQA's evaluation script, version 1.
+    """
+    kept = "".join(c for c in text.lower() if not _is_punctuation(c))
+    if articles := _ARTICLES[language]:
+        kept = re.sub(articles, " ", kept)
+    if language == "zh":
+        kept = _HAN.sub(r" \1 ", kept)
+    return " ".join(kept.split())
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
+def answer_scores(
+    gold: Gold, predictions: Mapping[str, str], normalize: Normalize
+) -> dict[str, float]:
+    """F1 over words and exact match, each the best over a question's gold answers, averaged.
+
+    The rule of the scripts of SQuAD 1.1 and MLQA: an unanswered question scores 0, and so does the
+    F1 of two answers of which nothing is left after normalisation.
+
+    Args:
+      gold: answers by question id, at least one each.
+      predictions: one answer by question id.
+      normalize: see `normalizer`.
+
+    Returns:
+      "f1" and "exact_match".
+
+    Raises:
+      ValueError: no questions, a question without gold answers, or predictions for others.
+    """
+    _check(gold, predictions)
+    for question, answers in gold.items():
+        if not answers:
+            raise ValueError(
+                f"question {question} has no gold answer; data with unanswerable questions is of "
+                "the task squad2"
+            )
+    return _means(_scores(gold, predictions, normalize, empty_is_answer=False))
+
+
+def squad2_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
+    """F1 and exact match where questions may have no answer: then only the empty one is right.
+
+    The rule of the script of SQuAD 2.0, with one exception: it leaves unanswered questions out of
+    the means, which would reward skipping hard ones; here they score 0.
+
+    Args:
+      gold: answers by question id; none for an unanswerable question.
+      predictions: one answer by question id, "" for "no answer"; see `withhold`.
+
+    Returns:
+      "f1" and "exact_match".
+
+    Raises:
+      ValueError: no questions, or predictions for others.
+    """
+    _check(gold, predictions)
+    return _means(_scores(gold, predictions, normalize_squad, empty_is_answer=True))
+
+
+def withhold(
+    predictions: Mapping[str, str], null_differences: Mapping[str, float], threshold: float
+) -> dict[str, str]:
+    """The predictions, empty where the null score exceeds the answer's by over `threshold`."""
+    return {
+        question: "" if null_differences[question] > threshold else text
+        for question, text in predictions.items()
+    }
+
+
+def best_null_threshold(
+    gold: Gold,
+    predictions: Mapping[str, str],
+    null_differences: Mapping[str, float],
+    metric: str = "f1",
+) -> tuple[float, float]:
+    """The threshold for `withhold` with the best score, and the score.
+
+    As in SQuAD 2.0's script: from all questions unanswered, they are answered in the order of their
+    null differences; an answered question adds its score, an unanswerable one takes its own away.
+    The first best threshold is taken. Where differences are equal the script counts thresholds
+    between them, which no rule can apply; here only the last of them is one.
+
+    Args:
+      gold, predictions: as of `squad2_scores`; predictions are the best answers, none withheld.
+      null_differences: null score minus the score of the answer, by question id.
+      metric: "f1" or "exact_match".
+
+    Raises:
+      ValueError: as `squad2_scores`, or a question without a prediction or a difference.
+    """
+    _check(gold, predictions)
+    if missing := set(gold) - (set(predictions) & set(null_differences)):
+        raise ValueError(f"question {min(missing)} has no prediction or no null difference")
+    answered = _scores(gold, predictions, normalize_squad, empty_is_answer=True)
+    order = sorted(gold, key=lambda question: null_differences[question])
+    differences = np.array([null_differences[question] for question in order])
+    gains = [answered[question][metric] - float(not _answers(gold[question])) for question in order]
+    totals = np.cumsum([sum(not _answers(answers) for answers in gold.values()), *gains])
+    thresholds = np.array([differences[0] - 1, *differences])
+    is_last = np.append(thresholds[1:] != thresholds[:-1], True)
+    best = np.flatnonzero(is_last)[np.argmax(totals[is_last])]
+    return float(thresholds[best]), float(totals[best] / len(gold))
+
+
+def _check(gold: Gold, predictions: Mapping[str, str]) -> None:
+    if not gold:
+        raise ValueError("there are no questions to score")
+    if extra := set(predictions) - set(gold):
+        raise ValueError(f"prediction for {min(extra)}, which is no question of the gold data")
+    if missing := set(gold) - set(predictions):
+        logging.warning("%d questions have no prediction and score 0", len(missing))
+
+
+def _scores(
+    gold: Gold, predictions: Mapping[str, str], normalize: Normalize, *, empty_is_answer: bool
+) -> dict[str, dict[str, float]]:
+    """By question id "f1" and "exact_match"; 0 for a question without prediction."""
+    found = {}
+    for question, answers in gold.items():
+        if question not in predictions:
+            found[question] = {"f1": 0.0, "exact_match": 0.0}
+            continue
+        predicted = normalize(predictions[question])
+        if empty_is_answer:
+            answers = _answers(answers) or [""]
+        right = [normalize(answer) for answer in answers]
+        found[question] = {
+            "f1": max(_f1(predicted, one, empty_is_answer) for one in right),
+            "exact_match": float(predicted in right),
+        }
+    return found
+
+
+def _answers(answers: Sequence[str]) -> list[str]:
+    """Those of which normalisation leaves something: the others are no answers to SQuAD 2.0."""
+    return [answer for answer in answers if normalize_squad(answer)]
+
+
+def _f1(predicted: str, right: str, empty_is_answer: bool) -> float:
+    """F1 of the words of two normalised answers, counted as often as they occur."""
+    ours, theirs = predicted.split(), right.split()
+    if empty_is_answer and not (ours and theirs):
+        return float(ours == theirs)
+    common = (collections.Counter(ours) & collections.Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+
+
+def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {
+        metric: float(np.mean([one[metric] for one in found.values()]))
+        for metric in ("f1", "exact_match")
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A part of a context: `text == context[start : start + len(text)]`, and its score."""
+
+    text: str
+    start: int
+    score: float
+
+
+_NOTHING = Span("", 0, NO_SPAN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the windows of one question say.
+
+    Attributes:
+      spans: different texts, best first; empty if no span is allowed.
+      null_score: of "no answer": the lowest over the windows of start + end at the null position.
+    """
+
+    spans: tuple[Span, ...]
+    null_score: float
+
+    @property
+    def best(self) -> Span:
+        """The best span; one without text if there is none."""
+        return self.spans[0] if self.spans else _NOTHING
+
+    @property
+    def null_difference(self) -> float:
+        """By how much "no answer" scores above the best span; see `withhold`."""
+        return self.null_score - self.best.score
+
+
+def best_answers(
+    start: np.ndarray,
+    end: np.ndarray,
+    *,
+    offsets: np.ndarray,
+    answerable: np.ndarray,
+    max_context: np.ndarray,
+    examples: np.ndarray,
+    contexts: Sequence[str],
+    n_best: int = 20,
+    max_answer_length: int = 30,
+    null_position: int = 0,
+) -> list[Found]:
+    """The best spans of each question over its sliding windows, as text of the original context.
+
+    A span (s, e) scores start[s] + end[e]. Its ends are among the `n_best` highest allowed starts
+    and ends of its window, s <= e < s + max_answer_length, both lie in the context, and its window
+    is the one in which s has the most context (SQuAD's baselines, Devlin et al. 2019). White space
+    at the edges of a span is cut off, and spans without other text are left out.
+
+    Args:
+      start, end: [N, L] logits of N windows of L tokens.
+      offsets: [N, L, 2] first character of each token in its context, and the one after its last.
+      answerable: [N, L] whether a token is one of the context.
+      max_context: [N, L] whether no other window has more context around the token.
+      examples: [N] number of each window's question, an index into `contexts`.
+      contexts: [E] the original text of each question's context.
+      n_best: starts and ends tried, and spans returned at most.
+      max_answer_length: in tokens.
+      null_position: of the token whose logits stand for "no answer".
+
+    Raises:
+      ValueError: shapes that do not fit, or a question without window.
+    """
+    _check_windows(start, end, offsets, answerable, max_context, examples, len(contexts))
+    null_scores = np.full(len(contexts), np.inf)
+    null = start[:, null_position].astype(np.float64) + end[:, null_position]
+    np.minimum.at(null_scores, examples, null)
+    starts = np.where(answerable & max_context, start, -np.inf)
+    ends = np.where(answerable, end, -np.inf)
+    found = _pairs(starts, ends, n_best, max_answer_length)
+    # Of equal scores the first window's comes first, and in it the one of the higher start.
+    order = np.lexsort((-found[3], examples[found[0]]))
+    windows, firsts, lasts, scores = (column[order] for column in found)
+    bounds = np.searchsorted(examples[windows], np.arange(len(contexts) + 1))
+    begin, stop = offsets[windows, firsts, 0], offsets[windows, lasts, 1]
+    parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    return [
+        Found(_spans(context, begin[part], stop[part], scores[part], n_best), float(null_score))
+        for context, part, null_score in zip(contexts, parts, null_scores, strict=True)
+    ]
+
+
+def _check_windows(start, end, offsets, answerable, max_context, examples, questions: int) -> None:
+    shape = start.shape
+    fits = (
+        end.shape == answerable.shape == max_context.shape == shape
+        and offsets.shape == (*shape, 2)
+        and examples.shape == shape[:1]
+    )
+    if not fits:
+        raise ValueError(
+            f"windows of different shapes: start {shape}, end {end.shape}, "
+            f"offsets {offsets.shape}, answerable {answerable.shape}, "
+            f"max_context {max_context.shape}, examples {examples.shape}"
+        )
+    if not np.array_equal(np.unique(examples), np.arange(questions)):
+        raise ValueError(f"the windows are not those of {questions} questions, numbered from 0")
+
+
+_WINDOWS_AT_ONCE = 2048  # bounds the memory of all pairs of starts and ends
+
+
+def _pairs(
+    starts: np.ndarray, ends: np.ndarray, n_best: int, max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Allowed pairs of the `n_best` starts and ends of each window: window, start, end, score."""
+    parts = []
+    for first in range(0, len(starts), _WINDOWS_AT_ONCE):
+        one, other = (x[first : first + _WINDOWS_AT_ONCE] for x in (starts, ends))
+        s, e = (np.argsort(-x, axis=1, kind="stable")[:, :n_best] for x in (one, other))
+        scores = (
+            np.take_along_axis(one, s, 1)[:, :, None].astype(np.float64)
+            + np.take_along_axis(other, e, 1)[:, None, :]
+        )
+        length = e[:, None, :] - s[:, :, None] + 1
+        scores[(length < 1) | (length > max_length)] = -np.inf
+        window, row, column = pair = np.nonzero(np.isfinite(scores))
+        parts.append((first + window, s[window, row], e[window, column], scores[pair]))
+    window, start, end, score = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return window, start, end, score
+
+
+def _spans(
+    context: str, begin: np.ndarray, stop: np.ndarray, scores: np.ndarray, n_best: int
+) -> tuple[Span, ...]:
+    """The texts of spans that come best first, each once."""
+    spans: dict[str, Span] = {}
+    for first, last, score in zip(begin.tolist(), stop.tolist(), scores.tolist(), strict=True):
+        text = context[first:last]
+        first += len(text) - len(text.lstrip())
+        text = text.strip()
+        if text and text not in spans:
+            spans[text] = Span(text, first, score)
+        if len(spans) == n_best:
+            break
+    return tuple(spans.values())

@@ -1,0 +1,228 @@
+"""Finding translations by sentence vectors: nearest neighbours (Tatoeba), mining pairs (BUCC).
+
+Neighbours are exact, by matrix products over blocks of the queries, so that the memory is a block
+times the targets. At the sizes of BUCC this takes seconds, as an exact search by faiss does, which
+is therefore not used.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+_BLOCK = 1024  # queries at once
+
+# Margins of a cosine over the mean cosine of both sentences' neighbourhoods.
+MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "ratio": lambda cosine, mean: np.divide(cosine, mean, out=cosine * 0, where=mean != 0),
+    "distance": lambda cosine, mean: cosine - mean,
+    "absolute": lambda cosine, mean: cosine,
+}
+RETRIEVALS = ("forward", "backward", "intersection", "max")
+
+
+def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
+    """Share of rows i of `queries` whose nearest row of `targets` by cosine is row i.
+
+    XTREME's Tatoeba score is that of English queries among the sentences of the other language.
+
+    Args:
+      queries, targets: [N, D] sentence vectors. Zero vectors find nothing.
+    """
+    _, found = nearest_neighbours(queries, targets, 1)
+    hits = found[:, 0] == np.arange(len(queries))
+    return float(np.mean(hits & (np.linalg.norm(queries, axis=1) > 0)))
+
+
+def nearest_neighbours(
+    queries: np.ndarray, targets: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `k` targets of the highest cosine for each query, best first.
+
+    Args:
+      queries, targets: [N, D] and [M, D] vectors; of zero vectors every cosine is 0.
+      k: neighbours; all targets if there are fewer. Of equal cosines the first counts.
+
+    Returns:
+      Cosines [N, k] float32 and rows of `targets` [N, k].
+    """
+    targets_t = _unit(targets).T
+    k = min(k, len(targets))
+    cosines = np.empty((len(queries), k), np.float32)
+    found = np.empty((len(queries), k), np.int64)
+    for start in range(0, len(queries), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        scores = _unit(queries[block]) @ targets_t
+        rows = np.arange(len(scores))
+        # k passes for the maximum: for few neighbours several times as fast as a partition.
+        for rank in range(k):
+            best = np.argmax(scores, axis=1)
+            found[block, rank] = best
+            cosines[block, rank] = scores[rows, best]
+            scores[rows, best] = -np.inf
+    return cosines, found
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = np.asarray(vectors, np.float32)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mined:
+    """Pairs of sentences, best first.
+
+    Attributes:
+      sources, targets: [P] rows of the two sides.
+      scores: [P] float32 margins.
+    """
+
+    sources: np.ndarray
+    targets: np.ndarray
+    scores: np.ndarray
+
+
+def mine(
+    sources: np.ndarray,
+    targets: np.ndarray,
+    *,
+    margin: str = "ratio",
+    retrieval: str = "max",
+    k: int = 4,
+) -> Mined:
+    """Pairs of sentences that may be translations, by margin (Artetxe and Schwenk 2019, Eq. 2).
+
+        score(x, y) = margin(cos(x, y), (mean_z cos(x, z) + mean_z cos(y, z)) / 2)
+
+    where z are the k neighbours of x among the targets, and of y among the sources. Each sentence
+    takes, of its k neighbours, the one of the highest score. Defaults are XTREME's for BUCC.
+
+    Args:
+      sources, targets: [N, D] and [M, D] sentence vectors.
+      margin: a key of `MARGINS`; "absolute" is the bare cosine.
+      retrieval: whose choices count: "forward" the sources', "backward" the targets',
+        "intersection" those that agree, "max" both, best first, each sentence in one pair only.
+      k: neighbours.
+
+    Raises:
+      ValueError: another margin or retrieval, or a side without sentences.
+    """
+    if margin not in MARGINS or retrieval not in RETRIEVALS:
+        raise ValueError(
+            f"margin {margin!r} must be of {', '.join(MARGINS)}, retrieval {retrieval!r} of "
+            f"{', '.join(RETRIEVALS)}"
+        )
+    if not len(sources) or not len(targets):
+        raise ValueError(f"nothing to mine in {len(sources)} and {len(targets)} sentences")
+    forward, its_targets = nearest_neighbours(sources, targets, k)
+    backward, its_sources = nearest_neighbours(targets, sources, k)
+    means = forward.mean(axis=1), backward.mean(axis=1)
+    scores = MARGINS[margin](forward, (means[0][:, None] + means[1][its_targets]) / 2)
+    best = scores.argmax(axis=1)
+    rows = np.arange(len(sources))
+    ahead = Mined(rows, its_targets[rows, best], scores[rows, best])
+    scores = MARGINS[margin](backward, (means[1][:, None] + means[0][its_sources]) / 2)
+    best = scores.argmax(axis=1)
+    rows = np.arange(len(targets))
+    back = Mined(its_sources[rows, best], rows, scores[rows, best])
+    return _chosen(ahead, back, retrieval)
+
+
+def _chosen(ahead: Mined, back: Mined, retrieval: str) -> Mined:
+    if retrieval == "forward":
+        return _best_first(ahead)
+    if retrieval == "backward":
+        return _best_first(back)
+    if retrieval == "intersection":
+        agree = back.sources[ahead.targets] == ahead.sources
+        return _best_first(ahead, agree)
+    both = _best_first(
+        Mined(
+            np.concatenate([ahead.sources, back.sources]),
+            np.concatenate([ahead.targets, back.targets]),
+            np.concatenate([ahead.scores, back.scores]),
+        )
+    )
+    used: tuple[set[int], set[int]] = set(), set()
+    free = np.zeros(len(both.scores), bool)
+    for i, pair in enumerate(zip(both.sources.tolist(), both.targets.tolist(), strict=True)):
+        free[i] = pair[0] not in used[0] and pair[1] not in used[1]
+        if free[i]:
+            used[0].add(pair[0])
+            used[1].add(pair[1])
+    return _best_first(both, free)
+
+
+def _best_first(pairs: Mined, keep: np.ndarray | None = None) -> Mined:
+    order = np.argsort(-pairs.scores, kind="stable")
+    if keep is not None:
+        order = order[keep[order]]
+    return Mined(pairs.sources[order], pairs.targets[order], pairs.scores[order])
+
+
+def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Sentences to mine among, and which of them may be in a pair, as BUCC's baseline does it.
+
+    A text that occurs several times is searched once; no pair is made of it, as nothing tells which
+    of its ids would be right.
+
+    Returns:
+      [U] numbers of the texts' first occurrences, and [U] whether it is the only one.
+    """
+    stripped = [text.strip() for text in texts]
+    counts = collections.Counter(stripped)
+    first: dict[str, int] = {}
+    for number, text in enumerate(stripped):
+        first.setdefault(text, number)
+    return np.array([*first.values()], np.int64), np.array([counts[text] == 1 for text in first])
+
+
+def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[float, float]:
+    """The threshold of the best F1 of the pairs that score at least it, and that F1.
+
+    The rule of BUCC's baseline: pairs are taken best first; the threshold is half way between the
+    last one taken and the next. Pairs of equal score are taken together. The first best counts.
+
+    Args:
+      scores: [P] in any order.
+      right: [P] whether a pair is one of the gold pairs.
+      gold: number of gold pairs.
+
+    Returns:
+      Threshold and F1; 0 and 0 if no pair is right.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked, correct = scores[order], np.cumsum(right[order])
+    if not len(order) or not correct[-1]:
+        return 0.0, 0.0
+    f1 = 2 * correct / (np.arange(1, len(order) + 1) + gold)
+    f1[:-1][ranked[:-1] == ranked[1:]] = -1
+    last = int(np.argmax(f1))
+    following = ranked[min(last + 1, len(order) - 1)]
+    middle = (ranked[last] + following) / 2
+    # Between neighbouring numbers there is no middle.
+    return float(middle if middle > following else ranked[last]), float(f1[last])
+
+
+def mining_scores(
+    gold: Collection[tuple[str, str]], predicted: Collection[tuple[str, str]]
+) -> dict[str, float]:
+    """Precision, recall and F1 of pairs of ids (BUCC); a pair counts once.
+
+    Returns:
+      "f1", "precision", "recall"; all 0 if no pair is right.
+
+    Raises:
+      ValueError: there are no gold pairs.
+    """
+    wanted, found = set(gold), set(predicted)
+    if not wanted:
+        raise ValueError("there are no gold pairs to score against")
+    right = len(wanted & found)
+    return {
+        "f1": 2 * right / (len(wanted) + len(found)),
+        "precision": right / len(found) if found else 0.0,
+        "recall": right / len(wanted),
+    }

@@ -1,0 +1,44 @@
+"""Sentences as vectors: the mean state of their tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models.encoder import Encoder
+
+
+def mean_states(
+    encoder: Encoder,
+    params: Any,
+    tokens: jax.Array,
+    segments: jax.Array,
+    positions: jax.Array,
+    *,
+    num_layers: int,
+    specials: Sequence[int],
+) -> jax.Array:
+    """Mean state of each sentence's text tokens, without padding and specials.
+
+    Args:
+      encoder, params: the model.
+      tokens, segments, positions: [B, L] int32, as of `Encoder.encode`.
+      num_layers: layer whose states are taken; 0 for the embeddings.
+      specials: ids that are no text.
+
+    Returns:
+      [B, D] float32; zeros for a sentence without text.
+    """
+    hidden = encoder.apply(
+        {"params": params},
+        tokens,
+        segments,
+        positions,
+        deterministic=True,
+        num_layers=num_layers,
+        method="encode",
+    )
+    is_text = ~jnp.isin(tokens, jnp.array(specials))
+    total = jnp.where(is_text[:, :, None], hidden.astype(jnp.float32), 0).sum(axis=1)
+    return total / jnp.maximum(is_text.sum(axis=1), 1)[:, None]
