@@ -1,0 +1,217 @@
+"""From examples to token ids: texts, pairs of texts, and tagged words.
+
+A feature is one row of a batch: a whole example, or a window of one that is longer than a row.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import sentencepiece as spm
+
+from input_pipeline.bitext import join_pair
+from input_pipeline.row_store import SpecialIds
+from input_pipeline.tasks.examples import TaggedExample, TextExample
+
+MIN_LENGTH = 8  # of a row
+
+
+class Feature(Protocol):
+    """One row of a batch.
+
+    Attributes:
+      example: number of the example that it is of.
+      tokens: [L] int32 token ids with specials, without padding.
+    """
+
+    @property
+    def example(self) -> int: ...
+
+    @property
+    def tokens(self) -> np.ndarray: ...
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        """The arrays of the row by name, padded to `length`."""
+
+
+def token_arrays(tokens: np.ndarray, length: int, pad: int) -> dict[str, np.ndarray]:
+    """`tokens`, `segments` (1 for text, 0 for padding) and `positions`, [length] int32."""
+    index = np.arange(length, dtype=np.int32)
+    return {
+        "tokens": padded(tokens, length, pad),
+        "segments": (index < len(tokens)).astype(np.int32),
+        "positions": index,
+    }
+
+
+def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
+    """`values` and then `fill`, [length] of the same type."""
+    return np.pad(values, (0, length - len(values)), constant_values=fill)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextFeature:
+    """A text or a pair, `<s> a </s>` or `<s> a </s> </s> b </s>`.
+
+    Attributes:
+      example, tokens: see `Feature`.
+      label: as of `TextExample`.
+    """
+
+    example: int
+    tokens: np.ndarray
+    label: int | float | None
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        arrays = token_arrays(self.tokens, length, pad)
+        if self.label is not None:
+            kind = np.float32 if isinstance(self.label, float) else np.int32
+            arrays["labels"] = np.asarray(self.label, kind)
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaggedFeature:
+    """Words of a sentence that fit into a row, `<s> words </s>`.
+
+    Attributes:
+      example, tokens: see `Feature`.
+      words: [L] int32 number of the word that a token is of, counted in this row; -1 for specials.
+      num_words: N, the words of the row.
+      tags: [N] int32, or [0] where there are none.
+      first_word: the number of the row's first word in its sentence.
+    """
+
+    example: int
+    tokens: np.ndarray
+    words: np.ndarray
+    num_words: int
+    tags: np.ndarray
+    first_word: int
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        return {
+            **token_arrays(self.tokens, length, pad),
+            "words": padded(self.words, length, -1),
+            "tags": padded(self.tags, length, -1),
+        }
+
+
+def check_length(max_length: int) -> None:
+    """Checks the length of a row.
+
+    Raises:
+      ValueError: it is too short.
+    """
+    if max_length < MIN_LENGTH:
+        raise ValueError(f"max_length is {max_length}, must be at least {MIN_LENGTH}")
+
+
+def text_features(
+    examples: Sequence[TextExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+) -> list[TextFeature]:
+    """A feature of each text or pair.
+
+    What is too long is cut at the end; of a pair the longer text first (`bitext.join_pair`).
+
+    Args:
+      examples: all of them single texts, or all pairs.
+      processor: the tokenizer.
+      special: its special ids.
+      max_length: tokens of the longest feature.
+
+    Raises:
+      ValueError: `max_length` is too short.
+    """
+    check_length(max_length)
+    texts = _encoded([example.text for example in examples], processor)
+    pairs = _encoded([example.text_pair or "" for example in examples], processor)
+    found = []
+    for number, (example, one, two) in enumerate(zip(examples, texts, pairs, strict=True)):
+        if example.text_pair is None:
+            tokens = np.concatenate([[special.bos], one[: max_length - 2], [special.eos]])
+        else:
+            tokens, _ = join_pair(one, two, max_length, special)
+        found.append(TextFeature(number, tokens.astype(np.int32), example.label))
+    return found
+
+
+def sentence_features(
+    texts: Sequence[str],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+) -> list[TextFeature]:
+    """A feature `<s> text </s>` of each text, without a label; as `text_features`."""
+    examples = [TextExample("", text, None, None) for text in texts]
+    return text_features(examples, processor, special, max_length)
+
+
+def _encoded(texts: list[str], processor: spm.SentencePieceProcessor) -> list[np.ndarray]:
+    """Token ids of each text, int32."""
+    return processor.encode(texts, return_type="numpy")
+
+
+def tagging_features(
+    examples: Sequence[TaggedExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+) -> list[TaggedFeature]:
+    """The features of tagged sentences; every word is in exactly one.
+
+    Words are encoded one by one, as if a space stood before each. A sentence that is too long is
+    cut between words, a word that is longer than a row keeps its first pieces, and a word without
+    any, such as a lone control character, gets `<unk>`, as in XTREME.
+
+    Args:
+      examples: the sentences.
+      processor, special, max_length: as `text_features`.
+
+    Raises:
+      ValueError: `max_length` is too short.
+    """
+    check_length(max_length)
+    distinct = list(dict.fromkeys(word for example in examples for word in example.words))
+    unknown = np.array([special.unk], np.int32)
+    pieces = {
+        word: ids[: max_length - 2] if len(ids) else unknown
+        for word, ids in zip(distinct, _encoded(distinct, processor), strict=True)
+    }
+    found = []
+    for number, example in enumerate(examples):
+        lengths = [len(pieces[word]) for word in example.words]
+        for start, end in _windows(lengths, max_length - 2):
+            words = np.repeat(np.arange(end - start), lengths[start:end])
+            ids = [pieces[word] for word in example.words[start:end]]
+            feature = TaggedFeature(
+                number,
+                np.concatenate([[special.bos], *ids, [special.eos]]).astype(np.int32),
+                np.pad(words, 1, constant_values=-1).astype(np.int32),
+                end - start,
+                np.asarray(example.tags[start:end], np.int32),
+                start,
+            )
+            found.append(feature)
+    return found
+
+
+def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Yields first and past-last word of runs of words of at most `room` tokens, as long as can be.
+
+    Args:
+      lengths: tokens of each word, none more than `room`.
+      room: tokens of a window.
+    """
+    start = used = 0
+    for number, length in enumerate(lengths):
+        if used + length > room:
+            yield start, number
+            start, used = number, 0
+        used += length
+    if lengths:
+        yield start, len(lengths)

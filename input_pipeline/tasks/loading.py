@@ -1,0 +1,184 @@
+"""The examples of a task, from files or from tensorflow-datasets, by language."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from input_pipeline.tasks import files, questions, sentences, tagged, text_pairs, tfds_examples
+from input_pipeline.tasks.examples import Example, QuestionExample, SentencePairs
+from input_pipeline.tasks.tasks import Task
+
+Found = Iterable[tuple[str | None, Example]]
+
+_READERS: dict[str, Callable[[pathlib.Path, Task], Found]] = {
+    "classification": text_pairs.read_text_pairs,
+    "regression": text_pairs.read_text_pairs,
+    "tagging": tagged.read_tagged,
+    "questions": questions.read_questions,
+}
+# Files of a search: how many there are, and what each holds.
+_SIDES: dict[str, tuple[range, str, Callable[[Sequence[pathlib.Path]], SentencePairs]]] = {
+    "retrieval": (range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
+    "mining": (range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
+}
+# The language of a file that neither its name nor its content tells.
+_DEFAULT_LANGUAGE = "en"
+_NO_CODES: Mapping[str, str] = MappingProxyType({})
+
+
+def load_examples(
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+    data_dir: str | None = None,
+) -> list[Any]:
+    """Reads the examples of a language.
+
+    Args:
+      task: of the kinds "classification", "regression", "tagging" and "questions".
+      root: folder that the patterns start from.
+      patterns: where examples are, see `files`; "tfds:NAME:SPLIT" is a split of
+        tensorflow-datasets, as in `Task.tfds`. The examples of all are joined, in this order.
+      language: its code.
+      language_codes: other names of a language in files, such as {"deu": "de"}.
+      data_dir: where tensorflow-datasets keeps its data; its own default if None.
+
+    Returns:
+      A list of `TextExample`, `TaggedExample` or `QuestionExample`, in the order of the files.
+
+    Raises:
+      ValueError: there are none, a file is at fault, or two questions have the same id.
+    """
+    if task.kind not in _READERS:
+        raise ValueError(f"{task.name} is a search between two texts; use load_pairs")
+    codes = files.spellings(language, language_codes)
+    examples: list[Example] = []
+    looked_for: list[str] = []
+    for pattern in patterns:
+        if tfds_examples.is_tfds(pattern):
+            sources: Iterable[Found] = [
+                tfds_examples.read_examples(pattern, task, language, looked_for, data_dir)
+            ]
+        else:
+            paths = files.matching(root, pattern, codes)
+            sources = (_READERS[task.kind](path, task) for path in paths)
+            looked_for.append(_described(root, pattern, codes))
+        wanted = None if files.PLACEHOLDER in pattern else codes
+        examples += _of_language(sources, wanted)
+    if not examples:
+        there = available_languages(task, root, patterns, language_codes)
+        raise _no_data(task, language, looked_for, there)
+    return _with_ids(examples, f"{task.name}, {language}")
+
+
+def load_pairs(
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+    data_dir: str | None = None,
+) -> SentencePairs:
+    """Reads the two sides of a search for translations, a language and English.
+
+    Args:
+      task: of the kinds "retrieval" and "mining".
+      patterns: of "retrieval" one file of two columns, or the two line-aligned files; of "mining"
+        the text, the English text, and the gold pairs where they are known.
+      root, language, language_codes, data_dir: as `load_examples`.
+
+    Raises:
+      ValueError: there is no such file, or more than one for a pattern, or a file is at fault.
+    """
+    if task.kind not in _SIDES:
+        raise ValueError(f"{task.name} is no search for translations; use load_examples")
+    numbers, content, read = _SIDES[task.kind]
+    looked_for: list[str] = []
+    if any(map(tfds_examples.is_tfds, patterns)):
+        pairs = tfds_examples.read_pairs(patterns[0], task, language, looked_for, data_dir)
+        if pairs is None:
+            raise _no_data(task, language, looked_for, set())
+        return pairs
+    if len(patterns) not in numbers:
+        raise ValueError(
+            f"{task.name}: {len(patterns)} patterns {list(patterns)}, expected "
+            f"{' or '.join(map(str, numbers))}: {content}"
+        )
+    codes = files.spellings(language, language_codes)
+    matches = [files.matching(root, pattern, codes) for pattern in patterns]
+    looked_for += [_described(root, pattern, codes) for pattern in patterns]
+    if not all(matches):
+        there = available_languages(task, root, patterns, language_codes)
+        raise _no_data(task, language, looked_for, there)
+    for pattern, paths in zip(patterns, matches, strict=True):
+        if len(paths) > 1:
+            raise ValueError(
+                f"{task.name}: {pattern} matches {len(paths)} files for {language!r}, such as "
+                f"{paths[0]} and {paths[1]}; make the pattern name one of them"
+            )
+    return read([paths[0] for paths in matches])
+
+
+def available_languages(
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language_codes: Mapping[str, str] = _NO_CODES,
+) -> set[str]:
+    """The languages that there are files for; those of tensorflow-datasets are not looked up.
+
+    Raises:
+      ValueError: a file is at fault.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        if tfds_examples.is_tfds(pattern):
+            continue
+        if files.PLACEHOLDER in pattern:
+            found |= files.languages_of_names(root, pattern)
+        elif task.kind in _READERS:
+            for path in files.matching(root, pattern, [""]):
+                found |= {code or _DEFAULT_LANGUAGE for code, _ in _READERS[task.kind](path, task)}
+    return {language_codes.get(code, code) for code in found}
+
+
+def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Example]:
+    """Yields the examples in one of the wanted languages; None wants all."""
+    for source in sources:
+        for code, example in source:
+            if wanted is None or (code or _DEFAULT_LANGUAGE) in wanted:
+                yield example
+
+
+def _with_ids(examples: Sequence[Example], where: str) -> list[Example]:
+    """Numbers the examples; checks the ids of those that have one of their own."""
+    found: dict[str, Example] = {}
+    for number, example in enumerate(examples):
+        if not isinstance(example, QuestionExample):
+            example = dataclasses.replace(example, id=str(number))
+        elif example.id in found:
+            raise ValueError(
+                f"{where}: two files hold the question {example.id!r}; name each file once, and "
+                "no two versions of a dataset"
+            )
+        found[example.id] = example
+    return list(found.values())
+
+
+def _described(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> str:
+    """The files of a pattern in words, for the message that there are none."""
+    if files.PLACEHOLDER not in pattern:
+        return f"{root / pattern} (in English, unless it says otherwise)"
+    return " or ".join(str(root / pattern.replace(files.PLACEHOLDER, code)) for code in codes)
+
+
+def _no_data(task: Task, language: str, looked_for: Sequence[str], there: set[str]) -> ValueError:
+    return ValueError(
+        f"{task.name} has no data for language {language!r}; looked for {'; '.join(looked_for)}; "
+        f"there are files for {', '.join(sorted(there)) or 'no language'}: add the files, leave "
+        "the language out, or map the code that file names use to it in language_codes"
+    )

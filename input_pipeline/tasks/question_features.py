@@ -1,0 +1,217 @@
+"""From questions to token ids: windows of the context, and where in the context a token is.
+
+A window is `<s> question </s> </s> part of the context </s>`. Windows begin every `stride` tokens,
+so that most tokens are in several; `has_max_context` marks the window in which a token has the most
+context on both sides, the one to read its score from (the rule of BERT's run_squad.py).
+
+Places are characters of the context as it is in the dataset, although SentencePiece normalises
+(NFKC, spaces): it tells which characters a piece was made from. What it leaves open is settled so:
+the spaces before a word are no part of its piece; a character that becomes several pieces, such as
+a ligature, is the place of each of them; a piece that is but a space stands for the joiners and
+marks of direction that became this space, since answers may begin or end with them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import sentencepiece as spm
+
+from input_pipeline.bitext import NUM_SPECIALS
+from input_pipeline.row_store import SpecialIds
+from input_pipeline.tasks.examples import Answer, QuestionExample
+from input_pipeline.tasks.features import check_length, padded, token_arrays
+
+SPACE = "▁"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuestionFeature:
+    """A question with a window of its context.
+
+    Attributes:
+      example: number of the example.
+      tokens: [L] int32.
+      offsets: [L, 2] int32 first and past-last character in the context of each token of it; both
+        the same for the other tokens, and for those that stand for no character.
+      has_max_context: [L] bool, whether this is the token's best window.
+      start, end: the first and the last token of the first answer; both 0, which is `<s>`, where
+        the window does not hold all of it or there is none.
+    """
+
+    example: int
+    tokens: np.ndarray
+    offsets: np.ndarray
+    has_max_context: np.ndarray
+    start: int
+    end: int
+
+    @property
+    def answerable(self) -> np.ndarray:
+        """[L] bool, what an answer may begin and end at: `<s>`, for none, and the context."""
+        found = self.offsets[:, 0] < self.offsets[:, 1]
+        found[0] = True
+        return found
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        return {
+            **token_arrays(self.tokens, length, pad),
+            "starts": np.asarray(self.start, np.int32),
+            "ends": np.asarray(self.end, np.int32),
+            "answerable": padded(self.answerable, length, False),
+        }
+
+
+def question_features(
+    examples: Sequence[QuestionExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+    max_query_length: int,
+    stride: int,
+) -> list[QuestionFeature]:
+    """The windows of each question, one after the other.
+
+    Args:
+      examples: the questions.
+      processor: the tokenizer.
+      special: its special ids.
+      max_length: tokens of the longest window.
+      max_query_length: tokens kept of a question, its first ones.
+      stride: tokens from the beginning of a window of the context to that of the next one; where
+        less fit into a window the next one begins at its end.
+
+    Raises:
+      ValueError: there is no room for a context, or `stride` or `max_query_length` is not positive.
+    """
+    _check_lengths(max_length, max_query_length, stride)
+    questions = processor.encode([one.question for one in examples], return_type="numpy")
+    # XQuAD and MLQA ask several questions about a context.
+    texts = list(dict.fromkeys(one.context for one in examples))
+    encoded = processor.encode(texts, return_type="offset_mapping", return_bytes=False)
+    contexts = {
+        text: (
+            np.asarray(found["ids"], np.int32),
+            token_offsets(text, found["pieces"], found["offsets"]),
+        )
+        for text, found in zip(texts, encoded, strict=True)
+    }
+    return [
+        window
+        for number, (example, question) in enumerate(zip(examples, questions, strict=True))
+        for window in _windows(
+            number,
+            question[:max_query_length],
+            *contexts[example.context],
+            example.answers[:1],
+            special,
+            max_length,
+            stride,
+        )
+    ]
+
+
+def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
+    check_length(max_length)
+    if min(stride, max_query_length) < 1:
+        raise ValueError(
+            f"stride is {stride} and max_query_length is {max_query_length}; both must be positive"
+        )
+    if max_query_length >= max_length - NUM_SPECIALS:
+        raise ValueError(
+            f"max_query_length is {max_query_length} of max_length {max_length}, which leaves no "
+            "room for the context; choose a smaller one"
+        )
+
+
+def token_offsets(
+    text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """The characters of a text that each of its tokens stands for.
+
+    Args:
+      text: the text.
+      pieces: of a token, as SentencePiece writes them.
+      offsets: first and past-last character of each piece, as SentencePiece tells them: together
+        they cover the text up to the last word's end, and what one character becomes is all at its
+        beginning but for the last piece of it.
+
+    Returns:
+      [tokens, 2] int32 first and past-last character, without the spaces around; both the same of
+      a piece that stands for nothing else.
+    """
+    found = np.zeros((len(pieces), 2), np.int32)
+    for row, piece, (start, end) in zip(found, pieces, offsets, strict=True):
+        surface = text[start:end]
+        first = end - len(surface.lstrip())
+        last = first + len(surface.strip())
+        if first == last and piece.strip(SPACE):
+            if surface and not piece.startswith(SPACE):
+                first, last = start, end  # a character that only Python counts as a space
+            else:
+                # The character that it was made from belongs to a later piece as well.
+                last = min(first + 1, len(text))
+        row[:] = first, last
+    return found
+
+
+def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
+    """The first and the last token of an answer, or None where no token is of it.
+
+    Args:
+      offsets: [tokens, 2] of the whole context.
+      answer: where the answer is.
+    """
+    is_text = offsets[:, 0] < offsets[:, 1]
+    end = answer.start + len(answer.text)
+    inside = np.flatnonzero(is_text & (offsets[:, 1] > answer.start) & (offsets[:, 0] < end))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def _windows(
+    number: int,
+    question: np.ndarray,
+    context: np.ndarray,
+    offsets: np.ndarray,
+    answers: Sequence[Answer],
+    special: SpecialIds,
+    max_length: int,
+    stride: int,
+) -> Iterator[QuestionFeature]:
+    """Yields the windows of a question over its context, of which there is at least one."""
+    span = token_span(offsets, answers[0]) if answers else None
+    head = np.concatenate([[special.bos], question, [special.eos, special.eos]])
+    room = max_length - len(head) - 1
+    starts = _window_starts(len(context), room, min(stride, room))
+    best = _best_windows(starts, room, len(context))
+    for which, first in enumerate(starts):
+        last = min(first + room, len(context))
+        tokens = np.concatenate([head, context[first:last], [special.eos]]).astype(np.int32)
+        part = slice(len(head), len(tokens) - 1)
+        places = np.zeros((len(tokens), 2), np.int32)
+        places[part] = offsets[first:last]
+        has_max_context = np.zeros(len(tokens), bool)
+        has_max_context[part] = best[first:last] == which
+        start = end = 0
+        if span is not None and first <= span[0] and span[1] < last:
+            start, end = (place - first + len(head) for place in span)
+        yield QuestionFeature(number, tokens, places, has_max_context, start, end)
+
+
+def _window_starts(length: int, room: int, stride: int) -> list[int]:
+    """The first context token of each window; the last window is the first to reach the end."""
+    return list(range(0, max(length - room, 0) + stride, stride))
+
+
+def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:
+    """[length] the number of the window in which each context token has the most context.
+
+    Context is the smaller of the tokens before and after it in the window, plus a hundredth of the
+    window's length; of two equal windows it is the first one.
+    """
+    first = np.asarray(starts)[:, None]
+    last = np.minimum(first + room, length)
+    index = np.arange(length)
+    context = np.minimum(index - first, last - 1 - index) + 0.01 * (last - first)
+    inside = (index >= first) & (index < last)
+    return np.argmax(np.where(inside, context, -1.0), axis=0)

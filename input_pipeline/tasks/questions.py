@@ -1,0 +1,130 @@
+"""Questions about a context with the answers in it: JSON of SQuAD 1.1 and 2.0.
+
+XQuAD, MLQA and TyDiQA-GoldP have the same form. Places count characters (code points). An answer
+that is not at its place is an error, and not left out: a score over fewer questions is not the
+score of the dataset.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from input_pipeline.tasks import files
+from input_pipeline.tasks.examples import Answer, QuestionExample
+from input_pipeline.tasks.tasks import Task
+
+# The ids of TyDiQA-GoldP begin with the language.
+_TYDI_LANGUAGES = {
+    "arabic": "ar",
+    "bengali": "bn",
+    "english": "en",
+    "finnish": "fi",
+    "indonesian": "id",
+    "korean": "ko",
+    "russian": "ru",
+    "swahili": "sw",
+    "telugu": "te",
+}
+
+
+def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, QuestionExample]]:
+    """Yields (language, example) of a file; the language is None unless TyDiQA's ids tell it.
+
+    Where a question stands there more than once, each time with other answers, as in XTREME's
+    translations, the answers are put together.
+
+    Raises:
+      ValueError: no JSON of this form, an id that two questions have, or answers that are not at
+        their place.
+    """
+    text = files.read_text(path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}); the file must have the form of "
+            "SQuAD: copy or download it again"
+        ) from error
+    found: dict[str, QuestionExample] = {}
+    for example in _examples(data, path):
+        old = found.setdefault(example.id, example)
+        if old is example:
+            continue
+        if (old.question, old.context) != (example.question, example.context):
+            raise ValueError(
+                f"{path}: two questions have the id {example.id!r}; give one of them another id, "
+                "or remove it"
+            )
+        answers = tuple(dict.fromkeys((*old.answers, *example.answers)))
+        found[example.id] = QuestionExample(example.id, old.question, old.context, answers)
+    check_answers(found.values(), str(path))
+    for example in found.values():
+        yield language_of_id(example.id, task), example
+
+
+def language_of_id(question_id: str, task: Task) -> str | None:
+    """The language that an id of TyDiQA names; None in other datasets."""
+    return _TYDI_LANGUAGES.get(question_id.split("-")[0]) if task.name == "tydiqa" else None
+
+
+def check_answers(examples: Iterable[QuestionExample], where: str) -> None:
+    """Checks that every answer is at its place.
+
+    Raises:
+      ValueError: with the first one that is not, and how many are not.
+    """
+    wrong = [
+        (example, answer)
+        for example in examples
+        for answer in example.answers
+        if not answer.text.strip()
+        or answer.start < 0
+        or not example.context.startswith(answer.text, answer.start)
+    ]
+    if wrong:
+        example, answer = wrong[0]
+        there = example.context[max(answer.start, 0) :][: len(answer.text) or 20]
+        raise ValueError(
+            f"{where}, question {example.id!r}: the answer {answer.text!r} is not at character "
+            f"{answer.start} of its context, where {there!r} is ({len(wrong)} such answers); "
+            "answer_start counts characters, not bytes, from 0: correct it or remove the question"
+        )
+
+
+def _examples(data: Any, path: pathlib.Path) -> Iterator[QuestionExample]:
+    where = "at the top"
+    try:
+        for article in data["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    where = f"in question {question.get('id')!r}"
+                    yield _example(paragraph["context"], question)
+                    where = f"after question {question['id']!r}"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: not of the form of SQuAD: {where}, {type(error).__name__} {error}; expected "
+            '{"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "...", "question": '
+            '"...", "answers": [{"text": "...", "answer_start": 0}]}]}]}]}'
+        ) from error
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{path}: {where}, a text holds {error.object[error.start]!r}, half of a character "
+            "that was cut in two; remove it"
+        ) from error
+
+
+def _example(context: str, question: dict[str, Any]) -> QuestionExample:
+    # The answers of questions that SQuAD 2.0 calls impossible are only plausible ones.
+    is_impossible = question.get("is_impossible", False)
+    answers = [] if is_impossible else question.get("answers", [])
+    for text in (context, question["question"]):
+        text.encode()
+    # By empty answers XTREME hides those of its tests.
+    found = [Answer(one["text"], one["answer_start"]) for one in answers if one["text"]]
+    return QuestionExample(
+        str(question["id"]),
+        question["question"],
+        context,
+        tuple(dict.fromkeys(found)),  # those of several annotators are often the same
+    )

@@ -1,0 +1,94 @@
+"""Sentences with a tag for each word: word TAB tag, the same of WikiANN, and CoNLL-U."""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+from input_pipeline.tasks import files
+from input_pipeline.tasks.examples import TaggedExample
+from input_pipeline.tasks.tasks import Task
+
+_CONLLU_COLUMNS = 10
+# Of CoNLL-U, "3-4" is a word in writing that stands for two words of syntax, "5.1" one that was
+# left out of the text.
+_CONLLU_WORD = re.compile(r"[0-9]+")
+_CONLLU_OTHER = re.compile(r"[0-9]+(-[0-9]+|\.[0-9]+)")
+_PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its language
+# XTREME leaves out words of Universal Dependencies of which word or tag is this.
+_NOTHING = "_"
+
+_Word = tuple[str, str, str | None]  # where, word, tag
+
+
+def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedExample]]:
+    """Yields (None, example) of each sentence of a file; ids are left empty.
+
+    CoNLL-U is known by its ten columns. Otherwise the first cell of a line is a word and the last
+    one its tag; a file with one column has no tags. If all words of a file begin with the same
+    language code and a colon, as in the original files of WikiANN, these are taken off.
+
+    Raises:
+      ValueError: a line that is neither, a tag that the task does not have, or tags on some lines
+        only.
+    """
+    sentences = list(_sentences(path))
+    words = [word for sentence in sentences for word in sentence]
+    if not words:
+        raise ValueError(f"{path}: no words; add sentences or remove the file")
+    has_tags = words[0][2] is not None
+    first = _PREFIX.match(words[0][1])
+    prefix = first[0] if first and all(word.startswith(first[0]) for _, word, _ in words) else ""
+    for sentence in sentences:
+        if task.name == "udpos":
+            sentence = [word for word in sentence if _NOTHING not in word[1:]]
+        tags = [_tag(word, task) for word in sentence] if has_tags else []
+        texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
+        if texts:
+            yield None, TaggedExample("", texts, tuple(tags))
+
+
+def _tag(word: _Word, task: Task) -> int:
+    where, text, tag = word
+    if tag is None:
+        raise ValueError(
+            f"{where}: {text!r} has no tag, though other words of the file have; a line is word, "
+            "tab, tag"
+        )
+    label = task.label(tag, where)
+    assert isinstance(label, int), "a tag is a label of a class"
+    return label
+
+
+def _sentences(path: pathlib.Path) -> Iterator[list[_Word]]:
+    """Yields the words of each sentence as they are in the file."""
+    is_conllu: bool | None = None
+    sentence: list[_Word] = []
+    for where, line in files.numbered_lines(path):
+        if not line.strip():
+            if sentence:
+                yield sentence
+            sentence = []
+            continue
+        cells = line.split("\t")
+        if is_conllu is None and not (line.startswith("# ") and len(cells) == 1):
+            is_conllu = len(cells) == _CONLLU_COLUMNS
+        if is_conllu is None or (is_conllu and line.startswith("#")):
+            continue  # a comment
+        if is_conllu:
+            sentence += _conllu_word(cells, where)
+        else:
+            sentence.append((where, cells[0], cells[-1].strip() if len(cells) > 1 else None))
+    if sentence:
+        yield sentence
+
+
+def _conllu_word(cells: list[str], where: str) -> list[_Word]:
+    """The word of a line, or nothing where the line is of another kind."""
+    if len(cells) == _CONLLU_COLUMNS and _CONLLU_WORD.fullmatch(cells[0]):
+        return [(where, cells[1], cells[3])]
+    if len(cells) == _CONLLU_COLUMNS and _CONLLU_OTHER.fullmatch(cells[0]):
+        return []
+    raise ValueError(
+        f"{where}: not a line of CoNLL-U ({len(cells)} columns, first one {cells[0][:20]!r}); "
+        f"expected {_CONLLU_COLUMNS} columns and a number such as 1, 1-2 or 1.1"
+    )

@@ -1,0 +1,131 @@
+"""Texts and pairs of texts with a label, as the datasets' authors distribute them: TSV.
+
+One reader for all: a table says what each task's columns may be called, another one what the files
+without a header hold. Cells are never quoted: in these datasets a quotation mark is text.
+"""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from input_pipeline.tasks import files
+from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.tasks import Task
+
+# Names of the columns of text, of the second text, and of the label, the best one first.
+_NLI = (("premise", "sentence1"), ("hypothesis", "hypo", "sentence2"), ("gold_label", "label"))
+_PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"), ("label", "Quality", "score"))
+_SINGLE: tuple[tuple[str, ...], ...] = (("sentence",), (), ("label",))
+COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "xnli": _NLI,
+    "americasnli": _NLI,
+    "mnli": _NLI,
+    "rte": _PAIR,
+    "pawsx": _PAIR,
+    "mrpc": _PAIR,
+    "stsb": _PAIR,
+    "qqp": (("question1",), ("question2",), ("is_duplicate", "label")),
+    "qnli": (("question",), ("sentence",), ("label",)),
+    "cola": _SINGLE,
+    "sst2": _SINGLE,
+}
+# Files without a header: CoLA's own, and the translated training data of XTREME.
+_XTREME = ("english 1", "english 2", "sentence1", "sentence2", "label")
+_HEADERLESS = {
+    ("cola", 4): ("source", "label", "mark", "sentence"),
+    ("xnli", 5): _XTREME,
+    ("pawsx", 5): _XTREME,
+}
+_LANGUAGE = "language"
+# Examples of SNLI and MNLI on whose label the annotators did not agree.
+_NO_AGREEMENT = "-"
+# The distributed files of these have some broken rows, which everyone leaves out
+# (tensorflow-datasets, Hugging Face), as long as they are few.
+_BROKEN_ROWS = ("qqp", "pawsx")
+_MAX_BROKEN = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Where the cells of a file are: place of text, second text, label and language."""
+
+    width: int
+    text: int
+    pair: int | None
+    label: int | None
+    language: int | None
+    has_header: bool
+
+
+def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
+    """Yields (language, example) of a file; the language is None unless a column tells it.
+
+    Ids are left empty. Rows labelled "-" are left out; so are broken rows of QQP and PAWS-X, up to
+    one in a hundred.
+
+    Raises:
+      ValueError: a header without the task's columns, a row of another width, or a label that the
+        task does not have.
+    """
+    lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
+    columns = _columns(*lines[0], task)
+    rows = lines[columns.has_header :]
+    broken = []
+    for where, line in rows:
+        try:
+            found = _example(line.split("\t"), columns, task, where)
+        except ValueError as error:
+            if task.name not in _BROKEN_ROWS:
+                raise
+            broken.append(str(error))
+            continue
+        if found:
+            yield found
+    if broken:
+        message = f"{path}: {len(broken)} broken rows of {len(rows)}, the first one: {broken[0]}"
+        if len(broken) > _MAX_BROKEN * len(rows):
+            raise ValueError(message)
+        logging.warning("%s; they are left out", message)
+
+
+def _columns(where: str, line: str, task: Task) -> _Columns:
+    cells: Sequence[str] = [cell.strip() for cell in line.split("\t")]
+    texts, pairs, labels = COLUMNS[task.name]
+    has_header = any(name in cells for name in texts)
+    if not has_header:
+        cells = _HEADERLESS.get((task.name, len(cells)), ())
+
+    def place(names: Sequence[str]) -> int | None:
+        return next((cells.index(name) for name in names if name in cells), None)
+
+    text, pair = place(texts), place(pairs)
+    if text is None or (pairs and pair is None):
+        wanted = [" or ".join(names) for names in (texts, pairs) if names]
+        raise ValueError(
+            f"{where}: no header of {task.name}; the first line must name the columns "
+            f"{', '.join(wanted)} and {' or '.join(labels)}, separated by tabs, but is "
+            f"{line[:80]!r}"
+        )
+    language = place((_LANGUAGE,)) if has_header else None
+    return _Columns(len(cells), text, pair, place(labels), language, has_header)
+
+
+def _example(
+    cells: list[str], columns: _Columns, task: Task, where: str
+) -> tuple[str | None, TextExample] | None:
+    """The example of a row, or None where the annotators did not agree."""
+    if len(cells) != columns.width:
+        raise ValueError(
+            f"{where}: {len(cells)} columns, expected {columns.width} as in the first line; a text "
+            "may hold no tab: correct or remove the row"
+        )
+    cells = [cell.strip() for cell in cells]
+    label = None
+    if columns.label is not None:
+        if cells[columns.label] == _NO_AGREEMENT:
+            return None
+        label = task.label(cells[columns.label], where)
+    pair = None if columns.pair is None else cells[columns.pair]
+    language = None if columns.language is None else cells[columns.language]
+    return language, TextExample("", cells[columns.text], pair, label)

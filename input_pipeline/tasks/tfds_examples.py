@@ -1,0 +1,148 @@
+"""Examples of the tasks from tensorflow-datasets, the same ones as from the datasets' own files.
+
+A pattern "tfds:NAME:SPLIT" names a dataset with its config and a split; `{language}` stands for
+the language in both. TensorFlow is imported when there is something to read.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from input_pipeline.tasks import files, questions, sentences
+from input_pipeline.tasks.examples import (
+    Answer,
+    Example,
+    QuestionExample,
+    SentencePairs,
+    TaggedExample,
+    TextExample,
+)
+from input_pipeline.tasks.tasks import Task
+
+_PREFIX = "tfds:"
+# Features of text, and of the second text where there is one, of classifications and regressions.
+_TEXTS = {
+    "xnli": ("premise", "hypothesis"),
+    "americasnli": ("premise", "hypothesis"),
+    "mnli": ("premise", "hypothesis"),
+    "qqp": ("question1", "question2"),
+    "qnli": ("question", "sentence"),
+    "cola": ("sentence", None),
+    "sst2": ("sentence", None),
+}
+_PAIR = ("sentence1", "sentence2")
+_TAGS = {"udpos": "upos", "wikiann": "tags"}
+
+
+def is_tfds(pattern: str) -> bool:
+    """Whether a pattern is of tensorflow-datasets."""
+    return pattern.startswith(_PREFIX)
+
+
+def read_examples(
+    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
+) -> Iterator[tuple[str | None, Example]]:
+    """Yields (language, example) of a split; the language is None unless the example tells it.
+
+    Args:
+      pattern: "tfds:NAME:SPLIT".
+      task, language: as `loading.load_examples`.
+      looked_for: gets what was looked up.
+      data_dir: where tensorflow-datasets keeps its data; its own default if None.
+
+    Raises:
+      ValueError: tensorflow-datasets numbers the labels in another way, or answers are not at
+        their place.
+    """
+    found = _load(pattern, task, language, looked_for, data_dir)
+    if found is None:
+        return
+    rows, features = found
+    if task.kind == "questions":
+        examples = [_question(row) for row in rows]
+        questions.check_answers(examples, pattern)
+        for example in examples:
+            yield questions.language_of_id(example.id, task), example
+        return
+    label = features[_TAGS.get(task.name, "label")]
+    _check_labels(getattr(label, "feature", label), task, pattern)
+    for number, row in enumerate(rows):
+        if task.kind == "tagging":
+            words = tuple(word.decode("utf-8") for word in row["tokens"])
+            tags = tuple(int(tag) for tag in row[_TAGS[task.name]])
+            yield None, TaggedExample("", words, tags)
+        else:
+            yield from _text_example(row, task, language, f"{pattern}, example {number}")
+
+
+def read_pairs(
+    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
+) -> SentencePairs | None:
+    """The two sides of a search for translations, or None if there are none; as `read_examples`."""
+    found = _load(pattern, task, language, looked_for, data_dir)
+    if found is None:
+        return None
+    rows = [(_text(row["source_sentence"]), _text(row["target_sentence"])) for row in found[0]]
+    source, target = zip(*rows, strict=True)
+    return sentences.aligned_pairs(source, target)
+
+
+def _load(
+    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
+) -> tuple[Any, Any] | None:
+    """The rows of a split and their features, or None if there is no such dataset or split."""
+    import tensorflow_datasets as tfds
+
+    code = task.tfds_codes.get(language, language)
+    looked_for.append(pattern.replace(files.PLACEHOLDER, code))
+    name, _, split = looked_for[-1].removeprefix(_PREFIX).rpartition(":")
+    try:
+        rows, info = tfds.load(
+            name, split=split, data_dir=data_dir, shuffle_files=False, with_info=True
+        )
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        looked_for[-1] += f" ({str(error).splitlines()[0]})"
+        return None
+    return tfds.as_numpy(rows), info.features
+
+
+def _check_labels(feature: Any, task: Task, where: str) -> None:
+    """Checks that labels with names of their own are numbered as in the task."""
+    if task.kind == "regression" or task.labels[0].isdecimal():
+        return
+    names = tuple(feature.names[: len(task.labels)])
+    if names != task.labels:
+        raise ValueError(f"{where}: labels are {names}, expected {task.labels}; use files instead")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8").strip()
+
+
+def _text_example(
+    row: dict[str, Any], task: Task, language: str, where: str
+) -> Iterator[tuple[str | None, TextExample]]:
+    one, two = _TEXTS.get(task.name, _PAIR)
+    texts, found = [row[name] for name in (one, two) if name], None
+    if isinstance(texts[0], dict):  # XNLI: all languages in one row, the second text as two lists
+        names, values = texts[1]["language"], texts[1]["translation"]
+        translations = dict(zip(map(_text, names), values, strict=True))
+        if language not in translations:
+            return
+        texts, found = [texts[0][language], translations[language]], language
+    label = task.label(str(row["label"]).removesuffix(".0"), where)
+    pair = _text(texts[1]) if two else None
+    yield found, TextExample("", _text(texts[0]), pair, label)
+
+
+def _question(row: dict[str, Any]) -> QuestionExample:
+    answers = row["answers"]
+    texts = [text.decode("utf-8") for text in answers["text"]]
+    starts = [int(start) for start in answers["answer_start"]]
+    # Those of impossible questions (SQuAD 2.0) are there under another name.
+    found = [Answer(*one) for one in zip(texts, starts, strict=True) if one[0]]
+    return QuestionExample(
+        row["id"].decode("utf-8"),
+        row["question"].decode("utf-8"),
+        row["context"].decode("utf-8"),
+        tuple(dict.fromkeys(found)),
+    )

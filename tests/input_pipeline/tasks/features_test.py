@@ -1,0 +1,124 @@
+"""Texts, pairs and tagged words as token ids."""
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+
+from input_pipeline.tasks.examples import TaggedExample, TextExample
+from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
+from input_pipeline.tokenization import special_ids
+from vocap import merge
+
+PIECES = [*"▁abcdefghij.", "▁ab", "▁c", "äö", "日本", "▁กา"]
+PROCESSOR = spm.SentencePieceProcessor(
+    model_proto=merge.write_model(PIECES, np.full(len(PIECES), -5.0))
+)
+SPECIAL = special_ids(PROCESSOR)
+BOS, EOS = [SPECIAL.bos], [SPECIAL.eos]
+
+
+def encode(text: str) -> list[int]:
+    return PROCESSOR.encode(text)
+
+
+class TextFeaturesTest(parameterized.TestCase):
+    def features(self, *examples: tuple, max_length: int = 20):
+        found = [TextExample(str(i), *one) for i, one in enumerate(examples)]
+        return text_features(found, PROCESSOR, SPECIAL, max_length)
+
+    def test_single_texts(self):
+        texts = ["ab c.", "", "abcdefghij" * 3]
+        found = self.features(*((text, None, 1) for text in texts))
+        for number, (feature, text) in enumerate(zip(found, texts, strict=True)):
+            expected = BOS + encode(text)[:18] + EOS
+            np.testing.assert_array_equal(feature.tokens, expected)
+            self.assertEqual((feature.example, feature.tokens.dtype), (number, np.int32))
+        sentences = sentence_features(texts, PROCESSOR, SPECIAL, 20)
+        for one, two in zip(found, sentences, strict=True):
+            np.testing.assert_array_equal(one.tokens, two.tokens)
+            self.assertIsNone(two.label)
+
+    def test_pairs(self):
+        found = self.features(("ab", "c.", 0), ("ab", "", 0), ("a" * 30, "cc", 0))
+        np.testing.assert_array_equal(
+            found[0].tokens, BOS + encode("ab") + EOS + EOS + encode("c.") + EOS
+        )
+        np.testing.assert_array_equal(found[1].tokens, BOS + encode("ab") + EOS + EOS + EOS)
+        cut = encode("a" * 30)[: 16 - len(encode("cc"))]
+        np.testing.assert_array_equal(found[2].tokens, BOS + cut + EOS + EOS + encode("cc") + EOS)
+
+    def test_arrays(self):
+        number, score, unlabelled = self.features(
+            ("ab", None, 2), ("ab", None, 2.5), ("a", "b", None)
+        )
+        arrays = number.arrays(9, SPECIAL.pad)
+        size = len(number.tokens)
+        np.testing.assert_array_equal(
+            arrays["tokens"], [*number.tokens, *[SPECIAL.pad] * (9 - size)]
+        )
+        np.testing.assert_array_equal(arrays["segments"], [1] * size + [0] * (9 - size))
+        np.testing.assert_array_equal(arrays["positions"], np.arange(9))
+        self.assertEqual({array.dtype for array in arrays.values()}, {np.dtype(np.int32)})
+        label = score.arrays(9, 1)["labels"]
+        self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
+        self.assertNotIn("labels", unlabelled.arrays(9, 1))
+
+    def test_a_row_too_short(self):
+        with self.assertRaisesRegex(ValueError, "max_length is 7, must be at least 8"):
+            self.features(("a", None, 0), max_length=7)
+
+
+class TaggingFeaturesTest(parameterized.TestCase):
+    def features(self, *sentences: list[str], max_length: int = 8, tagged: bool = True):
+        examples = [
+            TaggedExample(str(i), tuple(words), tuple(range(len(words))) if tagged else ())
+            for i, words in enumerate(sentences)
+        ]
+        return tagging_features(examples, PROCESSOR, SPECIAL, max_length)
+
+    @parameterized.product(seed=tuple(range(5)), max_length=(8, 9, 30))
+    def test_every_word_is_in_one_row(self, seed, max_length):
+        rng = np.random.default_rng(seed)
+        words = ["ab", "c", "日本日", "กา", "abcdefghij", "ghijghij", "\x02", "äö."]
+        sentences = [list(rng.choice(words, rng.integers(1, 20))) for _ in range(20)]
+        seen: list[list] = [[] for _ in sentences]
+        for feature in self.features(*sentences, max_length=max_length):
+            self.assertLessEqual(len(feature.tokens), max_length)
+            np.testing.assert_array_equal(feature.tokens[[0, -1]], BOS + EOS)
+            np.testing.assert_array_equal(
+                np.flatnonzero(feature.words < 0), [0, len(feature.words) - 1]
+            )
+            self.assertEqual(feature.first_word, len(seen[feature.example]))
+            np.testing.assert_array_equal(
+                feature.tags, feature.first_word + np.arange(feature.num_words)
+            )
+            for number in range(feature.num_words):
+                seen[feature.example].append(feature.tokens[feature.words == number].tolist())
+        for sentence, found in zip(sentences, seen, strict=True):
+            expected = [encode(word)[: max_length - 2] or [SPECIAL.unk] for word in sentence]
+            self.assertEqual(found, expected)
+
+    def test_rows_are_as_full_as_can_be(self):
+        words = ["ab", "c", "ef", "g", "hi", "ab", "c"]  # 1, 1, 3, 2, 3, 1, 1 tokens
+        self.assertEqual([len(encode(word)) for word in words], [1, 1, 3, 2, 3, 1, 1])
+        found = self.features(words)
+        self.assertEqual([(f.first_word, f.num_words) for f in found], [(0, 3), (3, 3), (6, 1)])
+
+    def test_arrays(self):
+        feature = self.features(["gh", "ab"])[0]
+        arrays = feature.arrays(8, SPECIAL.pad)
+        np.testing.assert_array_equal(arrays["words"], [-1, 0, 0, 0, 1, -1, -1, -1])
+        np.testing.assert_array_equal(arrays["tags"], [0, 1, *[-1] * 6])
+        self.assertEqual({array.dtype for array in arrays.values()}, {np.dtype(np.int32)})
+        untagged = self.features(["gh", "ab"], tagged=False)[0]
+        self.assertEqual(untagged.num_words, 2)
+        np.testing.assert_array_equal(untagged.arrays(8, 1)["tags"], [-1] * 8)
+
+    def test_a_word_is_encoded_as_after_a_space(self):
+        feature = self.features(["ab", "กา"])[0]
+        expected = [PROCESSOR.piece_to_id(piece) for piece in ("▁ab", "▁กา")]
+        np.testing.assert_array_equal(feature.tokens, BOS + expected + EOS)
+
+
+if __name__ == "__main__":
+    absltest.main()
