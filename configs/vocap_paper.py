@@ -32,6 +32,8 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 | short_beta0, short_beta3, short_beta10 (beta 0, 0.3, 1) | XNLI 66.9, 69.0, 69.5 |
 
 xlmr_base and xlmr_large are XLM-R's own: 1.5 million updates of 8,192 rows, XNLI 80.1 for Large.
+Beyond the papers: vocap_1m_knn, a million pieces, and xlmr_xl, the size of XLM-R XL (Goyal et al.
+2021: 36 pre-LN layers of 2,560), whose schedule is from memory and whose learning rate is a guess.
 
 None of these has been run here. Paper: 12 layers of 768, 256 rows of 512 tokens, Adam to 1e-4 in
 10,000 steps and polynomially to zero, n = 1,000, alpha = beta = 0.7. Not in the papers, and
@@ -66,6 +68,16 @@ _LARGE = {
     "model.mlp_size": 4096,
 }
 
+_XL = {
+    "model.embedding_size": 2560,
+    "model.hidden_size": 2560,
+    "model.num_layers": 36,
+    "model.num_heads": 32,
+    "model.mlp_size": 10_240,
+    "model.norm_position": "pre",
+    "model.remat": "full",
+}
+
 # What differs from `_base`, by run.
 RUNS = {
     "vocap_500k_knn": {**_500K, **_KNN},
@@ -74,6 +86,7 @@ RUNS = {
     "joint_500k": {**_JOINT, **_500K},
     "vocap_250k": {},
     "vocap_500k": _500K,
+    "vocap_1m_knn": {"vocab.target_size": 1_000_000, **_KNN},
     "vocap_500k_half": {**_500K, **_HALF},
     "vocap_500k_knn_half": {**_500K, **_KNN, **_HALF},
     "short_full": _SHORT,
@@ -94,6 +107,13 @@ RUNS = {
     **{f"short_beta{int(10 * beta)}": {**_SHORT, "vocab.beta": beta} for beta in (0.0, 0.3, 1.0)},
     "xlmr_base": {**_XLMR, "optimizer.learning_rate": 6e-4},
     "xlmr_large": {**_XLMR, **_LARGE, "optimizer.learning_rate": 4e-4},
+    "xlmr_xl": {
+        **_XLMR,
+        **_XL,
+        "train.batch_size": 2048,
+        "train.num_steps": 500_000,
+        "optimizer.learning_rate": 1e-4,
+    },
 }
 
 

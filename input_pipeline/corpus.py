@@ -128,7 +128,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
         train[language], heldout[language] = _split(blocks, spec.heldout_fraction, salt)
 
     parallel, bitexts = [], []
-    for source in _read_parallel(root, "parallel", spec):
+    for source in _read_parallel(root, "parallel", spec.parallel, spec):
         salt = f"{spec.seed} {source.name}"
         kept, aside = _split(source.blocks, spec.parallel_heldout_fraction, salt)
         for column, language in enumerate(source.languages):
@@ -136,7 +136,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
             heldout[language] += _column(aside, column)
         parallel.append(source.text(aside))
         bitexts.append(source.text(kept))
-    for source in _read_parallel(root, "parallel_eval", spec):
+    for source in _read_parallel(root, "parallel_eval", spec.parallel_eval, spec):
         parallel.append(source.text(source.blocks))
 
     _check_languages(root, spec, train, heldout)
@@ -224,9 +224,11 @@ class _Source:
         return ParallelText(self.name, self.languages, tuple(row for b in blocks for row in b))
 
 
-def _read_parallel(root: pathlib.Path, key: str, spec: CorpusSpec) -> Iterator[_Source]:
-    """Yields the sources of the config key `key` that have two wanted languages or more."""
-    for path in _matching_paths(root, key, getattr(spec, key)):
+def _read_parallel(
+    root: pathlib.Path, key: str, patterns: Sequence[str], spec: CorpusSpec
+) -> Iterator[_Source]:
+    """Yields the sources at `patterns`, of key `key`, that have two wanted languages or more."""
+    for path in _matching_paths(root, key, patterns):
         read = _read_aligned_folder if path.is_dir() else _read_tsv
         languages, documents = read(path, spec)
         if repeated := {language for language in languages if languages.count(language) > 1}:

@@ -1,10 +1,12 @@
 """Every config builds all its objects; wrong keys and sizes that do not fit are named."""
 
+import ast
 import functools
 import importlib
 import pathlib
 import tempfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -16,12 +18,18 @@ from builders import model as builders
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds
 from knn_sampling.noise import cumulative_thresholds
+from training.loop import train
+from training.metrics import read_metrics
+from training.sharding import MeshSettings, make_mesh
 
 CONFIGS = sorted(
     path.stem
     for path in pathlib.Path(quickstart.__file__).parent.glob("*.py")
     if path.stem != "__init__"
 )
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOMS = ("builders", "evaluation", "input_pipeline", "knn_sampling", "models", "objectives",
+         "training", "vocap")  # fmt: skip
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
 
@@ -110,7 +118,50 @@ class ConfigsTest(parameterized.TestCase):
         self.assertIn("Hardware:", module.__doc__)
 
 
+def runlocals() -> dict[str, ConfigDict]:
+    """The configs in miniature, those that are alike once."""
+    found = {
+        name: importlib.import_module(f"configs.{name}").get_config("runlocal") for name in CONFIGS
+    }
+    return {config.to_json_best_effort(): (name, config) for name, config in found.items()}
+
+
+class RunlocalTest(parameterized.TestCase):
+    @parameterized.named_parameters(runlocals().values())
+    def test_it_takes_two_steps(self, config):
+        store = write_store(config.vocab.target_size, config.store.length)
+        mesh = make_mesh(
+            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
+        )
+        objective = builders.objective(config, store, mesh)
+        with tempfile.TemporaryDirectory() as folder:
+            state = train(
+                builders.program(config, objective, store, mesh),
+                builders.train_settings(config),
+                pathlib.Path(folder),
+                builders.batches(config, store, mesh),
+                [builders.exact_masked_lm(config, objective, store, in_training=True)],
+            )
+            records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
+        self.assertGreaterEqual(state.step, 2)
+        losses = [record["train/loss"] for record in records if "train/loss" in record]
+        self.assertLen(losses, config.train.num_steps)
+        self.assertIn("eval/loss", records[-1])
+        self.assertEqual(config.data.pair_share > 0, any("train/pair_loss" in r for r in records))
+
+
 class KeysTest(parameterized.TestCase):
+    def test_every_key_is_read_somewhere(self):
+        """Each is a field of a settings class, and some code asks for it by name."""
+        read = set()
+        for room in ROOMS:
+            for path in (ROOT / room).rglob("*.py"):
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        config = quickstart.get_config()
+        unread = {f"{name}.{key}" for name in config for key in config[name] if key not in read}
+        self.assertEmpty(unread)
+
     @parameterized.parameters(*SETTINGS)
     def test_an_unknown_key_is_named(self, section):
         config = runlocal()

@@ -1,12 +1,21 @@
 """Every test sees eight CPU devices, and implicit rank promotion is an error."""
 
+import atexit
 import os
+import tempfile
 
 # Read when JAX starts its backend, so before anything imports it. Flags of the caller win.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get(
     "XLA_FLAGS", ""
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A program that several tests compile is compiled once, for all processes of the session.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    compiled = tempfile.TemporaryDirectory(prefix="compiled-")
+    atexit.register(compiled.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 

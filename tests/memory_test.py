@@ -20,6 +20,9 @@ STATES = {
     ("vocap_500k_knn_half", 8, 1, 1): (1.11, 2.23, 0.10, 1.11),
     ("vocap_500k_knn", 256, 4, 2): (0.24, 0.48, 0.10, 0.24),
     ("xlmr_large", 256, 8, 1): (0.28, 0.56, 0.0, 0.28),
+    # 36 layers of 78.6 million and 250,112 rows of 2,560: 3.5 billion over 32 devices.
+    ("xlmr_xl", 256, 32, 1): (0.44, 0.88, 0.0, 0.44),
+    ("vocap_1m_knn", 8, 1, 1): (3.42, 6.85, 0.20, 3.42),
 }
 # How the arrays of vocap_500k_knn lie on 32 x 4 x 2 devices; layers come first, then as named.
 LAYOUT = {
@@ -56,13 +59,6 @@ class EstimateTest(parameterized.TestCase):
         found = {line[0]: " ".join(line) for line in lines}
         for name, axes in LAYOUT.items():
             self.assertIn(f" float32 {axes} ", found[name])
-
-    def test_a_million_pieces(self):
-        config = paper_run("vocap_500k_knn", 1, 1)
-        config.vocab.target_size = 1_000_000
-        found = memory.estimate(config, 8).bytes
-        self.assertAlmostEqual(found["neighbour index"] / 1e9, 0.2, places=2)
-        self.assertAlmostEqual(found["optimizer"] / found["parameters"], 2, delta=0.01)
 
     def test_every_run_of_the_paper_is_a_program(self):
         for run in vocap_paper.RUNS:

@@ -32,7 +32,8 @@ class ExportTest(parameterized.TestCase):
         mesh = make_mesh(settings)
         program = model.program(config, model.objective(config, store, mesh), store, mesh)
         tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32, sharding=batch_sharding(mesh))
-        batch = {"tokens": tokens}
+        language = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=batch_sharding(mesh))
+        batch = {"tokens": tokens, "language": language}
         functions = [(program.train_step, (batch, False)), (program.flush, ())]
         if kind == "knn":
             functions.append((program.refresh, (True,)))
