@@ -58,4 +58,21 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.vocab.target_size = 24_000
     config.vocab.compare = ()
+
+    # Small and without dropout: few epochs of little text, and the plateau at the frequencies of
+    # words is what takes most of the steps.
+    config.model.update(num_layers=3, mlp_size=512, unroll=3, dropout_rate=0.0)
+
+    config.output_layer.k = 20
+    config.output_layer.capacity = 6144
+    config.output_layer.refresh_every = 200
+
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_steps = 300
+
+    config.train.num_steps = 4000
+    config.train.batch_size = 32
+    config.train.evaluate_every = 500
+    config.train.checkpoint_every = 500
+    config.evaluation.retrieval_layer = 2
     return config

@@ -1,0 +1,130 @@
+"""Does the host keep up? Feeding rows against consuming them, starting late, tokenising.
+
+    for stage in build_vocab prepare_data; do
+      python $stage.py --config=configs/quickstart.py --workdir=runs/quickstart
+    done
+    python -m benchmarks.input_pipeline --config=configs/quickstart.py --workdir=runs/quickstart
+
+Three tables: rows a second that each loader gives, over rows a second that the config's training
+step takes; milliseconds to the first batch of a stream at step zero and at step one million; text a
+second that is tokenised and written, by number of processes. Run it with the cores to itself.
+"""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
+
+from benchmarks.machine import describe_machine, interleaved_medians
+from builders import data, model
+from input_pipeline import dataset
+from input_pipeline.corpus import Corpus, load_corpus
+from input_pipeline.row_store import RowStore
+from input_pipeline.tokenization import write_rows
+from training.sharding import batch_sharding
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The config of the rows.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "A folder with vocab/ and rows/.")
+_REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Turns of each.")
+_BATCHES = flags.DEFINE_integer("batches", 50, "Batches a turn.")
+_WORKERS = flags.DEFINE_list("workers", None, "Tokenising processes; by default 1 and all cores.")
+_COPIES = flags.DEFINE_integer("copies", 20, "How often the corpus is tokenised in a turn.")
+
+
+def feeding(config: ConfigDict, store: RowStore) -> None:
+    """Rows a second of the loaders, and of the step."""
+    rows = _BATCHES.value * config.train.batch_size
+    mesh = model.mesh(config)
+    objective = model.objective(config, store, mesh)
+    program = model.program(config, objective, store, mesh)
+    state = program.init(np.int32(0))
+    if program.refresh_every:
+        state, _ = program.refresh(state, True)
+    few = list(model.batches(config, store, mesh)(range(4)))
+    batches = [jax.device_put(batch, batch_sharding(mesh)) for batch in few]
+
+    def steps() -> None:
+        nonlocal state
+        for number in range(_BATCHES.value):
+            state, _ = program.train_step(state, batches[number % len(batches)], False)
+        jax.block_until_ready(state)
+
+    def feed(loader: str) -> Callable[[], None]:
+        def run() -> None:
+            chosen = config.copy_and_resolve_references()
+            chosen.data.loader = loader
+            for _ in model.batches(chosen, store, mesh)(range(_BATCHES.value)):
+                pass
+
+        return run
+
+    runs = {"training step": steps, **{name: feed(name) for name in dataset.LOADERS}}
+    seconds = interleaved_medians(runs, _REPETITIONS.value)
+    print("| | rows/s | over the step's |")
+    print("|---|---:|---:|")
+    for name, one in seconds.items():
+        print(f"| {name} | {rows / one:,.0f} | {seconds['training step'] / one:.1f} |")
+
+
+def starting(config: ConfigDict, store: RowStore) -> None:
+    """Milliseconds to the first batch."""
+    mesh = model.mesh(config)
+
+    def first(step: int) -> Callable[[], Any]:
+        return lambda: next(model.batches(config, store, mesh)(range(step, step + 1)))["tokens"]
+
+    runs = {f"{step:,}": first(step) for step in (0, 1_000_000)}
+    print("\n| begins at step | ms to the first batch |")
+    print("|---:|---:|")
+    for name, one in interleaved_medians(runs, _REPETITIONS.value).items():
+        print(f"| {name} | {1e3 * one:.1f} |")
+
+
+def tokenising(config: ConfigDict, folders: data.Folders) -> None:
+    """Characters a second by number of processes, which write the same rows."""
+    found = load_corpus(data.corpus_spec(config))
+    train = {language: texts * _COPIES.value for language, texts in found.train.items()}
+    corpus = Corpus(train, {language: [] for language in train}, (), ())
+    characters = sum(len(line) for texts in train.values() for text in texts for line in text)
+    tokenizer, spec = folders.read_tokenizer(), data.row_store_settings(config)
+
+    def write(workers: int) -> Callable[[], None]:
+        def run() -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                settings = dataclasses.replace(spec, num_workers=workers)
+                write_rows(corpus, tokenizer, pathlib.Path(folder), settings)
+
+        return run
+
+    workers = _WORKERS.value or sorted({1, len(os.sched_getaffinity(0))})
+    runs = {str(count): write(int(count)) for count in workers}
+    seconds = interleaved_medians(runs, max(_REPETITIONS.value // 2, 1))
+    slowest = next(iter(seconds.values()))
+    print("\n| processes | million characters/s | over the first |")
+    print("|---:|---:|---:|")
+    for name, one in seconds.items():
+        print(f"| {name} | {characters / one / 1e6:.2f} | {slowest / one:.2f} |")
+
+
+def main(_) -> None:
+    config, folders = _CONFIG.value, data.Folders(pathlib.Path(_WORKDIR.value))
+    store = data.open_row_store(folders)
+    start = time.perf_counter()
+    print(describe_machine())
+    print(f"{config.train.batch_size} rows of {store.length} a batch\n")
+    feeding(config, store)
+    starting(config, store)
+    tokenising(config, folders)
+    print(f"\n{time.perf_counter() - start:.0f} s in all")
+
+
+if __name__ == "__main__":
+    app.run(main)
