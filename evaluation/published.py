@@ -1,0 +1,95 @@
+"""Numbers of the papers, to stand beside one's own, and sizes of their corpora."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+import artifacts
+from evaluation import xtreme_runs
+
+DEFAULT = pathlib.Path(__file__).with_name("published.json")
+# Least gigabytes of CommonCrawl text (VoCap, Table 7: 0.1 to 732 GB). Limits at powers of ten put
+# 24, 25 and 37 of its 86 languages into the groups; languages not in the table are "unlisted".
+GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
+UNLISTED = "unlisted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one table prints of one model.
+
+    Attributes:
+      model, source, setting: what was run, and where it is printed.
+      scores: by task and metric, in per cent; averages over the paper's languages.
+      languages: the same by task, metric and language, where it is printed.
+      gap: cross-lingual transfer gap by task, in points.
+    """
+
+    model: str
+    source: str
+    setting: str
+    scores: Mapping[str, Mapping[str, float]]
+    languages: Mapping[str, Mapping[str, Mapping[str, float]]]
+    gap: Mapping[str, float]
+
+    def printed(self, task: str) -> float | None:
+        """The task's score as it enters averages; None if not all of its metrics are printed."""
+        return _mean(self.scores.get(task, {}), xtreme_runs.averaged_metrics(task))
+
+    def average(self, task: str, languages: Iterable[str]) -> float | None:
+        """The same over `languages`; None if one of them is not printed."""
+        printed = self.languages.get(task, {})
+        means = []
+        for language in languages:
+            of_language = {name: v[language] for name, v in printed.items() if language in v}
+            value = _mean(of_language, xtreme_runs.averaged_metrics(task))
+            if value is None:
+                return None
+            means.append(value)
+        return float(np.mean(means)) if means else None
+
+
+def _mean(scores: Mapping[str, float], metrics: Iterable[str]) -> float | None:
+    values = [scores.get(name) for name in metrics]
+    return None if None in values else float(np.mean([v for v in values if v is not None]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """Rows of papers, and gigabytes of text by language."""
+
+    rows: tuple[Row, ...]
+    corpus_gb: Mapping[str, float]
+
+    def group(self, language: str) -> str:
+        """The resource group of a language: a key of `GROUPS`, or `UNLISTED`."""
+        if language not in self.corpus_gb:
+            return UNLISTED
+        size = self.corpus_gb[language]
+        return next(name for name, least in GROUPS.items() if size >= least)
+
+
+def read(path: pathlib.Path = DEFAULT) -> Published:
+    """Reads published numbers.
+
+    Raises:
+      ValueError: the file is not there, or not in the format of published.json beside this module.
+    """
+    try:
+        found = artifacts.read_json(path)
+        rows = tuple(
+            Row(
+                row["model"], row["source"], row["setting"], row["scores"],
+                row.get("languages", {}), row.get("gap", {}),
+            )
+            for row in found["rows"]
+        )  # fmt: skip
+        return Published(rows, found["corpus_gb"])
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: not a file of published numbers ({error!r}); {DEFAULT.name} in evaluation/ "
+            "shows the format"
+        ) from None

@@ -1,0 +1,305 @@
+"""Finished fine-tuning runs: read, put together over seeds, and averaged as the papers do."""
+
+import collections
+import dataclasses
+import glob
+import json
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import artifacts
+from input_pipeline.tasks.tasks import TASKS
+
+RESULTS = "results.json"
+# The tasks of XTREME's average, in its order; the last two are retrieval, which VoCap leaves out.
+XTREME = (
+    "xnli", "pawsx", "udpos", "wikiann", "xquad", "mlqa", "tydiqa", "bucc", "tatoeba",
+)  # fmt: skip
+SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
+_PIVOT = "en"
+
+Scores = Mapping[str, Mapping[str, float]]  # by language and metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+      folder: where its results are.
+      task, model, setting, seed, hyperparameters: what was run.
+      selected: the score on the development data that chose its checkpoint; None without one.
+      split: of the scores: "test", or "validation" for data without test labels.
+      scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
+      examples: of the split by language, where the run tells.
+    """
+
+    folder: pathlib.Path
+    task: str
+    model: str
+    setting: str
+    seed: int
+    hyperparameters: Mapping[str, Any]
+    selected: float | None
+    split: str
+    scores: Scores
+    examples: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A score over seeds: their mean or median, standard deviation (None for one), and number."""
+
+    center: float
+    spread: float | None
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Runs that differ in the seed alone; all have scores in the same languages."""
+
+    runs: tuple[Run, ...]
+    center: str
+
+    @property
+    def task(self) -> str:
+        return self.runs[0].task
+
+    @property
+    def model(self) -> str:
+        return self.runs[0].model
+
+    @property
+    def setting(self) -> str:
+        return self.runs[0].setting
+
+    @property
+    def languages(self) -> list[str]:
+        """Those with scores; English first."""
+        return all_languages(self.runs)
+
+    @property
+    def label(self) -> str:
+        """The model, and the setting unless it is cross-lingual transfer."""
+        return label(self.model, self.setting)
+
+    @property
+    def hyperparameters(self) -> str:
+        """As text, sorted by name."""
+        pairs = sorted(self.runs[0].hyperparameters.items())
+        return ", ".join(f"{name} {_plain(value)}" for name, value in pairs)
+
+    def over_seeds(
+        self, score: Callable[..., float | None], *arguments: object
+    ) -> Statistic | None:
+        """`score(run, *arguments)` of each run, together; None where it is None."""
+        values = [v for run in self.runs if (v := score(run, *arguments)) is not None]
+        if not values:
+            return None
+        center = np.median(values) if self.center == "median" else np.mean(values)
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Statistic(float(center), spread, len(values))
+
+
+def label(model: str, setting: str) -> str:
+    """What a table calls a model's runs in a setting."""
+    return model if setting == "zero_shot" else f"{model} ({SETTINGS.get(setting, setting)})"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def averaged_metrics(task: str) -> tuple[str, ...]:
+    """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
+    metrics = TASKS[task].metrics
+    return metrics if TASKS[task].kind == "questions" else metrics[:1]
+
+
+def selected(run: Run) -> float | None:
+    """A run's score on the development data."""
+    return run.selected
+
+
+def average(
+    run: Run, languages: Collection[str] | None = None, metric: str | None = None
+) -> float | None:
+    """The mean over languages, all or those of `languages` that the run has; None without one.
+
+    Of `metric`, or of what `averaged_metrics` says; None too where a language has no such metric.
+    """
+    metrics = averaged_metrics(run.task) if metric is None else (metric,)
+    members = [one for one in run.scores if languages is None or one in languages]
+    values = [run.scores[one].get(name) for one in members for name in metrics]
+    return None if None in values or not values else float(np.mean(values))  # type: ignore[arg-type]
+
+
+def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
+    """A name for each variant of a task: its model, and what tells it from the others."""
+    found = []
+    for one in of_task:
+        rivals = [v for v in of_task if (v.model, v.setting) == (one.model, one.setting)]
+        name = one.label + (f" [{one.hyperparameters}]" if len(rivals) > 1 else "")
+        found.append(name + (f", n = {len(one.runs)}" if seeds and len(one.runs) > 1 else ""))
+    return found
+
+
+def all_languages(runs: Iterable[Run]) -> list[str]:
+    """The languages that any of the runs has scores in; English first, the others in order."""
+    found = {language for run in runs for language in run.scores}
+    return sorted(found, key=lambda language: (language != _PIVOT, language))
+
+
+def transfer_gap(run: Run) -> float | None:
+    """English score minus the mean of the other languages' (XY-LENT Table 4: exact match for QA).
+
+    None where there is no English, nothing else, or training was not on English alone.
+    """
+    others = [language for language in run.scores if language != _PIVOT]
+    if run.setting != "zero_shot" or _PIVOT not in run.scores or not others:
+        return None
+    metric = "exact_match" if TASKS[run.task].kind == "questions" else averaged_metrics(run.task)[0]
+    return run.scores[_PIVOT][metric] - float(np.mean([run.scores[one][metric] for one in others]))
+
+
+def find_runs(patterns: Sequence[str]) -> list[Run]:
+    """The runs in the folders that the patterns (as in a shell) name.
+
+    Raises:
+      ValueError: a pattern without folder, a folder without finished or with wrong results, or two
+        runs that are the same one; the message names the folders.
+    """
+    folders: list[pathlib.Path] = []
+    for pattern in patterns:
+        found = sorted(glob.glob(pattern))
+        if not found:
+            raise ValueError(f"{pattern}: no such run folder; correct --runs")
+        folders += map(pathlib.Path, found)
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    seen: dict[str, Run] = {}
+    for run in runs:
+        other = seen.setdefault(f"{_key(run)} seed {run.seed}", run)
+        if other is not run:
+            raise ValueError(
+                f"{other.folder} and {run.folder} are runs of the same task, model, setting, "
+                "hyperparameters and seed; a seed counts once, leave one of them out of --runs"
+            )
+    return runs
+
+
+def read_run(folder: pathlib.Path) -> Run:
+    """Reads a run's results.
+
+    Raises:
+      ValueError: the run is not finished, or its results are not what `finetune.py` writes.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ValueError(
+            f"{folder}: no {RESULTS}; the run has not finished (start it again to resume) or this "
+            "is no folder of a run"
+        )
+    try:
+        found = artifacts.read_json(path)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}); run the fine-tuning again") from None
+    problem = _problem(found)
+    if problem:
+        raise ValueError(f"{path}: {problem}; are these results of fine-tuning?")
+    split = "test" if found["test"] else "validation"
+    choice = found.get("selected") or {}
+    return Run(
+        folder=folder,
+        task=found["task"],
+        model=found["model"],
+        setting=found["setting"],
+        seed=found["seed"],
+        hyperparameters=found["hyperparameters"],
+        selected=choice.get("value"),
+        split=split,
+        scores=found[split],
+        examples=found.get("examples", {}).get(split, {}),
+    )
+
+
+_FIELDS: dict[str, type] = {
+    "task": str, "model": str, "setting": str, "seed": int, "hyperparameters": dict, "test": dict,
+}  # fmt: skip
+
+
+def _problem(found: Any) -> str:
+    """What is wrong with results; empty if nothing is."""
+    if not isinstance(found, dict):
+        return "not an object"
+    for name, kind in _FIELDS.items():
+        if not isinstance(found.get(name), kind):
+            return f"{name} is {found.get(name)!r}, no {kind.__name__}"
+    if found["task"] not in TASKS:
+        return f"no task {found['task']!r}; the tasks are {', '.join(TASKS)}"
+    scores = found["test"] or found.get("validation")
+    if not scores:
+        return "no scores, neither of test nor of validation data"
+    for language, metrics in scores.items():
+        for name in averaged_metrics(found["task"]):
+            value = metrics.get(name)
+            lowest = -1 if name in ("matthews", "pearson", "spearman") else 0
+            if not isinstance(value, int | float) or not lowest <= value <= 1:
+                return f"{name} of {language} is {value!r}, not between {lowest} and 1"
+    return ""
+
+
+def _key(run: Run) -> str:
+    return artifacts.fingerprint(run.task, run.model, run.setting, dict(run.hyperparameters))
+
+
+def variants(runs: Iterable[Run], center: str) -> list[Variant]:
+    """The runs put together over seeds; by task, cross-lingual transfer first.
+
+    Args:
+      runs: see `find_runs`.
+      center: "mean" or "median" of the seeds.
+
+    Raises:
+      ValueError: seeds of one variant have scores in other languages or of other examples.
+    """
+    if center not in ("mean", "median"):
+        raise ValueError(f"seeds are put together by mean or median, not {center!r}")
+    groups: dict[str, list[Run]] = collections.defaultdict(list)
+    for run in runs:
+        groups[_key(run)].append(run)
+    for group in groups.values():
+        for run in group[1:]:
+            for what in ("split", "examples"):
+                _same(group[0], run, what, getattr(group[0], what), getattr(run, what))
+            _same(group[0], run, "languages", set(group[0].scores), set(run.scores))
+    order = list(TASKS)
+    made = [Variant(tuple(sorted(g, key=lambda r: r.seed)), center) for g in groups.values()]
+    return sorted(made, key=lambda one: (order.index(one.task), one.setting != "zero_shot"))
+
+
+def _same(one: Run, other: Run, what: str, here: Any, there: Any) -> None:
+    if here != there:
+        raise ValueError(
+            f"{one.folder} and {other.folder} differ in the seed alone, but their {what} differ: "
+            f"{here} and {there}; run both on the same data"
+        )
+
+
+def chosen(found: Iterable[Variant]) -> list[Variant]:
+    """Of the hyperparameters tried, the best on the development data, as the papers choose.
+
+    Of each task, model and setting. Where a variant tells no such score, all are kept.
+    """
+    groups: dict[tuple[str, str, str], list[Variant]] = collections.defaultdict(list)
+    for one in found:
+        groups[one.task, one.model, one.setting].append(one)
+    kept: list[Variant] = []
+    for group in groups.values():
+        found_scores = [one.over_seeds(selected) for one in group]
+        known = [score.center for score in found_scores if score is not None]
+        kept += [group[int(np.argmax(known))]] if len(known) == len(group) else group
+    return kept

@@ -1,0 +1,138 @@
+"""Predictions of runs as the folder that XTREME's evaluate.py reads.
+
+    predictions/TASK/test-LANGUAGE.tsv   json for questions
+
+by its README and reader functions: one label a line; one tag a line and an empty line after each
+sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a line, tab between
+them (BUCC); one object of answers by question id.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import artifacts
+from evaluation.xtreme_runs import XTREME, Run, Variant
+from input_pipeline.tasks.tasks import TASKS
+
+_NAMES = {"wikiann": "panx", "bucc": "bucc2018"}
+
+
+def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
+    """Writes the predictions of one model in one setting; of the best seed on development data.
+
+    Args:
+      folder: where "predictions" goes.
+      best: one variant of each task at most; tasks that XTREME does not have are left out.
+
+    Returns:
+      By XTREME's name of a task, the languages that it wants and that have no predictions.
+
+    Raises:
+      ValueError: predictions that are not those of the run's results.
+    """
+    runs: dict[str, Run] = {}
+    for one in (variant for variant in best if variant.task in XTREME):
+        if one.task in runs:
+            raise ValueError(
+                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task} with "
+                "other hyperparameters and no score on development data; leave all but one out of "
+                "--runs"
+            )
+        runs[one.task] = _best_seed(one.runs)
+    missing = {}
+    for task in XTREME:
+        name = _NAMES.get(task, task)
+        run = runs.get(task)
+        written: list[str] = []
+        if run is not None and run.split == "test":
+            written = list(_write_task(folder / "predictions" / name, run))
+        absent = [one for one in TASKS[task].languages if one not in written]
+        if absent:
+            missing[name] = absent
+    return missing
+
+
+def _best_seed(runs: Sequence[Run]) -> Run:
+    return max(runs, key=lambda run: -1 if run.selected is None else run.selected)
+
+
+def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
+    """Writes the languages of a run that XTREME has; yields each."""
+    for language in TASKS[run.task].languages:
+        path = run.folder / "predictions" / f"{run.split}.{language}.jsonl"
+        if language not in run.scores:
+            continue
+        lines = _read(path, run, language)
+        kind = TASKS[run.task].kind
+        if kind == "questions":
+            text = json.dumps(
+                {line["id"]: line["prediction"] for line in lines}, ensure_ascii=False, indent=1
+            )
+        else:
+            text = "\n".join(_FORMATS[kind](lines, path))
+        suffix = "json" if kind == "questions" else "tsv"
+        artifacts.write_text(folder / f"test-{language}.{suffix}", text + "\n")
+        yield language
+
+
+def _read(path: pathlib.Path, run: Run, language: str) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
+            "again"
+        )
+    keys = {"source", "target"} if TASKS[run.task].kind == "mining" else {"id", "prediction"}
+    lines = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict) or not keys <= set(found):
+            raise ValueError(
+                f"{path}:{number}: not an object with {', '.join(sorted(keys))}; run the "
+                "evaluation again"
+            )
+        lines.append(found)
+    wanted = run.examples.get(language, len(lines))
+    if TASKS[run.task].kind != "mining" and len(lines) != wanted:
+        raise ValueError(
+            f"{path}: {len(lines)} predictions for {wanted} examples; run the evaluation again"
+        )
+    return lines
+
+
+def _labels(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+    yield from (str(line["prediction"]) for line in lines)
+
+
+def _tags(lines: Sequence[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield from line["prediction"]
+        if number + 1 < len(lines):
+            yield ""
+
+
+def _positions(lines: Sequence[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+    """The place, among the file's ids, of each id found: both sides have the same ids in order."""
+    places = {line["id"]: place for place, line in enumerate(lines)}
+    for number, line in enumerate(lines, 1):
+        if line["prediction"] not in places:
+            raise ValueError(
+                f"{path}:{number}: prediction {line['prediction']!r} is not one of the file's ids"
+            )
+        yield str(places[line["prediction"]])
+
+
+def _pairs(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+    yield from (f"{line['source']}\t{line['target']}" for line in lines)
+
+
+_FORMATS = {
+    "classification": _labels,
+    "tagging": _tags,
+    "retrieval": _positions,
+    "mining": _pairs,
+}

@@ -1,0 +1,449 @@
+"""Runs with known scores, through averages, tables, comparisons and submissions."""
+
+import csv
+import io
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
+
+PUBLISHED = published.read()
+
+
+class Case(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
+        """A run's folder; a score that is a number is an accuracy."""
+        results = {
+            "task": "xnli",
+            "model": "ours",
+            "setting": "zero_shot",
+            "seed": 0,
+            "hyperparameters": {"learning_rate": 1e-5, "epochs": 5},
+            "selected": {"step": 10, "on": ["en"], "metric": "accuracy", "value": 0.5},
+            "test": {
+                language: value if isinstance(value, dict) else {"accuracy": value}
+                for language, value in scores.items()
+            },
+            "validation": {},
+            **changes,
+        }
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+        return folder
+
+    def variants(self, center: str = "mean", of: str = "*") -> list[xtreme_runs.Variant]:
+        return xtreme_runs.variants(xtreme_runs.find_runs([str(self.folder / of)]), center)
+
+    def predict(self, folder: pathlib.Path, language: str, lines: list[dict]) -> None:
+        path = folder / "predictions" / f"test.{language}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
+
+
+def answers(f1: float, exact_match: float) -> dict[str, float]:
+    return {"f1": f1, "exact_match": exact_match}
+
+
+class ReadTest(Case):
+    def test_a_run_that_has_not_finished_is_named(self):
+        (self.folder / "empty").mkdir()
+        with self.assertRaisesRegex(ValueError, r"empty: no results.json; .* not finished"):
+            self.variants()
+
+    def test_a_pattern_without_folder_is_named(self):
+        with self.assertRaisesRegex(ValueError, "nowhere: no such run folder"):
+            xtreme_runs.find_runs([str(self.folder / "nowhere")])
+
+    @parameterized.parameters(
+        ({"task": "xnlii"}, "no task 'xnlii'; the tasks are xnli, pawsx"),
+        ({"model": None}, "model is None, no str"),
+        ({"seed": "1"}, "seed is '1', no int"),
+        ({"test": {"de": {"accuracy": 48.0}}}, "accuracy of de is 48.0, not between 0 and 1"),
+        ({"test": {"de": {"f1": 0.5}}}, "accuracy of de is None"),
+        ({"test": {}}, "no scores"),
+        (
+            {"task": "cola", "test": {"en": {"matthews": -1.5}}},
+            "matthews of en is -1.5, not between -1",
+        ),
+        ({"task": "xquad", "test": {"en": {"f1": 0.5}}}, "exact_match of en is None"),
+    )
+    def test_wrong_results_are_named(self, changes, message):
+        self.write("wrong", {"en": 0.5}, **changes)
+        with self.assertRaisesRegex(ValueError, f"wrong/results.json: {message}"):
+            self.variants()
+
+    def test_results_that_are_no_json_are_named(self):
+        path = self.write("broken", {"en": 0.5}) / "results.json"
+        path.write_text(path.read_text(encoding="utf-8")[:-5], encoding="utf-8")
+        with self.assertRaisesRegex(ValueError, "broken/results.json: not JSON"):
+            self.variants()
+
+    def test_a_seed_counts_once(self):
+        self.write("a", {"en": 0.5})
+        self.write("b", {"en": 0.6})
+        with self.assertRaisesRegex(ValueError, "a and .*b are runs of the same task"):
+            self.variants()
+
+    def test_seeds_of_other_languages_or_examples_are_told(self):
+        self.write("a", {"en": 0.5, "de": 0.4})
+        self.write("b", {"en": 0.5}, seed=1)
+        with self.assertRaisesRegex(ValueError, r"a and .*b .* languages differ: .*de"):
+            self.variants()
+        self.write("c", {"en": 0.5, "de": 0.4}, seed=2, examples={"test": {"en": 7}})
+        with self.assertRaisesRegex(ValueError, r"examples differ: {} and {'en': 7}"):
+            self.variants(of="[ac]")
+
+    def test_validation_scores_stand_in_for_missing_test_scores(self):
+        scores = {"en": {"matthews": -0.1}}
+        self.write("a", {}, task="cola", test={}, validation=scores)
+        (one,) = self.variants()
+        self.assertEqual((one.runs[0].split, one.runs[0].scores), ("validation", scores))
+
+
+class AverageTest(Case):
+    def test_seeds_are_put_together(self):
+        for seed, value in enumerate([0.2, 0.3, 0.7]):
+            self.write(f"{seed}", {"en": value}, seed=seed)
+        (mean,), (median,) = self.variants("mean"), self.variants("median")
+        found = mean.over_seeds(xtreme_runs.average)
+        self.assertAlmostEqual(found.center, 0.4)
+        # Deviations -.2, -.1, .3: squares .04 + .01 + .09, over 2.
+        self.assertAlmostEqual(found.spread, 0.07**0.5)
+        self.assertEqual(found.count, 3)
+        self.assertAlmostEqual(median.over_seeds(xtreme_runs.average).center, 0.3)
+        with self.assertRaisesRegex(ValueError, "mean or median, not 'mode'"):
+            self.variants("mode")
+
+    def test_english_stands_first(self):
+        self.write("a", {"zh": 0.5, "ar": 0.2, "en": 0.7})
+        (one,) = self.variants()
+        self.assertEqual(one.languages, ["en", "ar", "zh"])
+
+    def test_one_seed_has_no_spread(self):
+        self.write("a", {"en": 0.5, "sw": 0.2})
+        (one,) = self.variants()
+        expected = xtreme_runs.Statistic(0.35, None, 1)
+        self.assertEqual(one.over_seeds(xtreme_runs.average), expected)
+
+    def test_the_median_is_of_the_averages_of_the_seeds(self):
+        # Averages .4, .5, .3; the average of the languages' medians would be .45.
+        for seed, (en, de) in enumerate([(0.6, 0.2), (0.4, 0.6), (0.1, 0.5)]):
+            self.write(f"{seed}", {"en": en, "de": de}, seed=seed)
+        (one,) = self.variants("median")
+        self.assertAlmostEqual(one.over_seeds(xtreme_runs.average).center, 0.4)
+
+    def test_questions_average_f1_and_exact_match(self):
+        self.write("a", {"en": answers(0.8, 0.6), "zh": answers(0.5, 0.3)}, task="xquad")
+        (one,) = self.variants()
+        self.assertAlmostEqual(xtreme_runs.average(one.runs[0]), (0.7 + 0.4) / 2)
+        self.assertAlmostEqual(xtreme_runs.average(one.runs[0], ["zh", "th"]), 0.4)
+        self.assertIsNone(xtreme_runs.average(one.runs[0], ["th"]))
+
+    def test_transfer_gap(self):
+        # XY-LENT Base on MLQA as its Table 12 prints it; Table 4 says 19.9.
+        match = {"en": 70.3, "ar": 43.9, "de": 54.0, "es": 55.1, "hi": 51.7, "vi": 52.0, "zh": 45.2}
+        scores = {language: answers(0.9, value / 100) for language, value in match.items()}
+        self.write("a", scores, task="mlqa")
+        self.write("b", scores, task="mlqa", setting="translate_train_all")
+        self.write("c", {"de": 0.5, "fr": 0.4}, model="c")
+        self.write("d", {"en": 0.5}, model="d")
+        self.write("e", {"en": 0.5, "de": 0.4, "fr": 0.2}, model="e")
+        gaps = {
+            one.runs[0].folder.name: xtreme_runs.transfer_gap(one.runs[0])
+            for one in self.variants()
+        }
+        self.assertAlmostEqual(100 * gaps.pop("a"), 19.9, delta=0.1)
+        self.assertAlmostEqual(gaps.pop("e"), 0.2)
+        self.assertEqual(gaps, {"b": None, "c": None, "d": None})
+
+    def test_the_best_on_development_data_is_chosen(self):
+        for rate, test, dev in ((1e-5, 0.6, 0.3), (2e-5, 0.4, 0.5), (3e-5, 0.5, 0.4)):
+            for seed in range(2):
+                self.write(
+                    f"{rate}-{seed}",
+                    {"en": test},
+                    seed=seed,
+                    hyperparameters={"learning_rate": rate},
+                    selected={"value": dev},
+                )
+        (best,) = xtreme_runs.chosen(self.variants())
+        self.assertEqual(best.hyperparameters, "learning_rate 2e-05")
+        page = xtreme_report.page(self.variants(), PUBLISHED)
+        self.assertIn("| xnli | ours | learning_rate 2e-05 | 50.0 ± 0.0 * | 40.0 ± 0.0 |", page)
+        self.assertIn("| xnli | ours | learning_rate 1e-05 | 30.0 ± 0.0 | 60.0 ± 0.0 |", page)
+        self.assertNotIn("| en | 60.0", page)
+
+    def test_without_development_scores_all_are_kept_and_told_apart(self):
+        for layer in (4, 8):
+            self.write(
+                f"{layer}",
+                {"de": layer / 10},
+                task="tatoeba",
+                hyperparameters={"layer": layer},
+                selected=None,
+            )
+        page = xtreme_report.page(self.variants(), PUBLISHED)
+        self.assertIn("| language | ours [layer 4] | ours [layer 8] |", page)
+        self.assertIn("| de | 40.0 | 80.0 |", page)
+
+
+class PaperTest(Case):
+    """The papers' own numbers, averaged as they do."""
+
+    def write_row(self, row: published.Row, tasks: tuple[str, ...]) -> None:
+        for task in tasks:
+            scores = {name: value / 100 for name, value in row.scores[task].items()}
+            metrics = xtreme_runs.averaged_metrics(task)
+            self.write(task, {"de": {name: scores[name] for name in metrics}}, task=task)
+
+    def row(self, model: str, source: str) -> published.Row:
+        (row,) = [
+            row
+            for row in PUBLISHED.rows
+            if (row.model, row.setting) == (model, "zero_shot") and row.source.startswith(source)
+        ]
+        return row
+
+    @parameterized.parameters(
+        ("XLM-R vocabulary, 250K", "60.7"),
+        ("joint, 500K", "61.4"),
+        ("VoCap, 500K", "63.1"),
+        ("VoCap, 500K, k-NN", "63.7"),
+    )
+    def test_vocap_averages_seven_tasks(self, model, average):
+        self.write_row(self.row(model, "VoCap, Table 1"), xtreme_runs.XTREME[:7])
+        table = xtreme_report.averages_table(self.variants())
+        self.assertIn(f" | {average} |\n", table)
+        self.assertIn(f"| ({average}, 7 tasks) | {average} |", table)
+        self.assertIn("ours: no runs of bucc, tatoeba.", table)
+
+    @parameterized.parameters(("mBERT", "59.6"), ("XLM", "55.5"), ("XLM-R Large", "68.1"))
+    def test_xtreme_averages_nine_tasks(self, model, average):
+        self.write_row(self.row(model, "VECO"), xtreme_runs.XTREME)
+        table = xtreme_report.averages_table(self.variants())
+        self.assertIn(f" | {average} | ", table)
+        self.assertNotIn("no runs of", table)
+
+    @parameterized.parameters(
+        ("XY-LENT Base", "XY-LENT, Tables 1", "xnli", 80.5),
+        ("XY-LENT Base", "XY-LENT, Tables 1", "tydiqa", (67.1 + 51.5) / 2),
+        ("XLM-R Base", "XY-LENT, Tables 1", "xnli", 76.2),
+        ("VECO", "VECO", "bucc", 85.0),
+        ("VECO", "VECO", "mlqa", (71.7 + 53.2) / 2),
+    )
+    def test_languages_average_to_what_is_printed(self, model, source, task, printed):
+        row = self.row(model, source)
+        (languages, *_) = row.languages[task].values()
+        self.assertAlmostEqual(row.printed(task), printed)
+        self.assertAlmostEqual(row.average(task, languages), printed, delta=0.11)
+
+    def test_papers_are_compared_over_the_languages_of_the_runs(self):
+        self.write("a", {"en": 0.6, "sw": 0.4})
+        table = xtreme_report.comparison_table(self.variants(), PUBLISHED)
+        self.assertIn("| ours |  | 50.0 |  |", table)
+        # XY-LENT Table 11: XLM-R Base has 85.8 in English and 66.5 in Swahili.
+        self.assertIn("| XLM-R Base | XY-LENT, Tables 1, 5, 10-14 | 76.2 | 76.2 |", table)
+        # 87.7 and 75.5.
+        self.assertIn("| XY-LENT Base | XY-LENT, Tables 1, 5, 10-14 | 81.6 | 80.5 |", table)
+        self.assertIn("| VoCap, 500K | VoCap, Table 1 |  | 70.5 |", table)
+        self.assertNotIn("translate-train-all", table)
+
+    def test_a_language_that_a_paper_lacks_leaves_no_common_average(self):
+        row = self.row("XLM-R Base", "XY-LENT, Tables 1")
+        self.assertAlmostEqual(row.average("xnli", ["en", "sw"]), 76.15)
+        self.assertIsNone(row.average("xnli", ["en", "my"]))
+        self.assertIsNone(row.average("xnli", []))
+        self.write("a", {"en": 0.6, "my": 0.4})
+        table = xtreme_report.comparison_table(self.variants(), PUBLISHED)
+        self.assertIn("| XLM-R Base | XY-LENT, Tables 1, 5, 10-14 |  | 76.2 |", table)
+
+    def test_a_task_that_no_paper_prints_has_no_comparison(self):
+        self.write("a", {"en": {"pearson": 0.5, "spearman": 0.4}}, task="stsb")
+        self.assertEqual(xtreme_report.comparison_table(self.variants(), PUBLISHED), "")
+
+    def test_resource_groups(self):
+        found = xtreme_report.groups(["en", "bg", "sw", "eu", "tr", "nah", "vi"], PUBLISHED)
+        expected = {"high": ["en", "tr", "vi"], "mid": ["bg", "eu"], "low": ["sw"]}
+        self.assertEqual(found, expected | {"unlisted": ["nah"]})
+
+    def test_a_wrong_file_of_published_numbers_is_told(self):
+        path = self.folder / "numbers.json"
+        for text in ("{}", "[", '{"rows": [{}], "corpus_gb": {}}'):
+            path.write_text(text, encoding="utf-8")
+            with self.assertRaisesRegex(ValueError, "numbers.json: not a file of published"):
+                published.read(path)
+        with self.assertRaisesRegex(ValueError, "absent.json: not a file"):
+            published.read(self.folder / "absent.json")
+
+
+class ReportTest(Case):
+    def test_everything_is_written(self):
+        for model, plus in (("ours", 0.1), ("random", 0.0)):
+            for seed in range(2):
+                scores = {"en": 0.5 + plus, "sw": 0.3 + plus + 0.02 * seed}
+                self.write(f"{model}{seed}", scores, model=model, seed=seed)
+        self.write("tta", {"en": 0.7, "sw": 0.6}, setting="translate_train_all")
+        self.write("qa", {"en": answers(0.5, 0.4), "te": answers(0.3, 0.1)}, task="tydiqa")
+        output = self.folder / "out"
+        found = self.variants(of="[!o]*") + self.variants(of="ours*")
+        path = xtreme_report.write_report(output, found, PUBLISHED)
+        page = path.read_text(encoding="utf-8")
+        for line in (
+            "| en | 50.0 ± 0.0 | 70.0 | 60.0 ± 0.0 |",
+            "| sw | 31.0 ± 1.4 | 60.0 | 41.0 ± 1.4 |",
+            "| **average** (2) | 40.5 ± 0.7 | 65.0 | 50.5 ± 0.7 |",
+            "| **low** (1) | 31.0 ± 1.4 | 60.0 | 41.0 ± 1.4 |",
+            "| **transfer gap** | 19.0 ± 1.4 |  | 19.0 ± 1.4 |",
+            "| te | 30.0 / 10.0 |",
+            "| **average** (2) | 32.5 (40.0 / 25.0) |",
+            "| ours | 50.5 ± 0.7 | 32.5 | (41.5, 2 tasks) | (41.5, 2 tasks) |",
+            "| XY-LENT (XY-LENT, Table 4) | 7.8 | 8.6 |",
+        ):
+            self.assertIn(line, page)
+        for task in ("xnli", "tydiqa"):
+            self.assertEqual((output / f"{task}.png").read_bytes()[:4], b"\x89PNG")
+            self.assertIn(f"({task}.png)", page)
+        self.assertLen(list(output.iterdir()), 5)
+
+    def test_csv_holds_every_number(self):
+        for seed, value in enumerate((0.25, 0.75)):
+            scores = {"en": {"f1": value, "accuracy": 0.5}, "ru": {"f1": 0.25, "accuracy": 1.0}}
+            self.write(f"{seed}", scores, task="udpos", seed=seed)
+        lines = list(csv.DictReader(io.StringIO(xtreme_report.scores_csv(self.variants()))))
+        found = {(line["language"], line["metric"]): line for line in lines}
+        self.assertLen(found, 4)
+        english = found["en", "f1"]
+        self.assertAlmostEqual(float(english["score"]), 0.5)
+        self.assertAlmostEqual(float(english["standard_deviation"]), 0.125**0.5, places=6)
+        self.assertEqual(
+            (english["seeds"], english["model"], english["split"]), ("2", "ours", "test")
+        )
+        self.assertEqual(found["ru", "accuracy"]["score"], "1.000000")
+        text = xtreme_report.averages_csv(self.variants(), PUBLISHED)
+        averages = {line["average"]: line for line in csv.DictReader(io.StringIO(text))}
+        self.assertEqual(averages["all"]["languages"], "2")
+        self.assertAlmostEqual(float(averages["all"]["score"]), 0.375)
+        self.assertAlmostEqual(float(averages["transfer gap"]["score"]), 0.25)
+
+    def test_languages_that_one_run_lacks_are_empty(self):
+        self.write("a", {"en": 0.6, "sw": 0.4})
+        self.write("b", {"en": 0.8, "th": 0.2}, model="other")
+        table = xtreme_report.task_table(self.variants(), PUBLISHED)
+        for line in ("| sw | 40.0 |  |", "| th |  | 20.0 |", "| **low** (1) | 40.0 |  |"):
+            self.assertIn(line, table)
+
+
+class SubmissionTest(Case):
+    def text(self, name: str) -> str:
+        return (self.folder / "out" / "predictions" / name).read_text(encoding="utf-8")
+
+    def submit(self) -> dict[str, list[str]]:
+        return xtreme_submission.write_submission(self.folder / "out", self.variants())
+
+    def test_each_kind_in_xtremes_format(self):
+        one = {"zh": {"f1": 0.5}}
+        xnli = self.write("nli", {"zh": 0.5}, examples={"test": {"zh": 2}})
+        self.predict(
+            xnli,
+            "zh",
+            [{"id": "0", "prediction": "neutral"}, {"id": "1", "prediction": "entailment"}],
+        )
+        ner = self.write("ner", one, task="wikiann")
+        tags = ["B-LOC", "I-LOC"], ["O"]
+        self.predict(
+            ner,
+            "zh",
+            [{"id": str(i), "words": tag, "prediction": tag} for i, tag in enumerate(tags)],
+        )
+        questions = self.write("qa", {"zh": answers(0.5, 0.5)}, task="xquad")
+        self.predict(
+            questions,
+            "zh",
+            [{"id": "q7", "prediction": "北京“市”"}, {"id": "q8", "prediction": ""}],
+        )
+        tatoeba = self.write("tatoeba", {"zh": 0.5}, task="tatoeba")
+        ids = ["10", "11", "12"]
+        self.predict(
+            tatoeba,
+            "zh",
+            [{"id": i, "prediction": found} for i, found in zip(ids, reversed(ids), strict=True)],
+        )
+        bucc = self.write("bucc", {"zh": {"f1": 0.5}}, task="bucc")
+        pairs = [("zh-1", "en-4"), ("zh-2", "en-3")]
+        self.predict(bucc, "zh", [{"source": s, "target": t, "score": 1.1} for s, t in pairs])
+        missing = self.submit()
+        self.assertEqual(self.text("xnli/test-zh.tsv"), "neutral\nentailment\n")
+        self.assertEqual(self.text("panx/test-zh.tsv"), "B-LOC\nI-LOC\n\nO\n")
+        found = json.loads(self.text("xquad/test-zh.json"))
+        self.assertEqual(found, {"q7": "北京“市”", "q8": ""})
+        self.assertIn("北京“市”", self.text("xquad/test-zh.json"))
+        self.assertEqual(self.text("tatoeba/test-zh.tsv"), "2\n1\n0\n")
+        self.assertEqual(self.text("bucc2018/test-zh.tsv"), "zh-1\ten-4\nzh-2\ten-3\n")
+        self.assertEqual(missing["bucc2018"], ["de", "fr", "ru"])
+        self.assertEqual(missing["mlqa"], ["ar", "de", "en", "es", "hi", "vi", "zh"])
+        self.assertLen(missing, 9)
+
+    def test_the_seed_that_is_best_on_development_data_is_sent(self):
+        for seed, value in enumerate((0.3, 0.6, 0.5)):
+            folder = self.write(f"{seed}", {"en": 0.5}, seed=seed, selected={"value": value})
+            self.predict(folder, "en", [{"id": "0", "prediction": f"label{seed}"}])
+        self.submit()
+        self.assertEqual(self.text("xnli/test-en.tsv"), "label1\n")
+
+    def test_languages_and_tasks_that_xtreme_lacks_are_left_out(self):
+        folder = self.write("a", {"de": 0.5, "my": 0.5})
+        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
+        self.write("b", {"aym": 0.5}, task="americasnli")
+        self.submit()
+        found = [path.name for path in (self.folder / "out").rglob("*.tsv")]
+        self.assertEqual(found, ["test-de.tsv"])
+
+    def test_predictions_of_validation_data_are_not_sent(self):
+        scores = {"de": {"accuracy": 0.5}}
+        folder = self.write("a", {}, task="pawsx", test={}, validation=scores)
+        self.predict(folder, "de", [{"id": "0", "prediction": "1"}])
+        (folder / "predictions" / "test.de.jsonl").rename(
+            folder / "predictions" / "validation.de.jsonl"
+        )
+        self.assertIn("de", self.submit()["pawsx"])
+        self.assertEmpty(list(self.folder.rglob("*.tsv")))
+
+    def test_predictions_that_do_not_fit_are_told(self):
+        folder = self.write("a", {"de": 0.5}, examples={"test": {"de": 2}})
+        with self.assertRaisesRegex(ValueError, r"test.de.jsonl: no such file, but .* of de"):
+            self.submit()
+        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
+        with self.assertRaisesRegex(ValueError, "test.de.jsonl: 1 predictions for 2 examples"):
+            self.submit()
+        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}, {"id": "1"}])
+        with self.assertRaisesRegex(ValueError, "test.de.jsonl:2: not an object with id, pred"):
+            self.submit()
+
+    def test_a_sentence_that_is_not_there_is_told(self):
+        folder = self.write("a", {"de": 0.5}, task="tatoeba")
+        self.predict(folder, "de", [{"id": "0", "prediction": "7"}])
+        with self.assertRaisesRegex(ValueError, "test.de.jsonl:1: prediction '7' is not one"):
+            self.submit()
+
+    def test_hyperparameters_that_nothing_chooses_between_are_told(self):
+        for layer in (4, 8):
+            hyperparameters = {"layer": layer}
+            self.write(
+                f"{layer}", {"de": 0.5}, task="tatoeba", hyperparameters=hyperparameters,
+                selected=None,
+            )  # fmt: skip
+        with self.assertRaisesRegex(ValueError, "4 and .*8 are runs of tatoeba with other"):
+            self.submit()
+
+
+if __name__ == "__main__":
+    absltest.main()

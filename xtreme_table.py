@@ -1,0 +1,47 @@
+"""Puts fine-tuning runs into one report: the cross-lingual table, and a submission to XTREME.
+
+    python xtreme_table.py --runs=DIR1,DIR2,... --output=DIR [--center=median] [--submission]
+
+DIR may hold *, for many runs. OUTPUT gets report.md with its plots, scores.csv and averages.csv;
+--submission adds a folder for each model and setting that XTREME's evaluate.py reads.
+"""
+
+import pathlib
+import re
+
+from absl import flags, logging
+
+import entry_point
+from evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
+
+_RUNS = flags.DEFINE_list("runs", None, "Folders of finished runs, with results.json each.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_CENTER = flags.DEFINE_enum("center", "mean", ["mean", "median"], "Of several seeds.")
+_PUBLISHED = flags.DEFINE_string(
+    "published", str(published.DEFAULT), "Numbers to compare with, as evaluation/published.json."
+)
+_SUBMISSION = flags.DEFINE_bool("submission", False, "Also write predictions for XTREME.")
+
+
+def main(_) -> None:
+    folder = pathlib.Path(_OUTPUT.value)
+    runs = xtreme_runs.find_runs(_RUNS.value)
+    variants = xtreme_runs.variants(runs, _CENTER.value)
+    numbers = published.read(pathlib.Path(_PUBLISHED.value))
+    logging.info("%d runs, %d without their seeds", len(runs), len(variants))
+    if _SUBMISSION.value:
+        _submit(folder / "submission", xtreme_runs.chosen(variants))
+    print(xtreme_report.write_report(folder, variants, numbers))
+
+
+def _submit(folder: pathlib.Path, best: list[xtreme_runs.Variant]) -> None:
+    for model, setting in dict.fromkeys((one.model, one.setting) for one in best):
+        those = [one for one in best if (one.model, one.setting) == (model, setting)]
+        name = re.sub(r"[^\w.-]+", "_", f"{model}-{setting}")
+        missing = xtreme_submission.write_submission(folder / name, those)
+        for task, languages in missing.items():
+            logging.warning("%s: no %s predictions in %s", name, task, ", ".join(languages))
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("runs", "output"))
