@@ -12,7 +12,7 @@ from input_pipeline.row_store import RowStore, SpecialIds
 from knn_sampling.output_layer import OutputLayer
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
-from training.sharding import MeshSettings, make_abstract_mesh
+from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
 
 PARTS = ("parameters", "optimizer", "neighbour index", "gradients", "activations")
 
@@ -65,7 +65,8 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     objective = model.objective(config, store, mesh)
     state = model.program(config, objective, store, mesh).abstract_state
 
-    rows = config.train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    parts = config.train.accumulation_steps
+    rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
     sizes, layer = objective.encoder.settings, objective.output_layer
     masked = rows * objective.mask.slots(store.length)
     activations = ActivationSizes(

@@ -18,9 +18,9 @@ from input_pipeline import dataset
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.row_store import RowStore
 from input_pipeline.stream import (
-    MaskRateStream,
     MixedStream,
     PhasedStream,
+    ScheduledStream,
     Stream,
     TrainingStream,
 )
@@ -240,13 +240,21 @@ def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
         first: TrainingStream(store, _language_shares(config, store, alpha), train.batch_size, seed)
         for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed)
     }
-    stream: Stream = PhasedStream(phases) if data.alpha_phases else phases[0]
+    stream: Stream = phases[0]
+    if data.alpha_phases:
+        alphas = {0: data.alpha, **dict(data.alpha_phases)}
+        stream = ScheduledStream(
+            PhasedStream(phases), "alpha", lambda step: alphas[max(s for s in alphas if s <= step)]
+        )
     if data.pair_share:
         pairs, shares = pair_streams(store, _bitext_settings(config, store), train.seed)
         shares = np.array([1 - data.pair_share, *(data.pair_share * shares)])
         stream = MixedStream([stream, *pairs], shares, train.seed)
     if mask.final_rate:
-        stream = MaskRateStream(stream, mask.rate, mask.final_rate, train.num_steps)
+        ends, rates = (0, train.num_steps - 1), (mask.rate, mask.final_rate)
+        stream = ScheduledStream(
+            stream, "mask_rate", lambda step: float(np.interp(step, ends, rates))
+        )
     return stream
 
 

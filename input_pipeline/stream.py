@@ -11,7 +11,7 @@ a language are visited epoch by epoch, each epoch in a random order of its own.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -212,19 +212,18 @@ class PhasedStream(_ChosenStream):
         return self._streams[first], step - first
 
 
-class MaskRateStream:
-    """A stream whose batches say how much of them is to be masked, from one rate to another."""
+class ScheduledStream:
+    """A stream whose batches carry a value that depends on the step, such as their mask rate."""
 
-    def __init__(self, stream: Stream, first_rate: float, last_rate: float, num_steps: int):
-        """`stream` with `mask_rate` [B] float32, linear over `num_steps`."""
-        self._stream, self._num_steps = stream, num_steps
-        self._rates = first_rate, last_rate
-        self.types = {**stream.types, "mask_rate": np.dtype(np.float32)}
+    def __init__(self, stream: Stream, name: str, value: Callable[[int], float]):
+        """`stream` with `value(step)` as the array `name`, [B] float32."""
+        self._stream, self._name, self._value = stream, name, value
+        self.types = {**stream.types, name: np.dtype(np.float32)}
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         batch = self._stream.batch(step, part, num_parts)
-        rate = np.interp(step, (0, self._num_steps - 1), self._rates)
-        return {**batch, "mask_rate": np.full(len(batch["tokens"]), rate, np.float32)}
+        values = np.full(len(batch["tokens"]), self._value(step), np.float32)
+        return {**batch, self._name: values}
 
     def contents(self, step: int) -> list[tuple[str, int]]:
         return self._stream.contents(step)

@@ -15,6 +15,9 @@ from models.segments import packed_segments
 from objectives.masking import Masked, MaskSettings, mask_tokens
 from objectives.sums import Sums
 
+# What a batch may carry that depends on the step.
+_SCHEDULED = ("mask_rate", "alpha")
+
 
 class Prepared(NamedTuple):
     """A batch to be predicted.
@@ -24,7 +27,7 @@ class Prepared(NamedTuple):
       segments: [B, L] int32, see `models.segments`.
       token_positions: [B, L] int32, the same.
       pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
-      mask_rates: [B] float32 where the rate changes; else None.
+      scheduled: [B] float32 values of the step, to be reported.
       language: [B] int32, number of each row's language; None where it is unknown.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
       sample: the words of the softmax; None for the whole vocabulary.
@@ -36,7 +39,7 @@ class Prepared(NamedTuple):
     segments: jax.Array
     token_positions: jax.Array
     pairs: jax.Array | None
-    mask_rates: jax.Array | None
+    scheduled: dict[str, jax.Array]
     language: jax.Array | None
     tokens: jax.Array
     sample: Sample | None
@@ -133,7 +136,8 @@ class MaskedLM:
         Args:
           index: neighbour index, if the output layer uses one.
           batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32;
-            `mask_rate` [B] float32 where it is not `mask.rate`; `language` [B] int32 for metrics.
+            `mask_rate` [B] float32 where it is not `mask.rate`; `language` [B] int32
+            and `alpha` [B] float32 for metrics.
           key: random key of masking, sampling and dropout.
           exact: take the softmax over the whole vocabulary.
           dropout: whether `sums` is to apply it.
@@ -164,7 +168,7 @@ class MaskedLM:
             segments,
             token_positions,
             pairs,
-            batch.get("mask_rate"),
+            {name: batch[name] for name in _SCHEDULED if name in batch},
             batch.get("language"),
             tokens=masked.inputs,
             sample=None,
@@ -206,8 +210,8 @@ class MaskedLM:
         }
         if prepared.pairs is not None:
             sums["pair_loss"] = (total, weight)
-        if prepared.mask_rates is not None:
-            sums["mask_rate"] = (prepared.mask_rates.mean(), one)
+        for name, values in prepared.scheduled.items():
+            sums[name] = (values.mean(), one)
         if prepared.language is not None and self.languages:
             sums |= self._by_language(loss.losses, prepared.masked.weights, prepared.language)
         return sums

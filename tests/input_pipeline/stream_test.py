@@ -11,8 +11,8 @@ from absl.testing import absltest, parameterized
 from input_pipeline import dataset, stream
 from input_pipeline.row_store import RowStore, SpecialIds
 from input_pipeline.stream import (
-    MaskRateStream,
     PhasedStream,
+    ScheduledStream,
     StreamOrder,
     TrainingStream,
     largest_remainder,
@@ -241,8 +241,8 @@ class SchedulesTest(absltest.TestCase):
         ]
         np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
 
-    def test_mask_rates_are_linear(self):
-        stream = MaskRateStream(self.streams[0], 0.4, 0.1, num_steps=7)
+    def test_values_of_the_step(self):
+        stream = ScheduledStream(self.streams[0], "mask_rate", lambda step: 0.4 - 0.05 * step)
         rates = [stream.batch(step)["mask_rate"] for step in range(7)]
         self.assertEqual({rate.dtype for rate in rates}, {stream.types["mask_rate"]})
         expected = np.linspace(0.4, 0.1, 7)[:, None].repeat(50, axis=1)
