@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from configs.finetune.sweeps import GRIDS
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
+STAGES = ("build_vocab", "prepare_data", "train", "evaluate", "finetune")
 # The status of a training run that saved its state and wants to be started again. It is
 # training.signals.EXIT_STOPPED, which cannot be imported without jax.
 EXIT_STOPPED = 75
@@ -58,6 +60,8 @@ class Job:
                 f"--stages are {','.join(self.stages)!r}, must be some of {','.join(STAGES)}, each "
                 "once and in this order"
             )
+        if "finetune" in self.stages and len(self.stages) > 1:
+            raise ValueError("--stages: finetune has configs of its own; start it by itself")
         if any(not _KEY.fullmatch(key) for key in self.overrides):
             raise ValueError(f"keys of a config are words joined by dots; got {self.overrides}")
 
@@ -166,7 +170,7 @@ def expand(job: Job, sweep: Mapping[str, Sequence[str]]) -> list[Job]:
         return [job]
     if fixed := sorted(set(sweep) & set(job.overrides)):
         raise ValueError(f"{fixed[0]} is both set and swept; leave one out")
-    uses_rows = not {"build_vocab", "prepare_data"} & set(job.stages)
+    uses_rows = not {"build_vocab", "prepare_data", "finetune"} & set(job.stages)
     jobs = []
     for number, values in enumerate(itertools.product(*sweep.values())):
         differs = dict(zip(sweep, values, strict=True))
@@ -192,6 +196,7 @@ def define_flags(stages: str) -> None:
     flags.DEFINE_string("name", None, "Name of the job; by default the config's.")
     flags.DEFINE_list("stages", stages, f"Some of {','.join(STAGES)}.")
     flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")
+    flags.DEFINE_string("grid", None, f"Of finetune, that of a paper: {', '.join(GRIDS)}.")
     flags.DEFINE_integer("seeds", 0, "So many jobs that differ in train.seed.", lower_bound=0)
     flags.DEFINE_bool("dry_run", False, "Print what would be done, and do nothing.")
 
@@ -214,9 +219,27 @@ def jobs_from_flags(values: flags.FlagValues = flags.FLAGS) -> list[Job]:
         stages=tuple(values.stages),
         overrides={k: str(v) for k, v in config_flags.get_override_values(flag).items()},
     )
-    sweep = parse_sweep(values.sweep, values.seeds)
+    sweep = parse_sweep([*grid(values.grid, values.config), *values.sweep], values.seeds)
     check_sweep(sweep, values.config)
     return expand(job, sweep)
+
+
+def grid(name: str | None, config: ConfigDict) -> tuple[str, ...]:
+    """The sweeps of a paper's grid for the task of a config; none without a name.
+
+    Raises:
+      ValueError: there is no such grid, or none for the task.
+    """
+    if name is None:
+        return ()
+    task = config.task.name if "task" in config else ""
+    if task not in GRIDS.get(name, {}):
+        tasks = {known: ", ".join(of_task) for known, of_task in GRIDS.items()}
+        raise ValueError(
+            f"--grid is {name!r}, and the task of the config {task!r}; grids, with their tasks: "
+            + "; ".join(f"{known} ({names})" for known, names in tasks.items())
+        )
+    return GRIDS[name][task]
 
 
 def code_files(root: pathlib.Path = ROOT) -> list[str]:

@@ -4,8 +4,9 @@
 
 One batch job for each job of the sweep. Training runs in one process per GPU, joined by
 jax.distributed, which reads the job from Slurm's variables; all other stages run in one process on
-the first node. Five minutes before the time limit, and when the cluster wants its nodes back,
-training is told to save and stop; the job then queues again, and goes on where it was.
+the first node, fine-tuning with all its GPUs. Five minutes before the time limit, and when the
+cluster wants its nodes back, training is told to save and stop; the job then queues again, and goes
+on where it was.
 """
 
 import dataclasses
@@ -81,7 +82,12 @@ def batch_script(job: jobs.Job, cluster: Cluster) -> str:
         *job.link_commands(),
     ]
     for stage in job.stages:
-        lines += _training(job, cluster) if stage == "train" else [_alone(job, cluster, stage)]
+        if stage == "train":
+            lines += _resumed(_train(job, cluster))
+        elif stage == "finetune":
+            lines += _resumed(_alone(job, cluster, stage))
+        else:
+            lines.append(_alone(job, cluster, stage))
     return "\n".join(lines) + "\n"
 
 
@@ -91,13 +97,18 @@ def _alone(job: jobs.Job, cluster: Cluster, stage: str) -> str:
     return f"srun {options} {job.command(stage, cluster.python, *mesh)}"
 
 
-def _training(job: jobs.Job, cluster: Cluster) -> list[str]:
+def _train(job: jobs.Job, cluster: Cluster) -> str:
     is_one_process = cluster.nodes * max(cluster.gpus, 1) == 1
     command = job.command("train", cluster.python, *(() if is_one_process else ("--distributed",)))
+    # The processes that stop first must not take the others with them while these still save.
+    return f"srun --kill-on-bad-exit=0 --wait={cluster.grace} {command}"
+
+
+def _resumed(command: str) -> list[str]:
+    """A command that is queued again if it ends because it was asked to stop."""
     return [
         "status=0",
-        # The processes that stop first must not take the others with them while these still save.
-        f"srun --kill-on-bad-exit=0 --wait={cluster.grace} {command} || status=$?",
+        f"{command} || status=$?",
         f'if [ "$status" -eq {jobs.EXIT_STOPPED} ]; then',
         '  echo "stopped and saved; queueing again"',
         '  scontrol requeue "$SLURM_JOB_ID"',

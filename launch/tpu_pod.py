@@ -235,6 +235,11 @@ def main(_) -> None:
     values = flags.FLAGS
     fields = [field.name for field in dataclasses.fields(Pod) if field.name != "name"]
     for job in jobs.jobs_from_flags():
+        if "finetune" in job.stages:
+            raise ValueError(
+                "finetune runs in one process, which cannot use a slice of several hosts; start it "
+                "with launch.local on a TPU VM of one host, or with launch.slurm or launch.xmanager"
+            )
         pod = Pod(job.name, **{field: values[field].value for field in fields})
         if values.dry_run:
             planned = [pod.delete()] if values.delete else commands(pod, job)

@@ -57,7 +57,8 @@ class JobTest(parameterized.TestCase):
         ({"stages": ()}, "--stages are ''"),
         ({"stages": ("train", "prepare_data")}, "in this order"),
         ({"stages": ("train", "train")}, "each once"),
-        ({"stages": ("finetune",)}, "--stages are 'finetune'"),
+        ({"stages": ("fine",)}, "--stages are 'fine'"),
+        ({"stages": ("train", "finetune")}, "finetune has configs of its own"),
         ({"overrides": {"train.seed --x": "1"}}, "keys of a config"),
     )
     def test_what_no_cluster_would_take_is_refused(self, fields, message):
@@ -91,7 +92,10 @@ class SweepTest(parameterized.TestCase):
         self.assertEqual(jobs.expand(JOB, jobs.parse_sweep([])), [JOB])
 
     @parameterized.parameters(
-        (("train", "evaluate"), "/runs/a"), (("prepare_data", "train"), ""), (("build_vocab",), "")
+        (("train", "evaluate"), "/runs/a"),
+        (("prepare_data", "train"), ""),
+        (("build_vocab",), ""),
+        (("finetune",), ""),
     )
     def test_rows_are_shared_unless_each_job_makes_its_own(self, stages, shared):
         job = jobs.Job("run", "configs/quickstart.py", "/runs/a", stages)
@@ -169,6 +173,41 @@ class FlagsTest(parameterized.TestCase):
                 "--config.optimizer.warmup_steps=2",
             ],
         )
+
+    def test_a_grid_of_a_paper_and_seeds(self):
+        done = self.launch(
+            "--config=configs/finetune/tydiqa.py:DATA",
+            "--workdir=/runs/a",
+            "--stages=finetune",
+            "--config.init_from=/runs/b",
+            "--grid=vocap",
+            "--seeds=2",
+            "--python=py",
+            launcher="local",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stdout.splitlines()
+        self.assertLen(lines, 8)  # of two rates, two numbers of epochs, two seeds
+        self.assertEqual(
+            shlex.split(lines[1]),
+            [
+                "py",
+                "finetune.py",
+                "--config=configs/finetune/tydiqa.py:DATA",
+                "--workdir=/runs/a/sweep/optimizer.learning_rate=2e-5,train.epochs=6,train.seed=1",
+                "--config.init_from=/runs/b",
+                "--config.optimizer.learning_rate=2e-5",
+                "--config.train.epochs=6",
+                "--config.train.seed=1",
+            ],
+        )
+
+    def test_slices_are_for_training(self):
+        flags = ["--config=configs/finetune/xnli.py:D", "--workdir=/a", "--stages=finetune"]
+        place = ["--zone=z", "--accelerator=v6e-8", "--runtime=r"]
+        done = self.launch(*flags, *place, launcher="tpu_pod")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("finetune runs in one process", done.stderr)
 
     def test_a_wrong_value_is_told_without_a_traceback(self):
         done = self.launch("--config=configs/quickstart.py", "--workdir=/a", "--sweep=train.sed=1")

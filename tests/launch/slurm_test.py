@@ -61,6 +61,16 @@ class BatchScriptTest(parameterized.TestCase):
     def test_the_script(self):
         self.assertEqual(slurm.batch_script(JOB, CLUSTER), SCRIPT)
 
+    def test_fine_tuning_is_one_process_that_queues_again(self):
+        job = dataclasses.replace(JOB, stages=("finetune",))
+        training = SCRIPT.splitlines()[SCRIPT.splitlines().index("status=0") :]
+        lines = slurm.batch_script(job, CLUSTER).splitlines()
+        found = lines[lines.index("status=0") :]
+        command = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 py finetune.py"
+        self.assertStartsWith(found[1], command)
+        self.assertEndsWith(found[1], "--config.a.b=(1, 2)' || status=$?")
+        self.assertEqual(found[2:], training[2:7])
+
     @parameterized.parameters((1, 0, 1, False), (1, 1, 1, False), (1, 2, 2, True), (2, 0, 1, True))
     def test_processes_join_where_there_are_several(self, nodes, gpus, tasks, joins):
         script = slurm.batch_script(JOB, slurm.Cluster(nodes, gpus, 1))

@@ -1,0 +1,228 @@
+"""Builders of fine-tuning: the model, its program, what selects and what evaluates."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from builders.data import settings
+from builders.pretrained import Pretrained
+from builders.task_data import TaskSettings, Tokenizer, task_settings
+from evaluation.search import SentenceEncoder
+from evaluation.tasks import Predictor, TaskData
+from input_pipeline import dataset
+from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.tasks.batches import FeatureStream, padding_ratio
+from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.features import sentence_features
+from models.encoder import Encoder, EncoderSettings
+from models.heads import make_head
+from objectives.fine_tuning import FineTuning
+from training.optimizer import OptimizerSettings
+from training.settings import TrainSettings
+from training.sharding import MeshSettings, host_part, make_mesh
+from training.step import Program, make_program
+
+_MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
+
+
+def objective(config: ConfigDict, pretrained: Pretrained) -> FineTuning:
+    """The encoder with a new head.
+
+    Raises:
+      ValueError: rows are longer than the encoder's positions.
+    """
+    return with_head(config, encoder_settings(config, pretrained.settings))
+
+
+def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
+    """An encoder of these settings with the head of the task."""
+    options = task_settings(config)
+    task = options.task
+    head = make_head(task.kind, len(task.labels), encoder.dropout_rate, options.pooling)
+    return FineTuning(Encoder(encoder), head, task.kind)
+
+
+def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
+    """Settings of a pre-trained encoder, with those of the `model` section in their place.
+
+    Raises:
+      ValueError: rows are longer than the encoder's positions.
+    """
+    length = task_settings(config).max_length
+    if length > pretrained.max_length:
+        raise ValueError(
+            f"task.max_length is {length}, but the encoder has {pretrained.max_length} positions; "
+            "lower it (of questions lower task.stride and task.max_query_length with it)"
+        )
+    return dataclasses.replace(pretrained, **config.model.to_dict())
+
+
+def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
+    """Lengths and intervals of a run over so many features."""
+    train = config.train
+    steps_per_epoch = math.ceil(num_features / train.batch_size)
+    num_steps = max(round(train.epochs * steps_per_epoch), 1)
+    interval = max(num_steps // train.evaluations, 1)
+    return TrainSettings(
+        num_steps=num_steps,
+        batch_size=train.batch_size,
+        seed=train.seed,
+        log_every=train.log_every,
+        evaluate_every=interval,
+        checkpoint_every=interval,
+        keep_checkpoints=train.keep_checkpoints,
+        tensorboard=train.tensorboard,
+    )
+
+
+def mesh() -> Mesh:
+    """All devices, which share out the batch."""
+    return make_mesh(_MESH)
+
+
+def program(
+    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh, num_steps: int, length: int
+) -> Program:
+    """The compiled functions of the run."""
+    warmup_steps = round(config.optimizer.warmup_share * num_steps)
+    optimizer = settings(
+        OptimizerSettings,
+        config.optimizer,
+        "optimizer",
+        read_elsewhere=("warmup_share",),
+        warmup_steps=warmup_steps,
+        embedding_update="dense",
+    )
+    return make_program(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps, length=length)
+
+
+def initial_params(
+    fine_tuning: FineTuning, pretrained: Pretrained, seed: int, *, random: bool
+) -> Callable[[], Any] | None:
+    """What makes the first parameters: the encoder's, and a random head; None for all random."""
+    if random:
+        return None
+
+    def make() -> Any:
+        encoder = {name: value for name, value in pretrained.params.items() if name != "head"}
+        return {"encoder": encoder, "task": fine_tuning.init_head(jax.random.key(seed))}
+
+    return make
+
+
+def batches(
+    config: ConfigDict, data: Sequence[TaskData], pad: int, mesh: Mesh
+) -> tuple[FeatureStream, Callable[[range], Iterator[dict[str, np.ndarray]]]]:
+    """The stream of training batches, and this host's part of any range of steps."""
+    options = task_settings(config)
+    rows = [feature for one in data for feature in one.features]
+    stream = FeatureStream(rows, config.train.batch_size, options.lengths, config.train.seed, pad)
+    part, num_parts = host_part(mesh)
+    return stream, lambda steps: dataset.batches(
+        stream, steps, loader="threads", part=part, num_parts=num_parts
+    )
+
+
+def predictor(
+    config: ConfigDict, fine_tuning: FineTuning, pad: int, mesh: Mesh | None
+) -> Predictor:
+    """What puts out scores for features."""
+    return Predictor(
+        fine_tuning,
+        batch_size=config.evaluation.batch_size,
+        buckets=task_settings(config).lengths,
+        pad=pad,
+        mesh=mesh,
+    )
+
+
+def heading(config: ConfigDict) -> dict[str, Any]:
+    """What a run's results begin with: what was run."""
+    options = task_settings(config)
+    name = config.model_name or pathlib.Path(config.init_from).name
+    is_transfer = tuple(options.train_languages) == ("en",)
+    if options.task.kind == "mining":
+        varied: dict[str, Any] = {"layer": options.layer, "margin": options.margin}
+    elif options.task.kind == "retrieval":
+        varied = {"layer": options.layer}
+    else:
+        varied = {
+            "learning_rate": config.optimizer.learning_rate,
+            "batch_size": config.train.batch_size,
+            "epochs": config.train.epochs,
+        }
+    return {
+        "task": options.name,
+        "model": f"{name}, random" if config.random_init else name,
+        "setting": "zero_shot" if is_transfer else "translate_train_all",
+        "seed": config.train.seed,
+        "hyperparameters": varied,
+    }
+
+
+def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, Any]:
+    """What is kept with the parameters, so that they can be used again."""
+    return {
+        "encoder": dataclasses.asdict(fine_tuning.encoder.settings),
+        "tokenizer": tokenizer_hash(pretrained.tokenizer),
+    }
+
+
+def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
+    """How many times as many tokens evaluation would have with rows of `task.max_length`."""
+    options, size = task_settings(config), config.evaluation.batch_size
+    rows = [feature for one in data for feature in one.features]
+    return padding_ratio(rows, size, options.lengths, options.max_length)
+
+
+def sentence_encoder(config: ConfigDict, pretrained: Pretrained) -> SentenceEncoder:
+    """What makes vectors of sentences.
+
+    Raises:
+      ValueError: the encoder has no such layer, or sentences are longer than its positions.
+    """
+    options, settings = task_settings(config), encoder_settings(config, pretrained.settings)
+    if not 0 <= options.layer <= settings.num_layers:
+        raise ValueError(
+            f"task.layer is {options.layer}, but the encoder has {settings.num_layers} layers; "
+            "choose one of them, best in the middle, or 0 for the embeddings"
+        )
+    encoder, params = Encoder(settings), pretrained.params
+    if config.random_init:
+        row = np.zeros((1, settings.max_length), np.int32)
+        key = jax.random.key(config.train.seed)
+        params = nn.unbox(jax.jit(encoder.init)(key, row, row, row)["params"])
+    special = Tokenizer(pretrained.tokenizer).special
+    return SentenceEncoder(
+        encoder,
+        params,
+        layer=options.layer,
+        batch_size=config.evaluation.batch_size,
+        buckets=options.lengths,
+        pad=special.pad,
+        specials=special.never_masked(),
+        mesh=mesh(),
+    )
+
+
+def sentence_vectors(
+    options: TaskSettings, tokenizer: Tokenizer, encoder: SentenceEncoder, pairs: SentencePairs
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N, D] and [M, D] vectors of the two sides of a search."""
+    source, target = (
+        encoder(
+            sentence_features(
+                side.texts, tokenizer.processor, tokenizer.special, options.max_length
+            )
+        )
+        for side in (pairs.source, pairs.target)
+    )
+    return source, target

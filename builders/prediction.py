@@ -1,0 +1,116 @@
+"""A finished run of finetune.py, or an encoder, put to use on other text."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import artifacts
+from builders import fine_tuning as builders
+from builders import task_data, task_runs
+from builders.pretrained import read_pretrained
+from evaluation import search, tasks
+from evaluation.tasks import Line
+from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.tasks.examples import Example, SentencePairs, Sentences
+from interop.params_file import read_params
+from models.encoder import EncoderSettings
+
+# Examples at once: enough to make batches of similar lengths, few enough to show progress.
+CHUNK = 1024
+
+
+def run_config(workdir: pathlib.Path) -> ConfigDict:
+    """The config of a run of finetune.py.
+
+    Raises:
+      ValueError: there is no such run, or it has not ended.
+    """
+    if not (workdir / task_runs.RESULTS).exists():
+        raise ValueError(
+            f"{workdir}: no {task_runs.RESULTS}; --workdir must be that of a finished run of "
+            "finetune.py"
+        )
+    recorded = artifacts.read_json(workdir / "settings.json")
+    recorded.pop("tokenizer")
+    return ConfigDict(recorded)
+
+
+class FineTuned:
+    """The model of a finished run: examples without labels -> lines of JSON."""
+
+    def __init__(self, workdir: pathlib.Path):
+        """Reads the run in `workdir`.
+
+        Raises:
+          ValueError: it has not ended, or its files do not belong together.
+        """
+        config = run_config(workdir)
+        self._options = task_data.task_settings(config)
+        self._params, notes = read_params(workdir / task_runs.BEST)
+        self._tokenizer = _read_tokenizer(workdir, notes["tokenizer"])
+        objective = builders.with_head(config, EncoderSettings(**notes["encoder"]))
+        pad = self._tokenizer.special.pad
+        self._predictor = builders.predictor(config, objective, pad, builders.mesh())
+        results = artifacts.read_json(workdir / task_runs.RESULTS)
+        self._threshold = results.get("null_threshold")
+        self.task = self._options.task
+
+    def __call__(self, examples: Sequence[Example], language: str = "") -> Iterator[list[Line]]:
+        """Yields the lines of at most `CHUNK` examples after another; see `evaluation.tasks`."""
+        for start in range(0, len(examples), CHUNK):
+            data = task_data.featured(
+                self._options, self._tokenizer, language, examples[start : start + CHUNK]
+            )
+            outputs = self._predictor(self._params, data.features)
+            decided = tasks.decide(self.task, data, outputs, self._options.answering)
+            yield tasks.lines(self.task, data, decided, self._threshold)
+
+
+def _read_tokenizer(workdir: pathlib.Path, expected: str) -> task_data.Tokenizer:
+    path = workdir / task_runs.TOKENIZER
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; copy the whole folder of the run")
+    model = path.read_bytes()
+    if tokenizer_hash(model) != expected:
+        raise ValueError(
+            f"{path} is tokenizer {tokenizer_hash(model)}, but {workdir / task_runs.BEST} was "
+            f"trained with tokenizer {expected}; put the run's own tokenizer back"
+        )
+    return task_data.Tokenizer(model)
+
+
+def search_lines(
+    config: ConfigDict, sources: Sentences, targets: Sentences, threshold: float | None
+) -> list[Line]:
+    """What an encoder finds in the second text for the first one.
+
+    Args:
+      config: of a task of retrieval: the nearest of the second text for each of the first; or of
+        mining: pairs that may be translations, best first.
+      sources, targets: the texts.
+      threshold: of mining, the least score of a pair; None for all.
+
+    Raises:
+      ValueError: there is no such encoder, or it has no such layer.
+    """
+    options, pretrained = task_data.task_settings(config), read_pretrained(config.init_from)
+    encoder = builders.sentence_encoder(config, pretrained)
+    pairs = SentencePairs(sources, targets, ())
+    tokenizer = task_data.Tokenizer(pretrained.tokenizer)
+    source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
+    if options.task.kind == "retrieval":
+        return search.nearest(sources, targets, source, target)
+    found = search.candidates(pairs, source, target, options.margin)
+    return [line for line in found if threshold is None or line["score"] >= threshold]
+
+
+def mining_threshold(
+    config: ConfigDict, workdir: pathlib.Path | None, language: str
+) -> float | None:
+    """The least score of a pair: the config's, or the one that the run found for the language."""
+    thresholds: dict[str, Any] = {}
+    if workdir is not None:
+        thresholds = artifacts.read_json(workdir / task_runs.RESULTS).get("thresholds", {})
+    return thresholds.get(language, config.task.threshold)

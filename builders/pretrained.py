@@ -1,0 +1,79 @@
+"""What fine-tuning starts from: a run of train.py, or a model in the form of `transformers`."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+import artifacts
+from builders import model
+from builders.data import Folders, open_row_store, settings
+from interop import xlm_roberta
+from models.encoder import EncoderSettings
+from training.checkpoint import restore_latest
+from training.sharding import MeshSettings, make_mesh
+
+# The sections of a run's settings that make its program.
+_SECTIONS = ("model", "mask", "output_layer", "optimizer")
+# What the record of a run does not hold, since nothing that was computed depends on it.
+_TRAIN = {
+    "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1,
+    "keep_every": 0, "tensorboard": False, "peak_flops": 0.0, "profile_from": 0, "profile_steps": 0,
+}  # fmt: skip
+_DATA = {"loader": "threads", "prefetch": 1}
+# One device: the parameters alone are wanted, and the batch may not split over those of today.
+_MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "rules": ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """An encoder.
+
+    Attributes:
+      settings: its sizes.
+      params: of `models.encoder.Encoder`, nested dicts of float32 arrays; rows of the table beyond
+        the tokenizer's pieces are padding.
+      tokenizer: the serialised SentencePiece model.
+    """
+
+    settings: EncoderSettings
+    params: dict[str, Any]
+    tokenizer: bytes
+
+
+def read_pretrained(path: str) -> Pretrained:
+    """Reads an encoder from a working directory of train.py, or a folder of import_model.py.
+
+    Raises:
+      ValueError: it is neither, or cannot be read.
+    """
+    folder = pathlib.Path(path)
+    if (folder / "config.json").exists():
+        sizes, params = xlm_roberta.read_model(folder)
+        return Pretrained(
+            EncoderSettings(**sizes, dtype="float32"), params, xlm_roberta.read_tokenizer(folder)
+        )
+    if (folder / "train" / "settings.json").exists():
+        return _of_run(Folders(folder))
+    raise ValueError(
+        f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
+        "train.py, or an --output of export_model.py or import_model.py"
+    )
+
+
+def _of_run(folders: Folders) -> Pretrained:
+    """The latest checkpoint of a run of train.py."""
+    recorded = artifacts.read_json(folders.train / "settings.json")
+    config = ConfigDict({name: recorded[name] for name in _SECTIONS})
+    config.data = {**_DATA, **recorded["data"]}
+    config.train = {**_TRAIN, **recorded["train"]}
+    config.mesh = {**_MESH, **recorded["mesh"]}
+    store = open_row_store(folders)
+    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
+    masked_lm = model.objective(config, store, mesh)
+    program = model.program(config, masked_lm, store, mesh)
+    _, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
+    params = jax.device_get(program.flush(state).params)
+    return Pretrained(masked_lm.encoder.settings, params, folders.read_tokenizer())

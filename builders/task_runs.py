@@ -1,0 +1,194 @@
+"""Runs of finetune.py: data read, a model trained and evaluated, or translations searched for."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import tqdm
+from ml_collections import ConfigDict
+
+import artifacts
+from builders import fine_tuning as builders
+from builders import task_data
+from builders.pretrained import Pretrained, read_pretrained
+from evaluation import tasks
+from evaluation.search import candidates, mined, retrieved
+from evaluation.selection import Selection
+from evaluation.task_results import Scores, write_lines
+from evaluation.tasks import TaskData
+from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.tasks.examples import SentencePairs
+from interop.params_file import read_params, write_params
+from training.loop import train
+from training.signals import Stopped, StopRequest
+
+BEST, RESULTS, TOKENIZER = "best.safetensors", "results.json", "spm.model"
+# Keys that change no result.
+_RECORDING = ("log_every", "keep_checkpoints", "tensorboard")
+
+ShouldStop = Callable[[int], bool]
+StopContext = Callable[[], contextlib.AbstractContextManager[ShouldStop]]
+
+
+def run(
+    config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest
+) -> dict[str, Any]:
+    """Takes a run to its end; one that has ended before does nothing.
+
+    Args:
+      config: as of configs/finetune.
+      folder: where results go.
+      stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
+
+    Returns:
+      What results.json holds.
+
+    Raises:
+      ValueError: the config, the encoder or the data are at fault, the folder belongs to another
+        config, or another process is at work in it.
+      Stopped: it was asked to stop; the same call goes on.
+    """
+    options = task_data.task_settings(config)
+    pretrained = read_pretrained(config.init_from)
+    stage = artifacts.open_stage(folder, _settings(config, pretrained))
+    if stage.done:
+        return artifacts.read_json(folder / RESULTS)
+    is_search = options.task.kind in ("retrieval", "mining")
+    # Before the folder is claimed, so that data that is at fault can be named anew.
+    make = _search if is_search else _fine_tune
+    work = make(config, pretrained, folder, stopping)
+    with stage.held():
+        results = {**builders.heading(config), **work()}
+        if jax.process_index() == 0:
+            artifacts.write_json(folder / RESULTS, results)
+            stage.finish()
+    return results
+
+
+def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
+    """All that the results depend on."""
+    recorded = config.to_dict()
+    recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
+    return {**recorded, "tokenizer": tokenizer_hash(pretrained.tokenizer)}
+
+
+def _fine_tune(
+    config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
+) -> Callable[[], dict[str, Any]]:
+    """Reads the data; returns what trains, and evaluates the parameters that did best."""
+    options = task_data.task_settings(config)
+    objective = builders.objective(config, pretrained)
+    tokenizer, mesh = task_data.Tokenizer(pretrained.tokenizer), builders.mesh()
+    data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
+    settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
+    predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
+    stream, batches = builders.batches(config, data["train"], tokenizer.special.pad, mesh)
+    best, notes = folder / BEST, builders.model_notes(objective, pretrained)
+
+    def keep(params: Any, step: int, value: float) -> None:
+        if jax.process_index() == 0:
+            write_params(best, jax.device_get(params), {**notes, "step": step, "value": value})
+
+    def work() -> dict[str, Any]:
+        kept = read_params(best)[1]["value"] if best.exists() else None
+        selection = Selection(
+            options.task, data["validation"], predictor, options.answering, keep, kept
+        )
+        artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
+        with stopping() as should_stop:
+            train(
+                builders.program(config, objective, mesh, settings.num_steps, options.max_length),
+                settings,
+                folder,
+                batches,
+                [selection],
+                initial_params=builders.initial_params(
+                    objective, pretrained, config.train.seed, random=config.random_init
+                ),
+                should_stop=should_stop,
+                batch_contents=stream.contents,
+            )
+            found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
+        return {**found, "padding_ratio": builders.padding(config, data["test"])}
+
+    return work
+
+
+def _evaluate(
+    options: task_data.TaskSettings,
+    data: dict[str, list[TaskData]],
+    predictor: tasks.Predictor,
+    folder: pathlib.Path,
+    should_stop: ShouldStop,
+    step: int,
+) -> dict[str, Any]:
+    """Scores and predictions of the best parameters, and how they were selected."""
+    params, notes = read_params(folder / BEST)
+    task, threshold = options.task, None
+    results: dict[str, Any] = {
+        "selected": {
+            "step": notes["step"],
+            "on": [one.language for one in data["validation"]],
+            "metric": task.metrics[0],
+            "value": notes["value"],
+        },
+        "examples": {},
+    }
+    for split in ("validation", "test"):
+        scores: Scores = {}
+        for one in tqdm.tqdm(data[split], split, unit="language"):
+            if should_stop(step):
+                raise Stopped(step)
+            decided = tasks.decide(task, one, predictor(params, one.features), options.answering)
+            if threshold is None:  # of the first development data
+                threshold = tasks.null_threshold(task, one, decided)
+            path = folder / "predictions" / f"{split}.{one.language}.jsonl"
+            write_lines(path, tasks.lines(task, one, decided, threshold))
+            scores[one.language] = tasks.score(task, one, decided, threshold)
+        results[split] = scores
+        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
+    return results if threshold is None else {**results, "null_threshold": threshold}
+
+
+def _search(
+    config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
+) -> Callable[[], dict[str, Any]]:
+    """Reads the data; returns what finds translations by the encoder as it is."""
+    del stopping  # nothing is saved on the way, so it ends at once
+    options, tokenizer = task_data.task_settings(config), task_data.Tokenizer(pretrained.tokenizer)
+    encoder = builders.sentence_encoder(config, pretrained)
+    has_other_data = options.validation and tuple(options.validation) != tuple(options.test)
+    splits = ("validation", "test") if has_other_data else ("test",)
+    languages = options.languages("test")
+    data = {
+        split: {language: task_data.read_pairs(options, split, language) for language in languages}
+        for split in splits
+    }
+
+    def work() -> dict[str, Any]:
+        thresholds = dict.fromkeys(languages, options.threshold)
+        results: dict[str, Any] = {"examples": {}}
+        for split in splits:
+            scores: Scores = {}
+            for language, pairs in data[split].items():
+                source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
+                if options.task.kind == "retrieval":
+                    scores[language], lines = retrieved(pairs, source, target)
+                else:
+                    scores[language], lines, thresholds[language] = mined(
+                        candidates(pairs, source, target, options.margin),
+                        pairs.gold,
+                        thresholds[language],
+                    )
+                write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
+            results[split] = scores
+            results["examples"][split] = _sizes(data[split])
+        return results | ({"thresholds": thresholds} if options.task.kind == "mining" else {})
+
+    return work
+
+
+def _sizes(pairs: dict[str, SentencePairs]) -> dict[str, int]:
+    return {language: len(one.gold) for language, one in pairs.items()}

@@ -1,0 +1,41 @@
+"""GLUE: eight tasks on English sentences and pairs of them.
+
+    python finetune.py --config=configs/finetune/glue.py:TASK,DATA --workdir=DIR \\
+        --config.init_from=CHECKPOINT
+
+TASK is cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte. DATA has `glue/TASK/{train,dev}.tsv.xz`, or
+of stsb, qqp and mnli the official files, `glue/STS-B/train.tsv` and so on; dev serves as test data
+too, since the labels of GLUE's tests are not public. Of mnli dev is the matched one, the other one
+is --config.task.test='("glue/MNLI/dev_mismatched.tsv",)'. configs/finetune/glue.py:TASK,tfds takes
+them from tensorflow-datasets.
+
+No paper here states its settings; learning rate and epochs are those of RoBERTa (Liu et al. 2019,
+Table 10: 1e-5 to 3e-5, batches of 16 or 32, at most 10 epochs). With all of the data expect of
+XLM-E Base (XY-LENT, Table 3): mnli 86.1, qqp 91.5 accuracy and 88.7 F1, qnli 92.8, sst2 94.0, cola
+67.4 (Matthews), rte 77.8, mrpc 90.2, stsb 91.4.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.finetune.base import TFDS, base
+
+# Files of which dev is called otherwise; those of the official distribution.
+_OFFICIAL = {"stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI"}
+TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+
+
+def get_config(arg: str = "cola,") -> ConfigDict:
+    """The config; `arg` is the task, a comma, and the folder with the data, or "tfds"."""
+    task, _, data = arg.partition(",")
+    if task not in TASKS:
+        raise ValueError(f"the task of GLUE is {task!r}, must be one of {', '.join(TASKS)}")
+    if task in _OFFICIAL:
+        dev = "dev_matched" if task == "mnli" else "dev"
+        train, validation = (f"glue/{_OFFICIAL[task]}/{name}.tsv" for name in ("train", dev))
+    else:
+        train, validation = (f"glue/{task}/{name}.tsv.xz" for name in ("train", "dev"))
+    config = base(task, data, train=(train,), validation=(validation,), test=(validation,))
+    if data == TFDS:
+        split = "validation_matched" if task == "mnli" else "validation"
+        config.task.validation = config.task.test = (f"tfds:glue/{task}:{split}",)
+    return config

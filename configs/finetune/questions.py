@@ -1,0 +1,21 @@
+"""What the configs of extractive question answering have in common.
+
+Windows of 384 tokens that begin every 128, and questions of 64, as in XTREME. An encoder with fewer
+positions wants fewer: --config.task.max_length=128 --config.task.stride=64
+--config.task.max_query_length=32, for example.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs.finetune.base import base
+
+
+def questions(name: str, arg: str, **patterns: Any) -> ConfigDict:
+    """The config of a task of questions; see `configs.finetune.base.base`."""
+    config = base(name, arg, **patterns)
+    config.task.max_length = 384
+    config.optimizer.learning_rate = 3e-5
+    config.train.epochs = 4.0
+    return config

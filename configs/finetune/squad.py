@@ -1,0 +1,37 @@
+"""SQuAD 1.1 or 2.0: questions on English paragraphs, of 2.0 some that the paragraph cannot answer.
+
+    python finetune.py --config=configs/finetune/squad.py:VERSION,DATA --workdir=DIR \\
+        --config.init_from=CHECKPOINT
+
+VERSION is 1.1 or 2.0. DATA has the official files `squad/train-vVERSION.json` and
+`squad/dev-vVERSION.json`; dev serves as test data too, since SQuAD's own is not public.
+configs/finetune/squad.py:2.0,tfds takes them from tensorflow-datasets. For 2.0 the threshold
+between an answer and none is the one that is best on dev, as in the official script.
+
+Trained as XQuAD; VoCap has no row. Expect of 2.0 an F1 / exact match of 85.3 / 82.3 of XLM-E Base
+(XY-LENT, Table 3).
+"""
+
+from ml_collections import ConfigDict
+
+from configs.finetune.base import TFDS
+from configs.finetune.questions import questions
+
+TASKS = {"1.1": "squad", "2.0": "squad2"}
+
+
+def get_config(arg: str = "1.1,") -> ConfigDict:
+    """The config; `arg` is the version, a comma, and the folder with the data, or "tfds"."""
+    version, _, data = arg.partition(",")
+    if version not in TASKS:
+        raise ValueError(f"the version of SQuAD is {version!r}, must be 1.1 or 2.0")
+    config = questions(
+        TASKS[version],
+        data,
+        train=(f"squad/train-v{version}.json",),
+        validation=(f"squad/dev-v{version}.json",),
+        test=(f"squad/dev-v{version}.json",),
+    )
+    if data == TFDS:
+        config.task.test = (f"tfds:squad/v{version}:validation",)
+    return config

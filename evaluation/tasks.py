@@ -1,0 +1,236 @@
+"""What a fine-tuned model says of a task's examples, and how right it is."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from evaluation.batch_layout import BatchLayout
+from evaluation.metrics import classification, questions, tagging
+from evaluation.metrics.questions import Found
+from input_pipeline.tasks.batches import length_batches
+from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.tasks import Task
+from objectives.fine_tuning import FineTuning
+
+Line = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """Examples of a task in a language, and their features.
+
+    Attributes:
+      language: code.
+      examples: `TextExample`, `TaggedExample` or `QuestionExample`.
+      features: their rows.
+    """
+
+    language: str
+    examples: Sequence[Any]
+    features: Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answering:
+    """How answers are read off the scores of spans.
+
+    Attributes:
+      max_answer_length: tokens of an answer.
+      n_best: starts and ends looked at in each window.
+    """
+
+    max_answer_length: int
+    n_best: int
+
+
+class Predictor:
+    """What a model puts out for features: batches of similar lengths, one transfer at the end."""
+
+    def __init__(
+        self,
+        objective: FineTuning,
+        *,
+        batch_size: int,
+        buckets: Sequence[int],
+        pad: int,
+        mesh: Mesh | None = None,
+    ):
+        """Prepares predictions.
+
+        Args:
+          objective: the model.
+          batch_size: rows at once.
+          buckets: lengths that batches are padded to.
+          pad: id of the padding token.
+          mesh: devices to split batches over, of all hosts; none for one device.
+        """
+        self._kind = objective.kind
+        self._buckets, self._pad = buckets, pad
+        self._layout = BatchLayout(mesh, batch_size)
+        self._outputs = self._layout.jit(objective.outputs)
+
+    def __call__(self, params: Any, features: Sequence[Feature]) -> list[np.ndarray]:
+        """The head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
+        batches = length_batches(features, self._layout.size, self._buckets, self._pad)
+        waiting, places = [], []
+        for batch, numbers in batches:
+            names = list(batch)
+            placed = dict(zip(names, self._layout.placed(*batch.values()), strict=True))
+            waiting.append(self._outputs(params, placed))
+            places.append(numbers)
+        found: list[np.ndarray] = [np.zeros(0)] * len(features)
+        for outputs, numbers in zip(jax.device_get(waiting), places, strict=True):
+            for row, number in zip(outputs, numbers, strict=True):
+                if number >= 0:
+                    found[number] = row
+        return found
+
+
+def decide(
+    task: Task, data: TaskData, outputs: Sequence[np.ndarray], answering: Answering
+) -> list[Any]:
+    """What the outputs say of each example.
+
+    Returns:
+      An index into `task.labels`, a score, a tuple of such indices (one a word), or
+      `evaluation.metrics.questions.Found`; by example.
+    """
+    if task.kind == "classification":
+        return [int(np.argmax(row)) for row in outputs]
+    if task.kind == "regression":
+        return [float(row[0]) for row in outputs]
+    if task.kind == "tagging":
+        return _tags(data, outputs)
+    return _answers(data, outputs, answering)
+
+
+def _tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    found = [np.zeros(len(example.words), np.int64) for example in data.examples]
+    for feature, row in zip(data.features, outputs, strict=True):
+        words = slice(feature.first_word, feature.first_word + feature.num_words)
+        found[feature.example][words] = row[: feature.num_words].argmax(axis=1)
+    return [tuple(tags.tolist()) for tags in found]
+
+
+def _answers(data: TaskData, outputs: Sequence[np.ndarray], answering: Answering) -> list[Found]:
+    length = max((len(row) for row in outputs), default=0)
+
+    def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:
+        return np.stack([
+            np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)],
+                   constant_values=fill)
+            for array in arrays
+        ])  # fmt: skip
+
+    scores = stacked(outputs, -1e9)
+    answerable = stacked([feature.answerable for feature in data.features], False)
+    answerable[:, 0] = False  # `<s>`, which stands for no answer
+    return questions.best_answers(
+        scores[:, :, 0],
+        scores[:, :, 1],
+        offsets=stacked([feature.offsets for feature in data.features], 0),
+        answerable=answerable,
+        max_context=stacked([feature.has_max_context for feature in data.features], False),
+        examples=np.array([feature.example for feature in data.features]),
+        contexts=[example.context for example in data.examples],
+        n_best=answering.n_best,
+        max_answer_length=answering.max_answer_length,
+    )
+
+
+def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
+    """By how much "no answer" must score above the best span to be given, best for this data.
+
+    None for tasks in which every question has an answer (all but SQuAD 2.0).
+    """
+    if task.name != "squad2":
+        return None
+    threshold, _ = questions.best_null_threshold(*_answered(data, decided))
+    return threshold
+
+
+def _answered(
+    data: TaskData, decided: Sequence[Found]
+) -> tuple[dict[str, list[str]], dict[str, str], dict[str, float]]:
+    """Gold answers, predicted answers, and their null differences, by id."""
+    pairs = list(zip(data.examples, decided, strict=True))
+    return (
+        {example.id: [answer.text for answer in example.answers] for example, _ in pairs},
+        {example.id: found.best.text for example, found in pairs},
+        {example.id: found.null_difference for example, found in pairs},
+    )
+
+
+def score(
+    task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None = None
+) -> dict[str, float]:
+    """The task's metrics.
+
+    Args:
+      task, data: what is predicted.
+      decided: as from `decide`.
+      threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
+
+    Raises:
+      ValueError: an example has no label.
+    """
+    examples = data.examples
+    if task.kind in ("classification", "regression"):
+        labels = [example.label for example in examples]
+        if None in labels:
+            raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
+        return classification.scores(task.metrics, labels, decided)
+    if task.kind == "tagging":
+        names = task.labels
+        gold = [[names[tag] for tag in example.tags] for example in examples]
+        found = [[names[tag] for tag in tags] for tags in decided]
+        scorers: Mapping[str, Callable] = {"udpos": tagging.part_of_speech_scores}
+        return scorers.get(task.name, tagging.entity_scores)(gold, found)
+    gold_answers, texts, differences = _answered(data, decided)
+    if task.name != "squad2":
+        normalize = questions.normalizer(task.name, data.language)
+        return questions.answer_scores(gold_answers, texts, normalize)
+    if threshold is None:
+        threshold = null_threshold(task, data, decided)
+        assert threshold is not None
+    return questions.squad2_scores(gold_answers, questions.withhold(texts, differences, threshold))
+
+
+def lines(
+    task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None = None
+) -> list[Line]:
+    """One JSON object an example: its id and what was predicted, as people read it.
+
+    Args:
+      task, data: what is predicted.
+      decided: as from `decide`.
+      threshold: of SQuAD 2.0, see `null_threshold`; None for an answer in any case.
+    """
+    limit = np.inf if threshold is None else threshold
+    return [_line(task, *pair, limit) for pair in zip(data.examples, decided, strict=True)]
+
+
+def _line(task: Task, example: Any, decided: Any, threshold: float) -> Line:
+    line: Line = {"id": example.id}
+    if isinstance(example, TextExample):
+        return {**line, "prediction": task.labels[decided] if task.labels else decided}
+    if isinstance(example, TaggedExample):
+        return {
+            **line,
+            "words": list(example.words),
+            "prediction": [task.labels[tag] for tag in decided],
+        }
+    assert isinstance(example, QuestionExample)
+    best = decided.best
+    return {
+        **line,
+        "prediction": "" if decided.null_difference > threshold else best.text,
+        "start": best.start,
+        "score": best.score,
+        "null_score": decided.null_score,
+    }

@@ -1,0 +1,44 @@
+"""Fine-tunes an encoder on a task, and evaluates it in every language.
+
+    python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
+        --config.init_from=CHECKPOINT
+
+CHECKPOINT is a working directory of train.py, or a folder of import_model.py. The parameters that
+do best on the development data are kept in DIR/best.safetensors, scores in DIR/results.json,
+predictions in DIR/predictions. Run again after a stop, it goes on. Tatoeba and BUCC need no
+training: the encoder is evaluated as it is. xtreme_table.py makes one table of many runs,
+predict.py takes a user's own text.
+"""
+
+import pathlib
+import sys
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+import entry_point
+from builders import task_data, task_runs
+from evaluation import task_results
+from training.signals import EXIT_STOPPED, Stopped
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+
+
+def main(_) -> None:
+    config, folder = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+    try:
+        results = task_runs.run(config, folder)
+    except Stopped as stopped:
+        logging.info("%s", stopped)
+        sys.exit(EXIT_STOPPED)
+    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite
+        if logging.level_debug():
+            raise
+        sys.exit(f"error (-v 1 for the traceback): {error}")
+    print(task_results.table(task_data.task_settings(config).task, results))
+    print(f"results: {(folder / task_runs.RESULTS).absolute()}")
+
+
+if __name__ == "__main__":
+    entry_point.run(main)

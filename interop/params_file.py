@@ -1,0 +1,51 @@
+"""Parameters in one safetensors file, with notes; for models that `transformers` has no form of."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+import artifacts
+
+_NOTES = "notes"
+
+
+def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+    """Writes nested dicts of arrays, and JSON-able notes on them, whole or not at all."""
+    with artifacts.replacing(path) as aside:
+        save_file(dict(_flat(params)), aside, metadata={_NOTES: json.dumps(dict(notes))})
+
+
+def read_params(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads what `write_params` has written: parameters and notes.
+
+    Raises:
+      ValueError: there is no such file, or it is damaged or of another origin.
+    """
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            notes = json.loads((file.metadata() or {})[_NOTES])
+            params: dict[str, Any] = {}
+            for name in file.keys():  # noqa: SIM118
+                *folders, last = name.split("/")
+                place = params
+                for folder in folders:
+                    place = place.setdefault(folder, {})
+                place[last] = file.get_tensor(name)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; run finetune.py with this --workdir") from None
+    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); run finetune.py again") from None
+    return params, notes
+
+
+def _flat(params: Mapping[str, Any], prefix: str = ""):
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, np.ascontiguousarray(value)

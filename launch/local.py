@@ -1,0 +1,84 @@
+"""Runs the stages, and sweeps of them, on this machine, one job after the other.
+
+    python -m launch.local --config=configs/finetune/xnli.py:DATA --workdir=runs/xnli \\
+        --stages=finetune --config.init_from=CHECKPOINT --grid=vocap --seeds=5 --dry_run
+
+Given again after a stop, the command goes on: stages that have ended do nothing. A job that fails
+ends it; --keep_going takes the next one, and tells of the failures at the end.
+"""
+
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags, logging
+
+import entry_point
+from launch import jobs
+
+
+def commands(job: jobs.Job, python: str) -> list[str]:
+    """The shell commands of a job, in order."""
+    return [*job.link_commands(), *(job.command(stage, python) for stage in job.stages)]
+
+
+def run(
+    found: Sequence[jobs.Job], python: str, execute: Callable[[str], int], *, keep_going: bool
+) -> None:
+    """Runs all commands of all jobs, one after the other.
+
+    Args:
+      found: the jobs.
+      python: the interpreter.
+      execute: runs a shell command, and returns its exit status.
+      keep_going: whether the next job is taken after one that failed.
+
+    Raises:
+      ValueError: some failed.
+      SystemExit: one was asked to stop and saved.
+    """
+    failed = []
+    for number, job in enumerate(found, start=1):
+        logging.info("job %d of %d: %s", number, len(found), job.workdir)
+        for command in commands(job, python):
+            status = execute(command)
+            if status == jobs.EXIT_STOPPED:
+                sys.exit(status)
+            if status:
+                failed.append(f"{job.workdir} (status {status})")
+                break
+        if failed and not keep_going:
+            break
+    if failed:
+        raise ValueError(f"failed: {', '.join(failed)}; see above, the same command goes on")
+
+
+def _execute(command: str) -> int:
+    """Runs a command in the repository, and leaves it to it what to do when asked to stop."""
+    with subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=jobs.ROOT) as process:
+        signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the command has got it too, and saves
+                continue
+
+
+def main(_) -> None:
+    values = flags.FLAGS
+    values.workdir = str(pathlib.Path(values.workdir).absolute())
+    found = jobs.jobs_from_flags()
+    if values.dry_run:
+        for job in found:
+            print(*commands(job, values.python), sep="\n")
+        return
+    run(found, values.python, _execute, keep_going=values.keep_going)
+
+
+if __name__ == "__main__":
+    jobs.define_flags(stages="train")
+    flags.DEFINE_string("python", sys.executable, "Interpreter with the project's requirements.")
+    flags.DEFINE_bool("keep_going", False, "Take the next job after one that failed.")
+    entry_point.run(main)

@@ -1,0 +1,119 @@
+"""What fine-tuning puts on top of an encoder: heads for classes, tags and spans."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+_INIT_STDDEV = 0.02
+
+
+def _dense(features: int, name: str) -> nn.Dense:
+    # In float32: heads are small, and their logits are compared with one another.
+    return nn.Dense(
+        features,
+        dtype=jnp.float32,
+        kernel_init=nn.initializers.normal(_INIT_STDDEV),
+        name=name,
+    )
+
+
+class ClassificationHead(nn.Module):
+    """Scores of classes from the state of `<s>`: dropout, dense, tanh, dropout, dense (RoBERTa).
+
+    Attributes:
+      num_outputs: classes, or 1 for a regression.
+      dropout_rate: before each dense layer.
+    """
+
+    num_outputs: int
+    dropout_rate: float
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states -> [B, num_outputs] float32."""
+        dropout = nn.Dropout(self.dropout_rate, deterministic=deterministic)
+        x = dropout(hidden[:, 0].astype(jnp.float32))
+        x = jnp.tanh(_dense(x.shape[-1], "dense")(x))
+        return _dense(self.num_outputs, "output")(dropout(x))
+
+
+class TaggingHead(nn.Module):
+    """Scores of the tags of each word: pooling over its tokens, dropout, dense.
+
+    Attributes:
+      num_outputs: tags.
+      dropout_rate: before the dense layer.
+      pooling: "mean" of a word's tokens, or "first" token.
+    """
+
+    num_outputs: int
+    dropout_rate: float
+    pooling: str
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states and `words` [B, L] -> [B, L, num_outputs] float32, by word."""
+        words = pooled_words(hidden.astype(jnp.float32), batch["words"], self.pooling)
+        words = nn.Dropout(self.dropout_rate, deterministic=deterministic)(words)
+        return _dense(self.num_outputs, "output")(words)
+
+
+def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array:
+    """The state of each word of a row.
+
+    Args:
+      hidden: [B, L, D] states of tokens.
+      words: [B, L] int32 number of each token's word in its row, ascending; -1 for none.
+      pooling: "mean" of the word's tokens, or "first".
+
+    Returns:
+      [B, L, D]: a row has no more words than tokens; zeros for words that it does not have.
+    """
+    length = words.shape[1]
+    is_of = words[:, None, :] == jnp.arange(length)[None, :, None]  # [B, word, token]
+    if pooling == "first":
+        before = jnp.pad(words, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        is_of &= (words != before)[:, None, :]
+    weights = is_of / jnp.maximum(is_of.sum(axis=2, keepdims=True), 1)
+    return jnp.einsum("bwl,bld->bwd", weights.astype(hidden.dtype), hidden)
+
+
+class SpanHead(nn.Module):
+    """Scores of each token as the first and as the last one of the answer: dense."""
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states -> [B, L, 2] float32; very low where no answer may be."""
+        scores = _dense(2, "output")(hidden.astype(jnp.float32))
+        return jnp.where(batch["answerable"][:, :, None], scores, -1e9)
+
+
+def make_head(kind: str, num_labels: int, dropout_rate: float, pooling: str) -> Any:
+    """The head for a kind of task.
+
+    Args:
+      kind: "classification", "regression", "tagging" or "questions".
+      num_labels: classes or tags.
+      dropout_rate: of the head.
+      pooling: of tagging.
+
+    Raises:
+      ValueError: there is no head for it.
+    """
+    if pooling not in ("mean", "first"):
+        raise ValueError(f"task.pooling is {pooling!r}, must be mean or first")
+    if kind in ("classification", "regression"):
+        return ClassificationHead(num_labels if kind == "classification" else 1, dropout_rate)
+    if kind == "tagging":
+        return TaggingHead(num_labels, dropout_rate, pooling)
+    if kind == "questions":
+        return SpanHead()
+    raise ValueError(f"a task of kind {kind!r} is not fine-tuned; it has no head")

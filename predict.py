@@ -1,0 +1,81 @@
+"""Predictions of a fine-tuned model, or translations found by an encoder, for a user's own text.
+
+    python predict.py --workdir=DIR --input=FILE --output=FILE
+    python predict.py --config=configs/finetune/tatoeba.py --config.init_from=ENCODER \\
+        --input=FILE1,FILE2 --output=FILE
+
+DIR is the --workdir of a finished run of finetune.py. A line of the input is a text, or two with a
+tab between them (NLI, paraphrases); a sentence whose words are separated by blanks, those of
+Chinese and Japanese too (tags); or a question and its context with a tab between them, where a
+file *.json has the form of SQuAD. Tatoeba finds for each line of FILE1 the nearest one of FILE2,
+BUCC the pairs of lines that may be translations; --language then takes the threshold of a run of
+BUCC. The output has one JSON object a line; ids are numbers of lines. docs/fine_tuning.md has more.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import tqdm
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+import artifacts
+import entry_point
+from builders import prediction, task_data
+from evaluation.tasks import Line
+from input_pipeline.tasks import unlabelled
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Of tatoeba or bucc, without a run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
+_INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
+_OUTPUT = flags.DEFINE_string("output", None, "The file to write, JSON lines.")
+_LANGUAGE = flags.DEFINE_string("language", "", "Of the input.")
+
+
+def main(_) -> None:
+    if (_CONFIG.value is None) == (_WORKDIR.value is None):
+        raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
+    workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
+    config = _CONFIG.value if workdir is None else prediction.run_config(workdir)
+    kind = task_data.task_settings(config).task.kind
+    paths = [pathlib.Path(name) for name in _INPUT.value]
+    if kind in ("retrieval", "mining"):
+        chunks = _search(config, workdir, paths)
+    elif workdir is None:
+        raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
+    else:
+        chunks = _predict(workdir, paths)
+    count = 0
+    with artifacts.replacing(_OUTPUT.value) as aside, open(aside, "w", encoding="utf-8") as file:
+        for lines in chunks:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            count += len(lines)
+    logging.info("%d lines: %s", count, _OUTPUT.value)
+
+
+def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
+    """Yields lines of examples, and shows progress."""
+    if len(paths) != 1:
+        raise ValueError(f"--input names {len(paths)} files, must name one")
+    model = prediction.FineTuned(workdir)
+    examples = unlabelled.read_unlabelled(paths[0], model.task)
+    with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
+        for lines in model(examples, _LANGUAGE.value):
+            bar.update(len(lines))
+            yield lines
+
+
+def _search(
+    config: ConfigDict, workdir: pathlib.Path | None, paths: Sequence[pathlib.Path]
+) -> Iterator[list[Line]]:
+    """Yields all lines of a search."""
+    if len(paths) != 2:
+        raise ValueError(f"--input names {len(paths)} files, must name two: --input=FILE1,FILE2")
+    sources, targets = map(unlabelled.read_sentences, paths)
+    threshold = prediction.mining_threshold(config, workdir, _LANGUAGE.value)
+    yield prediction.search_lines(config, sources, targets, threshold)
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("input", "output"))

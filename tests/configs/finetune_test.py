@@ -1,0 +1,129 @@
+"""Every config of fine-tuning names data that is read, and builds what it needs."""
+
+import importlib
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from absl.testing import absltest, parameterized
+
+from builders import fine_tuning, task_data
+from builders.pretrained import read_pretrained
+from configs import finetune
+from configs.finetune import base, glue, squad, sweeps
+from input_pipeline.tasks.tasks import TASKS
+from launch import jobs
+from tests import tiny_tasks
+
+SHARED = {"__init__", "base", "questions", "sweeps"}
+NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
+ALL = [(name, "") for name in NAMES if name not in ("glue", "squad")]
+ALL += [("glue", f"{task},") for task in glue.TASKS] + [("squad", f"{v},") for v in squad.TASKS]
+
+
+def load(name: str, arg: str):
+    return importlib.import_module(f"configs.finetune.{name}").get_config(arg)
+
+
+class ConfigsTest(parameterized.TestCase):
+    def test_every_task_has_one(self):
+        self.assertEqual({load(*one).task.name for one in ALL}, set(TASKS))
+
+    @parameterized.parameters(*ALL)
+    def test_its_files_are_found_and_its_objects_built(self, name, arg):
+        config = tiny_tasks.config(name, arg)
+        options = task_data.task_settings(config)
+        tokenizer = task_data.Tokenizer(tiny_tasks.tokenizer())
+        pretrained = read_pretrained(config.init_from)
+        if options.task.kind in ("retrieval", "mining"):
+            for language in options.languages("test"):
+                self.assertNotEmpty(task_data.read_pairs(options, "test", language).gold)
+            fine_tuning.sentence_encoder(config, pretrained)
+            return
+        data = {
+            split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS
+        }
+        self.assertEqual([one.language for one in data["train"]], ["en"])
+        self.assertEqual([one.language for one in data["validation"]], ["en"])
+        self.assertNotEmpty(data["test"])
+        objective = fine_tuning.objective(config, pretrained)
+        mesh = fine_tuning.mesh()
+        program = fine_tuning.program(config, objective, mesh, 10, tiny_tasks.LENGTH)
+        self.assertIn("task", program.abstract_state.params)
+        _, batches = fine_tuning.batches(config, data["train"], 1, mesh)
+        (batch,) = batches(range(1))
+        self.assertEqual(batch["tokens"].shape, (8, tiny_tasks.LENGTH))
+
+    @parameterized.parameters(*ALL)
+    def test_tensorflow_datasets_has_what_is_asked_of_it(self, name, arg):
+        options = task_data.task_settings(load(name, arg + base.TFDS))
+        for split in task_data.SPLITS:
+            if not getattr(options, split):
+                continue
+            if options.name == "bucc":  # it has no texts of it
+                with self.assertRaisesRegex(ValueError, "no test split of bucc"):
+                    options.patterns("test")
+            elif (options.name, split) == ("americasnli", "test"):
+                self.assertFalse(options.patterns(split)[0].startswith("tfds:"))
+            else:
+                self.assertRegex(options.patterns(split)[0], r"^tfds:.+:.+")
+
+    @parameterized.parameters(
+        ("glue", "colla,x", "must be one of cola"), ("squad", "2,x", "1.1 or 2.0")
+    )
+    def test_another_argument_is_refused(self, name, arg, error):
+        with self.assertRaisesRegex(ValueError, error):
+            load(name, arg)
+
+    def test_keys_of_other_types_can_be_set_on_the_command_line(self):
+        given = [
+            "--config.task.threshold=1.05",
+            "--config.task.validation_languages=()",
+            "--config.task.test=('a', 'b', 'c')",
+        ]
+        config = ["--config=configs/finetune/bucc.py:DATA", "--workdir=/runs/a"]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "launch.local",
+                "--dry_run",
+                "--stages=finetune",
+                *config,
+                *given,
+            ],
+            cwd=jobs.ROOT,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # As they were read, which is as they were meant.
+        self.assertEqual(shlex.split(done.stdout)[-3:], given)
+
+
+class SweepsTest(parameterized.TestCase):
+    @parameterized.parameters(*sweeps.GRIDS)
+    def test_a_grid_is_one_of_keys_of_its_task(self, name):
+        for task in sweeps.GRIDS[name]:
+            config = load(task, "")
+            found = jobs.parse_sweep(jobs.grid(name, config))
+            jobs.check_sweep(found, config)
+
+    def test_the_default_is_in_the_grid_of_vocap(self):
+        for task in sweeps.GRIDS["vocap"]:
+            config = load(task, "")
+            for key, values in jobs.parse_sweep(jobs.grid("vocap", config)).items():
+                section, name = key.split(".")
+                self.assertIn(config[section][name], [float(value) for value in values], task)
+
+    def test_a_grid_that_is_not_there_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "--grid is 'paper'.*vocap .*xnli"):
+            jobs.grid("paper", load("xnli", ""))
+        with self.assertRaisesRegex(ValueError, "--grid is 'vocap', and .* task .* 'tatoeba'"):
+            jobs.grid("vocap", load("tatoeba", ""))
+        self.assertEqual(jobs.grid(None, load("xnli", "")), ())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,80 @@
+"""The best parameters are kept, and only those."""
+
+import dataclasses
+import types
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.selection import Selection
+from evaluation.tasks import Answering, TaskData
+from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.tasks import TASKS
+
+
+def data(language: str, *labels: int) -> TaskData:
+    examples = [TextExample(str(i), "x", "y", label) for i, label in enumerate(labels)]
+    return TaskData(language, examples, [(language, label) for label in labels])
+
+
+@dataclasses.dataclass
+class Model:
+    """Says the class of each language that its parameters name."""
+
+    calls: int = 0
+
+    def __call__(self, params, features):
+        self.calls += 1
+        return [np.eye(3)[params[language]] for language, _ in features]
+
+
+class SelectionTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.kept = []
+
+    def selection(self, best: float | None = None) -> Selection:
+        languages = [data("en", 0, 0, 0, 1), data("sw", 2, 1)]
+        keep = lambda *found: self.kept.append(found)  # noqa: E731
+        return Selection(TASKS["xnli"], languages, Model(), Answering(1, 1), keep, best)
+
+    def at(self, step: int, **params: int):
+        return types.SimpleNamespace(step=np.int32(step), params=params)
+
+    def test_scores_by_language_and_their_mean(self):
+        found = self.selection()(self.at(1, en=0, sw=2))
+        self.assertEqual(
+            found,
+            {
+                "validation/accuracy": 0.625,  # of languages, not of examples
+                "validation/accuracy/en": 0.75,
+                "validation/accuracy/sw": 0.5,
+            },
+        )
+
+    def test_the_first_of_the_best_is_kept(self):
+        select = self.selection()
+        steps = [
+            self.at(1, en=2, sw=0),  # 0: better than nothing
+            self.at(2, en=0, sw=0),  # 0.375
+            self.at(3, en=1, sw=0),  # worse
+            self.at(4, en=0, sw=1),  # 0.625
+            self.at(5, en=0, sw=2),  # the same
+        ]
+        for state in steps:
+            select(state)
+        self.assertEqual(
+            self.kept,
+            [(steps[0].params, 1, 0.0), (steps[1].params, 2, 0.375), (steps[3].params, 4, 0.625)],
+        )
+
+    def test_what_was_kept_before_a_stop_counts(self):
+        select = self.selection(best=0.375)
+        select(self.at(1, en=0, sw=0))
+        self.assertEmpty(self.kept)
+        select(self.at(2, en=0, sw=1))
+        self.assertLen(self.kept, 1)
+
+
+if __name__ == "__main__":
+    absltest.main()

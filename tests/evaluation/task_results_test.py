@@ -1,0 +1,50 @@
+"""Predictions on disk, and the table of a run."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+
+from evaluation import task_results
+from input_pipeline.tasks.tasks import TASKS
+
+
+class TaskResultsTest(absltest.TestCase):
+    def test_lines_of_any_script_in_order(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        path = folder / "predictions" / "test.zh.jsonl"
+        task_results.write_lines(path, [{"id": "1", "prediction": "猫"}, {"id": "0"}])
+        self.assertEqual(
+            path.read_text(encoding="utf-8"), '{"id": "1", "prediction": "猫"}\n{"id": "0"}\n'
+        )
+
+    def test_the_table_has_every_language_and_the_mean(self):
+        results = {
+            "test": {"de": {"f1": 0.5, "accuracy": 0.25}, "en": {"f1": 0.25, "accuracy": 1.0}},
+            "examples": {"test": {"de": 1200, "en": 3}},
+        }
+        self.assertEqual(
+            task_results.table(TASKS["udpos"], results).splitlines(),
+            [
+                "| udpos, test | examples | f1 | accuracy |",
+                "|---|---:|---:|---:|",
+                "| de | 1,200 | 50.0 | 25.0 |",
+                "| en | 3 | 25.0 | 100.0 |",
+                "| mean | | 37.5 | 62.5 |",
+            ],
+        )
+
+    def test_both_splits(self):
+        scores = {"en": {"accuracy": 0.5}}
+        results = {
+            "test": scores,
+            "validation": scores,
+            "examples": {"test": {"en": 2}, "validation": {"en": 4}},
+        }
+        printed = task_results.table(TASKS["xnli"], results)
+        self.assertStartsWith(printed, "| xnli, validation |")
+        self.assertIn("\n\n| xnli, test |", printed)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,201 @@
+"""What outputs say, how right it is, and that batches and their order do not matter."""
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation import tasks
+from evaluation.tasks import Answering, Predictor, TaskData
+from input_pipeline.tasks.examples import Answer, QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.features import TaggedFeature, TextFeature
+from input_pipeline.tasks.question_features import QuestionFeature
+from input_pipeline.tasks.tasks import TASKS
+from models.encoder import Encoder
+from models.heads import make_head
+from objectives.fine_tuning import FineTuning
+from tests import tiny_tasks
+from training.sharding import MeshSettings, make_mesh
+
+ANSWERING = Answering(max_answer_length=4, n_best=5)
+
+
+def texts(*labels: float) -> TaskData:
+    examples = [TextExample(str(i), "x", None, label) for i, label in enumerate(labels)]
+    return TaskData("en", examples, examples)
+
+
+class ClassesTest(parameterized.TestCase):
+    def test_the_highest_class(self):
+        data, outputs = texts(0, 2, 1), [np.eye(3)[i] for i in (0, 1, 1)]
+        decided = tasks.decide(TASKS["xnli"], data, outputs, ANSWERING)
+        self.assertEqual(decided, [0, 1, 1])
+        self.assertEqual(tasks.score(TASKS["xnli"], data, decided), {"accuracy": 2 / 3})
+        self.assertEqual(
+            tasks.lines(TASKS["xnli"], data, decided)[1], {"id": "1", "prediction": "neutral"}
+        )
+
+    def test_a_number(self):
+        data, outputs = texts(0.0, 2.5, 5.0), [np.array([x]) for x in (1.0, 2.0, 3.0)]
+        decided = tasks.decide(TASKS["stsb"], data, outputs, ANSWERING)
+        self.assertEqual(decided, [1.0, 2.0, 3.0])
+        self.assertAlmostEqual(tasks.score(TASKS["stsb"], data, decided)["pearson"], 1.0)
+        self.assertEqual(
+            tasks.lines(TASKS["stsb"], data, decided)[0], {"id": "0", "prediction": 1.0}
+        )
+
+    def test_an_example_without_label_is_named(self):
+        with self.assertRaisesRegex(ValueError, "cola, en: example 1 has none"):
+            tasks.score(TASKS["cola"], texts(0, None), [0, 0])
+
+
+class TagsTest(absltest.TestCase):
+    def test_windows_of_a_sentence_are_joined(self):
+        task = TASKS["wikiann"]
+        tag = task.labels.index
+        examples = [
+            TaggedExample("0", ("in", "New", "York"), (tag("O"), tag("B-LOC"), tag("I-LOC"))),
+            TaggedExample("1", ("Abe",), (tag("B-PER"),)),
+        ]
+
+        def window(example: int, first: int, count: int) -> TaggedFeature:
+            row = np.zeros(count + 2, np.int32)
+            return TaggedFeature(example, row, row, count, row[:0], first)
+
+        # In another order, and with states of more words than there are.
+        features = [window(1, 0, 1), window(0, 2, 1), window(0, 0, 2)]
+        found = [["B-LOC"], ["I-LOC"], ["O", "B-LOC"]]
+        outputs = []
+        for names in found:
+            scores = np.full((5, len(task.labels)), 0.5)
+            scores[range(len(names)), [tag(name) for name in names]] = 1
+            outputs.append(scores)
+        data = TaskData("en", examples, features)
+        decided = tasks.decide(task, data, outputs, ANSWERING)
+        self.assertEqual(decided, [examples[0].tags, (tag("B-LOC"),)])
+        self.assertEqual(
+            tasks.score(task, data, decided), {"f1": 0.5, "precision": 0.5, "recall": 0.5}
+        )
+        self.assertEqual(
+            tasks.lines(task, data, decided)[1],
+            {"id": "1", "words": ["Abe"], "prediction": ["B-LOC"]},
+        )
+        self.assertEqual(tasks.score(TASKS["udpos"], data, decided)["accuracy"], 0.75)
+
+
+class AnswersTest(parameterized.TestCase):
+    """One token a character after `<s> ? </s> </s>`; windows of unequal lengths."""
+
+    def data(self) -> TaskData:
+        examples = [
+            QuestionExample("a", "?", "北京是首都", (Answer("首都", 3),)),
+            QuestionExample("b", "?", "nothing", ()),
+        ]
+        features = [self.window(0, 0, 3), self.window(0, 2, 5), self.window(1, 0, 7)]
+        return TaskData("zh", examples, features)
+
+    def window(self, example: int, first: int, last: int) -> QuestionFeature:
+        count = last - first
+        offsets = np.zeros((count + 5, 2), np.int32)
+        offsets[4 : 4 + count] = [(i, i + 1) for i in range(first, last)]
+        best = np.zeros(count + 5, bool)
+        best[4 : 4 + count] = True
+        return QuestionFeature(example, np.zeros(count + 5, np.int32), offsets, best, 0, 0)
+
+    def outputs(self, null: float) -> list[np.ndarray]:
+        """The best answers are 首都, of the second window, and "thin"; `null` is that of b."""
+        rows = [np.zeros((len(f.offsets) + 2, 2)) for f in self.data().features]
+        for row, start, end, score in ((1, 5, 6, 2.0), (0, 4, 5, 1.0), (2, 6, 9, 1.0)):
+            rows[row][start, 0] = rows[row][end, 1] = score
+        rows[2][0] = null / 2
+        return [row[: len(f.offsets)] for row, f in zip(rows, self.data().features, strict=True)]
+
+    def decide(self, task: str, null: float):
+        return tasks.decide(TASKS[task], self.data(), self.outputs(null), ANSWERING)
+
+    def test_answers_are_text_of_the_context(self):
+        found = self.decide("squad2", 0.0)
+        self.assertEqual([one.best.text for one in found], ["首都", "thin"])
+        self.assertEqual([one.best.start for one in found], [3, 2])
+        self.assertEqual(
+            tasks.lines(TASKS["squad"], self.data(), found)[0],
+            {"id": "a", "prediction": "首都", "start": 3, "score": 4.0, "null_score": 0.0},
+        )
+
+    def test_answers_are_withheld_above_the_threshold(self):
+        task, data = TASKS["squad2"], self.data()
+        found = self.decide("squad2", 3.0)  # a: null 0 - 4, b: null 3 - 2
+        threshold = tasks.null_threshold(task, data, found)
+        self.assertBetween(threshold, -4, 1 - 1e-9)
+        for given in (None, threshold):
+            self.assertEqual(tasks.score(task, data, found, given)["f1"], 1.0)
+        predictions = [line["prediction"] for line in tasks.lines(task, data, found, threshold)]
+        self.assertEqual(predictions, ["首都", ""])
+        # A threshold of other data is another score.
+        self.assertEqual(tasks.score(task, data, found, 2.0)["f1"], 0.5)
+        self.assertEqual(tasks.score(task, data, found, -5.0)["f1"], 0.5)
+        predictions = [line["prediction"] for line in tasks.lines(task, data, found, 2.0)]
+        self.assertEqual(predictions, ["首都", "thin"])
+
+    def test_no_answer_takes_no_place_among_the_best(self):
+        outputs, one = self.outputs(9.0), Answering(max_answer_length=4, n_best=1)
+        found = tasks.decide(TASKS["squad2"], self.data(), outputs, one)
+        self.assertEqual([found.best.text for found in found], ["首都", "thin"])
+
+    def test_other_tasks_have_no_threshold(self):
+        self.assertIsNone(
+            tasks.null_threshold(TASKS["xquad"], self.data(), self.decide("xquad", 9))
+        )
+
+    def test_answers_are_compared_by_the_rules_of_the_task(self):
+        example = QuestionExample("a", "?", "北京，是首都", (Answer("北京是", 0),))
+        data = TaskData("zh", [example], [self.window(0, 0, 6)])
+        output = np.zeros((11, 2))
+        output[4, 0] = output[7, 1] = 1
+        found = tasks.decide(TASKS["mlqa"], data, [output], ANSWERING)
+        self.assertEqual(found[0].best.text, "北京，是")
+        # MLQA drops the comma of Chinese, SQuAD's script does not.
+        self.assertEqual(tasks.score(TASKS["mlqa"], data, found)["exact_match"], 1.0)
+        self.assertEqual(tasks.score(TASKS["xquad"], data, found)["exact_match"], 0.0)
+
+
+class PredictorTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        head = make_head("classification", 3, 0.1, "mean")
+        self.objective = FineTuning(Encoder(tiny_tasks.SETTINGS), head, "classification")
+        rng = np.random.default_rng(2)
+        sizes = {"dense": (16, 16), "output": (16, 3)}
+        task = {
+            name: {"kernel": rng.normal(size=size), "bias": np.zeros(size[1])}
+            for name, size in sizes.items()
+        }
+        self.params = {
+            "encoder": tiny_tasks.params(),
+            "task": jax.tree.map(lambda x: x.astype(np.float32), task),
+        }
+
+    def features(self) -> list[TextFeature]:
+        rng = np.random.default_rng(0)
+        rows = [rng.integers(5, tiny_tasks.VOCAB, n).astype(np.int32) for n in (9, 3, 12, 4, 8)]
+        return [TextFeature(i, row, None) for i, row in enumerate(rows)]
+
+    @parameterized.parameters(False, True)
+    def test_outputs_are_in_the_order_of_the_features(self, on_a_mesh):
+        mesh = make_mesh(MeshSettings(-1, 1, 1, 1, ())) if on_a_mesh else None
+        predictor = Predictor(self.objective, batch_size=2, buckets=(8, 12), pad=1, mesh=mesh)
+        features = self.features()
+        found = predictor(self.params, features)
+        self.assertLen(found, 5)
+        arrays = [feature.arrays(12, 1) for feature in features]
+        batch = {name: np.stack([row[name] for row in arrays]) for name in arrays[0]}
+        expected = jax.jit(self.objective.outputs)(self.params, batch)
+        np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5, atol=1e-5)
+        self.assertGreater(np.ptp(expected, axis=0).max(), 0.01)
+
+    def test_no_features(self):
+        predictor = Predictor(self.objective, batch_size=2, buckets=(8,), pad=1)
+        self.assertEqual(predictor(self.params, []), [])
+
+
+if __name__ == "__main__":
+    absltest.main()

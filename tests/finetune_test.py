@@ -1,0 +1,300 @@
+"""Runs of every kind of task from files to results: learned, stopped, repeated, misused."""
+
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+import artifacts
+from builders import task_data, task_runs
+from builders.pretrained import read_pretrained
+from evaluation import task_results, xtreme_runs
+from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.tasks.tasks import TASKS
+from interop.params_file import read_params
+from tests import tiny_tasks
+from training.signals import Stopped
+from vocap import merge
+
+
+def predictions(folder: pathlib.Path, name: str) -> list[dict]:
+    path = folder / "predictions" / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class RunCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+
+class KindsTest(RunCase):
+    def results_of(self, config: ConfigDict) -> dict:
+        """Runs to the end, and checks the results."""
+        tiny_tasks.run(config, self.folder / "run")
+        return self.check(self.folder / "run")
+
+    def check(self, folder: pathlib.Path) -> dict:
+        """The results of a run are what xtreme_table.py reads, and the printed table names them."""
+        results = artifacts.read_json(folder / "results.json")
+        found = xtreme_runs.read_run(folder)
+        task = TASKS[results["task"]]
+        self.assertEqual(found.scores, results["test"])
+        self.assertEqual(set(found.examples), set(found.scores))
+        printed = task_results.table(task, results)
+        for language, scores in found.scores.items():
+            self.assertContainsSubset(task.metrics, scores)
+            self.assertRegex(printed, rf"(?m)^\| {language} \| {found.examples[language]} \|")
+        return results
+
+    def test_tags_are_learned_and_transfer(self):
+        folder = tiny_tasks.finished("udpos")
+        results = self.check(folder)
+        self.assertEqual(results["model"], "tiny-xlmr-2")
+        self.assertEqual(results["setting"], "zero_shot")
+        self.assertEqual(results["selected"]["on"], ["en"])
+        self.assertEqual(results["selected"]["value"], results["validation"]["en"]["f1"])
+        self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
+        # Of its four words English has two.
+        self.assertBetween(results["test"]["sw"]["accuracy"], 0.4, 1.0)
+        self.assertGreaterEqual(results["padding_ratio"], 1.0)
+        for line in predictions(folder, "test.sw"):
+            self.assertLen(line["prediction"], len(line["words"]))
+        params, notes = read_params(folder / "best.safetensors")
+        self.assertEqual(params["task"]["output"]["kernel"].shape, (16, 17))
+        self.assertNotIn("head", params["encoder"])
+        self.assertEqual(notes["tokenizer"], tokenizer_hash(tiny_tasks.tokenizer()))
+
+    def test_training_in_all_languages_at_once(self):
+        config = tiny_tasks.run_config("udpos", model_name="tiny")
+        config.task.update(train_languages=("en", "sw"), validation_languages=())
+        config.train.epochs = 8.0  # as many steps as in one language
+        results = self.results_of(config)
+        self.assertEqual((results["setting"], results["model"]), ("translate_train_all", "tiny"))
+        self.assertEqual(results["selected"]["on"], ["en", "sw"])
+        mean = np.mean([scores["f1"] for scores in results["validation"].values()])
+        self.assertAlmostEqual(results["selected"]["value"], mean)
+        self.assertGreater(results["test"]["sw"]["accuracy"], 0.95)
+
+    def test_a_regression(self):
+        results = self.results_of(
+            tiny_tasks.config("glue", "stsb,", num_layers=0, train__epochs=1.0)
+        )
+        self.assertEqual(set(results["test"]["en"]), {"pearson", "spearman"})
+        for line in predictions(self.folder / "run", "test.en"):
+            self.assertIsInstance(line["prediction"], float)
+
+    def test_questions_of_which_some_have_no_answer(self):
+        folder = tiny_tasks.finished("squad2")
+        results = self.check(folder)
+        self.assertGreater(results["test"]["en"]["f1"], 0.8)
+        for line in predictions(folder, "test.en"):
+            withheld = line["null_score"] - line["score"] > results["null_threshold"]
+            self.assertEqual(line["prediction"] == "", withheld)
+        found = {line["id"]: line["prediction"] for line in predictions(folder, "test.en")}
+        right = {"q0": "the cat sleeps", "n0": ""}
+        self.assertEqual({name: found[name] for name in right}, right)
+
+    def test_translations_that_are_the_same_are_found(self):
+        results = self.results_of(tiny_tasks.config("tatoeba"))
+        self.assertEqual(results["test"]["af"], {"accuracy": 1.0})
+        self.assertLess(results["test"]["sw"]["accuracy"], 1.0)
+        self.assertEqual(results["hyperparameters"], {"layer": 1})
+        found = predictions(self.folder / "run", "test.af")
+        self.assertEqual([line["prediction"] for line in found], [str(i) for i in range(6)])
+
+    def test_pairs_are_mined_above_the_threshold_of_the_development_data(self):
+        results = self.check(tiny_tasks.finished("bucc"))
+        self.assertEqual(results["test"]["zh"]["recall"], 1.0)
+        self.assertNotIn("validation", results)
+        other = {**results["thresholds"]}
+        config = tiny_tasks.run_config("bucc")
+        # Test data whose gold pairs are other ones has the same threshold.
+        wrong = self.folder / "gold.tsv"
+        wrong.write_text("z0\te1\nz1\te0\n")
+        config.task.test = (*config.task.test[:2], str(wrong))
+        results = tiny_tasks.run(config, self.folder / "other")
+        self.assertEqual(results["thresholds"], other)
+        self.assertEqual(results["test"]["zh"]["f1"], 0)
+        self.assertEqual(results["validation"]["zh"]["recall"], 1.0)
+
+    def test_random_parameters_are_others(self):
+        results = [
+            tiny_tasks.run(
+                tiny_tasks.config("tatoeba", random_init=value), self.folder / str(value)
+            )
+            for value in (False, True)
+        ]
+        self.assertEqual([one["model"] for one in results], ["tiny-xlmr-2", "tiny-xlmr-2, random"])
+        self.assertNotEqual(*(
+            (self.folder / str(value) / "predictions/test.sw.jsonl").read_bytes()
+            for value in (False, True)
+        ))  # fmt: skip
+
+
+class ResumeTest(RunCase):
+    def snapshot(self, folder: pathlib.Path) -> dict[str, bytes]:
+        files = [folder / "results.json", folder / "best.safetensors", folder / "metrics.jsonl"]
+        files += sorted((folder / "predictions").iterdir())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+    @parameterized.parameters(2, 6, 8)  # before and after a checkpoint, and in the evaluation
+    def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
+        config = tiny_tasks.run_config("cola")
+        with self.assertRaisesRegex(Stopped, f"after step {step} "):
+            tiny_tasks.run(config, self.folder, stops_after=step)
+        self.assertFalse((self.folder / "results.json").exists())
+        tiny_tasks.run(config, self.folder)
+        self.assertEqual(self.snapshot(self.folder), self.snapshot(tiny_tasks.finished("cola")))
+
+    def test_a_finished_run_does_nothing_and_another_config_is_refused(self):
+        folder = tiny_tasks.finished("cola")
+        before = self.snapshot(folder)
+        with mock.patch.object(task_runs, "train", side_effect=AssertionError):
+            # What is logged changes no result.
+            again = tiny_tasks.run(tiny_tasks.run_config("cola", train__log_every=3), folder)
+            self.assertEqual(again, artifacts.read_json(folder / "results.json"))
+            with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 1"):
+                tiny_tasks.run(tiny_tasks.run_config("cola", train__seed=1), folder)
+        self.assertEqual(self.snapshot(folder), before)
+
+    def test_a_folder_in_which_another_process_is_at_work_is_refused(self):
+        config = tiny_tasks.run_config("cola")
+        settings = task_runs._settings(config, read_pretrained(config.init_from))
+        with (
+            artifacts.open_stage(self.folder, settings).held(),
+            self.assertRaisesRegex(ValueError, "another process is at work"),
+        ):
+            tiny_tasks.run(config, self.folder)
+
+
+class WrongInputTest(RunCase):
+    """What is refused is refused before the folder is claimed, so that it can be set right."""
+
+    def check(self, config: ConfigDict, error: str) -> None:
+        with self.assertRaisesRegex(ValueError, error):
+            tiny_tasks.run(config, self.folder / "run")
+        self.assertFalse((self.folder / "run").exists())
+
+    def file(self, name: str, text: str) -> str:
+        tiny_tasks.write(self.folder / name, text)
+        return str(self.folder / name)
+
+    def test_a_label_that_the_task_does_not_have(self):
+        config = tiny_tasks.config("udpos")
+        config.task.train = (self.file("train.tsv", "the\tDET\ncat\tANIMAL\n"),)
+        self.check(config, r"train.tsv, line 2: udpos has no label 'ANIMAL'; its labels are ADJ")
+
+    def test_an_answer_outside_its_context(self):
+        text = tiny_tasks.squad([("q", "cat ?", "the cat", "cat")])
+        config = tiny_tasks.config("xquad")
+        config.task.test = (
+            self.file("en.json", text.replace('"answer_start": 4', '"answer_start": 9')),
+        )
+        self.check(config, r"en.json, question 'q': the answer 'cat' is not at character 9")
+
+    def test_files_of_unequal_length(self):
+        config = tiny_tasks.config("tatoeba")
+        config.task.test = (self.file("{language}", ""), "")
+        (self.folder / "tat.af").write_text("one\ntwo\n")
+        (self.folder / "tat.en").write_text("one\n")
+        config.task.root = str(self.folder)
+        config.task.test, config.task.test_languages = ("tat.{language}", "tat.en"), ("af",)
+        self.check(config, r"tat.en: 1 lines, but .*tat.af has 2")
+
+    def test_a_language_without_data(self):
+        config = tiny_tasks.config("udpos")
+        config.task.test_languages = ("en", "xh")
+        self.check(
+            config, r"no data for language 'xh'; looked for .*xh.tsv.xz; there are files for en, sw"
+        )
+
+    def test_no_data_at_all(self):
+        config = tiny_tasks.config("udpos")
+        config.task.root = str(self.folder)
+        config.task.validation_languages = ()
+        self.check(config, r"udpos has no data for language 'en'")
+        config.task.train_languages = ()
+        self.check(config, r"task.train: there are no files .* correct task.root or the patterns")
+
+    @parameterized.parameters(
+        ("glue", "cola,", "x.tsv", "sentence\nthe cat\n", "1 of 1 examples .* have no label"),
+        ("udpos", "", "x.tsv", "the\ncat\n\ndog\n", "2 of 2 examples .* have no label"),
+        (
+            "xquad",
+            "",
+            "x.json",
+            tiny_tasks.squad([("n", "?", "the", "")]),
+            "have no answer, .* 'n'",
+        ),
+    )
+    def test_examples_without_labels(self, name, arg, file, text, error):
+        config = tiny_tasks.config(name, arg)
+        config.task.test = (self.file(file, text),)
+        self.check(config, error + r".*task.test \(predict.py")
+
+    def test_texts_without_gold_pairs(self):
+        config = tiny_tasks.config("bucc")
+        config.task.test = config.task.test[:2]
+        self.check(config, "bucc, zh: .* have no gold pairs; name their file third in task.test")
+
+    def test_rows_that_are_longer_than_the_encoder(self):
+        config = tiny_tasks.config("udpos", task__max_length=64)
+        self.check(config, "task.max_length is 64, but the encoder has 24 positions; lower it")
+        config = tiny_tasks.config("tatoeba", task__max_length=64)
+        self.check(config, "task.max_length is 64, but the encoder has 24 positions; lower it")
+
+    def test_a_layer_that_the_encoder_does_not_have(self):
+        config = tiny_tasks.config("tatoeba", task__layer=3)
+        self.check(config, "task.layer is 3, but the encoder has 2 layers")
+
+    def test_no_encoder(self):
+        config = tiny_tasks.config("udpos", init_from=str(self.folder))
+        self.check(
+            config, "which is no encoder; --config.init_from must be a --workdir of train.py"
+        )
+
+    def test_a_split_that_tensorflow_datasets_does_not_have(self):
+        config = tiny_tasks.config("bucc")
+        config.task.test = ("tfds",)
+        self.check(config, "task.test is 'tfds', but tensorflow-datasets has no test split of bucc")
+
+    def test_a_checkpoint_of_another_tokenizer(self):
+        tiny_tasks.run(tiny_tasks.config("tatoeba"), self.folder / "done")
+        other = self.folder / "tiny-xlmr-2"
+        other.mkdir()
+        for path in tiny_tasks.encoder_folder(2).iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+        pieces = [*tiny_tasks.PIECES[1:], "q2"]
+        (other / "spm.model").write_bytes(
+            merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+        )
+        with self.assertRaisesRegex(ValueError, "(?s)made under another config:.*tokenizer: there"):
+            tiny_tasks.run(tiny_tasks.config("tatoeba", init_from=str(other)), self.folder / "done")
+
+
+class PatternsTest(parameterized.TestCase):
+    def test_translations_are_taken_where_they_are_trained_on(self):
+        config = tiny_tasks.config("xquad")
+        config.task.train = ("tfds",)
+        options = task_data.task_settings(config)
+        self.assertEqual(options.patterns("train", "en"), ("tfds:squad/v1.1:train",))
+        self.assertEqual(
+            options.patterns("train", "de"), ("tfds:xquad/{language}:translate-train",)
+        )
+        self.assertEqual(options.patterns("test", "de"), ("xquad/xquad.{language}.json.xz",))
+
+    def test_languages_of_tensorflow_datasets_are_those_of_the_task(self):
+        config = tiny_tasks.config("pawsx")
+        config.task.test = ("tfds",)
+        self.assertEqual(
+            task_data.task_settings(config).languages("test"), TASKS["pawsx"].languages
+        )
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,104 @@
+"""Heads against slow loops: what is pooled, what is masked, where dropout is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.heads import ClassificationHead, SpanHead, TaggingHead, make_head, pooled_words
+
+RNG = np.random.default_rng(0)
+HIDDEN = RNG.normal(size=(3, 7, 4)).astype(np.float32)
+# Words of one token and of several, a row without words, and padding.
+WORDS = np.array(
+    [[-1, 0, 0, 0, 1, 2, -1], [-1, -1, -1, -1, -1, -1, -1], [-1, 0, 1, 1, -1, -1, -1]], np.int32
+)
+
+
+def pooled_slowly(hidden: np.ndarray, words: np.ndarray, pooling: str) -> np.ndarray:
+    found = np.zeros_like(hidden)
+    for row, numbers in enumerate(words):
+        for word in set(numbers.tolist()) - {-1}:
+            states = [hidden[row, i] for i in range(len(numbers)) if numbers[i] == word]
+            found[row, word] = states[0] if pooling == "first" else np.mean(states, axis=0)
+    return found
+
+
+class PooledWordsTest(parameterized.TestCase):
+    @parameterized.parameters("mean", "first")
+    def test_against_a_loop(self, pooling):
+        found = pooled_words(jnp.asarray(HIDDEN), jnp.asarray(WORDS), pooling)
+        expected = pooled_slowly(HIDDEN, WORDS, pooling)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+    @parameterized.parameters("mean", "first")
+    def test_padding_and_specials_do_not_matter(self, pooling):
+        expected = pooled_words(jnp.asarray(HIDDEN), jnp.asarray(WORDS), pooling)
+        others = np.where(WORDS[:, :, None] < 0, 1e6, HIDDEN)
+        wider = np.pad(others, ((0, 0), (0, 3), (0, 0)), constant_values=1e6)
+        words = np.pad(WORDS, ((0, 0), (0, 3)), constant_values=-1)
+        found = pooled_words(jnp.asarray(wider), jnp.asarray(words), pooling)
+        np.testing.assert_allclose(found[:, :7], expected, rtol=1e-6, atol=1e-7)
+        self.assertFalse(np.any(found[:, 7:]))
+
+
+class HeadsTest(parameterized.TestCase):
+    def apply(self, head, batch, hidden=HIDDEN, **kwargs):
+        variables = head.init(jax.random.key(0), hidden, batch, deterministic=True)
+        params = jax.tree.map(
+            lambda x: np.random.default_rng(1).normal(size=x.shape).astype(np.float32),
+            variables["params"],
+        )
+        kwargs = {"deterministic": True, **kwargs}
+        return params, head.apply({"params": params}, hidden, batch, **kwargs)
+
+    def test_classes_are_told_by_the_first_state(self):
+        params, found = self.apply(ClassificationHead(5, 0.1), {})
+        dense, output = params["dense"], params["output"]
+        x = np.tanh(HIDDEN[:, 0] @ dense["kernel"] + dense["bias"])
+        np.testing.assert_allclose(found, x @ output["kernel"] + output["bias"], rtol=1e-5)
+
+    @parameterized.parameters("mean", "first")
+    def test_tags_are_those_of_the_words(self, pooling):
+        params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": jnp.asarray(WORDS)})
+        output = params["output"]
+        pooled = pooled_slowly(HIDDEN, WORDS, pooling)
+        expected = pooled @ output["kernel"] + output["bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+    def test_no_span_begins_or_ends_where_no_answer_may_be(self):
+        answerable = WORDS >= 0
+        params, found = self.apply(SpanHead(), {"answerable": jnp.asarray(answerable)})
+        output = params["output"]
+        expected = HIDDEN @ output["kernel"] + output["bias"]
+        np.testing.assert_allclose(found[answerable], expected[answerable], rtol=1e-5)
+        self.assertLess(np.max(found[~answerable]), -1e8)
+
+    def test_half_precision_states_are_scored_in_single(self):
+        _, found = self.apply(ClassificationHead(2, 0.0), {}, jnp.asarray(HIDDEN, jnp.bfloat16))
+        self.assertEqual(found.dtype, jnp.float32)
+
+    @parameterized.parameters(
+        (ClassificationHead(2, 0.5), {}), (TaggingHead(2, 0.5, "mean"), {"words": WORDS})
+    )
+    def test_dropout_is_in_training_alone(self, head, batch):
+        batch = {name: jnp.asarray(array) for name, array in batch.items()}
+        _, whole = self.apply(head, batch)
+        keys = [{"dropout": jax.random.key(i)} for i in range(2)]
+        one, two = (self.apply(head, batch, deterministic=False, rngs=k)[1] for k in keys)
+        for a, b in ((one, two), (one, whole)):
+            self.assertGreater(np.max(np.abs(a - b)), 0.01)
+
+    def test_a_head_for_each_kind(self):
+        self.assertEqual(make_head("classification", 3, 0.1, "mean"), ClassificationHead(3, 0.1))
+        self.assertEqual(make_head("regression", 0, 0.1, "mean"), ClassificationHead(1, 0.1))
+        self.assertEqual(make_head("tagging", 3, 0.1, "first"), TaggingHead(3, 0.1, "first"))
+        self.assertEqual(make_head("questions", 0, 0.1, "mean"), SpanHead())
+        with self.assertRaisesRegex(ValueError, "kind 'mining' is not fine-tuned"):
+            make_head("mining", 0, 0.1, "mean")
+        with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be mean or first"):
+            make_head("tagging", 3, 0.1, "last")
+
+
+if __name__ == "__main__":
+    absltest.main()

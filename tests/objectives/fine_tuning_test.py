@@ -1,0 +1,177 @@
+"""Losses of each kind of task against numpy, and what they must not depend on."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.test_util import check_grads
+
+from models.encoder import Encoder, EncoderSettings
+from models.heads import make_head
+from objectives.fine_tuning import FineTuning, Prepared
+
+B, L, VOCAB, LABELS = 4, 6, 20, 3
+KINDS = ("classification", "regression", "tagging", "questions")
+SETTINGS = EncoderSettings(
+    vocab_size=VOCAB,
+    embedding_size=8,
+    hidden_size=8,
+    num_layers=0,  # compiles sooner; tests/evaluation/tasks_test.py has layers
+    num_heads=2,
+    mlp_size=8,
+    max_length=10,
+    norm_position="post",
+    dropout_rate=0.3,
+    attention_dropout_rate=0.0,
+    dtype="float32",
+)
+
+
+@functools.cache
+def objective(kind: str) -> FineTuning:
+    head = make_head(kind, LABELS, SETTINGS.dropout_rate, "mean")
+    return FineTuning(Encoder(SETTINGS), head, kind)
+
+
+@functools.cache
+def params(kind: str):
+    boxed = jax.eval_shape(lambda: objective(kind).init(jax.random.key(0), L))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+
+
+@functools.cache
+def jitted(kind: str):
+    one = objective(kind)
+    return jax.jit(one.outputs), jax.jit(lambda p, b, k=None: one.sums(p, Prepared(b, k)))
+
+
+def batch(length: int = L) -> dict[str, np.ndarray]:
+    """Rows of all kinds at once; the last row has weight 0, the third is short."""
+    rng = np.random.default_rng(1)
+    lengths = np.array([L, L, 4, L])
+    index = np.arange(length)
+    is_text = index < lengths[:, None]
+    words = np.where(is_text & (index > 0) & (index < lengths[:, None] - 1), (index - 1) // 2, -1)
+    num_words = (lengths[:, None] - 1) // 2
+    tags = np.where(index < num_words, (index + np.arange(B)[:, None]) % LABELS, -1)
+    tokens = np.ones((B, length), np.int32)
+    tokens[:, :L] = np.where(is_text[:, :L], rng.integers(5, VOCAB, (B, L)), 1)
+    answerable = is_text & (index != 1)
+    return {
+        "tokens": tokens,
+        "segments": is_text.astype(np.int32),
+        "positions": np.tile(index.astype(np.int32), (B, 1)),
+        "words": words.astype(np.int32),
+        "tags": tags.astype(np.int32),
+        "answerable": answerable,
+        "starts": np.array([0, 2, 2, 3], np.int32),
+        "ends": np.array([0, 4, 3, 3], np.int32),
+        "labels": np.array([0, 2, 1, 2], np.int32),
+        "weights": np.array([1, 1, 1, 0], np.float32),
+    }
+
+
+def of_kind(kind: str, length: int = L) -> dict[str, np.ndarray]:
+    found = batch(length)
+    if kind == "regression":
+        found["labels"] = np.array([0.5, 4.0, 2.5, 1.0], np.float32)
+    return found
+
+
+def log_likelihood(scores: np.ndarray, label: int) -> float:
+    scores = scores.astype(np.float64)
+    return scores[label] - scores.max() - np.log(np.sum(np.exp(scores - scores.max())))
+
+
+def terms(kind: str, outputs: np.ndarray, found: dict[str, np.ndarray]) -> list[float]:
+    """The terms of the loss of all rows of weight 1."""
+    losses = []
+    for row in range(B - 1):
+        out = outputs[row]
+        if kind == "classification":
+            losses.append(-log_likelihood(out, found["labels"][row]))
+        elif kind == "regression":
+            losses.append((out[0] - found["labels"][row]) ** 2)
+        elif kind == "tagging":
+            tags = [tag for tag in found["tags"][row] if tag >= 0]
+            losses += [-log_likelihood(out[word], tag) for word, tag in enumerate(tags)]
+        else:
+            ends = (found["starts"][row], found["ends"][row])
+            losses.append(-np.mean([log_likelihood(out[:, i], end) for i, end in enumerate(ends)]))
+    return losses
+
+
+class FineTuningTest(parameterized.TestCase):
+    @parameterized.parameters(*KINDS)
+    def test_the_loss_against_numpy(self, kind):
+        outputs, sums = jitted(kind)
+        found = of_kind(kind)
+        expected = terms(kind, np.asarray(outputs(params(kind), found)), found)
+        loss, weight = sums(params(kind), found)["loss"]
+        self.assertEqual(weight, len(expected))
+        np.testing.assert_allclose(loss, np.sum(expected), rtol=1e-5)
+
+    @parameterized.parameters("classification", "tagging")
+    def test_accuracy(self, kind):
+        outputs, sums = jitted(kind)
+        found = of_kind(kind)
+        best = np.argmax(outputs(params(kind), found), axis=-1)
+        labels = found["labels" if kind == "classification" else "tags"]
+        right, weight = sums(params(kind), found)["accuracy"]
+        counted = labels[:-1] >= 0
+        self.assertEqual(right, np.sum((best == labels)[:-1][counted]))
+        self.assertEqual(weight, np.sum(counted))
+
+    @parameterized.parameters(*KINDS)
+    def test_rows_of_weight_0_do_not_matter(self, kind):
+        _, sums = jitted(kind)
+        one, two = of_kind(kind), of_kind(kind)
+        for name, value in (("tokens", 7), ("labels", 1), ("starts", 5), ("ends", 5)):
+            two[name][-1] = value
+        two["tags"][-1] = 1 - two["tags"][-1].clip(0, 1)
+        a, b = (sums(params(kind), found) for found in (one, two))
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+    @parameterized.parameters(*KINDS)
+    def test_padding_does_not_matter(self, kind):
+        _, sums = jitted(kind)
+        a, b = (sums(params(kind), of_kind(kind, length)) for length in (L, L + 3))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
+
+    @parameterized.parameters(*KINDS)
+    def test_dropout_is_in_training_alone(self, kind):
+        outputs, sums = jitted(kind)
+        found, keys = of_kind(kind), jax.random.split(jax.random.key(0))
+        plain = sums(params(kind), found)["loss"][0]
+        one, two = (sums(params(kind), found, key)["loss"][0] for key in keys)
+        self.assertLen({float(plain), float(one), float(two)}, 3)
+        np.testing.assert_array_equal(*(outputs(params(kind), found) for _ in range(2)))
+
+    @parameterized.parameters(*KINDS)
+    def test_gradients_of_the_head(self, kind):
+        found, one = of_kind(kind), objective(kind)
+        hidden = jax.jit(one.hidden)(params(kind)["encoder"], found)
+
+        def loss(task):
+            fixed = FineTuning(one.encoder, one.head, kind)
+            object.__setattr__(fixed, "hidden", lambda *_: hidden)
+            return fixed.sums({"encoder": {}, "task": task}, Prepared(found, None))["loss"][0]
+
+        task = jax.tree.map(jnp.asarray, params(kind)["task"])
+        check_grads(jax.jit(loss), (task,), 1, modes=["rev"], eps=1e-2)
+
+    def test_the_head_of_pre_training_is_left_out(self):
+        self.assertEqual(set(params("tagging")["encoder"]), {"embeddings"})
+
+    def test_it_has_no_index(self):
+        self.assertIsNone(objective("tagging").empty_index())
+        with self.assertRaises(NotImplementedError):
+            objective("tagging").refresh(None, None, None)
+
+
+if __name__ == "__main__":
+    absltest.main()

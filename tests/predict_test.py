@@ -1,0 +1,225 @@
+"""Predictions on a user's own files: each kind of line, chunks, and runs that do not fit."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from builders import prediction, task_data
+from input_pipeline.tasks import unlabelled
+from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.tasks import TASKS
+from tests import tiny_tasks
+from vocap import merge
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class UnlabelledTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def read(self, task: str, text: str, name: str = "mine.txt"):
+        tiny_tasks.write(self.folder / name, text)
+        return unlabelled.read_unlabelled(self.folder / name, TASKS[task])
+
+    def test_texts(self):
+        self.assertEqual(
+            self.read("cola", "Eins.\n\n Zwei, drei.\n"),
+            [TextExample("1", "Eins.", None, None), TextExample("3", "Zwei, drei.", None, None)],
+        )
+
+    def test_pairs(self):
+        self.assertEqual(
+            self.read("xnli", "下雨。\t湿。\n", "mine.tsv.xz"),
+            [TextExample("1", "下雨。", "湿。", None)],
+        )
+
+    def test_words(self):
+        self.assertEqual(
+            self.read("udpos", "我 爱 北京\n"), [TaggedExample("1", ("我", "爱", "北京"), ())]
+        )
+
+    def test_questions(self):
+        self.assertEqual(
+            self.read("tydiqa", "Wer?\tDer Bär.\n"), [QuestionExample("1", "Wer?", "Der Bär.", ())]
+        )
+        text = json.dumps(
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {"context": "Der Bär.", "qas": [{"id": "x", "question": "Wer?"}]}
+                        ]
+                    }
+                ]
+            }
+        )
+        self.assertEqual(
+            self.read("tydiqa", text, "mine.json.xz"),
+            [QuestionExample("x", "Wer?", "Der Bär.", ())],
+        )
+
+    @parameterized.parameters(
+        ("xnli", "a\tb\nc\n", "line 2: 1 columns, but xnli takes two texts with one tab"),
+        ("cola", "a\tb\n", "line 1: 2 columns, but cola takes one text without tab"),
+        ("xquad", "a\tb\tc\n", "line 1: 3 columns, but xquad takes question and context"),
+        ("xquad", "\n \n", "the file is empty"),
+    )
+    def test_lines_that_do_not_fit(self, task, text, error):
+        with self.assertRaisesRegex(ValueError, f"mine.txt.*{error}"):
+            self.read(task, text)
+
+    def test_no_file(self):
+        with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
+            unlabelled.read_unlabelled(self.folder / "gone", TASKS["cola"])
+        with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
+            unlabelled.read_sentences(self.folder / "gone")
+
+
+class FineTunedTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.enter_context(tiny_tasks.quick())
+
+    @parameterized.parameters("cola", "udpos", "squad2")
+    def test_the_data_of_the_run_gets_what_the_run_has_predicted(self, name):
+        folder = tiny_tasks.finished(name)
+        model = prediction.FineTuned(folder)
+        path = folder / "predictions" / "test.en.jsonl"
+        expected = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        examples = unlabelled.read_unlabelled(self.write_mine(folder), model.task)
+        (lines,) = model(examples)
+        self.assert_equal_lines(lines, expected)
+        # And chunk by chunk.
+        with mock.patch.object(prediction, "CHUNK", 5):
+            chunks = list(model(examples))
+        self.assertLen(chunks, -(-len(examples) // 5))
+        self.assert_equal_lines([line for chunk in chunks for line in chunk], expected)
+
+    def write_mine(self, folder: pathlib.Path) -> pathlib.Path:
+        """The English test data of a run as a user would write it."""
+        options = task_data.task_settings(prediction.run_config(folder))
+        if options.task.kind == "questions":
+            return pathlib.Path(options.root) / options.test[0]
+        tokenizer = task_data.Tokenizer(tiny_tasks.tokenizer())
+        (data,) = (
+            d for d in task_data.read_split(options, tokenizer, "test") if d.language == "en"
+        )
+        lines = []
+        for one in data.examples:
+            if isinstance(one, TaggedExample):
+                lines.append(" ".join(one.words))
+            else:
+                lines.append(one.text + (f"\t{one.text_pair}" if one.text_pair else ""))
+        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "mine.txt"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def assert_equal_lines(self, found: list[dict], expected: list[dict]) -> None:
+        self.assertLen(found, len(expected))
+        for one, two in zip(found, expected, strict=True):
+            self.assertEqual(one.keys(), two.keys())
+            for key in one.keys() - {"id"}:
+                if isinstance(one[key], float):
+                    self.assertAlmostEqual(one[key], two[key], places=5)
+                else:
+                    self.assertEqual(one[key], two[key])
+
+    def test_another_tokenizer_is_named(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "run"
+        shutil.copytree(tiny_tasks.finished("udpos"), folder)
+        pieces = [*tiny_tasks.PIECES[:-1], "q2"]
+        other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+        (folder / "spm.model").write_bytes(other)
+        hashes = [prediction.tokenizer_hash(m) for m in (other, tiny_tasks.tokenizer())]
+        error = f"spm.model is tokenizer {hashes[0]}, but .* trained with tokenizer {hashes[1]}"
+        with self.assertRaisesRegex(ValueError, error):
+            prediction.FineTuned(folder)
+        (folder / "spm.model").unlink()
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist"):
+            prediction.FineTuned(folder)
+        (folder / "results.json").unlink()
+        with self.assertRaisesRegex(ValueError, "run: no results.json; .* finished run"):
+            prediction.FineTuned(folder)
+
+
+class EntryPointTest(absltest.TestCase):
+    """The commands themselves."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        for name, text in (("one", "the cat runs\nfox\n"), ("two", "zebra\n\nfox\nthe cat runs\n")):
+            (self.folder / name).write_text(text)
+
+    def run_python(self, *command: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        return subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+
+    def test_a_run_its_table_and_predictions(self):
+        workdir = self.folder / "run"
+        given = [
+            f"--config=configs/finetune/tatoeba.py:{tiny_tasks.data_folder()}",
+            f"--config.init_from={tiny_tasks.encoder_folder(0)}",
+            "--config.task.layer=0",
+            "--config.task.max_length=24",
+            "--config.task.test_languages=('af',)",
+        ]
+        done = self.run_python("finetune.py", *given, f"--workdir={workdir}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| af | 6 | 100.0 |", done.stdout)
+        output = self.folder / "out.jsonl"
+        inputs = f"--input={self.folder / 'one'},{self.folder / 'two'}"
+        done = self.run_python("predict.py", f"--workdir={workdir}", inputs, f"--output={output}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [json.loads(line) for line in output.read_text().splitlines()]
+        self.assertEqual(
+            [(one["id"], one["prediction"]) for one in lines], [("1", "4"), ("2", "3")]
+        )
+
+
+class SearchTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.enter_context(tiny_tasks.quick())
+
+    def test_pairs_are_mined_without_a_run(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        sides = []
+        for name, text in (
+            ("one", "the cat runs\nfox\nqqq\n"),
+            ("two", "zebra\nfox\nthe cat runs\n"),
+        ):
+            (folder / name).write_text(text)
+            sides.append(unlabelled.read_sentences(folder / name))
+        config = tiny_tasks.config("bucc", num_layers=0, task__layer=0)
+        found = prediction.search_lines(config, *sides, None)
+        self.assertEqual(
+            {(one["source"], one["target"]) for one in found[:2]}, {("1", "3"), ("2", "2")}
+        )
+        limit = found[1]["score"]
+        self.assertEqual(prediction.search_lines(config, *sides, limit), found[:2])
+
+    def test_the_threshold_is_that_of_the_run(self):
+        folder = tiny_tasks.finished("bucc")
+        config = prediction.run_config(folder)
+        known = json.loads((folder / "results.json").read_text())["thresholds"]["zh"]
+        self.assertEqual(prediction.mining_threshold(config, folder, "zh"), known)
+        self.assertIsNone(prediction.mining_threshold(config, folder, "de"))
+        config.task.threshold = 1.5
+        self.assertEqual(prediction.mining_threshold(config, None, "zh"), 1.5)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,73 @@
+"""What fine-tuning starts from: the checkpoint of a run of train.py, or a folder."""
+
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from absl.testing import absltest
+
+import artifacts
+from builders import data as data_builders
+from builders import model
+from builders.pretrained import read_pretrained
+from configs import quickstart
+from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
+from tests import tiny_tasks
+from training.checkpoint import Checkpoints
+
+
+class PretrainedTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def test_a_folder_of_transformers(self):
+        found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
+        self.assertEqual(found.settings, tiny_tasks.SETTINGS)
+        self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
+        jax.tree.map(np.testing.assert_array_equal, found.params, tiny_tasks.params())
+
+    def test_a_folder_without_our_tokenizer(self):
+        folder = self.parent / "theirs"
+        folder.mkdir()
+        for path in tiny_tasks.encoder_folder(2).iterdir():
+            if path.name != "spm.model":
+                (folder / path.name).write_bytes(path.read_bytes())
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*import_model.py"):
+            read_pretrained(str(folder))
+
+    def test_a_run_of_train(self):
+        config = quickstart.get_config("runlocal")
+        config.model.update(num_layers=0, embedding_size=8, hidden_size=16, num_heads=2)
+        config.output_layer.kind = "full"
+        folders = data_builders.Folders(self.parent / "work")
+        for folder in (folders.vocab, folders.rows):
+            folder.mkdir(parents=True)
+        folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
+        np.save(folders.rows / "aa.counts.npy", np.arange(tiny_tasks.VOCAB))
+        store = RowStore(
+            folders.rows, tiny_tasks.VOCAB, config.store.length,
+            tokenizer_hash(tiny_tasks.tokenizer()), SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
+            {"aa": {"train": {"rows": 1, "tokens": 1000, "characters": 3000}}}, {},
+        )  # fmt: skip
+        store.write_meta()
+        artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+        data_builders.open_train_stage(config, folders).claim()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            read_pretrained(str(folders.workdir))
+
+        config.train.batch_size = 8  # of the devices here; that of the run need not fit them
+        mesh = model.mesh(config)
+        objective = model.objective(config, store, mesh)
+        state = model.program(config, objective, store, mesh).init(np.int32(3))
+        with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(7, state)
+        found = read_pretrained(str(folders.workdir))
+        self.assertEqual(found.settings, objective.encoder.settings)
+        self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
+        jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))
+
+
+if __name__ == "__main__":
+    absltest.main()
