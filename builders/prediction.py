@@ -33,7 +33,8 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
             "finetune.py"
         )
     recorded = artifacts.read_json(workdir / "settings.json")
-    recorded.pop("tokenizer")
+    for name in ("tokenizer", "parameters"):  # of the encoder, no keys of the config
+        recorded.pop(name)
     return ConfigDict(recorded)
 
 

@@ -1,10 +1,12 @@
 """What fine-tuning starts from: a run of train.py, or a model in the form of `transformers`."""
 
 import dataclasses
+import hashlib
 import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 import artifacts
@@ -41,6 +43,14 @@ class Pretrained:
     settings: EncoderSettings
     params: dict[str, Any]
     tokenizer: bytes
+
+    def digest(self) -> str:
+        """SHA-256 of all parameters, in hexadecimal: a checkpoint trained further is another."""
+        hasher = hashlib.sha256()
+        for path, array in jax.tree.leaves_with_path(self.params):
+            hasher.update(f"{jax.tree_util.keystr(path)} {array.shape}".encode())
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
 
 
 def read_pretrained(path: str) -> Pretrained:

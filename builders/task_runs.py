@@ -71,7 +71,11 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
-    return {**recorded, "tokenizer": tokenizer_hash(pretrained.tokenizer)}
+    return {
+        **recorded,
+        "tokenizer": tokenizer_hash(pretrained.tokenizer),
+        "parameters": pretrained.digest(),
+    }
 
 
 def _fine_tune(

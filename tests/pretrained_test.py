@@ -1,5 +1,6 @@
 """What fine-tuning starts from: the checkpoint of a run of train.py, or a folder."""
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -27,6 +28,15 @@ class PretrainedTest(absltest.TestCase):
         self.assertEqual(found.settings, tiny_tasks.SETTINGS)
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, tiny_tasks.params())
+
+    def test_its_digest_is_of_the_parameters(self):
+        found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
+        digest = found.digest()
+        self.assertEqual(read_pretrained(str(tiny_tasks.encoder_folder(2))).digest(), digest)
+        table = found.params["embeddings"]["table"].copy()
+        table[3, 1] += 1e-3
+        changed = {**found.params, "embeddings": {**found.params["embeddings"], "table": table}}
+        self.assertNotEqual(dataclasses.replace(found, params=changed).digest(), digest)
 
     def test_a_folder_without_our_tokenizer(self):
         folder = self.parent / "theirs"
