@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment requirements-dev.txt
-"$PYTHON" -m pytest -n 2 "$@"
+# By file: what the tests of a file share is made once.
+"$PYTHON" -m pytest -n 2 --dist loadfile "$@"
