@@ -32,10 +32,6 @@ def main(_) -> None:
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite
-        if logging.level_debug():
-            raise
-        sys.exit(f"error (-v 1 for the traceback): {error}")
     print(task_results.table(task_data.task_settings(config).task, results))
     print(f"results: {(folder / task_runs.RESULTS).absolute()}")
 

@@ -64,10 +64,6 @@ def main(_) -> None:
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-    except (OSError, FloatingPointError) as error:  # a full disk, a loss that is not finite
-        if logging.level_debug():
-            raise
-        sys.exit(f"error (-v 1 for the traceback): {error}")
     if jax.process_index() == 0:
         stage.finish()
 

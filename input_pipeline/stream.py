@@ -169,6 +169,20 @@ class Stream(Protocol):
         """What the batch of `step` is made of, for people to read."""
 
 
+def part_size(batch_size: int, num_parts: int) -> int:
+    """Rows of each of `num_parts` equal parts of a batch.
+
+    Raises:
+      ValueError: the batch cannot be cut so.
+    """
+    if batch_size % num_parts:
+        raise ValueError(
+            f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
+            "batch size that is a multiple"
+        )
+    return batch_size // num_parts
+
+
 class _ChosenStream:
     """A stream whose every step is a step of another one."""
 
@@ -255,12 +269,7 @@ class TrainingStream:
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
         """
-        if self._batch_size % num_parts:
-            raise ValueError(
-                f"a batch of {self._batch_size} rows does not divide into {num_parts} equal parts; "
-                "choose a batch size that is a multiple"
-            )
-        size = self._batch_size // num_parts
+        size = part_size(self._batch_size, num_parts)
         first = step * self._batch_size + part * size
         language, row = self._order.locate(np.arange(first, first + size))
         tokens = np.stack([self._rows[lang][r] for lang, r in zip(language, row, strict=True)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from input_pipeline.stream import hashed, permute
+from input_pipeline.stream import hashed, part_size, permute
 from input_pipeline.tasks.features import Feature
 
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
@@ -64,14 +64,9 @@ class FeatureStream:
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
         """
-        if self._batch_size % num_parts:
-            raise ValueError(
-                f"a batch of {self._batch_size} rows does not divide into {num_parts} equal parts; "
-                "choose a batch size that is a multiple"
-            )
         rows = self._rows(step)
         length = _bucket(self._buckets, self._lengths[rows].max())
-        size = self._batch_size // num_parts
+        size = part_size(self._batch_size, num_parts)
         mine = rows[part * size : (part + 1) * size]
         return _stacked([self._features[row] for row in mine], length, self._pad)
 
