@@ -183,7 +183,9 @@ def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
     return padding_ratio(rows, size, options.lengths, options.max_length)
 
 
-def sentence_encoder(config: ConfigDict, pretrained: Pretrained) -> SentenceEncoder:
+def sentence_encoder(
+    config: ConfigDict, pretrained: Pretrained, tokenizer: Tokenizer
+) -> SentenceEncoder:
     """What makes vectors of sentences.
 
     Raises:
@@ -200,7 +202,7 @@ def sentence_encoder(config: ConfigDict, pretrained: Pretrained) -> SentenceEnco
         row = np.zeros((1, settings.max_length), np.int32)
         key = jax.random.key(config.train.seed)
         params = nn.unbox(jax.jit(encoder.init)(key, row, row, row)["params"])
-    special = Tokenizer(pretrained.tokenizer).special
+    special = tokenizer.special
     return SentenceEncoder(
         encoder,
         params,

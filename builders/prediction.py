@@ -97,9 +97,9 @@ def search_lines(
       ValueError: there is no such encoder, or it has no such layer.
     """
     options, pretrained = task_data.task_settings(config), read_pretrained(config.init_from)
-    encoder = builders.sentence_encoder(config, pretrained)
-    pairs = SentencePairs(sources, targets, ())
     tokenizer = task_data.Tokenizer(pretrained.tokenizer)
+    encoder = builders.sentence_encoder(config, pretrained, tokenizer)
+    pairs = SentencePairs(sources, targets, ())
     source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
     if options.task.kind == "retrieval":
         return search.nearest(sources, targets, source, target)

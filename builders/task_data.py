@@ -102,6 +102,12 @@ class TaskSettings:
             )
         return (known[split],)
 
+    def source(self, split: str, language: str) -> tuple[Any, ...]:
+        """A split in a language, as `loading.load_examples` and `load_pairs` want it."""
+        root, data_dir = pathlib.Path(self.root), self.data_dir or None
+        patterns = self.patterns(split, language)
+        return self.task, root, patterns, language, self.language_codes, data_dir
+
     def languages(self, split: str) -> tuple[str, ...]:
         """The languages of a split.
 
@@ -160,14 +166,7 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     found = []
     for language in options.languages(split):
         patterns = options.patterns(split, language)
-        examples = loading.load_examples(
-            options.task,
-            pathlib.Path(options.root),
-            patterns,
-            language,
-            options.language_codes,
-            options.data_dir or None,
-        )
+        examples = loading.load_examples(*options.source(split, language))
         _check_labels(options.task, split, language, examples, patterns)
         found.append(featured(options, tokenizer, language, examples))
     return found
@@ -200,14 +199,7 @@ def read_pairs(options: TaskSettings, split: str, language: str) -> SentencePair
       ValueError: there are no gold pairs; and see `loading.load_pairs`.
     """
     patterns = options.patterns(split, language)
-    pairs = loading.load_pairs(
-        options.task,
-        pathlib.Path(options.root),
-        patterns,
-        language,
-        options.language_codes,
-        options.data_dir or None,
-    )
+    pairs = loading.load_pairs(*options.source(split, language))
     if not pairs.gold:
         raise ValueError(
             f"{options.name}, {language}: {', '.join(patterns)} have no gold pairs; name their "

@@ -162,7 +162,7 @@ def _search(
     """Reads the data; returns what finds translations by the encoder as it is."""
     del stopping  # nothing is saved on the way, so it ends at once
     options, tokenizer = task_data.task_settings(config), task_data.Tokenizer(pretrained.tokenizer)
-    encoder = builders.sentence_encoder(config, pretrained)
+    encoder = builders.sentence_encoder(config, pretrained, tokenizer)
     has_other_data = options.validation and tuple(options.validation) != tuple(options.test)
     splits = ("validation", "test") if has_other_data else ("test",)
     languages = options.languages("test")

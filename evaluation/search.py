@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import tqdm
 from jax.sharding import Mesh
@@ -11,7 +10,7 @@ from jax.sharding import Mesh
 from evaluation.batch_layout import BatchLayout
 from evaluation.metrics import retrieval
 from evaluation.sentence_vectors import mean_states
-from evaluation.tasks import Line
+from evaluation.tasks import Line, in_order
 from input_pipeline.tasks.batches import length_batches
 from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import Feature
@@ -37,28 +36,21 @@ class SentenceEncoder:
         self._params, self._buckets, self._pad = params, buckets, pad
         self._layout = BatchLayout(mesh, batch_size)
 
-        def vectors(params, tokens, segments, positions):
-            return mean_states(
-                encoder, params, tokens, segments, positions, num_layers=layer, specials=specials
-            )
+        def vectors(params, batch):
+            arrays = (batch[name] for name in ("tokens", "segments", "positions"))
+            return mean_states(encoder, params, *arrays, num_layers=layer, specials=specials)
 
         self._vectors = self._layout.jit(vectors)
 
     def __call__(self, features: Sequence[Feature]) -> np.ndarray:
         """[N, D] float32 vectors of features, in their order."""
-        waiting, places = [], []
         size = self._layout.size
         batches = length_batches(features, size, self._buckets, self._pad)
         total = -(-len(features) // size)
-        for batch, numbers in tqdm.tqdm(batches, "encode", total, unit="batch", mininterval=1.0):
-            arrays = (batch[name] for name in ("tokens", "segments", "positions"))
-            waiting.append(self._vectors(self._params, *self._layout.placed(*arrays)))
-            places.append(numbers)
-        found = np.concatenate(jax.device_get(waiting))
-        numbers = np.concatenate(places)
-        vectors = np.empty((len(features), found.shape[1]), np.float32)
-        vectors[numbers[numbers >= 0]] = found[numbers >= 0]
-        return vectors
+        shown = tqdm.tqdm(batches, "encode", total, unit="batch", mininterval=1.0)
+        return np.stack(
+            in_order(shown, self._layout, lambda batch: self._vectors(self._params, batch))
+        )
 
 
 def retrieved(

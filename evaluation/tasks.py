@@ -1,7 +1,7 @@
 """What a fine-tuned model says of a task's examples, and how right it is."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -69,7 +69,6 @@ class Predictor:
           pad: id of the padding token.
           mesh: devices to split batches over, of all hosts; none for one device.
         """
-        self._kind = objective.kind
         self._buckets, self._pad = buckets, pad
         self._layout = BatchLayout(mesh, batch_size)
         self._outputs = self._layout.jit(objective.outputs)
@@ -77,18 +76,33 @@ class Predictor:
     def __call__(self, params: Any, features: Sequence[Feature]) -> list[np.ndarray]:
         """The head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
         batches = length_batches(features, self._layout.size, self._buckets, self._pad)
-        waiting, places = [], []
-        for batch, numbers in batches:
-            names = list(batch)
-            placed = dict(zip(names, self._layout.placed(*batch.values()), strict=True))
-            waiting.append(self._outputs(params, placed))
-            places.append(numbers)
-        found: list[np.ndarray] = [np.zeros(0)] * len(features)
-        for outputs, numbers in zip(jax.device_get(waiting), places, strict=True):
-            for row, number in zip(outputs, numbers, strict=True):
-                if number >= 0:
-                    found[number] = row
-        return found
+        return in_order(batches, self._layout, lambda batch: self._outputs(params, batch))
+
+
+def in_order(
+    batches: Iterable[tuple[dict[str, np.ndarray], np.ndarray]],
+    layout: BatchLayout,
+    run: Callable[[dict[str, Any]], jax.Array],
+) -> list[np.ndarray]:
+    """What `run` gives for each feature, in their order; all of it leaves the devices at once.
+
+    Args:
+      batches: of `length_batches`.
+      layout: where they are put.
+      run: arrays of a batch, placed -> [B, ...].
+    """
+    waiting, places = [], []
+    for batch, numbers in batches:
+        placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
+        waiting.append(run(placed))
+        places.append(numbers)
+    rows = {
+        int(number): row
+        for outputs, numbers in zip(jax.device_get(waiting), places, strict=True)
+        for row, number in zip(outputs, numbers, strict=True)
+        if number >= 0
+    }
+    return [rows[number] for number in range(len(rows))]
 
 
 def decide(

@@ -39,7 +39,7 @@ class ConfigsTest(parameterized.TestCase):
         if options.task.kind in ("retrieval", "mining"):
             for language in options.languages("test"):
                 self.assertNotEmpty(task_data.read_pairs(options, "test", language).gold)
-            fine_tuning.sentence_encoder(config, pretrained)
+            fine_tuning.sentence_encoder(config, pretrained, tokenizer)
             return
         data = {
             split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS
