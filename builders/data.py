@@ -30,6 +30,8 @@ class DataSettings:
       across_documents: whether attention crosses the documents of a row.
       pair_share: share of the steps that are taken on pairs of translations (translation language
         modelling), from `corpus.parallel`; 0 for none.
+      contrast_share: share of the steps that are taken on pairs whose sentences are kept apart and
+        contrasted (`objectives.contrastive`); 0 for none.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
     """
 
@@ -39,6 +41,7 @@ class DataSettings:
     prefetch: int
     across_documents: bool
     pair_share: float
+    contrast_share: float
     pair_buckets: tuple[int, ...]
     pair_positions: str
     pair_alpha: float
@@ -49,9 +52,11 @@ class DataSettings:
                 f"data.alpha_phases are {self.alpha_phases}; a phase begins at step 1 or later, "
                 "data.alpha is that of the first"
             )
-        if not 0 <= self.pair_share < 1:
+        shares = (self.pair_share, self.contrast_share)
+        if min(shares) < 0 or sum(shares) >= 1:
             raise ValueError(
-                f"data.pair_share is {self.pair_share}, must be at least 0 and below 1"
+                f"data.pair_share is {shares[0]} and data.contrast_share {shares[1]}; they must be "
+                "at least 0, and below 1 together"
             )
 
 
@@ -255,7 +260,7 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
             "mesh": {"vocab_multiple": config.mesh.vocab_multiple},
             **{
                 section: config[section].to_dict()
-                for section in ("model", "mask", "output_layer", "optimizer")
+                for section in ("model", "mask", "contrast", "output_layer", "optimizer")
             },
             "train": {
                 key: value for key, value in config.train.to_dict().items() if key not in free

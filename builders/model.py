@@ -28,6 +28,7 @@ from interop import xlm_roberta
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
+from objectives.contrastive import ContrastSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from training.optimizer import OptimizerSettings
@@ -104,6 +105,7 @@ def objective(
         across_documents=data_settings(config).across_documents,
         words=word_statistics(store, _language_shares(config, store), encoder.vocab_size),
         languages=store.languages,
+        contrast=settings(ContrastSettings, config.contrast, "contrast"),
     )
 
 
@@ -246,10 +248,15 @@ def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
         stream = ScheduledStream(
             PhasedStream(phases), "alpha", lambda step: alphas[max(s for s in alphas if s <= step)]
         )
-    if data.pair_share:
-        pairs, shares = pair_streams(store, _bitext_settings(config, store), train.seed)
-        shares = np.array([1 - data.pair_share, *(data.pair_share * shares)])
-        stream = MixedStream([stream, *pairs], shares, train.seed)
+    if data.pair_share or data.contrast_share:
+        streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
+        for share, apart in ((data.pair_share, False), (data.contrast_share, True)):
+            if share:
+                bitext = _bitext_settings(config, store, apart)
+                pairs, of_pairs = pair_streams(store, bitext, train.seed + apart)
+                streams += pairs
+                shares += [share * one for one in of_pairs]
+        stream = MixedStream(streams, np.array(shares), train.seed)
     if mask.final_rate:
         ends, rates = (0, train.num_steps - 1), (mask.rate, mask.final_rate)
         stream = ScheduledStream(
@@ -258,13 +265,14 @@ def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
     return stream
 
 
-def _bitext_settings(config: ConfigDict, store: RowStore) -> BitextSettings:
+def _bitext_settings(config: ConfigDict, store: RowStore, apart: bool) -> BitextSettings:
     data = data_settings(config)
     return BitextSettings(
         buckets=data.pair_buckets,
         positions=data.pair_positions,
         alpha=data.pair_alpha,
         tokens=config.train.batch_size * store.length,
+        apart=apart,
     )
 
 

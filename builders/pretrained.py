@@ -18,7 +18,7 @@ from training.checkpoint import restore_latest
 from training.sharding import MeshSettings, make_mesh
 
 # The sections of a run's settings that make its program.
-_SECTIONS = ("model", "mask", "output_layer", "optimizer")
+_SECTIONS = ("model", "mask", "contrast", "output_layer", "optimizer")
 # What the record of a run does not hold, since nothing that was computed depends on it.
 _TRAIN = {
     "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1,

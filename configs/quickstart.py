@@ -33,6 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.heldout_fraction = 0.1
     config.corpus.parallel_heldout_fraction = 0.2
     config.corpus.max_train_bytes = 0
+    config.corpus.exclude = ()
     config.corpus.seed = 0
 
     config.vocab = ConfigDict()
@@ -71,6 +72,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.prefetch = 4
     config.data.across_documents = False
     config.data.pair_share = 0.0
+    config.data.contrast_share = 0.0
     config.data.pair_buckets = (32, 64, 128)
     config.data.pair_positions = "continue"
     config.data.pair_alpha = 0.5
@@ -95,6 +97,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mask.final_rate = 0.0
     config.mask.mask_share = 0.8
     config.mask.random_share = 0.1
+
+    config.contrast = ConfigDict()
+    config.contrast.weight = 1.0
+    config.contrast.temperature = 0.05
 
     config.output_layer = ConfigDict()
     config.output_layer.kind = "knn"

@@ -1,4 +1,4 @@
-"""Sentences as vectors: the mean state of their tokens."""
+"""Sentences as vectors: the mean state of their text in a layer of an encoder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from models.encoder import Encoder
+from models.pooling import mean_state
 
 
 def mean_states(
@@ -39,6 +40,4 @@ def mean_states(
         num_layers=num_layers,
         method="encode",
     )
-    is_text = ~jnp.isin(tokens, jnp.array(specials))
-    total = jnp.where(is_text[:, :, None], hidden.astype(jnp.float32), 0).sum(axis=1)
-    return total / jnp.maximum(is_text.sum(axis=1), 1)[:, None]
+    return mean_state(hidden, ~jnp.isin(tokens, jnp.array(specials)))

@@ -1,11 +1,13 @@
 """Many-to-many bitext: which two translations of which sentence are example i of a step.
 
 A set of parallel text holds each sentence once in each language; every two of its languages make a
-pair. An example is `<s> a </s> </s> b </s>`, padded to the shortest bucket that holds it, and all
-examples of a batch are of one bucket. Like that of rows, the stream is a pure function of
+pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments where the
+sentences are kept apart, padded to the shortest bucket that holds it, and all examples of a batch
+are of one bucket. Like that of rows, the stream is a pure function of
 (seed, step).
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from input_pipeline.row_store import RowStore, SpecialIds
 from input_pipeline.stream import StreamOrder, hashed
 
 NUM_SPECIALS = 4
+_ARRAYS = ("tokens", "segments", "positions")
 POSITIONS = ("continue", "restart")
 
 
@@ -27,14 +30,17 @@ class BitextSettings:
       buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
       positions: "continue" to count positions through both sentences, "restart" to begin the
         second one at zero again.
-      alpha: exponent of the probabilities of language pairs, of their sentences.
+      alpha: of a set and two of its languages with n pairs of sentences, n^alpha is the weight.
       tokens: of a batch, padding included; a bucket's batches hold so many over its length.
+      apart: whether the sentences of a pair are kept apart: two segments, each with positions of
+        its own.
     """
 
     buckets: tuple[int, ...]
     positions: str
     alpha: float
     tokens: int
+    apart: bool = False
 
     def __post_init__(self):
         buckets = self.buckets
@@ -61,8 +67,6 @@ class _Pair:
 class PairStream:
     """Batches of pairs of one bucket, addressed by number."""
 
-    types = dict.fromkeys(("tokens", "segments", "positions"), np.dtype(np.int32))
-
     def __init__(
         self,
         store: RowStore,
@@ -73,6 +77,9 @@ class PairStream:
         seed: int,
     ):
         """Stream over `pairs`, drawn in proportion to `shares`, of rows of `length` tokens."""
+        self.types: dict[str, np.dtype] = dict.fromkeys(_ARRAYS, np.dtype(np.int32))
+        if settings.apart:
+            self.types["apart"] = np.dtype(bool)
         self._pairs, self._length = pairs, length
         self._columns = {
             (pair.name, language): store.bitext(pair.name, language)
@@ -88,7 +95,9 @@ class PairStream:
         """The `step`-th batch of the bucket, or the `part`-th of `num_parts` equal parts of it.
 
         Returns:
-          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 0 for padding) and `positions`.
+          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence that is
+          kept apart, 0 for padding) and `positions`; of pairs kept apart also `apart`
+          [B / num_parts] bool, all True.
 
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
@@ -101,8 +110,8 @@ class PairStream:
         size = self.batch_size // num_parts
         first = step * self.batch_size + part * size
         rows = [self._row(*found) for found in self._found(np.arange(first, first + size))]
-        arrays = map(np.stack, zip(*rows, strict=True))
-        return dict(zip(self.types, arrays, strict=True))
+        batch = dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
+        return {**batch, "apart": np.ones(size, bool)} if self._settings.apart else batch
 
     def contents(self, step: int) -> list[tuple[str, int]]:
         """What a batch is made of: set and languages, and the number in the set, of each pair."""
@@ -127,11 +136,14 @@ class PairStream:
         tokens, second = join_pair(one, two, self._length, self._special)
         padding = self._length - len(tokens)
         positions = np.arange(self._length)
-        if self._settings.positions == "restart":
+        segments = (np.arange(self._length) < len(tokens)).astype(np.int32)
+        if self._settings.apart:
+            tokens[second] = self._special.bos
+            segments[second : len(tokens)] = 2
+        if self._settings.apart or self._settings.positions == "restart":
             positions[second:] -= second
         tokens = np.pad(tokens, (0, padding), constant_values=self._special.pad)
-        segments = np.arange(self._length) < self._length - padding
-        return tokens.astype(np.int32), segments.astype(np.int32), positions.astype(np.int32)
+        return tokens.astype(np.int32), segments, positions.astype(np.int32)
 
 
 def join_pair(
@@ -153,26 +165,27 @@ def pair_streams(
 ) -> tuple[list[PairStream], np.ndarray]:
     """A stream for each bucket that has pairs, and the share of steps each is to have.
 
-    Two languages are drawn by n^alpha, n their sentences in all sets, and then each sentence is as
-    likely as any other. Short buckets have more pairs a batch, and so fewer batches.
+    Two languages of a set are drawn by n^alpha, n their sentences there, and then each of these is
+    as likely as any other. Short buckets have more pairs a batch, and so fewer batches.
 
     Raises:
       ValueError: the store has no bitext.
     """
     buckets = _pairs_by_bucket(store, settings.buckets)
-    counts: dict[tuple[str, str], int] = {}
+    counts: collections.Counter[tuple[str, tuple[str, str]]] = collections.Counter()
     for pair in itertools.chain.from_iterable(buckets):
-        counts[pair.languages] = counts.get(pair.languages, 0) + len(pair.sentences)
+        counts[pair.name, pair.languages] += len(pair.sentences)
     if not counts:
         raise ValueError(
-            "data.pair_share is not 0, but the rows hold no bitext; name parallel text to train on "
-            "in corpus.parallel and run prepare_data.py again"
+            "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; name "
+            "parallel text to train on in corpus.parallel and run prepare_data.py again"
         )
     streams, shares = [], []
     for length, pairs in zip(settings.buckets, buckets, strict=True):
         if pairs:
             weights = [
-                len(p.sentences) * counts[p.languages] ** (settings.alpha - 1) for p in pairs
+                len(p.sentences) * counts[p.name, p.languages] ** (settings.alpha - 1)
+                for p in pairs
             ]
             streams.append(PairStream(store, pairs, np.array(weights), length, settings, seed))
             shares.append(sum(weights) / streams[-1].batch_size)

@@ -3,7 +3,8 @@
 Held out are blocks, that is whole documents or, where those are long, runs of consecutive
 sentences. Which ones is a pure function of the text and the seed. Of multi-parallel text the same
 blocks are held out in every language, so held-out translations were seen in no language. Each
-source is split on its own: nothing looks for text that stands in two.
+source is split on its own: nothing looks for text that stands in two, but for the files of
+`CorpusSpec.exclude`, whose sentences are trained on nowhere.
 """
 
 import collections
@@ -17,6 +18,7 @@ from typing import TypeVar
 
 from input_pipeline import text_files
 from input_pipeline.aligned import read_aligned
+from input_pipeline.exclusion import Exclusion
 from input_pipeline.text_files import Document
 
 T = TypeVar("T")
@@ -42,6 +44,9 @@ class CorpusSpec:
       parallel_heldout_fraction: the same for `parallel`.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
       seed: picks the blocks.
+      exclude: test sets, as glob patterns of files of lines or of tab-separated cells: sentences of
+        `text`, and rows of `parallel`, that stand in one of them are left out (see
+        `input_pipeline.exclusion`).
     """
 
     root: str
@@ -54,6 +59,7 @@ class CorpusSpec:
     parallel_heldout_fraction: float
     max_train_bytes: int
     seed: int
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self):
         for name in ("heldout_fraction", "parallel_heldout_fraction"):
@@ -123,19 +129,22 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
         raise ValueError(f"corpus.root: {root} is no folder")
     train: dict[str, list[Document]] = collections.defaultdict(list)
     heldout: dict[str, list[Document]] = collections.defaultdict(list)
-    for language, blocks in _read_text(root, spec).items():
+    exclusion = Exclusion(_matching_paths(root, "exclude", spec.exclude))
+    for language, documents in _read_text(root, spec).items():
+        texts = exclusion.of_documents(language, documents)
         salt = f"{spec.seed} {language}"
-        train[language], heldout[language] = _split(blocks, spec.heldout_fraction, salt)
+        train[language], heldout[language] = _split(texts, spec.heldout_fraction, salt)
 
     parallel, bitexts = [], []
     for source in _read_parallel(root, "parallel", spec.parallel, spec):
         salt = f"{spec.seed} {source.name}"
-        kept, aside = _split(source.blocks, spec.parallel_heldout_fraction, salt)
+        rows = exclusion.of_rows(source.name, source.blocks)
+        kept_rows, aside_rows = _split(rows, spec.parallel_heldout_fraction, salt)
         for column, language in enumerate(source.languages):
-            train[language] += _column(kept, column)
-            heldout[language] += _column(aside, column)
-        parallel.append(source.text(aside))
-        bitexts.append(source.text(kept))
+            train[language] += _column(kept_rows, column)
+            heldout[language] += _column(aside_rows, column)
+        parallel.append(source.text(aside_rows))
+        bitexts.append(source.text(kept_rows))
     for source in _read_parallel(root, "parallel_eval", spec.parallel_eval, spec):
         parallel.append(source.text(source.blocks))
 

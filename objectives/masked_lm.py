@@ -1,4 +1,4 @@
-"""Masked language modelling on packed rows, and on pairs of translations (TLM)."""
+"""Masked language modelling on packed rows, and on pairs of translations (TLM, contrast)."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +11,9 @@ from knn_sampling.neighbours import NeighbourIndex
 from knn_sampling.output_layer import OutputLayer, OutputLoss, Sample, WordStatistics
 from knn_sampling.working_rows import working_rows
 from models.encoder import Encoder, output_table
+from models.pooling import mean_state
 from models.segments import packed_segments
+from objectives.contrastive import ContrastSettings, contrastive_loss
 from objectives.masking import Masked, MaskSettings, mask_tokens
 from objectives.sums import Sums
 
@@ -27,6 +29,7 @@ class Prepared(NamedTuple):
       segments: [B, L] int32, see `models.segments`.
       token_positions: [B, L] int32, the same.
       pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
+      apart: the same for pairs whose sentences do not see each other, which are contrasted.
       scheduled: [B] float32 values of the step, to be reported.
       language: [B] int32, number of each row's language; None where it is unknown.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
@@ -39,6 +42,7 @@ class Prepared(NamedTuple):
     segments: jax.Array
     token_positions: jax.Array
     pairs: jax.Array | None
+    apart: jax.Array | None
     scheduled: dict[str, jax.Array]
     language: jax.Array | None
     tokens: jax.Array
@@ -51,8 +55,10 @@ class Prepared(NamedTuple):
 class MaskedLM:
     """Predicts masked tokens from their row.
 
-    A batch that brings `segments` and `positions` holds pairs of translations, one segment a pair:
-    translation language modelling.
+    A batch that brings `segments` and `positions` holds pairs of translations. If a pair is one
+    segment, that is translation language modelling. If it is two, which the batch says by `apart`,
+    each sentence is predicted alone and the mean states of their text, masks left out, are
+    contrasted (`objectives.contrastive`).
 
     Attributes:
       encoder: the model.
@@ -63,6 +69,7 @@ class MaskedLM:
       across_documents: whether attention crosses the documents of a row.
       words: statistics of the words, for the output layer.
       languages: their names, for metrics of each; none of them without.
+      contrast: how pairs kept apart are contrasted; None if no batch has them.
     """
 
     encoder: Encoder
@@ -75,6 +82,7 @@ class MaskedLM:
     across_documents: bool
     words: WordStatistics
     languages: tuple[str, ...] = ()
+    contrast: ContrastSettings | None = None
 
     def init(self, key: jax.Array, length: int):
         """Parameters of the model, boxed with their logical axis names."""
@@ -135,7 +143,8 @@ class MaskedLM:
 
         Args:
           index: neighbour index, if the output layer uses one.
-          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32;
+          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32, and
+            `apart` [B] bool, all True, where their sentences are two segments;
             `mask_rate` [B] float32 where it is not `mask.rate`; `language` [B] int32
             and `alpha` [B] float32 for metrics.
           key: random key of masking, sampling and dropout.
@@ -159,7 +168,7 @@ class MaskedLM:
         )
         if "positions" in batch:
             segments, token_positions = batch["segments"], batch["positions"]
-            pairs = jnp.ones(len(segments), bool)
+            pairs = None if "apart" in batch else jnp.ones(len(segments), bool)
         else:
             segments, token_positions = self._segments(batch["tokens"])
             pairs = None
@@ -168,6 +177,7 @@ class MaskedLM:
             segments,
             token_positions,
             pairs,
+            batch.get("apart"),
             {name: batch[name] for name in _SCHEDULED if name in batch},
             batch.get("language"),
             tokens=masked.inputs,
@@ -201,7 +211,14 @@ class MaskedLM:
           params: as from `init`, unboxed; in place of the table the rows that `prepare` named.
           prepared: from `prepare`.
         """
-        loss = self._loss(params, prepared)
+        states = self._states(
+            params,
+            prepared.tokens,
+            prepared.segments,
+            prepared.token_positions,
+            prepared.dropout_key,
+        )
+        loss = self._loss(params, prepared, states)
         total, weight, one = loss.losses.sum(), prepared.masked.weights.sum(), jnp.float32(1)
         sums = {
             "loss": (total, weight),
@@ -210,6 +227,8 @@ class MaskedLM:
         }
         if prepared.pairs is not None:
             sums["pair_loss"] = (total, weight)
+        if prepared.apart is not None:
+            sums |= self._contrasted(prepared, states, total)
         for name, values in prepared.scheduled.items():
             sums[name] = (values.mean(), one)
         if prepared.language is not None and self.languages:
@@ -222,16 +241,24 @@ class MaskedLM:
         sums = jax.ops.segment_sum(of_rows.T, language, len(self.languages))  # [N, 2]
         return {f"loss/{name}": (sums[i, 0], sums[i, 1]) for i, name in enumerate(self.languages)}
 
-    def _loss(self, params, prepared: Prepared) -> OutputLoss:
+    def _contrasted(self, prepared: Prepared, states: jax.Array, total: jax.Array) -> Sums:
+        """The loss with the contrast of pairs kept apart, a pair weighing as its masked tokens."""
+        assert self.contrast is not None, "pairs kept apart, but no settings of their contrast"
+        is_text = ~jnp.isin(prepared.masked.inputs, jnp.array(self.never_masked))
+        one, two = (mean_state(states, is_text & (prepared.segments == i)) for i in (1, 2))
+        losses, accuracies = contrastive_loss(one, two, self.contrast.temperature)
+        weights = prepared.masked.weights.sum(axis=1)  # [B]
+        contrast, weight = (losses * weights).sum(), weights.sum()
+        return {
+            "loss": (total + self.contrast.weight * contrast, weight),
+            "apart_loss": (total, weight),
+            "contrast_loss": (contrast, weight),
+            "contrast_accuracy": ((accuracies * weights).sum(), weight),
+        }
+
+    def _loss(self, params, prepared: Prepared, states: jax.Array) -> OutputLoss:
         masked, sample = prepared.masked, prepared.sample
-        hidden = self._encode(
-            params,
-            prepared.tokens,
-            prepared.segments,
-            prepared.token_positions,
-            masked.positions,
-            prepared.dropout_key,
-        )  # [B, M, E]
+        hidden = self._predicted(params, states, masked.positions)  # [B, M, E]
         table, bias = output_table(params)
         if sample is None:
             flat = (masked.targets.reshape(-1), masked.weights.reshape(-1))
@@ -263,25 +290,25 @@ class MaskedLM:
           dropout_key: None for no dropout.
         """
         segments, token_positions = self._segments(inputs)
-        return self._encode(params, inputs, segments, token_positions, positions, dropout_key)
+        states = self._states(params, inputs, segments, token_positions, dropout_key)
+        return self._predicted(params, states, positions)
 
     def _segments(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         return packed_segments(
             inputs, bos=self.bos, pad=self.pad, across_documents=self.across_documents
         )
 
-    def _encode(
+    def _states(
         self,
         params,
         tokens: jax.Array,
         segments: jax.Array,
         token_positions: jax.Array,
-        positions: jax.Array,
         dropout_key: jax.Array | None,
     ) -> jax.Array:
-        """Hidden states [B, M, E] at `positions`; `tokens` are rows of the table in `params`."""
+        """The encoder's states [B, L, D]; `tokens` are rows of the table in `params`."""
         table, _ = output_table(params)
-        hidden = self.encoder.apply(
+        return self.encoder.apply(
             {"params": params},
             tokens,
             segments,
@@ -291,5 +318,8 @@ class MaskedLM:
             method="encode",
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
-        chosen = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, D]
+
+    def _predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
+        """What the output layer scores [B, M, E], of the states at `positions`."""
+        chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
         return self.encoder.apply({"params": params}, chosen, method="predict")

@@ -150,7 +150,9 @@ class RunlocalTest(parameterized.TestCase):
         losses = [record["train/loss"] for record in records if "train/loss" in record]
         self.assertLen(losses, config.train.num_steps)
         self.assertIn("eval/loss", records[-1])
-        self.assertEqual(config.data.pair_share > 0, any("train/pair_loss" in r for r in records))
+        for share, name in (("pair_share", "pair_loss"), ("contrast_share", "contrast_loss")):
+            found = any(f"train/{name}" in record for record in records)
+            self.assertEqual(config.data[share] > 0, found, name)
 
 
 class KeysTest(parameterized.TestCase):

@@ -1,6 +1,7 @@
 """Pairs of translations: which, how long, in what order."""
 
 import collections
+import dataclasses
 import itertools
 import pathlib
 import tempfile
@@ -12,6 +13,7 @@ from input_pipeline import dataset
 from input_pipeline.bitext import BitextSettings, join_pair, pair_streams
 from input_pipeline.row_store import RowStore, SpecialIds
 from input_pipeline.stream import MixedStream, TrainingStream
+from models.segments import packed_segments
 
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 LANGUAGES = ("aa", "bb", "cc")
@@ -107,17 +109,14 @@ class PairStreamTest(parameterized.TestCase):
             )
 
     @parameterized.parameters(1.0, 0.5, 0.0)
-    def test_language_pairs_have_their_share(self, alpha: float):
+    def test_sets_and_language_pairs_have_their_share(self, alpha: float):
         settings = BitextSettings((8, 16, 24), "continue", alpha, 48)
         streams, shares = pair_streams(self.store, settings, seed=0)
         self.assertAlmostEqual(shares.sum(), 1)
         mixed = MixedStream(streams, shares, seed=1)
-        found = collections.Counter(
-            tuple(sorted(read(row)[1]))
-            for step in range(3000)
-            for row in mixed.batch(step)["tokens"]
-        )
-        sizes = collections.Counter(pair for _, pair, _ in self.pairs())
+        rows = (read(row) for step in range(3000) for row in mixed.batch(step)["tokens"])
+        found = collections.Counter((name, tuple(sorted(pair))) for name, pair, *_ in rows)
+        sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         total = sum(n**alpha for n in sizes.values())
         for pair, n in sizes.items():
             self.assertAlmostEqual(found[pair] / found.total(), n**alpha / total, delta=0.02)
@@ -132,6 +131,27 @@ class PairStreamTest(parameterized.TestCase):
                 second = np.arange(24) - (start if positions == "restart" else 0)
                 np.testing.assert_array_equal(found[:start], np.arange(start))
                 np.testing.assert_array_equal(found[start:], second[start:])
+
+    def test_sentences_kept_apart_are_as_alone(self):
+        together, apart = (
+            pair_streams(self.store, dataclasses.replace(SETTINGS, apart=apart), seed=0)[0]
+            for apart in (False, True)
+        )
+        for one, other in zip(together, apart, strict=True):
+            self.assertEqual(one.contents(2), other.contents(2))
+            batch, joined = other.batch(2), one.batch(2)["tokens"]
+            np.testing.assert_array_equal(batch["apart"], np.ones(other.batch_size, bool))
+            self.assertNotIn("apart", one.batch(2))
+            segments, positions = packed_segments(
+                batch["tokens"], bos=SPECIAL.bos, pad=SPECIAL.pad, across_documents=False
+            )
+            np.testing.assert_array_equal(batch["segments"], segments)
+            is_text = batch["segments"] > 0
+            np.testing.assert_array_equal(batch["positions"][is_text], positions[is_text])
+            np.testing.assert_array_equal(batch["segments"].max(axis=1), 2)
+            ends = np.where(batch["segments"] == 2, batch["tokens"], SPECIAL.pad)
+            is_begin = (batch["tokens"] == SPECIAL.bos) & (ends == SPECIAL.bos)
+            np.testing.assert_array_equal(np.where(is_begin, SPECIAL.eos, batch["tokens"]), joined)
 
     def test_parts_make_the_batch_and_seeds_another_order(self):
         settings = BitextSettings((8, 16, 24), "continue", 1.0, 96)

@@ -77,6 +77,22 @@ class TextTest(_CorpusTest):
         self.assertEqual(loaded.heldout, {"de": [], "en": []})
         self.assertEqual(loaded.sentences("en"), _sentences(expected))
 
+    def test_what_is_tested_on_is_trained_on_nowhere(self):
+        self.write("de.txt", "Guten Tag.\nEin Haus.\n\nNur das!\n\nEin Baum.\n")
+        self.write("de-en.tsv", "Ein Hund.\tA dog.\nEine Katze.\tA cat.\nEin Ei.\tAn egg.\n")
+        self.write("tests/tatoeba.tsv", "Ein Haus\tA house\n-\ta  CAT!\n")
+        self.write("tests/more.txt", "nur das\n")
+        settings = {"text": (".",), "parallel": ("*.tsv",), "heldout_fraction": 0}
+        settings["parallel_heldout_fraction"] = 0
+        loaded = self.load(**settings, exclude=("tests/*",))
+        german = ["Guten Tag.", "Ein Baum.", "Ein Hund.", "Ein Ei."]
+        self.assertEqual(loaded.sentences("de"), german)
+        self.assertEqual(loaded.sentences("en"), ["A dog.", "An egg."])
+        self.assertEqual(loaded.bitexts[0].rows, (("Ein Hund.", "A dog."), ("Ein Ei.", "An egg.")))
+        self.assertNotEqual(loaded.digest(), self.load(**settings).digest())
+        with self.assertRaisesRegex(ValueError, "corpus.exclude: .*tests/none.txt does not exist"):
+            self.load(**settings, exclude=("tests/none.txt",))
+
     @parameterized.product(
         num_documents=(2, 3, 10, 57), num_sentences=(1, 20, 21, 100), fraction=(0.01, 0.3, 0.99)
     )

@@ -13,6 +13,7 @@ from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings, output_table
 from models.segments import packed_segments
+from objectives.contrastive import ContrastSettings, contrastive_loss
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings, mask_tokens
 
@@ -236,6 +237,56 @@ class PairsTest(absltest.TestCase):
         restarted = self.sums_of({"tokens": rows, "segments": ones, "positions": again})
         losses = {float(sums["loss"][0]) for sums in (together, apart, restarted)}
         self.assertLen(losses, 3)
+
+
+class ApartTest(absltest.TestCase):
+    """Pairs whose sentences are kept apart, and contrasted."""
+
+    def test_the_loss_is_that_of_each_sentence_alone_and_their_contrast(self):
+        contrast = ContrastSettings(weight=0.5, temperature=0.1)
+        objective = objective_with(dataclasses.replace(WHOLE, kind="full"))
+        objective, key = dataclasses.replace(objective, contrast=contrast), jax.random.key(7)
+        rows = tokens()
+        rows[0, 9:] = [EOS] + [PAD] * (L - 10)  # fewer masked tokens, so that its pair weighs less
+        rows = jnp.asarray(rows)
+        segments, positions = packed_segments(rows, bos=BOS, pad=PAD, across_documents=False)
+        pairs = {"tokens": rows, "segments": segments, "positions": positions}
+        pairs["apart"] = jnp.ones(B, bool)
+
+        prepared, _ = objective.prepare(None, pairs, key, dropout=False, gather=False)
+        sums = objective.sums(params(), prepared)
+        packed, _ = objective.prepare(None, {"tokens": rows}, key, dropout=False, gather=False)
+        expected = objective.sums(params(), packed)["loss"]
+        np.testing.assert_allclose(sums["apart_loss"], expected, rtol=1e-6)
+        self.assertNotIn("pair_loss", sums)
+
+        vectors = [self.alone(objective, prepared.masked.inputs[:, at]) for at in self.SENTENCES]
+        losses, accuracies = contrastive_loss(*vectors, 0.1)
+        masked = prepared.masked.weights.sum(axis=1)
+        self.assertGreater(len(set(masked.tolist())), 1)
+        np.testing.assert_allclose(sums["contrast_loss"][0], losses @ masked, rtol=1e-4)
+        np.testing.assert_allclose(sums["contrast_accuracy"][0], accuracies @ masked, rtol=1e-6)
+        total = sums["apart_loss"][0] + 0.5 * sums["contrast_loss"][0]
+        np.testing.assert_allclose(sums["loss"][0], total, rtol=1e-6)
+        for _, weight in (sums["loss"], sums["contrast_loss"], sums["contrast_accuracy"]):
+            self.assertEqual(weight, masked.sum())
+
+    SENTENCES = (slice(0, 6), slice(6, 14))  # of `tokens`
+
+    @staticmethod
+    def alone(objective: MaskedLM, sentences: jax.Array) -> jax.Array:
+        """Mean state of each sentence's text, of a batch of those sentences and nothing else."""
+        positions = jnp.broadcast_to(jnp.arange(sentences.shape[1]), sentences.shape)
+        states = objective.encoder.apply(
+            {"params": params()},
+            sentences,
+            (sentences != PAD).astype(jnp.int32),
+            positions,
+            deterministic=True,
+            method="encode",
+        )
+        is_text = ~np.isin(sentences, SPECIAL)
+        return jnp.stack([states[i][row].mean(axis=0) for i, row in enumerate(is_text)])
 
 
 LARGE = 500

@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import OutputLayer, WordStatistics
 from models.encoder import Encoder, EncoderSettings
+from objectives.contrastive import ContrastSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from training.optimizer import OptimizerSettings
@@ -19,6 +20,7 @@ from training.sharding import MeshSettings, batch_sharding, make_mesh
 from training.step import Program, make_program
 
 V, E, B, L = 4096, 16, 8, 8
+CONTRAST = ContrastSettings(weight=1.0, temperature=0.1)
 RULES = (("vocab", "model"), ("mlp", "model"), ("heads", "model"))
 
 
@@ -58,7 +60,9 @@ def masked_lm_on(axes: tuple[int, int, int], kind: str) -> MaskedLM:
         jnp.zeros(V, jnp.int32),
     )
     masks = MaskSettings(0.2, 0.8, 0.1)
-    return MaskedLM(Encoder(encoder), layer, masks, 0, 1, 4, (0, 1, 2, 4), True, words)
+    return MaskedLM(
+        Encoder(encoder), layer, masks, 0, 1, 4, (0, 1, 2, 4), True, words, (), CONTRAST
+    )
 
 
 def program_on(axes: tuple[int, int, int], kind: str, update: str) -> Program:
@@ -93,7 +97,7 @@ def random_params():
 
 
 @functools.cache
-def loss_and_gradients(axes: tuple[int, int, int], kind: str):
+def loss_and_gradients(axes: tuple[int, int, int], kind: str, apart: bool = False):
     """Of one batch by rows of the table, dropout on, everything laid out over the devices."""
     objective = masked_lm_on(axes, kind)
     _, mesh = mesh_of(axes)
@@ -102,7 +106,13 @@ def loss_and_gradients(axes: tuple[int, int, int], kind: str):
         lambda x, s: jax.device_put(x, s.sharding), random_params(), layout.params
     )
     tokens = np.random.default_rng(1).integers(5, V, (B, L)).astype(np.int32)
-    batch = {"tokens": jax.device_put(tokens, batch_sharding(mesh))}
+    batch = {"tokens": tokens}
+    if apart:  # two sentences a row
+        tokens[:, [0, L // 2]] = 0
+        segments = np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0).astype(np.int32)
+        positions = np.tile(np.arange(L // 2, dtype=np.int32), (B, 2))
+        batch |= {"segments": segments, "positions": positions, "apart": np.ones(B, bool)}
+    batch = jax.device_put(batch, batch_sharding(mesh))
 
     @jax.jit
     def run(params, batch):
@@ -132,9 +142,15 @@ class SameLossTest(parameterized.TestCase):
     def test_all_others(self, kind):
         self.assert_same((2, 1, 4), kind)
 
-    def assert_same(self, axes: tuple[int, int, int], kind: str):
-        expected, one_device = loss_and_gradients((1, 1, 1), kind)
-        loss, gradients = loss_and_gradients(axes, kind)
+    @parameterized.parameters((2, 1, 1), (2, 2, 2))
+    def test_pairs_kept_apart_are_contrasted_over_all_devices(self, *axes):
+        self.assert_same(axes, "full", apart=True)
+        alone, _ = loss_and_gradients((1, 1, 1), "full")
+        self.assertGreater(loss_and_gradients(axes, "full", apart=True)[0], alone + 1)
+
+    def assert_same(self, axes: tuple[int, int, int], kind: str, **kwargs):
+        expected, one_device = loss_and_gradients((1, 1, 1), kind, **kwargs)
+        loss, gradients = loss_and_gradients(axes, kind, **kwargs)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         largest = max(np.abs(x).max() for x in jax.tree.leaves(one_device))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * largest)

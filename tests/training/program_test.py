@@ -53,7 +53,9 @@ def config(variant: str):
         layer.update(k=9, capacity=136, capacity_buckets=2, group_size=4, refresh="rolling")
         config.optimizer.embedding_update = "rows"
     if variant == "pairs":
-        config.data.update(pair_share=0.5, pair_buckets=(L // 2,), pair_positions="restart")
+        config.data.update(
+            pair_share=0.3, contrast_share=0.3, pair_buckets=(L // 2,), pair_positions="restart"
+        )
         config.data.alpha_phases = ((2, 0.0),)
         config.mask.update(rate=0.2, final_rate=0.6)
     return config
@@ -213,7 +215,7 @@ class ResumeTest(TestCase):
         metrics = (whole / "metrics.jsonl").read_bytes()
         self.assertEqual((stopped / "metrics.jsonl").read_bytes(), metrics)
 
-    def test_a_run_of_rows_and_pairs(self):
+    def test_a_run_of_rows_and_pairs_of_both_kinds(self):
         whole, stopped = self.new_folder(), self.new_folder()
         pairs = program("pairs", SINGLE)
         expected = self.train(pairs, "pairs", whole)
@@ -230,12 +232,17 @@ class ResumeTest(TestCase):
         alphas = [r["train/alpha"] for r in records if "train/alpha" in r]
         expected = [config("pairs").data.alpha] * 2 + [0.0] * (len(alphas) - 2)
         np.testing.assert_allclose(alphas, expected, rtol=1e-6)
-        self.assertGreater(len(alphas), 2)
+        self.assertGreater(len(alphas), 2)  # so that both phases are seen
         of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
-        self.assertBetween(len(of_pairs), 2, 6)
+        apart = [r for r in records if "train/contrast_loss" in r]
+        for found in (of_pairs, apart):
+            self.assertBetween(len(found), 1, 5)
+        for r in apart:
+            total = r["train/apart_loss"] + r["train/contrast_loss"]
+            self.assertAlmostEqual(r["train/loss"], total, places=4)
         self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
         # Each step's loss lies among those of the languages that it has rows of.
-        for record in (r for r in records if "train/loss" in r and "train/pair_loss" not in r):
+        for record in (r for r in records if "train/alpha" in r):
             of_languages = [v for name, v in record.items() if name.startswith("train/loss/")]
             self.assertBetween(record["train/loss"], min(of_languages), max(of_languages))
 

@@ -1,0 +1,50 @@
+"""Sentences of test sets are found however they are written, and left out."""
+
+import lzma
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from input_pipeline.exclusion import Exclusion, letters
+
+
+class ExclusionTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        with lzma.open(self.folder / "de-en.tsv.xz", "wt", encoding="utf-8") as file:
+            file.write("Wo bist du?\tWhere are u?\n\n!\t\n")
+        (self.folder / "zh.txt").write_text("你在哪里？\n", encoding="utf-8")
+        self.exclusion = Exclusion(sorted(self.folder.iterdir()))
+
+    @parameterized.parameters(
+        "Wo bist du?", "wo bist du", " WO  BIST DU !", "你在哪里", "Ｗｈｅｒｅ are u?"
+    )  # fmt: skip
+    def test_found(self, sentence):
+        self.assertIn(sentence, self.exclusion)
+
+    @parameterized.parameters("Wo bist?", "Wo bist du, Tom?", "", "?", "你在哪", "Where are ü?")
+    def test_not_found(self, sentence):
+        self.assertNotIn(sentence, self.exclusion)
+
+    @parameterized.parameters(("कि", "क"), ("Ä", "A"), ("3.5", "36"))
+    def test_letters_keep_marks_and_digits(self, one, other):
+        self.assertNotEqual(letters(one), letters(other))
+
+    def test_documents_lose_sentences_and_empty_ones_go(self):
+        documents = [["Wo bist du?", "Hier."], ["where are u"], ["Dort.", "Dort."]]
+        kept = self.exclusion.of_documents("de", documents)
+        self.assertEqual(kept, [["Hier."], ["Dort.", "Dort."]])
+
+    def test_rows_go_whole_whichever_side_is_found(self):
+        blocks = [[("Tu es où ?", "Wo bist du?"), ("Ici.", "Hier.")], [("Where are u?", "")]]
+        self.assertEqual(self.exclusion.of_rows("fr-de", blocks), [[("Ici.", "Hier.")]])
+
+    def test_without_files_all_stays(self):
+        documents = [["Wo bist du?"], ["?"]]
+        self.assertEqual(Exclusion([]).of_documents("de", documents), documents)
+
+
+if __name__ == "__main__":
+    absltest.main()
