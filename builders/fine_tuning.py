@@ -31,6 +31,8 @@ from training.sharding import MeshSettings, host_part, make_mesh
 from training.step import Program, make_program
 
 _MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
+# What of the encoder can stay as it is.
+_GROUPS = ("embeddings", "layers")
 
 
 def objective(config: ConfigDict, pretrained: Pretrained) -> FineTuning:
@@ -91,7 +93,15 @@ def mesh() -> Mesh:
 def program(
     config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh, num_steps: int, length: int
 ) -> Program:
-    """The compiled functions of the run."""
+    """The compiled functions of the run.
+
+    Raises:
+      ValueError: `optimizer.frozen` names something else than parts of the encoder.
+    """
+    if unknown := sorted(set(config.optimizer.frozen) - set(_GROUPS)):
+        raise ValueError(
+            f"optimizer.frozen names {unknown}, must be of {_GROUPS}; the head is never frozen"
+        )
     warmup_steps = round(config.optimizer.warmup_share * num_steps)
     optimizer = settings(
         OptimizerSettings,

@@ -193,7 +193,7 @@ def program(
     """The compiled functions of the run on `mesh`."""
     return make_program(
         masked_lm,
-        settings(OptimizerSettings, config.optimizer, "optimizer"),
+        settings(OptimizerSettings, config.optimizer, "optimizer", frozen=()),
         settings(MeshSettings, config.mesh, "mesh"),
         mesh,
         num_steps=config.train.num_steps,

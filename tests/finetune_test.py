@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
@@ -121,6 +122,21 @@ class KindsTest(RunCase):
         self.assertEqual(results["thresholds"], other)
         self.assertEqual(results["test"]["zh"]["f1"], 0)
         self.assertEqual(results["validation"]["zh"]["recall"], 1.0)
+
+    def test_frozen_embeddings_stay_and_layers_learn(self):
+        config = tiny_tasks.config("udpos", train__epochs=1.0)
+        config.optimizer.frozen = ("embeddings",)
+        tiny_tasks.run(config, self.folder / "run")
+        params, _ = read_params(self.folder / "run" / "best.safetensors")
+        before, after = read_pretrained(config.init_from).params, params["encoder"]
+        jax.tree.map(np.testing.assert_array_equal, after["embeddings"], before["embeddings"])
+        for one, other in zip(
+            *map(jax.tree.leaves, (after["layers"], before["layers"])), strict=True
+        ):
+            self.assertTrue((one != other).any())
+        config.optimizer.frozen = ("embedding",)
+        with self.assertRaisesRegex(ValueError, r"optimizer.frozen names \['embedding'\], must be"):
+            tiny_tasks.run(config, self.folder / "other")
 
     def test_random_parameters_are_others(self):
         results = [

@@ -30,6 +30,8 @@ class OptimizerSettings:
       clip_norm: largest global norm of the gradient; 0 leaves it as it is.
       embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
         the rows that a step touches and catch up on the others when they are next read.
+      frozen: names of groups of parameters, such as "embeddings", that stay as they are; of the
+        table only with a dense update.
     """
 
     learning_rate: float
@@ -44,6 +46,7 @@ class OptimizerSettings:
     schedule: str = "polynomial"
     decay_fraction: float = 0.1
     final_rate_ratio: float = 0.0
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.schedule not in SCHEDULES:
@@ -57,12 +60,27 @@ class OptimizerSettings:
             raise ValueError(
                 f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
             )
+        if self.frozen and self.embedding_update == "rows":
+            raise ValueError(
+                f"optimizer.frozen is {self.frozen}, but rows are updated as they are read; set "
+                'optimizer.embedding_update to "dense"'
+            )
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
     """By name: biases and scales of all layers together are matrices too."""
     del parameter
     return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
+
+
+def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
+    """Zero for the parameters of all groups `names`."""
+
+    def is_held(path: tuple, parameter: jax.Array) -> bool:
+        del parameter
+        return not set(names).isdisjoint(getattr(key, "key", None) for key in path)
+
+    return optax.masked(optax.set_to_zero(), lambda params: jax.tree.map_with_path(is_held, params))
 
 
 class Optimizer(NamedTuple):
@@ -106,6 +124,10 @@ def make_optimizer(
     )
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
+    if settings.frozen:
+        # Before the clipping, so that what is held does not count, and after weight decay.
+        hold = _hold(settings.frozen)
+        clip, adamw = optax.chain(hold, clip), optax.chain(adamw, hold)
     if table is None or settings.embedding_update == "dense":
         return _dense(clip, adamw, table)
     rows = row_adamw(

@@ -74,6 +74,7 @@ def base(
     config.optimizer.epsilon = 1e-8
     config.optimizer.weight_decay = 0.0
     config.optimizer.clip_norm = 1.0
+    config.optimizer.frozen = ()  # ("embeddings",): tokens of other languages keep their neighbours
 
     config.train = ConfigDict()
     config.train.batch_size = 32
