@@ -169,6 +169,8 @@ def heading(config: ConfigDict) -> dict[str, Any]:
             "batch_size": config.train.batch_size,
             "epochs": config.train.epochs,
         }
+        if config.optimizer.frozen:
+            varied["frozen"] = ", ".join(config.optimizer.frozen)
     return {
         "task": options.name,
         "model": f"{name}, random" if config.random_init else name,

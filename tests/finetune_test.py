@@ -126,7 +126,8 @@ class KindsTest(RunCase):
     def test_frozen_embeddings_stay_and_layers_learn(self):
         config = tiny_tasks.config("udpos", train__epochs=1.0)
         config.optimizer.frozen = ("embeddings",)
-        tiny_tasks.run(config, self.folder / "run")
+        results = tiny_tasks.run(config, self.folder / "run")
+        self.assertEqual(results["hyperparameters"]["frozen"], "embeddings")
         params, _ = read_params(self.folder / "run" / "best.safetensors")
         before, after = read_pretrained(config.init_from).params, params["encoder"]
         jax.tree.map(np.testing.assert_array_equal, after["embeddings"], before["embeddings"])
