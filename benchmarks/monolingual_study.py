@@ -1,0 +1,364 @@
+"""Does a vocabulary that fits a language better make a better encoder of it? (Table 5, Figures 1-3)
+
+    python -m benchmarks.monolingual_study --data=DATA --workdir=runs/monolingual --cores=1
+
+For each language and vocabulary size: a vocabulary of that size for this language alone, an encoder
+pre-trained with it, and part-of-speech tagging and named entities in the same language, by the
+ordinary stages. Encoders of a language differ in their vocabulary alone: text, rows of the same
+length, steps and seed are the same. Tables, plots and WORKDIR/report/cells.json tell how the scores
+go with the ALP of the vocabulary and with its size.
+
+DATA is a folder as for `configs/real_text.py`, with `udpos/{dev,test}/{language}.tsv.xz` and
+`wikiann_ner/dev/{language}.tsv.xz` besides. There is training data in English only, so, of each
+file in its own order,
+
+- POS: the first nine tenths of the development data are trained on, the last tenth selects the
+  parameters, the test data is tested on;
+- NER: the first six tenths of the development data are trained on, the next tenth selects the
+  parameters, the last three tenths are tested on.
+
+Run again after a stop, it goes on; with more seeds or sizes it does those that are missing. A
+language is finished before the next is begun. A size that a language's text cannot have, smaller
+than its characters for example, fails, and the others are done. Seeds are those of fine-tuning (the
+new head, the order of the examples, dropout): each size has one encoder.
+
+Hardware: one CPU core, an hour and a half with --seeds=0,1.
+"""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+import artifacts
+import entry_point
+from benchmarks import machine, monolingual_report
+from benchmarks.monolingual_report import TASKS, Cell
+from builders import task_runs
+from input_pipeline.tasks.files import read_text
+from training.signals import EXIT_STOPPED, Stopped
+from vocap.merge import SPECIALS
+
+_DATA = flags.DEFINE_string("data", None, "Folder with text and data of the tasks.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+_LANGUAGES = flags.DEFINE_list("languages", ["fi", "ru", "ar", "de"], "In this order.")
+_SIZES = flags.DEFINE_list("sizes", ["500", "1000", "2000", "4000", "8000"], "In pieces.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of fine-tuning.")
+_STEPS = flags.DEFINE_integer("steps", 2500, "Of pre-training.", lower_bound=1)
+_CORES = flags.DEFINE_integer("cores", 0, "Cores to keep to; 0 for all.", lower_bound=0)
+_REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# What encoders of all sizes share. Small batches: context is learned after so many steps rather
+# than after so many tokens.
+_PRETRAINING = {
+    "corpus.parallel_eval": (),
+    "corpus.max_train_bytes": 5_000_000,
+    "vocab.alp_probabilities": "corpus",
+    "vocab.compare": (),
+    "vocab.num_workers": 1,
+    "store.num_workers": 1,
+    "store.length": 64,
+    "data.loader": "threads",
+    "model.max_length": 64,
+    "model.dropout_rate": 0.0,
+    "output_layer.kind": "full",
+    "output_layer.exact_fraction": 0.0,
+    "optimizer.learning_rate": 3e-3,
+    "optimizer.warmup_steps": 100,
+    "train.batch_size": 8,
+    "train.evaluate_every": 500,
+    "train.checkpoint_every": 500,
+    "train.keep_checkpoints": 1,
+    "evaluation.max_rows": 100,
+    "evaluation.max_rows_in_training": 16,
+}
+_STAGES = ("build_vocab.py", "prepare_data.py", "train.py", "evaluate.py")
+
+_FINE_TUNING = {
+    "task.max_length": 64,
+    "task.buckets": (32,),
+    "model.attention_dropout_rate": 0.0,
+    "train.batch_size": 16,
+    "train.evaluations": 4,
+}
+# Found on Finnish development data with 2,000 pieces.
+_OF_TASK = {
+    "udpos": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
+    "wikiann": {"optimizer.learning_rate": 2e-3, "train.epochs": 10.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of a file of examples: those from `begin` to `end`, as shares of their number."""
+
+    source: str
+    begin: float
+    end: float
+
+
+# Where each split of a task is from.
+_SPLITS = {
+    "udpos": {
+        "train": Share("udpos/dev/{language}.tsv.xz", 0.0, 0.9),
+        "validation": Share("udpos/dev/{language}.tsv.xz", 0.9, 1.0),
+        "test": Share("udpos/test/{language}.tsv.xz", 0.0, 1.0),
+    },
+    "wikiann": {
+        "train": Share("wikiann_ner/dev/{language}.tsv.xz", 0.0, 0.6),
+        "validation": Share("wikiann_ner/dev/{language}.tsv.xz", 0.6, 0.7),
+        "test": Share("wikiann_ner/dev/{language}.tsv.xz", 0.7, 1.0),
+    },
+}
+
+
+# 1. What to run.
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """An encoder of one language with a vocabulary of one size, and its fine-tuning runs."""
+
+    language: str
+    size: int
+
+    def folder(self, workdir: pathlib.Path) -> pathlib.Path:
+        return workdir / "encoders" / self.language / str(self.size)
+
+    def run_folder(self, workdir: pathlib.Path, task: str, seed: int) -> pathlib.Path:
+        return self.folder(workdir) / task / f"seed{seed}"
+
+    def pretraining(self, steps: int) -> dict[str, Any]:
+        """The keys of the encoder's config that differ from `configs/real_text.py`."""
+        return {
+            **_PRETRAINING,
+            "corpus.languages": (self.language,),
+            "vocab.sizes": (self.size,),
+            "vocab.target_size": self.size + len(SPECIALS),
+            "train.num_steps": steps,
+        }
+
+    def fine_tuning(
+        self, base: ConfigDict, task: str, seed: int, workdir: pathlib.Path
+    ) -> ConfigDict:
+        """The config of a fine-tuning run, from the task's own."""
+        config = base.copy_and_resolve_references()
+        config.task.root = str(split_folder(workdir))
+        config.update_from_flattened_dict({**_FINE_TUNING, **_OF_TASK[task]})
+        for split in _SPLITS[task]:
+            config.task[split] = (f"{task}/{split}/{{language}}.tsv",)
+            config.task[f"{split}_languages"] = (self.language,)
+        config.init_from = str(self.folder(workdir))
+        config.model_name = f"{self.language}{self.size}"
+        config.train.seed = seed
+        return config
+
+
+def jobs(languages: Sequence[str], sizes: Sequence[int]) -> list[Job]:
+    """All encoders, language by language, so that a stopped study has whole languages."""
+    return [Job(language, size) for language in languages for size in sorted(set(sizes))]
+
+
+# 2. Data of the tasks.
+
+
+def split_folder(workdir: pathlib.Path) -> pathlib.Path:
+    """Where the splits of the tasks are kept."""
+    return workdir.absolute() / "tasks"
+
+
+def blocks(text: str) -> list[str]:
+    """The examples of a file in which each ends with a blank line."""
+    return [block for block in text.split("\n\n") if block.strip()]
+
+
+def part(examples: Sequence[str], share: Share) -> Sequence[str]:
+    """The examples of a share; shares that meet neither overlap nor leave one out."""
+    return examples[round(share.begin * len(examples)) : round(share.end * len(examples))]
+
+
+def write_splits(data: pathlib.Path, workdir: pathlib.Path, languages: Sequence[str]) -> None:
+    """Writes all splits of all tasks.
+
+    Raises:
+      ValueError: a file is missing, empty or damaged.
+    """
+    for task, splits in _SPLITS.items():
+        for language in languages:
+            for split, share in splits.items():
+                path = data / share.source.format(language=language)
+                if not path.exists():
+                    raise ValueError(
+                        f"{path} does not exist; add it, or leave {language!r} out of --languages"
+                    )
+                examples = part(blocks(read_text(path)), share)
+                text = "".join(f"{example.strip()}\n\n" for example in examples)
+                artifacts.write_text(split_folder(workdir) / task / split / f"{language}.tsv", text)
+
+
+# 3. Runs.
+
+
+def share_compiled(folder: pathlib.Path) -> None:
+    """Has this process and those that it starts compile a program once for all of them."""
+    options = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    for name, value in options.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
+
+
+def call(script: str, data: str, workdir: pathlib.Path, change: Mapping[str, Any]) -> None:
+    """Runs a stage; what it says goes to `log.txt` in the working directory.
+
+    Raises:
+      ValueError: it failed.
+    """
+    command = [
+        *(sys.executable, script, f"--config=configs/real_text.py:{pathlib.Path(data).absolute()}"),
+        *(f"--config.{key}={value}" for key, value in change.items()),
+        f"--workdir={workdir.absolute()}",
+    ]
+    workdir.mkdir(parents=True, exist_ok=True)
+    log = workdir / "log.txt"
+    with open(log, "a", encoding="utf-8") as file:
+        done = subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file)
+    if done.returncode == EXIT_STOPPED:
+        sys.exit(EXIT_STOPPED)
+    if done.returncode:
+        last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
+        raise ValueError(f"{script} failed; {log} ends with: {last}")
+
+
+def pretrain(job: Job, data: str, steps: int, workdir: pathlib.Path) -> bool:
+    """Takes a job through the stages, unless that is done; returns whether it was not."""
+    change = job.pretraining(steps)
+    stage = artifacts.open_stage(job.folder(workdir), {"data": data, **change})
+    if stage.done:
+        return False
+    stage.claim()
+    for script in _STAGES:
+        call(script, data, stage.folder, change)
+    stage.finish()
+    return True
+
+
+def fine_tune(
+    job: Job, configs: Mapping[str, ConfigDict], seeds: Sequence[int], workdir: pathlib.Path
+) -> None:
+    """All fine-tuning runs of a job, in this process: most of a run would be its start."""
+    for task, base in configs.items():
+        for seed in seeds:
+            folder = job.run_folder(workdir, task, seed)
+            try:
+                found = task_runs.run(job.fine_tuning(base, task, seed, workdir), folder)
+            except Stopped as stopped:
+                logging.info("%s", stopped)
+                sys.exit(EXIT_STOPPED)
+            score = 100 * found["test"][job.language]["f1"]
+            logging.info("%s, %d pieces, %s, seed %d: %.1f", *_names(job), task, seed, score)
+
+
+def _names(job: Job) -> tuple[str, int]:
+    return job.language, job.size
+
+
+def run_all(
+    todo: Sequence[Job],
+    seeds: Sequence[int],
+    workdir: pathlib.Path,
+    *,
+    data: str,
+    steps: int,
+    configs: Mapping[str, ConfigDict],
+) -> list[str]:
+    """Takes all jobs to their end.
+
+    Args:
+      todo: what to do.
+      seeds: of fine-tuning.
+      workdir: where results go.
+      data: folder with the text.
+      steps: of pre-training.
+      configs: of each task.
+
+    Returns:
+      What went wrong with those that failed.
+    """
+    errors = []
+    for job in todo:
+        try:
+            if pretrain(job, data, steps, workdir):
+                logging.info("%s, %d pieces: pre-trained", *_names(job))
+            fine_tune(job, configs, seeds, workdir)
+        except ValueError as error:
+            logging.error("%s, %d pieces: %s", *_names(job), error)
+            errors.append(f"{job.language}, {job.size} pieces: {error}")
+    return errors
+
+
+# 4. What came of them.
+
+
+def cells(workdir: pathlib.Path) -> Iterator[Cell]:
+    """Yields what is kept of each job that was pre-trained, with the runs that have ended."""
+    for path in sorted(workdir.glob("encoders/*/*/report/results.json")):
+        folder = path.parent.parent
+        language, size = folder.parent.name, int(folder.name)
+        loss = artifacts.read_json(path)["losses"][language]
+        built = artifacts.read_json(folder / "vocab" / "allocation.json")["languages"][language]
+        scores: dict[str, dict[int, float]] = {task: {} for task in TASKS}
+        for task in TASKS:
+            for found in sorted((folder / task).glob("seed*/results.json")):
+                one = artifacts.read_json(found)
+                scores[task][one["seed"]] = one["test"][language]["f1"]
+        yield Cell(
+            language,
+            size,
+            alp=built["alp"][built["sizes"].index(size)],
+            loss=loss["loss"],
+            unigram=loss["unigram"],
+            scores=scores,
+        )
+
+
+def main(_) -> None:
+    workdir = pathlib.Path(_WORKDIR.value)
+    errors = []
+    if not _REPORT_ONLY.value:
+        machine.pin(_CORES.value)
+        share_compiled(workdir.absolute() / "compiled")
+        write_splits(pathlib.Path(_DATA.value), workdir, _LANGUAGES.value)
+        todo = jobs(_LANGUAGES.value, [int(size) for size in _SIZES.value])
+        seeds = [int(seed) for seed in _SEEDS.value]
+        errors = run_all(
+            todo,
+            seeds,
+            workdir,
+            data=_DATA.value,
+            steps=_STEPS.value,
+            configs={task: flags.FLAGS[task].value for task in TASKS},
+        )
+    print(monolingual_report.write_report(list(cells(workdir)), workdir / "report"))
+    print(f"report: {(workdir / 'report' / 'report.md').absolute()}")
+    if errors:
+        raise ValueError(f"{len(errors)} encoders are missing: {'; '.join(errors)}")
+
+
+if __name__ == "__main__":
+    for name in TASKS:  # here, since a config flag with a default reads the file at once
+        config_flags.DEFINE_config_file(
+            name, str(_ROOT / "configs" / "finetune" / f"{name}.py"), "Of the runs of the task."
+        )
+    entry_point.run(main, required=("data", "workdir"))
