@@ -73,7 +73,6 @@ _PRETRAINING = {
     "output_layer.kind": "full",
     "output_layer.exact_fraction": 0.0,
     "optimizer.learning_rate": 3e-3,
-    "optimizer.warmup_steps": 100,
     "train.batch_size": 8,
     "train.evaluate_every": 500,
     "train.checkpoint_every": 500,
@@ -144,6 +143,7 @@ class Job:
             "corpus.languages": (self.language,),
             "vocab.sizes": (self.size,),
             "vocab.target_size": self.size + len(SPECIALS),
+            "optimizer.warmup_steps": min(100, steps // 10),
             "train.num_steps": steps,
         }
 

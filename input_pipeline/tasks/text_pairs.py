@@ -30,12 +30,15 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cola": _SINGLE,
     "sst2": _SINGLE,
 }
-# Files without a header: CoLA's own, and the translated training data of XTREME.
+# Files without a header: CoLA's own, and those that XTREME's scripts make and its translations.
 _XTREME = ("english 1", "english 2", "sentence1", "sentence2", "label")
 _HEADERLESS = {
     ("cola", 4): ("source", "label", "mark", "sentence"),
-    ("xnli", 5): _XTREME,
-    ("pawsx", 5): _XTREME,
+    **{
+        (task, len(names)): names
+        for task in ("xnli", "pawsx")
+        for names in (("sentence1", "sentence2", "label"), _XTREME)
+    },
 }
 _LANGUAGE = "language"
 # Examples of SNLI and MNLI on whose label the annotators did not agree.
@@ -94,7 +97,7 @@ def _columns(where: str, line: str, task: Task) -> _Columns:
     texts, pairs, labels = COLUMNS[task.name]
     has_header = any(name in cells for name in texts)
     if not has_header:
-        cells = _HEADERLESS.get((task.name, len(cells)), ())
+        cells = _headerless(cells, task)
 
     def place(names: Sequence[str]) -> int | None:
         return next((cells.index(name) for name in names if name in cells), None)
@@ -109,6 +112,17 @@ def _columns(where: str, line: str, task: Task) -> _Columns:
         )
     language = place((_LANGUAGE,)) if has_header else None
     return _Columns(len(cells), text, pair, place(labels), language, has_header)
+
+
+def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
+    """Names of the columns of a file that begins with a row; none where it is not known."""
+    names = _HEADERLESS.get((task.name, len(cells)), ())
+    if len(names) == 3:  # as many as a header of other names may have, of which none is a label
+        try:
+            task.label(cells[-1], "")
+        except ValueError:
+            return ()
+    return names
 
 
 def _example(

@@ -205,6 +205,13 @@ class TextPairsTest(Folder):
         name = self.write("f.tsv", table("index | sentence", "0 | She sang."))
         self.assertEqual(labels(self.load("cola", name)), [None])
 
+    @parameterized.parameters(("xnli", "neutral", 1), ("pawsx", "0", 0))
+    def test_files_of_three_columns_as_xtreme_makes_them(self, task, label, number):
+        name = self.write("f.tsv", table(f"It rains. | It is dry. | {label}", "A. | B. | 1"))
+        examples = self.load(task, name)
+        self.assertEqual(labels(examples), [number, 1])
+        self.assertEqual((examples[0].text, examples[0].text_pair), ("It rains.", "It is dry."))
+
     def test_only_a_line_feed_ends_a_line(self):
         text = "sentence\tlabel\r\nHe\u2028sa\x85ng \x0c.\t1\r\n\r\n"
         example = self.load("cola", self.write("f.tsv", text))[0]
@@ -212,7 +219,8 @@ class TextPairsTest(Folder):
 
     @parameterized.parameters(
         ("xnli", ("premise | label", "A. | 1"), "line 1: no header of xnli.*hypothesis or hypo"),
-        ("xnli", ("A. | B. | neutral",), "line 1: no header of xnli.*'A.*B"),
+        ("xnli", ("text | other | class",), "line 1: no header of xnli.*'text.*other"),
+        ("mnli", ("A. | B. | neutral",), "line 1: no header of mnli.*'A.*B"),
         ("rte", ("sentence1 | sentence2 | label", "A. | B."), "line 2: 2 columns, expected 3"),
         ("rte", ("sentence1 | sentence2 | label", "A. | B. | C. | 1"), "line 2: 4 columns"),
         ("rte", ("sentence1 | sentence2 | label", "A. | B. | maybe"), "line 2: rte has no label"),
