@@ -29,7 +29,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.update(pair_share=0.2, contrast_share=0.6, pair_positions="restart")
     config.mask.rate = 0.2
     if arg == "runlocal":
-        config.train.num_steps = 6  # of which some are on pairs of either kind
+        config.data.update(pair_share=0.4, contrast_share=0.4)
+        config.train.num_steps = 8  # of which some are on pairs of either kind
         return config
 
     config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")

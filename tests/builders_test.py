@@ -78,6 +78,7 @@ SETTINGS = {
     "train": builders.train_settings,
     "model": lambda config: builders.objective(config, store_of(config)),
     "mask": lambda config: builders.objective(config, store_of(config)),
+    "contrast": lambda config: builders.objective(config, store_of(config)),
     "output_layer": lambda config: builders.objective(config, store_of(config)),
     "mesh": lambda config: builders.objective(config, store_of(config)),
     "optimizer": lambda config: builders.program(
