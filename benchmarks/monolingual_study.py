@@ -46,15 +46,6 @@ from input_pipeline.tasks.files import read_text
 from training.signals import EXIT_STOPPED, Stopped
 from vocap.merge import SPECIALS
 
-_DATA = flags.DEFINE_string("data", None, "Folder with text and data of the tasks.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_LANGUAGES = flags.DEFINE_list("languages", ["fi", "ru", "ar", "de"], "In this order.")
-_SIZES = flags.DEFINE_list("sizes", ["500", "1000", "2000", "4000", "8000"], "In pieces.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of fine-tuning.")
-_STEPS = flags.DEFINE_integer("steps", 2500, "Of pre-training.", lower_bound=1)
-_CORES = flags.DEFINE_integer("cores", 0, "Cores to keep to; 0 for all.", lower_bound=0)
-_REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
-
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # What encoders of all sizes share. Small batches: context is learned after so many steps rather
@@ -333,22 +324,39 @@ def cells(workdir: pathlib.Path) -> Iterator[Cell]:
         )
 
 
+def define_flags() -> None:
+    """Those of the command: as a module of the tests it shares a process with other commands."""
+    flags.DEFINE_string("data", None, "Folder with text and data of the tasks.")
+    flags.DEFINE_string("workdir", None, "Where results go.")
+    flags.DEFINE_list("languages", ["fi", "ru", "ar", "de"], "In this order.")
+    flags.DEFINE_list("sizes", ["500", "1000", "2000", "4000", "8000"], "In pieces.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of fine-tuning.")
+    flags.DEFINE_integer("steps", 2500, "Of pre-training.", lower_bound=1)
+    flags.DEFINE_integer("cores", 0, "Cores to keep to; 0 for all.", lower_bound=0)
+    flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
+    for name in TASKS:  # a config flag with a default reads the file at once
+        config_flags.DEFINE_config_file(
+            name, str(_ROOT / "configs" / "finetune" / f"{name}.py"), "Of the runs of the task."
+        )
+
+
 def main(_) -> None:
-    workdir = pathlib.Path(_WORKDIR.value)
+    given = flags.FLAGS
+    workdir = pathlib.Path(given.workdir)
     errors = []
-    if not _REPORT_ONLY.value:
-        machine.pin(_CORES.value)
+    if not given.report_only:
+        machine.pin(given.cores)
         share_compiled(workdir.absolute() / "compiled")
-        write_splits(pathlib.Path(_DATA.value), workdir, _LANGUAGES.value)
-        todo = jobs(_LANGUAGES.value, [int(size) for size in _SIZES.value])
-        seeds = [int(seed) for seed in _SEEDS.value]
+        write_splits(pathlib.Path(given.data), workdir, given.languages)
+        todo = jobs(given.languages, [int(size) for size in given.sizes])
+        seeds = [int(seed) for seed in given.seeds]
         errors = run_all(
             todo,
             seeds,
             workdir,
-            data=_DATA.value,
-            steps=_STEPS.value,
-            configs={task: flags.FLAGS[task].value for task in TASKS},
+            data=given.data,
+            steps=given.steps,
+            configs={task: given[task].value for task in TASKS},
         )
     print(monolingual_report.write_report(list(cells(workdir)), workdir / "report"))
     print(f"report: {(workdir / 'report' / 'report.md').absolute()}")
@@ -357,8 +365,5 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    for name in TASKS:  # here, since a config flag with a default reads the file at once
-        config_flags.DEFINE_config_file(
-            name, str(_ROOT / "configs" / "finetune" / f"{name}.py"), "Of the runs of the task."
-        )
+    define_flags()
     entry_point.run(main, required=("data", "workdir"))

@@ -101,7 +101,7 @@ def make_fresh_program(variant: str, axes: tuple[int, int, int]) -> Program:
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
     return make_program(
         builders.objective(settings, store(), mesh),
-        data_builders.settings(OptimizerSettings, settings.optimizer, "optimizer"),
+        data_builders.settings(OptimizerSettings, settings.optimizer, "optimizer", frozen=()),
         mesh_settings,
         mesh,
         num_steps=settings.train.num_steps,
