@@ -231,6 +231,8 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation, "evaluation")
 
 
+# The sections of a config that make the program of a training run.
+PROGRAM_SECTIONS = ("model", "mask", "contrast", "output_layer", "optimizer")
 # Keys of `train` that say what is recorded and kept, not what is computed.
 _RECORDING = (
     "log_every", "keep_checkpoints", "keep_every", "tensorboard", "peak_flops", "profile_from",
@@ -258,10 +260,7 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
                 if key not in ("loader", "prefetch")
             },
             "mesh": {"vocab_multiple": config.mesh.vocab_multiple},
-            **{
-                section: config[section].to_dict()
-                for section in ("model", "mask", "contrast", "output_layer", "optimizer")
-            },
+            **{section: config[section].to_dict() for section in PROGRAM_SECTIONS},
             "train": {
                 key: value for key, value in config.train.to_dict().items() if key not in free
             },

@@ -11,14 +11,12 @@ from ml_collections import ConfigDict
 
 import artifacts
 from builders import model
-from builders.data import Folders, open_row_store, settings
+from builders.data import PROGRAM_SECTIONS, Folders, open_row_store, settings
 from interop import xlm_roberta
 from models.encoder import EncoderSettings
 from training.checkpoint import restore_latest
 from training.sharding import MeshSettings, make_mesh
 
-# The sections of a run's settings that make its program.
-_SECTIONS = ("model", "mask", "contrast", "output_layer", "optimizer")
 # What the record of a run does not hold, since nothing that was computed depends on it.
 _TRAIN = {
     "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1,
@@ -76,7 +74,7 @@ def read_pretrained(path: str) -> Pretrained:
 def _of_run(folders: Folders) -> Pretrained:
     """The latest checkpoint of a run of train.py."""
     recorded = artifacts.read_json(folders.train / "settings.json")
-    config = ConfigDict({name: recorded[name] for name in _SECTIONS})
+    config = ConfigDict({name: recorded[name] for name in PROGRAM_SECTIONS})
     config.data = {**_DATA, **recorded["data"]}
     config.train = {**_TRAIN, **recorded["train"]}
     config.mesh = {**_MESH, **recorded["mesh"]}

@@ -139,12 +139,12 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     for source in _read_parallel(root, "parallel", spec.parallel, spec):
         salt = f"{spec.seed} {source.name}"
         rows = exclusion.of_rows(source.name, source.blocks)
-        kept_rows, aside_rows = _split(rows, spec.parallel_heldout_fraction, salt)
+        kept, aside = _split(rows, spec.parallel_heldout_fraction, salt)
         for column, language in enumerate(source.languages):
-            train[language] += _column(kept_rows, column)
-            heldout[language] += _column(aside_rows, column)
-        parallel.append(source.text(aside_rows))
-        bitexts.append(source.text(kept_rows))
+            train[language] += _column(kept, column)
+            heldout[language] += _column(aside, column)
+        parallel.append(source.text(aside))
+        bitexts.append(source.text(kept))
     for source in _read_parallel(root, "parallel_eval", spec.parallel_eval, spec):
         parallel.append(source.text(source.blocks))
 
