@@ -2,50 +2,53 @@
 
     python evaluate.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, plots and results.json.
+Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, plots and results.json. On
+several hosts, start the same command on each with the flags that train.py has; the first writes.
 """
 
 import pathlib
 
 import jax
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 import artifacts
 import entry_point
 from builders import data as data_builders
 from builders import model as builders
+from builders.data import settings
+from builders.masked_lm import masked_lm_of
 from evaluation import report
-from training.checkpoint import restore_latest
+from knn_sampling.output_layer import OutputLayerSettings
 from training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+_join_hosts = entry_point.define_distributed_flags()
 
 
 def main(_) -> None:
-    logging.info("devices: %s", jax.devices())
+    _join_hosts()
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_row_store(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     mesh = builders.mesh(config)
-    objective = builders.objective(config, store, mesh)
-    program = builders.program(config, objective, store, mesh)
-    step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
-    state = program.flush(state)  # a run that was asked to stop has left that to us
+    trained = builders.restore(config, store, folders, mesh)
+    masked_lm = masked_lm_of(trained.objective)
+    losses = builders.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
     results = report.Results(
-        step=step,
-        losses=builders.exact_masked_lm(config, objective, store, in_training=False).run(
-            state.params
-        ),
-        retrieval=builders.retrieval(config, objective, store).run(state.params),
+        step=trained.step,
+        losses=losses.run(trained.params),
+        retrieval=builders.retrieval(config, masked_lm, store, mesh).run(trained.params),
     )
+    if jax.process_index():
+        return
     path = report.write_report(
         folders.report,
         results,
         store=store,
-        output_layer=objective.output_layer,
+        output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
         allocation=artifacts.read_json(folders.vocab / "allocation.json"),
         metrics=read_metrics(folders.train / "metrics.jsonl"),
     )

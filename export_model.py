@@ -16,8 +16,9 @@ from ml_collections import config_flags
 import entry_point
 from builders import data as data_builders
 from builders import model as builders
+from builders import objectives
+from builders.masked_lm import masked_lm_of
 from interop import xlm_roberta
-from training.checkpoint import restore_latest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
@@ -30,15 +31,14 @@ def main(_) -> None:
 
     store = data_builders.open_row_store(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
-    mesh = builders.mesh(config)
-    objective = builders.objective(config, store, mesh)
-    sizes = dataclasses.asdict(objective.encoder.settings)
+    # Before the checkpoint is read: the folder may be at fault.
+    encoder = masked_lm_of(objectives.objective(config, store)).encoder
+    sizes = dataclasses.asdict(encoder.settings)
     xlm_roberta.check_writable(output, sizes)
-    program = builders.program(config, objective, store, mesh)
-    step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
-    params = jax.device_get(program.flush(state).params)
+    trained = builders.restore(config, store, folders)
+    params = jax.device_get(trained.params)
     xlm_roberta.write_model(output, params, sizes, folders.read_tokenizer())
-    logging.info("wrote the model of step %d to %s", step, output)
+    logging.info("wrote the model of step %d to %s", trained.step, output)
 
 
 if __name__ == "__main__":

@@ -20,46 +20,38 @@ from ml_collections import config_flags
 import entry_point
 from builders import data as data_builders
 from builders import model as builders
+from builders import objectives, streams
 from training.loop import train
 from training.signals import EXIT_STOPPED, Stopped, StopRequest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_DISTRIBUTED = flags.DEFINE_bool("distributed", False, "This is one of several hosts.")
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, see below.")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this one.")
+_join_hosts = entry_point.define_distributed_flags()
 
 
 def main(_) -> None:
-    if _DISTRIBUTED.value:
-        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
-    logging.info("devices: %s", jax.devices())
+    _join_hosts()
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_row_store(folders)
     stage = data_builders.open_train_stage(config, folders)
     mesh = builders.mesh(config)
-    objective = builders.objective(config, store, mesh)
-    program = builders.program(config, objective, store, mesh)
+    data = streams.training_data(config, store, mesh)
+    objective = objectives.objective(config, store, mesh)
+    functions = builders.train_functions(config, objective, mesh)
     start = builders.initial_params(config, objective, folders)
     # Claimed: checkpoints depend on the settings, the last one and all before it.
     held = stage.held() if jax.process_index() == 0 else contextlib.nullcontext()
     try:
         with held, StopRequest() as should_stop:
             train(
-                program,
+                functions,
                 builders.train_settings(config),
                 folders.train,
-                builders.batches(config, store, mesh),
-                evaluators=[
-                    builders.exact_masked_lm(config, objective, store, in_training=True),
-                    builders.sampled_loss(config, objective, store),
-                ],
+                data,
+                builders.evaluators(config, objective, store, mesh),
                 initial_params=start,
                 should_stop=should_stop,
-                batch_contents=builders.batch_contents(config, store),
             )
     except Stopped as stopped:
         logging.info("%s", stopped)

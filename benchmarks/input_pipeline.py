@@ -25,11 +25,12 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from benchmarks.machine import describe_machine, interleaved_medians
-from builders import data, model
+from builders import data, model, objectives, streams
 from input_pipeline import dataset
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.row_store import RowStore
 from input_pipeline.tokenization import write_rows
+from objectives.batch import Batch
 from training.sharding import batch_sharding
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of the rows.")
@@ -44,25 +45,25 @@ def feeding(config: ConfigDict, store: RowStore) -> None:
     """Rows a second of the loaders, and of the step."""
     rows = _BATCHES.value * config.train.batch_size
     mesh = model.mesh(config)
-    objective = model.objective(config, store, mesh)
-    program = model.program(config, objective, store, mesh)
-    state = program.init(np.int32(0))
-    if program.refresh_every:
-        state, _ = program.refresh(state, True)
-    few = list(model.batches(config, store, mesh)(range(4)))
-    batches = [jax.device_put(batch, batch_sharding(mesh)) for batch in few]
+    objective = objectives.objective(config, store, mesh)
+    functions = model.train_functions(config, objective, mesh)
+    state = functions.init(np.int32(0))
+    if names := objective.due(0):
+        state, _ = functions.refresh(names, state)
+    few = list(streams.training_data(config, store, mesh).batches(range(4)))
+    batches = [Batch(jax.device_put(arrays, batch_sharding(mesh)), kind) for kind, arrays in few]
 
     def steps() -> None:
         nonlocal state
         for number in range(_BATCHES.value):
-            state, _ = program.train_step(state, batches[number % len(batches)], False)
+            state, _ = functions.train_step(objective, state, batches[number % len(batches)])
         jax.block_until_ready(state)
 
     def feed(loader: str) -> Callable[[], None]:
         def run() -> None:
             chosen = config.copy_and_resolve_references()
             chosen.data.loader = loader
-            for _ in model.batches(chosen, store, mesh)(range(_BATCHES.value)):
+            for _ in streams.training_data(chosen, store, mesh).batches(range(_BATCHES.value)):
                 pass
 
         return run
@@ -80,7 +81,9 @@ def starting(config: ConfigDict, store: RowStore) -> None:
     mesh = model.mesh(config)
 
     def first(step: int) -> Callable[[], Any]:
-        return lambda: next(model.batches(config, store, mesh)(range(step, step + 1)))["tokens"]
+        return lambda: next(
+            streams.training_data(config, store, mesh).batches(range(step, step + 1))
+        )
 
     runs = {f"{step:,}": first(step) for step in (0, 1_000_000)}
     print("\n| begins at step | ms to the first batch |")

@@ -154,15 +154,16 @@ def final_state(run: Run) -> list:
     """The arrays of the last state of a run, as NumPy arrays."""
     import jax
 
-    from builders import data, model
+    from builders import data, model, objectives
     from training.checkpoint import restore_latest
 
     config = _CONFIG.value
     config.update_from_flattened_dict(run.overrides)
     store = data.open_row_store(data.Folders(run.workdir))
     mesh = model.mesh(config)
-    program = model.program(config, model.objective(config, store, mesh), store, mesh)
-    _, state = restore_latest(run.workdir / "train" / "checkpoints", program.abstract_state)
+    objective = objectives.objective(config, store, mesh)
+    functions = model.train_functions(config, objective, mesh)
+    _, state = restore_latest(run.workdir / "train" / "checkpoints", functions.abstract_state)
     return jax.tree.leaves(jax.device_get(state))
 
 

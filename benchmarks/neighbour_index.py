@@ -3,16 +3,18 @@
     python -m benchmarks.neighbour_index --cores=1     # some minutes on a CPU
     python -m benchmarks.neighbour_index --vocab_sizes=500000 --width=768 --queries=65536   # a GPU
 
-Everything answers for the same words, interleaved; times are medians. FAISS' IndexFlatIP, on the
+Everything answers for the same tokens, interleaved; times are medians. FAISS' IndexFlatIP, on the
 CPU also where there is a GPU, gets 1024 queries at a time. Its table is ready before, while ours is
 laid out anew in each call, as it is in a refresh. `float32 products alone` is the matrix product
-without any selection: what no index that scores all words in float32 can go below. Recall is
-against sorted float64 products, for the first 256 queries; a word that rounding in float32 could
-exchange for one of them counts as found. The words come in clusters, so that they have neighbours.
+without any selection: what no index that scores all tokens in float32 can go below. Recall
+is against sorted float64 products, for the first 256 queries; a token that rounding in float32
+could exchange for one of them counts as found. The tokens come in clusters, so that they have
+neighbours.
 """
 
 import functools
 import importlib
+import itertools
 import os
 from collections.abc import Callable
 
@@ -22,12 +24,12 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians, pin
-from knn_sampling.neighbours import nearest_neighbours
+from knn_sampling.neighbours import SCORES, nearest_neighbours
 
-_VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, words.")
-_WIDTH = flags.DEFINE_integer("width", 256, "D, width of the table.")
-_K = flags.DEFINE_integer("k", 50, "Neighbours of a word.")
-_QUERIES = flags.DEFINE_integer("queries", 8192, "Words to answer for in a timing.")
+_VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, tokens.")
+_WIDTH = flags.DEFINE_integer("width", 256, "E, width of the table.")
+_K = flags.DEFINE_integer("k", 50, "Neighbours of a token.")
+_QUERIES = flags.DEFINE_integer("queries", 8192, "Tokens to answer for in a timing.")
 _BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["128", "256", "512"], "Ours.")
 _REPETITIONS = flags.DEFINE_integer("repetitions", 3, "Timings of each.")
 _CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
@@ -40,19 +42,19 @@ DEFAULT_BLOCK = 256
 Run = Callable[[], jax.Array | np.ndarray]
 
 
-def clustered_words(vocab_size: int, width: int) -> np.ndarray:
-    """[V, D] float32 words in clusters of about 64, in random order, of lengths around one."""
+def clustered_tokens(vocab_size: int, width: int) -> np.ndarray:
+    """[V, E] float32 tokens in clusters of about 64, in random order, of lengths around one."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(-(-vocab_size // 64), width))
-    words = centres[rng.integers(0, len(centres), vocab_size)]
-    words += rng.normal(size=words.shape)
-    words *= rng.uniform(0.8, 1.2, size=(vocab_size, 1)) / np.sqrt(2 * width)
-    return words.astype(np.float32)
+    vectors = centres[rng.integers(0, len(centres), vocab_size)]
+    vectors += rng.normal(size=vectors.shape)
+    vectors *= rng.uniform(0.8, 1.2, size=(vocab_size, 1)) / np.sqrt(2 * width)
+    return vectors.astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("k", "block_size"))
 def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -> jax.Array:
-    """What one would write: products of a block of queries, and `lax.top_k` of all of them."""
+    """The obvious search: products of a block of queries, and `lax.top_k` of all of them."""
 
     def answer(block: jax.Array) -> jax.Array:
         scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
@@ -73,28 +75,28 @@ def products_alone(table: jax.Array, queries: jax.Array, block_size: int) -> jax
     return jax.lax.map(answer, queries.reshape(-1, block_size, queries.shape[1]))
 
 
-def faiss_run(words: np.ndarray, num_queries: int, k: int) -> Run | None:
+def faiss_run(vectors: np.ndarray, num_queries: int, k: int) -> Run | None:
     """A search by FAISS; None where it is not installed."""
     try:
         faiss = importlib.import_module("faiss")
     except ModuleNotFoundError:
         return None
     faiss.omp_set_num_threads(_CORES.value or os.cpu_count())
-    index = faiss.IndexFlatIP(words.shape[1])
-    index.add(words)
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
     starts = range(0, num_queries, FAISS_QUERIES)
     stops = [min(start + FAISS_QUERIES, num_queries) for start in starts]
     return lambda: np.concatenate(
-        [index.search(words[a:b], k)[1] for a, b in zip(starts, stops, strict=True)]
+        [index.search(vectors[a:b], k)[1] for a, b in zip(starts, stops, strict=True)]
     )
 
 
-def runs_of(words: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
-    """What is timed, by name."""
-    table, ids = jnp.asarray(words), jnp.arange(num_queries)
+def runs_of(vectors: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
+    """The contestants, by name."""
+    table, ids = jnp.asarray(vectors), jnp.arange(num_queries)
     queries = table[:num_queries]
     runs: dict[str, Run] = {}
-    peer = faiss_run(words, num_queries, k)
+    peer = faiss_run(vectors, num_queries, k)
     if peer:
         runs[FAISS] = peer
     block = DEFAULT_BLOCK
@@ -102,23 +104,21 @@ def runs_of(words: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
     runs[f"float32 products alone, blocks of {block}"] = lambda: products_alone(
         table, queries, block
     )
-    ours = functools.partial(nearest_neighbours, table, k=k, num_valid=len(words), query_ids=ids)
-    for size in map(int, _BLOCK_SIZES.value):
-        runs[f"ours, blocks of {size}"] = functools.partial(ours, block_size=size)
-    for scores in ("bfloat16", "bfloat16_exact"):
-        runs[f"ours, {scores}, blocks of {block}"] = functools.partial(
-            ours, block_size=block, scores=scores
+    ours = functools.partial(nearest_neighbours, table, k=k, num_valid=len(vectors), query_ids=ids)
+    for scores, size in itertools.product(SCORES, map(int, _BLOCK_SIZES.value)):
+        runs[f"ours, {scores}, blocks of {size}"] = functools.partial(
+            ours, block_size=size, scores=scores
         )
     return runs
 
 
-def recall(index: np.ndarray, words: np.ndarray) -> float:
-    """Share of the true neighbours of the first words that their rows [N, K] of the index hold."""
+def recall(index: np.ndarray, vectors: np.ndarray) -> float:
+    """Share of the true neighbours of the first tokens that their lists [Q, K] hold."""
     index = index[:RECALL_QUERIES]
     k = index.shape[1]
     found = 0.0
-    for ids, query in zip(index, words.astype(np.float64), strict=False):
-        scores = words @ query
+    for ids, query in zip(index, vectors.astype(np.float64), strict=False):
+        scores = vectors @ query
         last = np.partition(scores, -k)[-k]
         found += np.unique(ids[scores[ids] >= last - 1e-6 * np.abs(last)]).size
     return found / index.size
@@ -130,17 +130,17 @@ def main(_) -> None:
     if num_queries % DEFAULT_BLOCK:
         raise ValueError(f"--queries is {num_queries}, must be a multiple of {DEFAULT_BLOCK}")
     print(describe_machine())
-    print(f"{num_queries} queries, D = {_WIDTH.value}, k = {k}", flush=True)
+    print(f"{num_queries} queries, E = {_WIDTH.value}, k = {k}", flush=True)
     lines = []
     for vocab_size in map(int, _VOCAB_SIZES.value):
-        words = clustered_words(vocab_size, _WIDTH.value)
-        runs = runs_of(words, num_queries, k)
+        vectors = clustered_tokens(vocab_size, _WIDTH.value)
+        runs = runs_of(vectors, num_queries, k)
         if FAISS not in runs:
             print("faiss is not installed: its row is left out, lax.top_k is the peer")
         peer = next(iter(runs))
         seconds = interleaved_medians(runs, _REPETITIONS.value)
         for name, run in runs.items():
-            found = "" if "products alone" in name else f"{recall(np.asarray(run()), words):.4f}"
+            found = "" if "products alone" in name else f"{recall(np.asarray(run()), vectors):.4f}"
             each, ratio = 1e6 * seconds[name] / num_queries, seconds[peer] / seconds[name]
             lines.append(f"| {vocab_size:,} | {name} | {each:.0f} | {ratio:.2f} | {found} |")
     print(f"| V | | microseconds a query | times as fast as {peer} | recall |")

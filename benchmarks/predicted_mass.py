@@ -17,8 +17,8 @@ from ml_collections import config_flags
 
 import artifacts
 from builders import data, model
+from builders.masked_lm import masked_lm_of
 from evaluation.predicted_mass import classes_of, measure
-from training.checkpoint import restore_latest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The study's folder.")
@@ -38,16 +38,14 @@ def main(_) -> None:
         store = data.open_row_store(folders)
         trained = artifacts.read_json(folders.train / "settings.json")
         config.output_layer.update(trained["output_layer"])
-        mesh = model.mesh(config)
-        objective = model.objective(config, store, mesh)
-        program = model.program(config, objective, store, mesh)
-        _, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
-        counts = np.zeros(objective.encoder.settings.vocab_size)
+        trained_run = model.restore(config, store, folders)
+        masked_lm = masked_lm_of(trained_run.objective)
+        counts = np.zeros(masked_lm.encoder.settings.vocab_size)
         for language in store.languages:
             counts[: store.vocab_size] += store.token_counts(language)
-        counts[list(store.special.never_masked())] = 0
+        counts[list(store.special.special_ids())] = 0
         classes = classes_of(counts, ranks, store.vocab_size)
-        found = measure(objective, state.params, store, classes, max_rows=_ROWS.value)
+        found = measure(masked_lm, trained_run.params, store, classes, max_rows=_ROWS.value)
         targets, given, losses = found[:, : len(names)]
         for label, values, whole in (
             ("targets, %", 100 * targets / targets.sum(), ""),

@@ -108,7 +108,7 @@ def main(_) -> None:
     objective = cases["ours, full softmax"].objective
     masked = objective.mask.slots(SIZES.length)
     runs: dict[str, Callable[[], Any]] = {name: case.run for name, case in cases.items()}
-    batches = [jax.device_get(batch) for batch in cases["ours, full softmax"].batches]
+    batches = [jax.device_get(batch.arrays) for batch in cases["ours, full softmax"].batches]
     runs = {**peer_runs(batches, masked), **runs}
     seconds = interleaved_medians(runs, _REPETITIONS.value)
     print(describe_machine())

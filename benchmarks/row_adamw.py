@@ -43,7 +43,7 @@ def lazy_adamw(optimizer: RowAdamW) -> RowAdamW:
         as_left = (table, state.first_moment, state.second_moment)
         return Rows(ids, *(x.at[ids].get(mode="fill", fill_value=0) for x in as_left))
 
-    return optimizer._replace(read=read, flush=lambda table, state: (table, state))
+    return optimizer._replace(read=read, apply_pending_updates=lambda table, state: (table, state))
 
 
 def zipf_ids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +80,7 @@ def trained_by_rows(optimizer: RowAdamW, table, target, ids, counts) -> jax.Arra
 
     steps = (jnp.arange(len(ids)), ids, counts)
     carry, _ = jax.lax.scan(step, (table, optimizer.init(table)), steps)
-    return optimizer.flush(*carry)[0]
+    return optimizer.apply_pending_updates(*carry)[0]
 
 
 def trained_densely(optimizer: Any, table, target, ids, counts) -> jax.Array:
@@ -127,7 +127,10 @@ def distance_study() -> None:
             train = jax.jit(trained_by_rows, static_argnums=0)
             away = np.linalg.norm(train(optimizer, start, target, ids, counts) - dense)
             cells = (away / np.linalg.norm(dense - start), away / np.linalg.norm(dense))
-            print(f"| {b2}, {eps} | {name} | {cells[0]:.3%} | {cells[1]:.3%} |", flush=True)
+            print(
+                f"| {b2}, {eps} | {name} | {cells[0]:.3%} | {cells[1]:.3%} |",
+                flush=True,
+            )
 
 
 class DenseTable:

@@ -286,34 +286,41 @@ def _turn(
     """A function that goes on with a finished run for a few steps and returns what they took."""
     import jax
 
-    from builders import model
+    from builders import model, objectives, streams
+    from objectives.batch import Batch
     from training import sharding
     from training.checkpoint import restore_latest
 
     config = setting.config(config, seed)
     store = builders.open_row_store(folders)
     mesh = model.mesh(config)
-    program = model.program(config, model.objective(config, store, mesh), store, mesh)
-    step, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
+    objective = objectives.objective(config, store, mesh)
+    functions = model.train_functions(config, objective, mesh)
+    step, state = restore_latest(folders.train / "checkpoints", functions.abstract_state)
     layout = sharding.batch_sharding(mesh)
+    data = streams.training_data(config, store, mesh)
     batches = [
-        jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
-        for batch in model.batches(config, store, mesh)(range(step, step + _STEPS_A_TURN.value))
+        Batch(
+            jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), arrays), kind
+        )
+        for kind, arrays in data.batches(range(step, step + _STEPS_A_TURN.value))
     ]
-    kinds = {"step": False, **({"exact": True} if program.exact_from < step else {})}
+    phases = {"step": objective, "exact": objective.at_step(step - 1)}
+    if phases["exact"] is objective:
+        del phases["exact"]
 
     def turn() -> dict[str, float]:
         nonlocal state
         seconds = {}
-        for what, exact in kinds.items():
+        for what, phase in phases.items():
             begin = time.monotonic()
             for batch in batches:
-                state, _ = program.train_step(state, batch, exact)
+                state, _ = functions.train_step(phase, state, batch)
             jax.block_until_ready(state)
             seconds[what] = (time.monotonic() - begin) / len(batches)
-        if program.refresh_every:
+        if names := objective.due(0):
             begin = time.monotonic()
-            state, _ = jax.block_until_ready(program.refresh(state, not program.rolling_refresh))
+            state, _ = jax.block_until_ready(functions.refresh(names, state))
             seconds["refresh"] = time.monotonic() - begin
         return seconds
 
@@ -324,8 +331,7 @@ def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
     """Mean over a whole run under `config`, refreshes and exact steps included."""
     layer, steps = config.output_layer, config.train.num_steps
     exact = round(layer.exact_fraction * steps) if "exact" in times else 0
-    every = 1 if layer.refresh == "rolling" else layer.refresh_every
-    refreshes = -(-(steps - exact) // every) if "refresh" in times else 0
+    refreshes = -(-(steps - exact) // layer.refresh_every) if "refresh" in times else 0
     total = (
         (steps - exact) * times["step"]
         + exact * times.get("exact", 0)

@@ -58,20 +58,11 @@ def blockwise_head(targets, block_size, hidden, table, bias):
 
 def knn_head(ids, labels, in_blocks, hidden, table, bias):
     rows = table.at[ids].get(mode="fill", fill_value=0)
-    row_bias = bias.at[ids].get(mode="fill", fill_value=0)
-    weights = jnp.ones(len(hidden))
-    is_word = ids < len(table)
+    row_bias = bias.at[ids].get(mode="fill", fill_value=ABSENT)
+    args = hidden, labels, jnp.ones(len(hidden)), rows, row_bias
     if not in_blocks:
-        return candidate_softmax_loss(hidden, weights, rows, row_bias, labels, is_word).sum()
-    return blockwise_softmax_loss(
-        hidden,
-        labels,
-        weights,
-        rows,
-        jnp.where(is_word, row_bias, ABSENT),
-        num_valid=len(rows),
-        block_size=DEFAULT_BLOCK_SIZE,
-    ).sum()
+        return candidate_softmax_loss(*args).sum()
+    return blockwise_softmax_loss(*args, num_valid=len(rows), block_size=DEFAULT_BLOCK_SIZE).sum()
 
 
 def exact_heads(targets: jax.Array, block_sizes: list[int]) -> dict[str, Head]:

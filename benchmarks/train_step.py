@@ -25,14 +25,21 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians
+from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import OutputLayer, WordStatistics
+from knn_sampling.output_layer import (
+    OutputLayerSettings,
+    TokenStatistics,
+    make_exact_layer,
+    make_output_layer,
+)
 from models.encoder import Encoder, EncoderSettings
-from objectives.masked_lm import MaskedLM
+from objectives.batch import Batch
+from objectives.masked_lm import NEIGHBOURS, MaskedLM
 from objectives.masking import MaskSettings
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
-from training.step import Program, make_program
+from training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
 TINY = 1024  # pieces of the vocabulary that costs nothing
@@ -70,9 +77,6 @@ class Preset:
     k: int
     capacity: int
     num_negatives: int
-    vocab_block: int
-    candidate_block: int
-    index_block: int
     clusters_of: int
     peak_tflops: float
     repetitions: int
@@ -93,9 +97,6 @@ PRESETS = {
         k=50,
         capacity=57_344,
         num_negatives=8192,
-        vocab_block=16_384,
-        candidate_block=0,
-        index_block=4096,
         clusters_of=64,
         peak_tflops=989.0,
         repetitions=5,
@@ -114,9 +115,6 @@ PRESETS = {
         k=10,
         capacity=4096,
         num_negatives=512,
-        vocab_block=1024,
-        candidate_block=1024,
-        index_block=256,
         clusters_of=16,
         peak_tflops=0.0,
         repetitions=5,
@@ -133,13 +131,13 @@ _ATTENTION = flags.DEFINE_enum("attention", "xla", ["xla", "cudnn"], "Attention 
 _OUT = flags.DEFINE_string("out", None, "A JSON file for the figures.")
 
 
-def words_of(vocab_size: int) -> WordStatistics:
+def statistics_of(vocab_size: int) -> TokenStatistics:
     """Zipf's law, in an order that has nothing to do with the table's."""
     probabilities = np.zeros(vocab_size)
     ranks = np.random.default_rng(0).permutation(vocab_size - MASK - 1)
     probabilities[MASK + 1 :] = 1 / (ranks + 10.0)
     probabilities /= probabilities.sum()
-    return WordStatistics(
+    return TokenStatistics(
         jnp.asarray(probabilities, jnp.float32),
         cumulative_thresholds(probabilities),
         jnp.zeros(vocab_size, jnp.int32),
@@ -162,34 +160,30 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
         attention=_ATTENTION.value,
         unroll=preset.num_layers if preset.num_layers < 6 else 1,
     )
-    layer = OutputLayer(
+    settings = OutputLayerSettings(
         kind=kind,
-        num_valid=vocab_size,
         k=preset.k,
         capacity=preset.capacity,
-        capacity_buckets=1,
+        row_capacity=0,
         num_negatives=preset.num_negatives,
         group_size=0,
-        refresh="all",
         refresh_every=_REFRESH.value,
-        index_block=preset.index_block,
-        index_scores="float32" if preset.dtype == "float32" else "bfloat16_exact",
-        vocab_block=preset.vocab_block,
-        candidate_block=preset.candidate_block,
         log_q_correction=False,
         exact_fraction=0.0,
         frequency_bias=False,
     )
     return MaskedLM(
         encoder=Encoder(encoder),
-        output_layer=layer,
+        output_layer=make_output_layer(settings, num_valid=vocab_size),
+        exact_layer=make_exact_layer(settings, num_valid=vocab_size),
         mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
+        num_steps=100_000,
         bos=BOS,
         pad=PAD,
         mask_id=MASK,
-        never_masked=(BOS, PAD, EOS, MASK),
+        special_ids=(BOS, PAD, EOS, MASK),
         across_documents=True,
-        words=words_of(vocab_size),
+        statistics=statistics_of(vocab_size),
     )
 
 
@@ -202,10 +196,11 @@ class Case:
         """Without `searches`, a word's neighbours are taken from its cluster, not looked for."""
         kind, update = MODES[mode]
         self.objective = objective_of(preset, kind, vocab_size, width)
-        self.program = _program(self.objective, update, preset.length)
+        self.functions = _functions(self.objective, update)
         self.preset, self.vocab_size = preset, vocab_size
-        self.state = self.program.init(np.int32(0))
-        if self.program.refresh_every:
+        self.state = self.functions.init(np.int32(0))
+        self.uses_index = bool(self.objective.due(0))
+        if self.uses_index:
             clusters = self._cluster(width)
             if searches:
                 self.refresh()
@@ -217,18 +212,18 @@ class Case:
     def refresh(self) -> float:
         """Seconds of making the neighbour index anew."""
         start = time.perf_counter()
-        self.state, _ = self.program.refresh(self.state, True)
-        jax.block_until_ready(self.state.index)
+        self.state, _ = self.functions.refresh(self.objective.due(0), self.state)
+        jax.block_until_ready(self.state.extra)
         return time.perf_counter() - start
 
     def run(self) -> None:
         """Takes the preset's number of steps."""
         for number in range(self.preset.steps):
             batch = self.batches[number % len(self.batches)]
-            self.state, sums = self.program.train_step(self.state, batch, False)
+            self.state, metrics = self.functions.train_step(self.objective, self.state, batch)
         jax.block_until_ready(self.state)
-        self.candidates = float(sums["candidates"][0])
-        self.overflow = float(sums["overflow"][0])
+        self.candidates = float(metrics["candidates"][0])
+        self.overflow = float(metrics["overflow"][0])
 
     def _cluster(self, width: int) -> np.ndarray:
         """Moves each word towards the centre of its cluster, as training would.
@@ -256,20 +251,20 @@ class Case:
         place[order] = np.arange(len(order))
         turns = (place - start)[:, None] + np.arange(self.preset.k)
         neighbours = order[start[:, None] + turns % sizes[clusters][:, None]].astype(np.int32)
-        index = self.state.index
-        neighbours = jax.device_put(neighbours, index.neighbours.sharding)
-        self.state = dataclasses.replace(self.state, index=index._replace(neighbours=neighbours))
+        neighbours = jax.device_put(neighbours, self.state.extra[NEIGHBOURS].sharding)
+        extra = {**self.state.extra, NEIGHBOURS: neighbours}
+        self.state = dataclasses.replace(self.state, extra=extra)
 
-    def _batch(self, seed: int) -> dict[str, jax.Array]:
+    def _batch(self, seed: int) -> Batch:
         rng = np.random.default_rng(seed)
-        p = np.asarray(self.objective.words.probabilities, np.float64)
+        p = np.asarray(self.objective.statistics.probabilities, np.float64)
         shape = (self.preset.batch_size, self.preset.length)
         tokens = rng.choice(len(p), shape, p=p / p.sum()).astype(np.int32)
         tokens[:, 0], tokens[:, -1] = BOS, EOS
-        return {"tokens": jnp.asarray(tokens)}
+        return Batch({"tokens": jnp.asarray(tokens)}, PACKED)
 
 
-def _program(objective: MaskedLM, update: str, length: int) -> Program:
+def _functions(objective: MaskedLM, update: str) -> TrainFunctions:
     optimizer = OptimizerSettings(
         learning_rate=1e-4,
         warmup_steps=10,
@@ -283,7 +278,7 @@ def _program(objective: MaskedLM, update: str, length: int) -> Program:
     )
     mesh = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
     devices = make_mesh(mesh, jax.devices()[:1])
-    return make_program(objective, optimizer, mesh, devices, num_steps=100_000, length=length)
+    return make_train_functions(objective, optimizer, mesh, devices, num_steps=100_000)
 
 
 def model_flops(preset: Preset, vocab_size: int, width: int) -> float:
@@ -322,9 +317,7 @@ def measure(preset: Preset, modes: list[str], vocab_size: int, width: int) -> li
     runs = {mode: case.run for mode, case in cases.items()}
     seconds = interleaved_medians(runs, preset.repetitions)
     refreshes = {
-        mode: [case.refresh() for _ in range(2)]
-        for mode, case in cases.items()
-        if case.program.refresh_every
+        mode: [case.refresh() for _ in range(2)] for mode, case in cases.items() if case.uses_index
     }
     return [
         Row(

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -30,8 +30,8 @@ class DataSettings:
       across_documents: whether attention crosses the documents of a row.
       pair_share: share of the steps that are taken on pairs of translations (translation language
         modelling), from `corpus.parallel`; 0 for none.
-      contrast_share: share of the steps that are taken on pairs whose sentences are kept apart and
-        contrasted (`objectives.contrastive`); 0 for none.
+      contrast_share: share of the steps that are taken on pairs whose sentences do not see each
+        other and are contrasted (`objectives.contrastive`); 0 for none.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
     """
 
@@ -231,8 +231,8 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation, "evaluation")
 
 
-# The sections of a config that make the program of a training run.
-PROGRAM_SECTIONS = ("model", "mask", "contrast", "output_layer", "optimizer")
+# Sections of a config that stages before training read, and that change nothing that it computes.
+_ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
 # Keys of `train` that say what is recorded and kept, not what is computed.
 _RECORDING = (
     "log_every", "keep_checkpoints", "keep_every", "tensorboard", "peak_flops", "profile_from",
@@ -248,24 +248,18 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
     Keys that do not change what is computed may differ (docs/training.md has the list).
     """
     is_dense = config.optimizer.embedding_update == "dense"
-    free = (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING
-    return artifacts.open_stage(
-        folders.train,
-        {
-            "rows": artifacts.read_json(folders.rows / "settings.json"),
-            # How batches are loaded and where arrays lie does not change the run.
-            "data": {
-                key: value
-                for key, value in config.data.to_dict().items()
-                if key not in ("loader", "prefetch")
-            },
-            "mesh": {"vocab_multiple": config.mesh.vocab_multiple},
-            **{section: config[section].to_dict() for section in PROGRAM_SECTIONS},
-            "train": {
-                key: value for key, value in config.train.to_dict().items() if key not in free
-            },
-        },
-    )
+    recorded = {k: v for k, v in config.to_dict().items() if k not in _ELSEWHERE}
+    # How batches are loaded and where arrays lie does not change the run.
+    _drop(recorded["data"], ("loader", "prefetch"))
+    _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
+    _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
+    rows = artifacts.read_json(folders.rows / "settings.json")
+    return artifacts.open_stage(folders.train, {"rows": rows, **recorded})
+
+
+def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        section.pop(key, None)
 
 
 def open_row_store(folders: Folders) -> RowStore:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from builders.pretrained import Pretrained
 from builders.task_data import TaskSettings, Tokenizer, task_settings
 from evaluation.search import SentenceEncoder
 from evaluation.tasks import Predictor, TaskData
-from input_pipeline import dataset
+from input_pipeline.dataset import StreamedData
 from input_pipeline.row_store import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
@@ -28,7 +28,7 @@ from objectives.fine_tuning import FineTuning
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_part, make_mesh
-from training.step import Program, make_program
+from training.step import TrainFunctions, make_train_functions
 
 _MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
 # What of the encoder can stay as it is.
@@ -90,9 +90,9 @@ def mesh() -> Mesh:
     return make_mesh(_MESH)
 
 
-def program(
-    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh, num_steps: int, length: int
-) -> Program:
+def train_functions(
+    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh, num_steps: int
+) -> TrainFunctions:
     """The compiled functions of the run.
 
     Raises:
@@ -111,7 +111,7 @@ def program(
         warmup_steps=warmup_steps,
         embedding_update="dense",
     )
-    return make_program(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps, length=length)
+    return make_train_functions(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps)
 
 
 def initial_params(
@@ -128,17 +128,17 @@ def initial_params(
     return make
 
 
-def batches(
+def training_data(
     config: ConfigDict, data: Sequence[TaskData], pad: int, mesh: Mesh
-) -> tuple[FeatureStream, Callable[[range], Iterator[dict[str, np.ndarray]]]]:
-    """The stream of training batches, and this host's part of any range of steps."""
+) -> StreamedData:
+    """This host's part of the training batches."""
     options = task_settings(config)
-    rows = [feature for one in data for feature in one.features]
-    stream = FeatureStream(rows, config.train.batch_size, options.lengths, config.train.seed, pad)
-    part, num_parts = host_part(mesh)
-    return stream, lambda steps: dataset.batches(
-        stream, steps, loader="threads", part=part, num_parts=num_parts
+    features = [feature for one in data for feature in one.features]
+    stream = FeatureStream(
+        features, config.train.batch_size, options.lengths, config.train.seed, pad
     )
+    part, num_parts = host_part(mesh)
+    return StreamedData(stream, "threads", part, num_parts)
 
 
 def predictor(
@@ -222,7 +222,7 @@ def sentence_encoder(
         batch_size=config.evaluation.batch_size,
         buckets=options.lengths,
         pad=special.pad,
-        specials=special.never_masked(),
+        specials=special.special_ids(),
         mesh=mesh(),
     )
 

@@ -6,15 +6,18 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from builders import model
+from builders import model, objectives
 from builders.data import settings
+from builders.masked_lm import masked_lm_of
 from input_pipeline.row_store import RowStore, SpecialIds
+from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
+from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
 from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
 
-PARTS = ("parameters", "optimizer", "neighbour index", "gradients", "activations")
+PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +65,13 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
-    objective = model.objective(config, store, mesh)
-    state = model.program(config, objective, store, mesh).abstract_state
+    objective = objectives.objective(config, store, mesh)
+    state = model.train_functions(config, objective, mesh).abstract_state
 
-    parts = config.train.accumulation_steps
+    parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
-    sizes, layer = objective.encoder.settings, objective.output_layer
-    masked = rows * objective.mask.slots(store.length)
+    sizes = masked_lm.encoder.settings
+    masked = rows * masked_lm.mask.slots(store.length)
     activations = ActivationSizes(
         tokens=rows * store.length,
         length=store.length,
@@ -78,7 +81,7 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
         remat=sizes.remat,
         has_attention_weights=sizes.attention == "xla",
-        logits=masked * _words_at_once(layer) // mesh.shape["model"],
+        logits=masked * _classes_at_once(masked_lm.output_layer) // mesh.shape["model"],
     )
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
@@ -87,10 +90,15 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     )
 
 
-def _words_at_once(layer: OutputLayer) -> int:
-    """Words whose logits are held together, of every masked position."""
-    if layer.kind in ("nce", "neg"):
+def _classes_at_once(layer: OutputLayer) -> int:
+    """Classes whose logits are held together, of every masked position."""
+    if isinstance(layer, FullSoftmax):
+        return layer.num_valid
+    if isinstance(layer, BlockwiseSoftmax):
+        return layer.block_size
+    if isinstance(layer, NCE | NegativeSampling):
         return layer.num_negatives
-    if layer.is_sampled:
-        return layer.candidate_block if layer.takes_blocks else layer.capacity
-    return layer.num_valid if layer.kind == "full" or layer.splits_table else layer.vocab_block
+    assert isinstance(layer, KNNSampling | TargetSampling)
+    if not layer.sharding.splits_rows:
+        return layer.block_size
+    return layer.capacity if isinstance(layer, KNNSampling) else layer.num_valid

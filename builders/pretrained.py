@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 import artifacts
 from builders import model
-from builders.data import PROGRAM_SECTIONS, Folders, open_row_store, settings
+from builders.data import Folders, open_row_store, settings
+from builders.masked_lm import masked_lm_of
 from interop import xlm_roberta
 from models.encoder import EncoderSettings
-from training.checkpoint import restore_latest
 from training.sharding import MeshSettings, make_mesh
 
 # What the record of a run does not hold, since nothing that was computed depends on it.
@@ -74,14 +74,12 @@ def read_pretrained(path: str) -> Pretrained:
 def _of_run(folders: Folders) -> Pretrained:
     """The latest checkpoint of a run of train.py."""
     recorded = artifacts.read_json(folders.train / "settings.json")
-    config = ConfigDict({name: recorded[name] for name in PROGRAM_SECTIONS})
-    config.data = {**_DATA, **recorded["data"]}
-    config.train = {**_TRAIN, **recorded["train"]}
-    config.mesh = {**_MESH, **recorded["mesh"]}
+    del recorded["rows"]  # of the stage before
+    config = ConfigDict(recorded)
+    for name, defaults in (("data", _DATA), ("train", _TRAIN), ("mesh", _MESH)):
+        config[name] = {**defaults, **recorded[name]}
     store = open_row_store(folders)
     mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
-    masked_lm = model.objective(config, store, mesh)
-    program = model.program(config, masked_lm, store, mesh)
-    _, state = restore_latest(folders.train / "checkpoints", program.abstract_state)
-    params = jax.device_get(program.flush(state).params)
-    return Pretrained(masked_lm.encoder.settings, params, folders.read_tokenizer())
+    trained = model.restore(config, store, folders, mesh)
+    encoder = masked_lm_of(trained.objective).encoder
+    return Pretrained(encoder.settings, jax.device_get(trained.params), folders.read_tokenizer())

@@ -88,7 +88,7 @@ def _fine_tune(
     data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
-    stream, batches = builders.batches(config, data["train"], tokenizer.special.pad, mesh)
+    batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
     best, notes = folder / BEST, builders.model_notes(objective, pretrained)
 
     def keep(params: Any, step: int, value: float) -> None:
@@ -103,7 +103,7 @@ def _fine_tune(
         artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             train(
-                builders.program(config, objective, mesh, settings.num_steps, options.max_length),
+                builders.train_functions(config, objective, mesh, settings.num_steps),
                 settings,
                 folder,
                 batches,
@@ -112,7 +112,6 @@ def _fine_tune(
                     objective, pretrained, config.train.seed, random=config.random_init
                 ),
                 should_stop=should_stop,
-                batch_contents=stream.contents,
             )
             found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
         return {**found, "padding_ratio": builders.padding(config, data["test"])}

@@ -22,6 +22,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is a corpus folder, or "runlocal"."""
     runlocal = arg == "runlocal"
     config = ConfigDict()
+    config.objective = "masked_lm"
 
     config.corpus = ConfigDict()
     config.corpus.root = "corpus" if runlocal or not arg else arg
@@ -106,15 +107,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.output_layer.kind = "knn"
     config.output_layer.k = 10
     config.output_layer.capacity = 1024
-    config.output_layer.capacity_buckets = 1
+    config.output_layer.row_capacity = 0
     config.output_layer.num_negatives = 1024
     config.output_layer.group_size = 0
-    config.output_layer.refresh = "all"
     config.output_layer.refresh_every = 50
-    config.output_layer.index_block = 256
-    config.output_layer.index_scores = "float32"
-    config.output_layer.vocab_block = 1024
-    config.output_layer.candidate_block = 1024
     config.output_layer.log_q_correction = True
     config.output_layer.exact_fraction = 0.1
     config.output_layer.frequency_bias = True
@@ -161,6 +157,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.train.peak_flops = 0.0
     config.train.profile_from = 0
     config.train.profile_steps = 0
+    config.train.prng = "threefry2x32"
 
     config.evaluation = ConfigDict()
     config.evaluation.batch_size = 32

@@ -22,7 +22,8 @@ class BatchLayout:
         """`function` compiled, its results on every device, so that every host can read them."""
         if self._mesh is None:
             return jax.jit(function)
-        return jax.jit(function, out_shardings=sharding.replicated(self._mesh))
+        traced = sharding.traced_on(self._mesh, function)
+        return jax.jit(traced, out_shardings=sharding.replicated(self._mesh))
 
     def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
         """Arrays [size, ...] that every host holds, on the devices."""

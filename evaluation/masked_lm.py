@@ -115,7 +115,7 @@ class ExactMaskedLM:
 
     def _deal(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Fold of every token, [rows, L]; -1 for tokens that are never masked."""
-        eligible = ~np.isin(rows, self._objective.never_masked)
+        eligible = ~np.isin(rows, self._objective.special_ids)
         order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
         rank = np.empty_like(order)
         np.put_along_axis(rank, order, np.arange(rows.shape[1])[None, :], axis=1)
@@ -129,14 +129,8 @@ class ExactMaskedLM:
         inputs = jnp.where(masked, self._objective.mask_id, tokens)
         hidden = self._objective.predictions(params, inputs, positions)
         table, bias = output_table(params)
-        loss = self._objective.output_layer.exact_loss(
-            hidden.reshape(-1, hidden.shape[-1]),
-            targets.reshape(-1),
-            weights.reshape(-1),
-            table,
-            bias,
-        )
-        return loss.losses.reshape(weights.shape).sum(axis=1)
+        losses = self._objective.exact_layer.loss(hidden, targets, weights, table, bias, None)
+        return losses.sum(axis=1)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
         """Summed loss and number of tokens of each language, float64."""
@@ -167,7 +161,7 @@ class ExactMaskedLM:
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:
             counts = self._store.token_counts(language).astype(np.float64)
-            counts[np.array(self._objective.never_masked)] = 0
+            counts[np.array(self._objective.special_ids)] = 0
             types = np.count_nonzero(counts)
             probabilities = (counts + types / len(counts)) / (counts.sum() + types)
             log_probs = np.log(probabilities)

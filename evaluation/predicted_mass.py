@@ -1,5 +1,6 @@
 """The probability that a model gives to frequent and to rare words, against the truth."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED
 from models.encoder import output_table
+from objectives.batch import Batch
 from objectives.masked_lm import MaskedLM
 
 _BATCH = 32
@@ -54,12 +57,12 @@ def measure(
 ) -> np.ndarray:
     """The `shares` of up to `max_rows` held-out rows of each language, [3, classes]."""
     number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
+    exact = dataclasses.replace(objective, languages=()).exact
 
     @jax.jit
     def of_batch(params, tokens: jax.Array, key: jax.Array) -> jax.Array:
-        batch = {"tokens": tokens}
-        prepared, _ = objective.prepare(None, batch, key, exact=True, dropout=False)
-        masked = prepared.masked
+        batch = Batch({"tokens": tokens}, PACKED)
+        masked = exact.plan({}, batch, key, jnp.int32(0))[0].masked
         hidden = objective.predictions(params, masked.inputs, masked.positions)
         table, bias = output_table(params)
         logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]

@@ -15,7 +15,7 @@ import artifacts
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.row_store import RowStore
-from knn_sampling.output_layer import OutputLayer
+from knn_sampling.output_layer import OutputLayerSettings
 from vocap import plots
 from vocap.record import allocated
 from vocap.report import allocation_table
@@ -35,7 +35,7 @@ def write_report(
     results: Results,
     *,
     store: RowStore,
-    output_layer: OutputLayer,
+    output_layer: OutputLayerSettings,
     allocation: Mapping[str, Any],
     metrics: Sequence[Mapping[str, float]],
 ) -> pathlib.Path:
@@ -43,7 +43,7 @@ def write_report(
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
     plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
-    if output_layer.uses_neighbours:
+    if output_layer.kind == "knn":
         exact_from -= round(output_layer.exact_fraction * results.step)
     plot_loss(metrics, exact_from, folder / "loss.png")
     sections = [
@@ -60,7 +60,7 @@ def write_report(
         plots.plot_sizes(allocation, folder / "sizes.png")
         sections.append("![Allocated sizes](sizes.png)")
     sections += ["## Training", "![Training and evaluation loss](loss.png)"]
-    if output_layer.uses_neighbours:
+    if output_layer.kind == "knn":
         plot_candidates(metrics, output_layer.capacity, exact_from, folder / "candidates.png")
         sections += [_TRAINING_NOTE, "![Candidates](candidates.png)"]
     path = folder / "report.md"

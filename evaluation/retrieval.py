@@ -119,5 +119,5 @@ class Retrieval:
             segments,
             positions,
             num_layers=self._layer,
-            specials=self._objective.never_masked,
+            specials=self._objective.special_ids,
         )

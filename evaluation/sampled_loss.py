@@ -1,15 +1,21 @@
 """The loss that training sees against the exact one, on the same held-out positions."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from evaluation.batch_layout import BatchLayout
 from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED
+from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics, means
 from objectives.masked_lm import MaskedLM
-from objectives.sums import means
+from objectives.objective import Extra, gathered_rows
 
 
 class SampledLoss:
@@ -49,34 +55,37 @@ class SampledLoss:
         rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=objective.pad)
         self._batches = rows.reshape(-1, self._layout.size, rows.shape[1])
         self._key = jax.random.key(seed)
-        self._objective = objective
-        self._sums = self._layout.jit(self._losses)
+        # Of all languages together.
+        self._objective = dataclasses.replace(objective, languages=())
+        self._losses = self._layout.jit(self._losses_of)
 
     def __call__(self, state) -> Mapping[str, float]:
         """Both losses, |V'| and overflow; nothing where the output layer does not sample."""
-        if not self._objective.output_layer.is_sampled or not len(self._batches):
+        is_exact = isinstance(self._objective.output_layer, FullSoftmax | BlockwiseSoftmax)
+        if is_exact or not len(self._batches):
             return {}
         totals: dict[str, tuple[float, float]] = {}
         for number, batch in enumerate(self._batches):
             key = jax.random.fold_in(self._key, number)
             placed = self._layout.placed(batch)
-            sums = jax.device_get(self._sums(state.params, state.index, *placed, key))
-            for name, (total, weight) in sums.items():
+            found = jax.device_get(self._losses(state.params, state.extra, *placed, key))
+            for name, (total, weight) in found.items():
                 before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = before + float(total), weight_before + float(weight)
         return {f"sampling/{name}": value for name, value in means(totals).items()}
 
-    def _losses(self, params, index, batch: jax.Array, key: jax.Array):
-        def sums(exact: bool):
-            prepared, _ = self._objective.prepare(
-                index, {"tokens": batch}, key, exact=exact, dropout=False, gather=False
-            )
-            return self._objective.sums(params, prepared)
+    def _losses_of(self, params, extra: Extra, tokens: jax.Array, key: jax.Array) -> LossAndMetrics:
+        """Both losses of a batch [B, L], of the same masked positions, without dropout."""
 
-        sampled = sums(exact=False)
+        def found(objective: MaskedLM) -> LossAndMetrics:
+            plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
+            return objective.loss(params, gathered_rows(params, touched), plan, None)[0]
+
+        step = jnp.int32(0)
+        sampled = found(self._objective)
         return {
             "sampled_loss": sampled["loss"],
-            "exact_loss": sums(exact=True)["loss"],
+            "exact_loss": found(self._objective.exact)["loss"],
             "candidates": sampled["candidates"],
             "overflow": sampled["overflow"],
         }

@@ -20,6 +20,8 @@ from input_pipeline.stream import StreamOrder, hashed
 NUM_SPECIALS = 4
 _ARRAYS = ("tokens", "segments", "positions")
 POSITIONS = ("continue", "restart")
+# Kinds of batches: pairs that are one segment, and pairs whose sentences are two.
+PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +34,15 @@ class BitextSettings:
         second one at zero again.
       alpha: of a set and two of its languages with n pairs of sentences, n^alpha is the weight.
       tokens: of a batch, padding included; a bucket's batches hold so many over its length.
-      apart: whether the sentences of a pair are kept apart: two segments, each with positions of
-        its own.
+      separate_segments: whether the sentences of a pair do not see each other: two segments, each
+        with positions of its own.
     """
 
     buckets: tuple[int, ...]
     positions: str
     alpha: float
     tokens: int
-    apart: bool = False
+    separate_segments: bool = False
 
     def __post_init__(self):
         buckets = self.buckets
@@ -78,8 +80,6 @@ class PairStream:
     ):
         """Stream over `pairs`, drawn in proportion to `shares`, of rows of `length` tokens."""
         self.types: dict[str, np.dtype] = dict.fromkeys(_ARRAYS, np.dtype(np.int32))
-        if settings.apart:
-            self.types["apart"] = np.dtype(bool)
         self._pairs, self._length = pairs, length
         self._columns = {
             (pair.name, language): store.bitext(pair.name, language)
@@ -96,8 +96,7 @@ class PairStream:
 
         Returns:
           int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence that is
-          kept apart, 0 for padding) and `positions`; of pairs kept apart also `apart`
-          [B / num_parts] bool, all True.
+          a segment of its own, 0 for padding) and `positions`.
 
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
@@ -110,10 +109,15 @@ class PairStream:
         size = self.batch_size // num_parts
         first = step * self.batch_size + part * size
         rows = [self._row(*found) for found in self._found(np.arange(first, first + size))]
-        batch = dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
-        return {**batch, "apart": np.ones(size, bool)} if self._settings.apart else batch
+        return dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
 
-    def contents(self, step: int) -> list[tuple[str, int]]:
+    def kind(self, step: int) -> str:
+        return SEPARATE_PAIRS if self._settings.separate_segments else PAIRS
+
+    def step_values(self, step: int) -> dict[str, float]:
+        return {}
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """What a batch is made of: set and languages, and the number in the set, of each pair."""
         first = step * self.batch_size
         return [
@@ -137,10 +141,10 @@ class PairStream:
         padding = self._length - len(tokens)
         positions = np.arange(self._length)
         segments = (np.arange(self._length) < len(tokens)).astype(np.int32)
-        if self._settings.apart:
+        if self._settings.separate_segments:
             tokens[second] = self._special.bos
             segments[second : len(tokens)] = 2
-        if self._settings.apart or self._settings.positions == "restart":
+        if self._settings.separate_segments or self._settings.positions == "restart":
             positions[second:] -= second
         tokens = np.pad(tokens, (0, padding), constant_values=self._special.pad)
         return tokens.astype(np.int32), segments, positions.astype(np.int32)
@@ -190,6 +194,33 @@ def pair_streams(
             streams.append(PairStream(store, pairs, np.array(weights), length, settings, seed))
             shares.append(sum(weights) / streams[-1].batch_size)
     return streams, np.array(shares) / sum(shares)
+
+
+def token_counts(store: RowStore, alpha: float) -> np.ndarray:
+    """How often each token occurs in the pairs of `pair_streams`.
+
+    Args:
+      store: with bitext.
+      alpha: of two languages of a set with n pairs of sentences, n^alpha is the weight.
+
+    Returns:
+      [V] float64, scaled to sum to the tokens of the bitext.
+    """
+    counts, total = np.zeros(store.vocab_size), 0
+    for name, languages in store.bitexts.items():
+        columns = {language: store.bitext(name, language) for language in languages}
+        weights = {language: np.zeros(len(one.ends)) for language, one in columns.items()}
+        for one, two in itertools.combinations(sorted(languages), 2):
+            is_there = (columns[one].lengths > 0) & (columns[two].lengths > 0)
+            if is_there.any():
+                each = is_there * float(is_there.sum()) ** (alpha - 1)
+                weights[one] += each
+                weights[two] += each
+        for language, column in columns.items():
+            of_tokens = np.repeat(weights[language], column.lengths)
+            counts += np.bincount(column.ids, of_tokens, store.vocab_size)
+            total += len(column.ids)
+    return counts * (total / max(counts.sum(), 1e-30))
 
 
 def _pairs_by_bucket(store: RowStore, buckets: Sequence[int]) -> list[list[_Pair]]:

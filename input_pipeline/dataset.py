@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,45 @@ from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
 LOADERS = ("tf.data", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedData:
+    """A stream, as this host feeds it to the training loop.
+
+    Attributes:
+      stream: where batches come from.
+      loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
+      part, num_parts: which equal part of each batch this host reads.
+      prefetch: batches made ahead.
+    """
+
+    stream: Stream
+    loader: str
+    part: int = 0
+    num_parts: int = 1
+    prefetch: int = 4
+
+    def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:
+        """Yields the kind and the arrays of every step's batch, in order."""
+        arrays = batches(
+            self.stream,
+            steps,
+            loader=self.loader,
+            part=self.part,
+            num_parts=self.num_parts,
+            prefetch=self.prefetch,
+        )
+        for step, batch in zip(steps, arrays, strict=True):
+            yield self.stream.kind(step), batch
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        """What the whole batch of `step` is made of."""
+        return self.stream.describe_batch(step)
+
+    def step_values(self, step: int) -> dict[str, float]:
+        """Settings of the stream that change with the step, by name."""
+        return self.stream.step_values(step)
 
 
 def batches(

@@ -34,7 +34,7 @@ class SpecialIds:
     unk: int
     mask: int
 
-    def never_masked(self) -> tuple[int, ...]:
+    def special_ids(self) -> tuple[int, ...]:
         """The ids that stand for structure, not for text."""
         return (self.bos, self.pad, self.eos, self.mask)
 

@@ -11,7 +11,7 @@ a language are visited epoch by epoch, each epoch in a random order of its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike
 
 from input_pipeline.row_store import RowStore
 
+# Kind of the batches of `TrainingStream`.
+PACKED = "packed"
 _CYCLE = 1 << 16  # M; language shares are exact to 1 / M
 # With four rounds a permutation of a thousand looks random, but one of ten does not.
 _FEISTEL_ROUNDS = 8
@@ -108,13 +110,13 @@ class StreamOrder:
         return cls(seed, np.asarray(rows, np.int64), largest_remainder(shares, _CYCLE))
 
     def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The language of examples of the stream, and the how-manieth of its language each is.
+        """The language of examples of the stream, and the index of each in its language.
 
         Args:
           examples: [B] int64 positions in the stream, from zero.
 
         Returns:
-          Language index [B] and number [B], int64, counted since the stream began.
+          Language [B] and index in it [B], int64, counted since the stream began.
         """
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
         language, number = np.empty_like(within), np.empty_like(within)
@@ -125,7 +127,7 @@ class StreamOrder:
         return language, cycle * self.counts[language] + number
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
-        """The language of every example of a cycle, and the how-manieth of it, [M] int64 each."""
+        """The language of every example of a cycle, and its index in it, [M] int64 each."""
         found = self._cycles.get(cycle)
         if found is None:
             slots = permute(np.arange(_CYCLE), _CYCLE, self._key(0, np.array(cycle)))
@@ -162,11 +164,17 @@ class Stream(Protocol):
     @property
     def types(self) -> Mapping[str, np.dtype]: ...
 
+    def kind(self, step: int) -> str:
+        """Kind of the examples of a step, which says what arrays its batch holds."""
+
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """The batch of `step`, or the `part`-th of `num_parts` equal parts of it."""
 
-    def contents(self, step: int) -> list[tuple[str, int]]:
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """What the batch of `step` is made of, for people to read."""
+
+    def step_values(self, step: int) -> dict[str, float]:
+        """Settings of the stream that change with the step, by name."""
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
@@ -186,13 +194,21 @@ def part_size(batch_size: int, num_parts: int) -> int:
 class _ChosenStream:
     """A stream whose every step is a step of another one."""
 
+    def kind(self, step: int) -> str:
+        stream, number = self._of(step)
+        return stream.kind(number)
+
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         stream, number = self._of(step)
         return stream.batch(number, part, num_parts)
 
-    def contents(self, step: int) -> list[tuple[str, int]]:
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
         stream, number = self._of(step)
-        return stream.contents(number)
+        return stream.describe_batch(number)
+
+    def step_values(self, step: int) -> dict[str, float]:
+        stream, number = self._of(step)
+        return stream.step_values(number)
 
     def _of(self, step: int) -> tuple[Stream, int]:
         """The stream that a step is of, and its number there."""
@@ -213,38 +229,25 @@ class MixedStream(_ChosenStream):
         return self._streams[which[0]], int(number[0])
 
 
-class PhasedStream(_ChosenStream):
-    """One stream after the other, each from a step on and from its own beginning."""
+class AlphaPhases(_ChosenStream):
+    """Streams of different alpha, each from a step on and from its own beginning."""
 
-    def __init__(self, streams: Mapping[int, Stream]):
-        """Stream of `streams` by the steps that they begin at, of which one is 0."""
-        self._streams = dict(sorted(streams.items()))
-        self.types = next(iter(streams.values())).types
+    def __init__(self, phases: Mapping[int, tuple[float, Stream]]):
+        """Stream of (alpha, stream) by the steps that they begin at, of which one is 0."""
+        self._phases = dict(sorted(phases.items()))
+        self.types = next(stream.types for _, stream in phases.values())
 
     def _of(self, step: int) -> tuple[Stream, int]:
-        first = max(first for first in self._streams if first <= step)
-        return self._streams[first], step - first
+        first = max(first for first in self._phases if first <= step)
+        return self._phases[first][1], step - first
 
-
-class ScheduledStream:
-    """A stream whose batches carry a value that depends on the step, such as their mask rate."""
-
-    def __init__(self, stream: Stream, name: str, value: Callable[[int], float]):
-        """`stream` with `value(step)` as the array `name`, [B] float32."""
-        self._stream, self._name, self._value = stream, name, value
-        self.types = {**stream.types, name: np.dtype(np.float32)}
-
-    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        batch = self._stream.batch(step, part, num_parts)
-        values = np.full(len(batch["tokens"]), self._value(step), np.float32)
-        return {**batch, self._name: values}
-
-    def contents(self, step: int) -> list[tuple[str, int]]:
-        return self._stream.contents(step)
+    def step_values(self, step: int) -> dict[str, float]:
+        first = max(first for first in self._phases if first <= step)
+        return {"alpha": self._phases[first][0]}
 
 
 class TrainingStream:
-    """Batches of training rows, addressed by step."""
+    """Batches of packed sequences of all languages, addressed by step."""
 
     types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
@@ -275,7 +278,13 @@ class TrainingStream:
         tokens = np.stack([self._rows[lang][r] for lang, r in zip(language, row, strict=True)])
         return {"tokens": tokens.astype(np.int32), "language": language.astype(np.int32)}
 
-    def contents(self, step: int) -> list[tuple[str, int]]:
+    def kind(self, step: int) -> str:
+        return PACKED
+
+    def step_values(self, step: int) -> dict[str, float]:
+        return {}
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """What the batch of `step` is made of: language and row, in its training rows, of each."""
         first = step * self._batch_size
         language, row = self._order.locate(np.arange(first, first + self._batch_size))

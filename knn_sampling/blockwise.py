@@ -12,11 +12,18 @@ import jax.numpy as jnp
 
 from knn_sampling.losses import ABSENT
 
-# Words of a block where a config does not say otherwise; see benchmarks/softmax.py.
+# Classes of a block on a CPU, whose caches it should fit; see benchmarks/softmax.py.
 DEFAULT_BLOCK_SIZE = 1024
+# The same on accelerators, which want products large enough to hide the cost of a loop.
+_ACCELERATOR_BLOCK_SIZE = 16_384
 
-# Blocks hold a multiple of this many words where they can: matrix units like whole tiles.
+# Blocks hold a multiple of this many classes where they can: matrix units like whole tiles.
 _TILE = 128
+
+
+def vocabulary_block_size() -> int:
+    """Classes of a block of the softmax over the whole vocabulary, on the default backend."""
+    return DEFAULT_BLOCK_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_BLOCK_SIZE
 
 
 def blockwise_softmax_loss(
@@ -30,12 +37,13 @@ def blockwise_softmax_loss(
     block_size: int,
     num_used: jax.Array | None = None,
 ) -> jax.Array:
-    """-log p(w) = log sum_j exp(h . e_j + b_j) - (h . e_w + b_w), over the vocabulary (Eq. 4).
+    """Cross-entropy log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), over all rows of a table.
 
-    Value and gradient are those of `losses.full_softmax_loss`. Memory beyond the gradients is a
-    few times W * block_size floats instead of W * V; a gradient costs one more matrix product,
-    and a value alone none. Each block of the table is cast to the type of `hidden`; products
-    accumulate in float32. A table split over devices gives the same, but the compiler gathers all
+    Value and gradient are those of `losses.full_softmax_loss`; with the rows of V' for a table they
+    are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the gradients is a few times
+    W * block_size floats instead of W * V; a gradient costs one more matrix product, and a value
+    alone none. Each block of the table is cast to the type of `hidden`; products accumulate in
+    float32. A table split over devices gives the same, but the compiler gathers all
     of it on each device, in one of the two passes once per block: right, not fast.
 
     Args:
@@ -44,10 +52,10 @@ def blockwise_softmax_loss(
       weights: [W] weights of the positions; where zero, hidden state and target may be anything.
       table: [V, D] output embeddings, any float type; their gradient has the same.
       bias: [V] output bias.
-      num_valid: words; rows of the table from here on are padding and get no probability.
-      block_size: words of a block, at most; need not divide V. 0 puts all into one block.
-      num_used: scalar int32; blocks of words from here on are not visited. All these words must be
-        absent, by a bias of `losses.ABSENT`. None for V.
+      num_valid: classes; rows of the table from here on are padding and get no probability.
+      block_size: classes of a block, at most; need not divide V. 0 puts all into one block.
+      num_used: scalar int32; blocks of classes from here on are not visited. All these classes must
+        be absent, by a bias of `losses.ABSENT`. None for V.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -59,10 +67,7 @@ def blockwise_softmax_loss(
     blocks of logits for the gradient is the way of Wijmans et al. 2024 (arXiv:2411.09009).
     """
     if block_size < 0:
-        raise ValueError(
-            f"block_size is {block_size}, must be at least 0 (one block); change "
-            "output_layer.vocab_block"
-        )
+        raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
     counts = weights > 0
     # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
     hidden = jnp.where(counts[:, None], hidden, 0)
@@ -72,13 +77,13 @@ def blockwise_softmax_loss(
 
 
 class _Block(NamedTuple):
-    """Consecutive words of the table.
+    """Consecutive rows of the table.
 
     Attributes:
-      start: scalar int32, id of the first word.
+      start: scalar int32, id of the first.
       rows: [B, D] embeddings in the type of the hidden states.
       bias: [B] float32; padding has the logit of a class that is not there.
-      is_new: [B] whether no earlier block held the word.
+      is_new: [B] whether no earlier block held the row.
     """
 
     start: jax.Array
@@ -122,7 +127,7 @@ def _losses(hidden, targets, table, bias, num_used, num_valid, block_size):
 
 
 def _visited(num_blocks: int, size: int, num_used: jax.Array) -> jax.Array:
-    """Blocks that hold words in use, at least one: a loop as long as the words are many."""
+    """Number of blocks that hold classes in use, at least one."""
     return jnp.clip((num_used + size - 1) // size, 1, num_blocks)
 
 
@@ -160,8 +165,8 @@ def _backward(num_valid, block_size, saved, by_loss):
         probabilities = jnp.exp(block.logits(hidden) - log_normaliser[None, :])
         by_logit = by_loss[None, :] * (probabilities - block.is_target(targets))  # [B, W]
         short = by_logit.astype(hidden.dtype)
-        # Words that two blocks hold: both write the same gradient to the table, and only the first
-        # adds to the gradient of the hidden states.
+        # Classes that two blocks hold: both write the same gradient to the table, and only the
+        # first adds to the gradient of the hidden states.
         new_rows = jnp.where(block.is_new[:, None], block.rows, 0)
         by_hidden += jnp.dot(new_rows.T, short, preferred_element_type=jnp.float32)  # [D, W]
         by_rows = jnp.dot(short, hidden, preferred_element_type=jnp.float32)

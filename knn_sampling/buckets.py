@@ -1,5 +1,6 @@
 """Capacity buckets: the cost of a step follows its candidates, in static shapes."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -24,24 +25,20 @@ def loss_in_bucket(
     needed: jax.Array,
     *args: jax.Array,
 ) -> jax.Array:
-    """`loss(*args, size)` at the smallest of `sizes` that holds `needed`, or the largest.
+    """`loss(*args, size=size)` at the smallest of `sizes` that holds `needed`, or the largest.
 
     Only the chosen size is computed. Its gradient is found by computing the branch again in the
     backward pass: kept values of branches of different shapes would have to be kept for all.
 
     Args:
-      loss: (*args, size) -> losses of a shape that does not depend on the size; slots from
+      loss: (*args, size=) -> losses of a shape that does not depend on the size; slots from
         `needed` on must not matter to it.
       sizes: ascending static sizes.
       needed: scalar int32.
       *args: what `loss` is differentiated by.
     """
     if len(sizes) == 1:
-        return loss(*args, sizes[0])
+        return loss(*args, size=sizes[0])
     bucket = jnp.searchsorted(jnp.array(sizes[:-1], jnp.int32), needed)
-    branches = [jax.checkpoint(_at_size(loss, size)) for size in sizes]
+    branches = [jax.checkpoint(functools.partial(loss, size=size)) for size in sizes]
     return jax.lax.switch(bucket, branches, *args)
-
-
-def _at_size(loss: Callable[..., jax.Array], size: int) -> Callable[..., jax.Array]:
-    return lambda *args: loss(*args, size)

@@ -1,8 +1,8 @@
-"""The candidate set V': the words that the softmax of a group of sequences is taken over (Eq. 6).
+"""The candidate set V': the classes that the softmax of a group of sequences is taken over (Eq. 5).
 
 V' is defined per group of sequences, not per device, so that the loss does not depend on how many
 devices share the work. G groups have Wg targets each; every function here treats groups alike and
-apart.
+separately.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Candidates(NamedTuple):
 def union_of_neighbours(
     neighbours: jax.Array, targets: jax.Array, weights: jax.Array, capacity: int
 ) -> Candidates:
-    """V' = union over targets w of {w} and I_k(w) (Eq. 6), for each group.
+    """V' = union over targets w of {w} and I_k(w) (Eq. 5), for each group.
 
     Each target is in V', also where its own list misses it. If V' exceeds the capacity, targets
     stay, then the nearest neighbours of all targets, then the second nearest, and so on; within
@@ -63,15 +63,15 @@ def union_of_neighbours(
     return _in_slots(kept, targets, union_size, capacity)
 
 
-def union_of_words(
+def union_of_classes(
     targets: jax.Array, weights: jax.Array, extra: jax.Array, vocab_size: int
 ) -> Candidates:
-    """V' = the targets and the given words, for each group; always fits.
+    """V' = the targets and the given classes, for each group; always fits.
 
     Args:
       targets: [G, Wg] int32 target ids.
       weights: [G, Wg] float; targets of weight zero are no targets.
-      extra: [G, S] int32 further words, with repetitions or none (S = 0).
+      extra: [G, S] int32 further classes, with repetitions or none (S = 0).
       vocab_size: V.
 
     Returns:
@@ -84,9 +84,9 @@ def union_of_words(
     return _in_slots(kept, targets, kept.sum(axis=1, dtype=jnp.int32), capacity)
 
 
-def marked(words: jax.Array, vocab_size: int) -> jax.Array:
-    """[V] bool: which words occur in `words`, of any shape; V and more stand for none."""
-    return jnp.zeros(vocab_size, bool).at[words.reshape(-1)].set(True, mode="drop")
+def marked(ids: jax.Array, vocab_size: int) -> jax.Array:
+    """[V] bool: whether each id occurs in `ids`, of any shape; V and more stand for none."""
+    return jnp.zeros(vocab_size, bool).at[ids.reshape(-1)].set(True, mode="drop")
 
 
 def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
@@ -116,14 +116,14 @@ def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) 
 def _in_slots(
     kept: jax.Array, targets: jax.Array, union_size: jax.Array, capacity: int
 ) -> Candidates:
-    """The kept words [G, V] numbered, at most `capacity` of them."""
+    """The kept ids [G, V] numbered, at most `capacity` of them."""
     vocab_size = kept.shape[1]
     slots = jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1
-    words = jnp.arange(vocab_size, dtype=jnp.int32)
+    all_ids = jnp.arange(vocab_size, dtype=jnp.int32)
 
-    def place(kept: jax.Array, slots: jax.Array) -> jax.Array:
+    def fill(kept: jax.Array, slots: jax.Array) -> jax.Array:
         unused = jnp.full(capacity, vocab_size, jnp.int32)
-        return unused.at[jnp.where(kept, slots, capacity)].set(words, mode="drop")
+        return unused.at[jnp.where(kept, slots, capacity)].set(all_ids, mode="drop")
 
     labels = jnp.take_along_axis(slots, targets, axis=1)
-    return Candidates(jax.vmap(place)(kept, slots), labels, union_size)
+    return Candidates(jax.vmap(fill)(kept, slots), labels, union_size)

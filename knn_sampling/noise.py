@@ -1,6 +1,6 @@
 """Losses that tell targets from noise, the baselines of paper Table 2: NCE and negative sampling.
 
-Both turn the softmax into logistic regressions, target against words drawn from the unigram
+Both turn the softmax into logistic regressions, target against classes drawn from the unigram
 distribution. The draw is shared: all positions of a batch see the same negatives, so that one
 matrix product scores them.
 """
@@ -14,15 +14,15 @@ _RANGE = 2**32  # values of a random 32-bit integer
 
 
 def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
-    """Where each word's share of the 32-bit integers ends: t_j = round(2^32 sum_{i <= j} p_i).
+    """Ends of the classes' shares of the 32-bit integers: t_j = round(2^32 sum_{i <= j} p_i).
 
-    Word j owns the integers from t_{j-1} up to t_j, and so gets its probability to within 2^-32;
-    a float32 running sum would lose every word below 2^-24. Words below 2^-33 may get nothing.
+    Class j owns the integers from t_{j-1} up to t_j, and so gets its probability to within 2^-32;
+    a float32 running sum would lose every class below 2^-24. Classes below 2^-33 may get nothing.
     Computed on the host in float64, once. The last threshold does not fit into 32 bits and is cut
-    by one, see `words_at`.
+    by one, see `classes_at`.
 
     Args:
-      probabilities: [V] how often each word is drawn, at least 0; scaled to sum to one.
+      probabilities: [V] how often each class is drawn, at least 0; scaled to sum to one.
 
     Returns:
       [V] uint32 ascending.
@@ -41,8 +41,8 @@ def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
     return jnp.asarray(np.minimum(ends, _RANGE - 1).astype(np.uint32))
 
 
-def words_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
-    """The word that owns each integer: how many thresholds are not above it.
+def classes_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
+    """The class that owns each integer: the number of thresholds that are not above it.
 
     Args:
       thresholds: [V] uint32, from `cumulative_thresholds`.
@@ -51,13 +51,13 @@ def words_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
     Returns:
       [S] int32 ids.
     """
-    # The cut threshold leaves the largest integer without a word; it goes where its neighbour goes.
+    # The cut threshold leaves the largest integer without a class; it goes with the one below it.
     integers = jnp.minimum(integers, jnp.uint32(_RANGE - 2))
     return jnp.searchsorted(thresholds, integers, side="right").astype(jnp.int32)
 
 
-def sample_words(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax.Array:
-    """Independent words from the distribution of the thresholds, by inverting its running sum.
+def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax.Array:
+    """Independent classes from the distribution of the thresholds, by inverting its running sum.
 
     Args:
       key: random key.
@@ -67,34 +67,29 @@ def sample_words(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax
     Returns:
       [S] int32 ids, repeats included.
     """
-    return words_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
+    return classes_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
 
 
 def nce_loss(
     hidden: jax.Array,
+    targets: jax.Array,
     weights: jax.Array,
-    rows: jax.Array,
+    table: jax.Array,
     bias: jax.Array,
-    labels: jax.Array,
     counts: jax.Array,
-    log_noise: jax.Array,
+    *,
     num_negatives: int,
 ) -> jax.Array:
-    """-log sigma(x_w) - sum_c n_c log sigma(-x_c), with x_c = h . e_c + b_c - log(S p_c).
+    """Noise-contrastive loss -log sigma(x_w) - sum_c n_c log sigma(-x_c).
 
-    Noise-contrastive estimation with S shared draws from p. Negatives that happen to be the target
-    stay: the estimate is consistent because the noise is p, and without the target it would not be.
-    Its optimum is h . e_c + b_c = log p(c | h), normalised without a partition function.
+    The logit is x_c = h . v_c + b_c - log(S p_c), with S shared draws from p. Negatives that happen
+    to be the target stay: the estimate is consistent because the noise is p, and without the target
+    it would not be. Its optimum is h . v_c + b_c = log p(c | h), normalised without a partition
+    function.
 
     Args:
-      hidden: [W, D] hidden states, float32 or bfloat16.
-      weights: [W] weights of the positions; where zero, hidden state and label may be anything.
-      rows: [C, D] embeddings of the distinct words of targets and negatives.
-      bias: [C] their output bias.
-      labels: [W] int32 slot of each target among them.
-      counts: [C] float32 n_c, how often each was drawn; 0 for words that are targets only and for
-        unused slots.
-      log_noise: [C] log p_c; finite where it is drawn or a target.
+      hidden, targets, weights, table, counts: as for `neg_loss`.
+      bias: [C] output bias less the log noise, b_c - log p_c.
       num_negatives: S, the draws.
 
     Returns:
@@ -102,25 +97,31 @@ def nce_loss(
 
     Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012.
     """
-    shifted = bias.astype(jnp.float32) - log_noise - jnp.log(jnp.float32(num_negatives))
-    return neg_loss(hidden, weights, rows, shifted, labels, counts)
+    shifted = bias.astype(jnp.float32) - jnp.log(jnp.float32(num_negatives))
+    return neg_loss(hidden, targets, weights, table, shifted, counts)
 
 
 def neg_loss(
     hidden: jax.Array,
+    targets: jax.Array,
     weights: jax.Array,
-    rows: jax.Array,
+    table: jax.Array,
     bias: jax.Array,
-    labels: jax.Array,
     counts: jax.Array,
 ) -> jax.Array:
-    """-log sigma(s_w) - sum_c n_c log sigma(-s_c), with s_c = h . e_c + b_c.
+    """Negative-sampling loss -log sigma(s_w) - sum_c n_c log sigma(-s_c), s_c = h . v_c + b_c.
 
-    Negative sampling: NCE that leaves the noise out of the logits. Its optimum is therefore not
+    This is NCE that leaves the noise out of the logits. Its optimum is therefore not
     log p(c | h) but log p(c | h) - log(S p_c), pointwise mutual information less log S.
 
     Args:
-      hidden, weights, rows, bias, labels, counts: as for `nce_loss`.
+      hidden: [W, D] hidden states, float32 or bfloat16.
+      targets: [W] int32 slot of each target among the C classes.
+      weights: [W] weights of the positions; where zero, hidden state and target may be anything.
+      table: [C, D] embeddings of the distinct classes of targets and negatives.
+      bias: [C] their output bias.
+      counts: [C] float32 n_c, how often each was drawn; 0 for classes that are targets only and for
+        unused slots.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -130,11 +131,11 @@ def neg_loss(
     used = weights > 0
     # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
     hidden = jnp.where(used[:, None], hidden, 0)
-    logits = jnp.dot(hidden, rows.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+    logits = jnp.dot(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
     logits += bias.astype(jnp.float32)[None, :]  # [W, C]
-    is_target = labels[:, None] == jnp.arange(rows.shape[0])[None, :]
+    is_target = targets[:, None] == jnp.arange(table.shape[0])[None, :]
     target_logits = jnp.where(is_target, logits, 0.0).sum(axis=1)
-    # A product with zero is not enough: what was not drawn may have no noise, an infinite logit.
+    # A product with zero is not enough: a class that was not drawn may have an infinite logit.
     noise_logits = jnp.where(counts[None, :] > 0, logits, 0.0)
     noise_losses = jax.nn.softplus(noise_logits) * counts.astype(jnp.float32)[None, :]
     losses = jax.nn.softplus(-target_logits) + noise_losses.sum(axis=1)

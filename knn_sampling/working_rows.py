@@ -2,8 +2,8 @@
 
 A step reads the rows of V' and of its input tokens, a small part of a large vocabulary. Gathered
 once, they stand in for the table: the model looks its tokens up in them, the output layer finds V'
-at their beginning, the gradient has R rows instead of V, and so have the optimizer's update and
-the sum of gradients over devices. No array of [V, E] is made on the way.
+in them, the gradient has R rows instead of V, and so have the optimizer's update and the sum of
+gradients over devices. No array of [V, E] is made on the way.
 """
 
 from typing import NamedTuple
@@ -15,48 +15,87 @@ from knn_sampling.candidates import marked
 
 
 class WorkingRows(NamedTuple):
-    """Which rows, and where the step's words stand among them.
+    """The rows of a step, and where its tokens and candidates stand among them.
 
     Attributes:
       ids: [R] int32 distinct rows of the table; unused slots hold V.
       tokens: [B, L] int32, row of each input token.
-      candidates: [G, C] int32, row of each candidate, R for unused slots; None if there is one
-        group, whose candidates are rows 0 to C - 1.
+      candidates: [G, C] int32, row of each candidate, R for unused slots and for candidates that
+        were left out; None if the candidates are rows 0 to C - 1 of a single group.
+      num_needed: scalar int32, rows that would leave no candidate out.
     """
 
     ids: jax.Array
     tokens: jax.Array
     candidates: jax.Array | None
+    num_needed: jax.Array
 
 
-def working_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -> WorkingRows:
-    """The rows of all candidates, then those of the tokens that are no candidates.
+def working_rows(
+    candidate_ids: jax.Array,
+    tokens: jax.Array,
+    vocab_size: int,
+    capacity: int,
+    *,
+    required: jax.Array,
+) -> WorkingRows:
+    """The rows of all candidates and input tokens, at most R of them.
+
+    Without a capacity R = min(G C, V) + min(B L, V), so that any batch fits. Real groups share most
+    of their candidates and of their tokens: a capacity of what a run needs makes R several times
+    smaller. If a batch needs more, all tokens and targets stay, then candidates of smaller ids.
 
     Args:
       candidate_ids: [G, C] int32, unused slots V.
       tokens: [B, L] int32.
       vocab_size: V.
+      capacity: R, `output_layer.row_capacity`; 0 for the bound that any batch keeps.
+      required: W int32 ids, of any shape, whose rows stay where they are candidates: the targets.
 
-    Returns:
-      R = min(G C, V) + min(B L, V) rows, so that any batch fits; [B, L] and [G, C] places in them.
+    Raises:
+      ValueError: the capacity is below min(B L + W, V).
     """
-    num_groups, capacity = candidate_ids.shape
-    is_candidate = marked(candidate_ids, vocab_size)
-    if num_groups == 1:
-        union = candidate_ids[0]
+    num_groups, num_candidates = candidate_ids.shape
+    most_candidates = min(num_groups * num_candidates, vocab_size)
+    most_tokens = min(tokens.size, vocab_size)
+    is_candidate, is_token = marked(candidate_ids, vocab_size), marked(tokens, vocab_size)
+    num_needed = (is_candidate | is_token).sum(dtype=jnp.int32)
+    if capacity:
+        _check_capacity(capacity, tokens.size, required.size, vocab_size)
+    if 0 < capacity < most_candidates + most_tokens:
+        is_required = is_token | (is_candidate & marked(required, vocab_size))
+        ids = _numbered(_within(capacity, is_required, is_candidate), capacity)
+        candidates_lead = False
     else:
-        union = _numbered(is_candidate, min(num_groups * capacity, vocab_size))
-    rest = _numbered(marked(tokens, vocab_size) & ~is_candidate, min(tokens.size, vocab_size))
-    ids = jnp.concatenate([union, rest])
+        candidates_lead = num_groups == 1
+        first = candidate_ids[0] if candidates_lead else _numbered(is_candidate, most_candidates)
+        ids = jnp.concatenate([first, _numbered(is_token & ~is_candidate, most_tokens)])
     num_rows = ids.shape[0]
-    places = jnp.full(vocab_size, num_rows, jnp.int32)
-    places = places.at[ids].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
-    if num_groups == 1:
-        return WorkingRows(ids, places[tokens], None)
-    candidates = places.at[candidate_ids].get(mode="fill", fill_value=num_rows)
-    return WorkingRows(ids, places[tokens], candidates)
+    row_of = jnp.full(vocab_size, num_rows, jnp.int32)
+    row_of = row_of.at[ids].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+    candidate_rows = None
+    if not candidates_lead:
+        candidate_rows = row_of.at[candidate_ids].get(mode="fill", fill_value=num_rows)
+    return WorkingRows(ids, row_of[tokens], candidate_rows, num_needed)
+
+
+def _check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size: int) -> None:
+    if capacity < min(num_tokens + num_targets, vocab_size):
+        raise ValueError(
+            f"output_layer.row_capacity is {capacity}, must be at least "
+            f"{min(num_tokens + num_targets, vocab_size)}: the {num_tokens} input tokens and "
+            f"{num_targets} targets of a batch can have so many distinct rows of the vocabulary of "
+            f"{vocab_size}; 0 sets no limit"
+        )
+
+
+def _within(capacity: int, is_required: jax.Array, is_candidate: jax.Array) -> jax.Array:
+    """[V] bool: what is required, and the first candidates that there is room for."""
+    is_optional = is_candidate & ~is_required
+    room = capacity - is_required.sum()
+    return is_required | (is_optional & (jnp.cumsum(is_optional) <= room))
 
 
 def _numbered(chosen: jax.Array, size: int) -> jax.Array:
-    """[size] int32 ids of the chosen words; the rest holds V."""
+    """[size] int32 ids of what is chosen; the rest holds V."""
     return jnp.nonzero(chosen, size=size, fill_value=chosen.shape[0])[0].astype(jnp.int32)

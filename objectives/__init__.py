@@ -1,6 +1,6 @@
-"""Training objectives: (params, batch, key) -> Sums.
+"""Training objectives: what is learned, one file each, behind one interface (`objective`).
 
-What lives here: masking, masked language modelling, and the sums that losses and metrics are
-reported in. What does not: the loop, which knows no objective by name; how the output layer
-approximates the softmax (`knn_sampling`).
+What lives here: losses over parameters, an extra state and a batch; masking; the totals that
+losses and metrics are reported in. What does not: the engine, which knows no objective by name
+(`training`); models (`models`); how an output layer approximates the softmax (`knn_sampling`).
 """

@@ -1,10 +1,17 @@
 """Cross-lingual contrast: a sentence is to be nearer its translation than other sentences."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from models.pooling import mean_state
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
+from objectives.masked_lm import MaskedLM, Plan
+from objectives.objective import Extra, Objective, Touched
 
 # Of squared norms; a vector of zeros, of a sentence that is masked whole, has gradient zero.
 _EPSILON = 1e-12
@@ -27,6 +34,70 @@ class ContrastSettings:
             raise ValueError(f"contrast.weight is {self.weight}, must be at least 0")
         if self.temperature <= 0:
             raise ValueError(f"contrast.temperature is {self.temperature}, must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SentenceContrast(Objective):
+    """Predicts masked tokens of each sentence of a pair alone, and contrasts the two sentences.
+
+    A sentence's vector is the mean of the states of its text, masks left out. Both terms are of
+    the same masked batch, through which the encoder is run once.
+
+    Attributes:
+      masked_lm: on batches of pairs whose sentences are two segments (`translation_lm`).
+      settings: weight and temperature of the contrast.
+    """
+
+    masked_lm: MaskedLM
+    settings: ContrastSettings
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.masked_lm.tables
+
+    def init(self, key: jax.Array):
+        return self.masked_lm.init(key)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        return self.masked_lm.plan(extra, batch, key, step)
+
+    def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
+        """The masked-LM loss plus the weighted contrast, a pair weighing as its masked tokens."""
+        states = self.masked_lm.states(params, rows, plan, key)
+        found = self.masked_lm.loss_of_states(params, rows, plan, states)
+        masked_total, weight = found["loss"]
+        is_text = ~jnp.isin(plan.masked.inputs, jnp.array(self.masked_lm.special_ids))
+        one, two = (mean_state(states, is_text & (plan.segments == i)) for i in (1, 2))
+        losses, accuracies = contrastive_loss(one, two, self.settings.temperature)
+        weights = plan.masked.weights.sum(axis=1)  # [B]
+        contrast = (losses * weights).sum()
+        return {
+            **found,
+            "loss": (masked_total + self.settings.weight * contrast, weight),
+            "separate_mlm_loss": (masked_total, weight),
+            "contrast_loss": (contrast, weight),
+            "contrast_accuracy": ((accuracies * weights).sum(), weight),
+        }, None
+
+    def init_extra(self) -> Extra:
+        return self.masked_lm.init_extra()
+
+    def due(self, step: int) -> tuple[str, ...]:
+        return self.masked_lm.due(step)
+
+    def refresh(
+        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        return self.masked_lm.refresh(params, extra, names, step)
+
+    @functools.cached_property
+    def _exact(self) -> "SentenceContrast":
+        return dataclasses.replace(self, masked_lm=self.masked_lm.exact)
+
+    def at_step(self, step: int) -> "SentenceContrast":
+        return self if self.masked_lm.at_step(step) is self.masked_lm else self._exact
 
 
 def contrastive_loss(

@@ -1,7 +1,7 @@
 """Fine-tuning: an encoder and the head of a task, trained on labelled examples."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from models.encoder import Encoder
-from objectives.sums import Sums
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
+from objectives.objective import Objective
 
 
-class Prepared(NamedTuple):
-    """A batch, and the key of its dropout; None for none."""
-
-    batch: dict[str, jax.Array]
-    dropout_key: jax.Array | None
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTuning:
-    """A task's loss: an `objectives.objective.Objective` without a sampled output layer.
+@dataclasses.dataclass(frozen=True, eq=False)
+class FineTuning(Objective):
+    """Loss of a task on batches of `input_pipeline.tasks.batches`.
 
     Parameters are {"encoder": those of the encoder, less its masked-LM head, "task": the head's}.
 
@@ -35,16 +30,11 @@ class FineTuning:
     head: nn.Module
     kind: str
 
-    table = None  # every step reads all of the table, and updates it
-    refresh_every = 0
-    rolling_refresh = False
-    exact_fraction = 0.0
-
-    def init(self, key: jax.Array, length: int) -> dict[str, Any]:
+    def init(self, key: jax.Array) -> dict[str, Any]:
         """Random parameters, boxed with their logical axis names."""
         encoder_key, head_key = jax.random.split(key)
-        row = jnp.zeros((1, length), jnp.int32)
-        encoder = self.encoder.init(encoder_key, row, row, row)["params"]
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        encoder = self.encoder.init(encoder_key, tokens, tokens, tokens)["params"]
         del encoder["head"]
         return {"encoder": encoder, "task": self.init_head(head_key)}
 
@@ -55,39 +45,24 @@ class FineTuning:
         batch = {"words": row, "answerable": row > 0}
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
 
-    def empty_index(self) -> None:
-        return None
-
-    def refresh(self, params: Any, index: Any, part: jax.Array | None) -> tuple[Any, Sums]:
-        raise NotImplementedError("fine-tuning has no neighbour index")
-
-    def prepare(
-        self, index: None, batch: dict[str, jax.Array], key: jax.Array, *, exact: bool
-    ) -> tuple[Prepared, None]:
-        """The batch as it is; nothing about it is random but dropout."""
-        return Prepared(batch, key), None
-
-    def sums(self, params: Any, prepared: Prepared) -> Sums:
+    def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
         """Loss of a batch, and its accuracy where there are classes.
 
         The loss is the mean over examples, words (tagging) or answers (the mean of first and last
         token) of the negative log-likelihood; of a regression, the squared error.
-
-        Args:
-          params: as from `init`, unboxed.
-          prepared: a batch of `input_pipeline.tasks.batches`.
         """
-        batch = prepared.batch
-        outputs = self.outputs(params, batch, prepared.dropout_key)
+        del rows
+        batch = plan.arrays
+        outputs = self.outputs(params, batch, key)
         weights = batch["weights"]
         if self.kind == "regression":
-            return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, weights)}
+            return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, weights)}, None
         if self.kind == "questions":
             found = [
                 optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
                 for end, name in enumerate(("starts", "ends"))
             ]
-            return {"loss": _weighted((found[0] + found[1]) / 2, weights)}
+            return {"loss": _weighted((found[0] + found[1]) / 2, weights)}, None
         if self.kind == "tagging":
             labels = batch["tags"]
             weights = weights[:, None] * (labels >= 0)
@@ -95,7 +70,8 @@ class FineTuning:
             labels = batch["labels"]
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(labels, 0))
         is_right = jnp.argmax(outputs, axis=-1) == labels
-        return {"loss": _weighted(losses, weights), "accuracy": _weighted(is_right, weights)}
+        metrics = {"loss": _weighted(losses, weights), "accuracy": _weighted(is_right, weights)}
+        return metrics, None
 
     def outputs(
         self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None

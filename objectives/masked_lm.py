@@ -1,325 +1,333 @@
-"""Masked language modelling on packed rows, and on pairs of translations (TLM, contrast)."""
+"""Masked language modelling: each masked token is predicted from its sequence."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from knn_sampling.neighbours import NeighbourIndex
-from knn_sampling.output_layer import OutputLayer, OutputLoss, Sample, WordStatistics
+from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
 from knn_sampling.working_rows import working_rows
 from models.encoder import Encoder, output_table
-from models.pooling import mean_state
 from models.segments import packed_segments
-from objectives.contrastive import ContrastSettings, contrastive_loss
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masking import Masked, MaskSettings, mask_tokens
-from objectives.sums import Sums
+from objectives.objective import Extra, Objective, Touched
 
-# What a batch may carry that depends on the step.
-_SCHEDULED = ("mask_rate", "alpha")
+TABLE = "embeddings/table"
+# Part of the extra state that all terms of a mixture share: the neighbours [V, K] of each token.
+NEIGHBOURS = "neighbours"
 
 
-class Prepared(NamedTuple):
-    """A batch to be predicted.
+class Plan(NamedTuple):
+    """A masked batch, and the classes of its softmax.
 
     Attributes:
       masked: the masked batch.
-      segments: [B, L] int32, see `models.segments`.
-      token_positions: [B, L] int32, the same.
-      pairs: [B] bool, all True, for a batch of pairs of translations; None for any other.
-      apart: the same for pairs whose sentences do not see each other, which are contrasted.
-      scheduled: [B] float32 values of the step, to be reported.
-      language: [B] int32, number of each row's language; None where it is unknown.
+      segments: [B, L] int32, tokens attend within their segment.
+      positions: [B, L] int32, of tokens.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
-      sample: the words of the softmax; None for the whole vocabulary.
-      places: [G, C] int32, row of each candidate in the table at hand; None if they come first.
-      dropout_key: None for no dropout.
+      sample: the classes of the softmax; None for the whole vocabulary.
+      num_rows: scalar int32, table rows that the step needs; None where it reads the whole table.
+      language: [B] int32 number of each sequence's language; None where it is not told apart.
+      mask_rate: scalar float32; None where it does not change.
     """
 
     masked: Masked
     segments: jax.Array
-    token_positions: jax.Array
-    pairs: jax.Array | None
-    apart: jax.Array | None
-    scheduled: dict[str, jax.Array]
-    language: jax.Array | None
+    positions: jax.Array
     tokens: jax.Array
     sample: Sample | None
-    places: jax.Array | None
-    dropout_key: jax.Array | None
+    num_rows: jax.Array | None
+    language: jax.Array | None
+    mask_rate: jax.Array | None
 
 
-@dataclasses.dataclass(frozen=True)
-class MaskedLM:
-    """Predicts masked tokens from their row.
-
-    A batch that brings `segments` and `positions` holds pairs of translations. If a pair is one
-    segment, that is translation language modelling. If it is two, which the batch says by `apart`,
-    each sentence is predicted alone and the mean states of their text, masks left out, are
-    contrasted (`objectives.contrastive`).
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskedLM(Objective):
+    """Predicts masked tokens of packed sequences: batches with `tokens` [B, L] and `language` [B].
 
     Attributes:
       encoder: the model.
       output_layer: how the loss over the vocabulary is computed.
+      exact_layer: the same without sampling, for evaluation and the last phase.
       mask: how tokens are masked.
+      num_steps: of the run, over which the mask rate changes.
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
-      never_masked: ids that are structure, not text.
-      across_documents: whether attention crosses the documents of a row.
-      words: statistics of the words, for the output layer.
+      special_ids: ids that are structure, not text.
+      across_documents: whether attention crosses the documents of a sequence.
+      name: of the objective among those of one model; its part of the extra state is called by it.
+      statistics: of the tokens as targets, for the output layer.
+      later_statistics: (step, statistics) where they change from a step on.
+      row_capacity: R, most table rows that a step may read while the rest stay untouched; 0 for as
+        many as any batch could have.
       languages: their names, for metrics of each; none of them without.
-      contrast: how pairs kept apart are contrasted; None if no batch has them.
+      frequency_bias: whether the output bias starts at log frequencies.
+      full_softmax_from: step from which on nothing is sampled; None for no such phase.
     """
 
     encoder: Encoder
     output_layer: OutputLayer
+    exact_layer: OutputLayer
     mask: MaskSettings
+    num_steps: int
     bos: int
     pad: int
     mask_id: int
-    never_masked: tuple[int, ...]
+    special_ids: tuple[int, ...]
     across_documents: bool
-    words: WordStatistics
+    statistics: TokenStatistics
+    name: str = "mlm"
+    later_statistics: tuple[tuple[int, TokenStatistics], ...] = ()
+    row_capacity: int = 0
     languages: tuple[str, ...] = ()
-    contrast: ContrastSettings | None = None
+    frequency_bias: bool = False
+    full_softmax_from: int | None = None
 
-    def init(self, key: jax.Array, length: int):
+    tables = (TABLE,)
+
+    def init(self, key: jax.Array):
         """Parameters of the model, boxed with their logical axis names."""
-        row = jnp.zeros((1, length), jnp.int32)
-        params = self.encoder.init(key, row, row, row)["params"]
-        if self.output_layer.frequency_bias:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        params = self.encoder.init(key, tokens, tokens, tokens)["params"]
+        if self.frequency_bias:
             bias = params["head"]["bias"]
             # Padding rows have probability zero, and a logit that nothing reads.
-            log_frequency = jnp.log(jnp.maximum(self.words.probabilities, 1e-10))
+            log_frequency = jnp.log(jnp.maximum(self.statistics.probabilities, 1e-10))
             params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
         return params
 
-    @property
-    def table(self) -> tuple[str, ...]:
-        return ("embeddings", "table")
-
-    @property
-    def mesh(self) -> Mesh | None:
-        """What it runs on, if that was said and is there."""
-        mesh = self.output_layer.mesh
-        return mesh if isinstance(mesh, Mesh) else None
-
-    @property
-    def refresh_every(self) -> int:
-        return self.output_layer.refresh_every if self.output_layer.uses_neighbours else 0
-
-    @property
-    def rolling_refresh(self) -> bool:
-        return self.output_layer.refresh == "rolling"
-
-    @property
-    def exact_fraction(self) -> float:
-        return self.output_layer.exact_fraction if self.output_layer.is_sampled else 0.0
-
-    def empty_index(self) -> NeighbourIndex | None:
-        """An index to be refreshed before use, or None if the output layer uses none."""
-        return self.output_layer.empty_index(self.encoder.settings.vocab_size)
-
-    def refresh(
-        self, params, index: NeighbourIndex, part: jax.Array | None
-    ) -> tuple[NeighbourIndex, Sums]:
-        """The neighbour index of the output embeddings, all or a part of it, and a report."""
-        table, _ = output_table(params)
-        index, report = self.output_layer.refreshed(index, table, self.words, part)
-        return index, {name: (value, jnp.float32(1)) for name, value in report.items()}
-
-    def prepare(
-        self,
-        index: NeighbourIndex | None,
-        batch: dict[str, jax.Array],
-        key: jax.Array,
-        *,
-        exact: bool = False,
-        dropout: bool = True,
-        gather: bool = True,
-    ) -> tuple[Prepared, jax.Array | None]:
-        """Masks a batch and samples the words of its softmax.
-
-        Args:
-          index: neighbour index, if the output layer uses one.
-          batch: `tokens` [B, L] int32; of pairs also `segments` and `positions` [B, L] int32, and
-            `apart` [B] bool, all True, where their sentences are two segments;
-            `mask_rate` [B] float32 where it is not `mask.rate`; `language` [B] int32
-            and `alpha` [B] float32 for metrics.
-          key: random key of masking, sampling and dropout.
-          exact: take the softmax over the whole vocabulary.
-          dropout: whether `sums` is to apply it.
-          gather: whether `sums` is to be given the rows that the batch touches where they are
-            fewer than the table's.
-
-        Returns:
-          The prepared batch; the rows of the table that `sums` is to be given, None for all.
-        """
-        mask_key, dropout_key, sample_key = jax.random.split(key, 3)
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        """Masks a batch and finds the classes of its softmax and the table rows that it reads."""
+        mask_key, _, sample_key = jax.random.split(key, 3)
+        rate = self.mask.rate_at(step, self.num_steps)
         masked = mask_tokens(
             mask_key,
             batch["tokens"],
             self.mask,
             vocab_size=self.output_layer.num_valid,
             mask_id=self.mask_id,
-            never_masked=self.never_masked,
-            rates=batch.get("mask_rate"),
+            special_ids=self.special_ids,
+            rate=rate,
         )
-        if "positions" in batch:
-            segments, token_positions = batch["segments"], batch["positions"]
-            pairs = None if "apart" in batch else jnp.ones(len(segments), bool)
-        else:
-            segments, token_positions = self._segments(batch["tokens"])
-            pairs = None
-        prepared = Prepared(
-            masked,
-            segments,
-            token_positions,
-            pairs,
-            batch.get("apart"),
-            {name: batch[name] for name in _SCHEDULED if name in batch},
-            batch.get("language"),
-            tokens=masked.inputs,
-            sample=None,
-            places=None,
-            dropout_key=dropout_key if dropout else None,
-        )
-        if exact or not self.output_layer.is_sampled:
-            return prepared, None
-        groups = (self.output_layer.num_groups(masked.inputs.shape[0]), -1)
+        segments, positions = self.layout(batch)
         sample = self.output_layer.sample(
             sample_key,
-            masked.targets.reshape(groups),
-            masked.weights.reshape(groups),
-            index,
-            self.words,
+            masked.targets,
+            masked.weights,
+            self.statistics_at(step),
+            self._index(extra),
         )
-        ids, vocab_size = sample.candidates.ids, self.encoder.settings.vocab_size
-        if not gather or ids.size + masked.inputs.size >= vocab_size:
-            return prepared._replace(sample=sample, places=ids), None
-        rows = working_rows(ids, masked.inputs, vocab_size)
-        return (
-            prepared._replace(tokens=rows.tokens, sample=sample, places=rows.candidates),
-            rows.ids,
+        language = batch["language"] if self.languages else None
+        plan = Plan(masked, segments, positions, masked.inputs, sample, None, language, rate)
+        if sample is None:
+            return plan, {}
+        return self._with_rows(plan, sample)
+
+    def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Segments and positions [B, L] int32 of the tokens of a batch."""
+        return self._packed(batch["tokens"])
+
+    def _packed(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return packed_segments(
+            tokens, bos=self.bos, pad=self.pad, across_documents=self.across_documents
         )
 
-    def sums(self, params, prepared: Prepared) -> Sums:
-        """Loss and metrics of a batch; training minimises sum over weight of "loss".
+    def _with_rows(self, plan: Plan, sample: Sample) -> tuple[Plan, Touched]:
+        """The plan in terms of the table rows that it touches, where they are few."""
+        vocab_size = self.encoder.settings.vocab_size
+        ids, tokens = sample.candidates.ids, plan.masked.inputs
+        if not reads_few_rows(ids.size, tokens.size, vocab_size, self.row_capacity):
+            return plan, {}
+        rows = working_rows(
+            ids, tokens, vocab_size, self.row_capacity, required=plan.masked.targets
+        )
+        sample = sample._replace(candidate_rows=rows.candidates)
+        plan = plan._replace(tokens=rows.tokens, sample=sample, num_rows=rows.num_needed)
+        return plan, {TABLE: rows.ids}
+
+    def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
+        """Negative log-likelihood of the masked tokens; without dropout if there is no key."""
+        return self.loss_of_states(params, rows, plan, self.states(params, rows, plan, key)), None
+
+    def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
+        """The encoder's states [B, L, D]."""
+        rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
+        return self.encoder.apply(
+            {"params": params},
+            plan.tokens,
+            plan.segments,
+            plan.positions,
+            deterministic=rngs is None,
+            table=rows.get(TABLE, output_table(params)[0]),
+            method="encode",
+            rngs=rngs,
+        )
+
+    def loss_of_states(self, params, rows, plan: Plan, states: jax.Array) -> LossAndMetrics:
+        """Loss and metrics of the masked tokens, given the encoder's states."""
+        masked, sample = plan.masked, plan.sample
+        hidden = self.predicted(params, states, masked.positions)  # [B, M, E]
+        table, bias = output_table(params)
+        losses = self.output_layer.loss(
+            hidden, masked.targets, masked.weights, rows.get(TABLE, table), bias, sample
+        )
+        one = jnp.float32(1)
+        found = {
+            "loss": (losses.sum(), masked.weights.sum()),
+            **{name: (value, one) for name, value in self._sampling_metrics(plan).items()},
+        }
+        if plan.mask_rate is not None:
+            found["mask_rate"] = (plan.mask_rate, one)
+        if plan.language is not None:
+            found |= self._by_language(losses, masked.weights, plan.language)
+        return found
+
+    def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
+        """What the output layer scores [B, M, E], of the states at `positions` [B, M]."""
+        chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
+        return self.encoder.apply({"params": params}, chosen, method="predict")
+
+    def _sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
+        """Classes in the softmax of a group, those that V' had no room for, and table rows read."""
+        if plan.sample is None:
+            classes = jnp.float32(self.output_layer.num_valid)
+            return {"candidates": classes, "overflow": jnp.float32(0)}
+        found = plan.sample.candidates
+        metrics = {
+            "candidates": found.union_size.mean(dtype=jnp.float32),
+            "overflow": found.overflow().mean(dtype=jnp.float32),
+        }
+        if plan.num_rows is not None:
+            metrics["table_rows"] = plan.num_rows.astype(jnp.float32)
+        return metrics
+
+    def describe_table_reads(self, batch_size: int, length: int) -> str:
+        """Says what of the embedding table a step on packed sequences reads and updates, and why.
 
         Args:
-          params: as from `init`, unboxed; in place of the table the rows that `prepare` named.
-          prepared: from `prepare`.
+          batch_size: B, sequences that are planned at once.
+          length: L.
         """
-        states = self._states(
-            params,
-            prepared.tokens,
-            prepared.segments,
-            prepared.token_positions,
-            prepared.dropout_key,
-        )
-        loss = self._loss(params, prepared, states)
-        total, weight, one = loss.losses.sum(), prepared.masked.weights.sum(), jnp.float32(1)
-        sums = {
-            "loss": (total, weight),
-            "candidates": (loss.candidates, one),
-            "overflow": (loss.overflow, one),
-        }
-        if prepared.pairs is not None:
-            sums["pair_loss"] = (total, weight)
-        if prepared.apart is not None:
-            sums |= self._contrasted(prepared, states, total)
-        for name, values in prepared.scheduled.items():
-            sums[name] = (values.mean(), one)
-        if prepared.language is not None and self.languages:
-            sums |= self._by_language(loss.losses, prepared.masked.weights, prepared.language)
-        return sums
+        vocab_size = self.encoder.settings.vocab_size
+        tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+        language = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+        batch = Batch({"tokens": tokens, "language": language}, "packed")
+        key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
+        plan, touched = jax.eval_shape(self.plan, jax.eval_shape(self.init_extra), batch, key, step)
+        if plan.sample is None:
+            return f"all {vocab_size:,} table rows in every step: the softmax is over all of them"
+        groups, slots = plan.sample.candidates.ids.shape
+        most = f"{groups} x {slots:,} candidates and {batch_size * length:,} tokens"
+        if not touched:
+            return (
+                f"all {vocab_size:,} table rows in every step: {most} are not fewer; "
+                "output_layer.row_capacity would bound them (the metric table_rows says by what)"
+            )
+        rows = touched[TABLE].shape[0]
+        why = "output_layer.row_capacity" if self.row_capacity else most
+        return f"at most {rows:,} of {vocab_size:,} table rows a step: {why}"
 
-    def _by_language(self, losses: jax.Array, weights: jax.Array, language: jax.Array) -> Sums:
-        """Loss of each language: sums of its rows [B, M], weight zero if it has none."""
-        of_rows = jnp.stack([losses.reshape(weights.shape), weights]).sum(axis=2)  # [2, B]
-        sums = jax.ops.segment_sum(of_rows.T, language, len(self.languages))  # [N, 2]
-        return {f"loss/{name}": (sums[i, 0], sums[i, 1]) for i, name in enumerate(self.languages)}
-
-    def _contrasted(self, prepared: Prepared, states: jax.Array, total: jax.Array) -> Sums:
-        """The loss with the contrast of pairs kept apart, a pair weighing as its masked tokens."""
-        assert self.contrast is not None, "pairs kept apart, but no settings of their contrast"
-        is_text = ~jnp.isin(prepared.masked.inputs, jnp.array(self.never_masked))
-        one, two = (mean_state(states, is_text & (prepared.segments == i)) for i in (1, 2))
-        losses, accuracies = contrastive_loss(one, two, self.contrast.temperature)
-        weights = prepared.masked.weights.sum(axis=1)  # [B]
-        contrast, weight = (losses * weights).sum(), weights.sum()
+    def _by_language(
+        self, losses: jax.Array, weights: jax.Array, language: jax.Array
+    ) -> LossAndMetrics:
+        """Loss of each language over losses and weights [B, M]; weight zero if it has none."""
+        of_sequences = jnp.stack([losses, weights]).sum(axis=2)  # [2, B]
+        totals = jax.ops.segment_sum(of_sequences.T, language, len(self.languages))  # [N, 2]
         return {
-            "loss": (total + self.contrast.weight * contrast, weight),
-            "apart_loss": (total, weight),
-            "contrast_loss": (contrast, weight),
-            "contrast_accuracy": ((accuracies * weights).sum(), weight),
+            f"loss/{name}": (totals[i, 0], totals[i, 1]) for i, name in enumerate(self.languages)
         }
 
-    def _loss(self, params, prepared: Prepared, states: jax.Array) -> OutputLoss:
-        masked, sample = prepared.masked, prepared.sample
-        hidden = self._predicted(params, states, masked.positions)  # [B, M, E]
-        table, bias = output_table(params)
-        if sample is None:
-            flat = (masked.targets.reshape(-1), masked.weights.reshape(-1))
-            hidden = hidden.reshape(-1, hidden.shape[-1])  # [W, E], W = B M
-            return self.output_layer.exact_loss(hidden, *flat, table, bias)
-        groups = sample.candidates.labels.shape
-        return self.output_layer.sampled_loss(
-            hidden.reshape(*groups, -1),  # [G, Wg, E]
-            masked.weights.reshape(groups),
-            table,
-            bias,
-            sample,
-            prepared.places,
-        )
-
-    def predictions(
-        self,
-        params,
-        inputs: jax.Array,
-        positions: jax.Array,
-        dropout_key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Hidden states [B, M, E] that the output layer scores, at `positions` [B, M].
+    def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
+        """What the output layer scores [B, M, E] at `positions` [B, M], without dropout.
 
         Args:
           params: parameters.
-          inputs: [B, L] int32 tokens, masks applied.
+          inputs: [B, L] int32 packed sequences, masks applied.
           positions: [B, M] int32.
-          dropout_key: None for no dropout.
         """
-        segments, token_positions = self._segments(inputs)
-        states = self._states(params, inputs, segments, token_positions, dropout_key)
-        return self._predicted(params, states, positions)
-
-    def _segments(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return packed_segments(
-            inputs, bos=self.bos, pad=self.pad, across_documents=self.across_documents
-        )
-
-    def _states(
-        self,
-        params,
-        tokens: jax.Array,
-        segments: jax.Array,
-        token_positions: jax.Array,
-        dropout_key: jax.Array | None,
-    ) -> jax.Array:
-        """The encoder's states [B, L, D]; `tokens` are rows of the table in `params`."""
-        table, _ = output_table(params)
-        return self.encoder.apply(
+        segments, token_positions = self._packed(inputs)
+        states = self.encoder.apply(
             {"params": params},
-            tokens,
+            inputs,
             segments,
             token_positions,
-            deterministic=dropout_key is None,
-            table=table,
+            deterministic=True,
             method="encode",
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
+        return self.predicted(params, states, positions)
 
-    def _predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
-        """What the output layer scores [B, M, E], of the states at `positions`."""
-        chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
-        return self.encoder.apply({"params": params}, chosen, method="predict")
+    @functools.cached_property
+    def exact(self) -> "MaskedLM":
+        """The same objective with the softmax over the whole vocabulary."""
+        return dataclasses.replace(self, output_layer=self.exact_layer, full_softmax_from=None)
+
+    def at_step(self, step: int) -> "MaskedLM":
+        is_exact = self.full_softmax_from is not None and step >= self.full_softmax_from
+        return self.exact if is_exact else self
+
+    def statistics_at(self, step: jax.Array) -> TokenStatistics:
+        """Statistics of the targets of a step, scalar int32."""
+        found = self.statistics
+        for first, later in self.later_statistics:
+            found = jax.tree.map(lambda a, b, f=first: jnp.where(step >= f, b, a), found, later)
+        return found
+
+    @property
+    def inclusion_name(self) -> str:
+        """Part of the extra state: the chance [V] of each token to be brought in by a target."""
+        return f"inclusion_{self.name}"
+
+    def _index(self, extra: Extra) -> NeighbourIndex | None:
+        if not isinstance(self.output_layer, KNNSampling):
+            return None
+        return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
+
+    def init_extra(self) -> Extra:
+        """The neighbour index, to be renewed before it is used."""
+        if not isinstance(self.output_layer, KNNSampling):
+            return {}
+        index = self.output_layer.init_index(self.encoder.settings.vocab_size)
+        has_inclusion = index.inclusion is not None
+        own = {self.inclusion_name: index.inclusion} if has_inclusion else {}
+        return {NEIGHBOURS: index.neighbours, **own}
+
+    def due(self, step: int) -> tuple[str, ...]:
+        layer = self.output_layer
+        if not isinstance(layer, KNNSampling) or step % layer.refresh_every:
+            return ()
+        return (NEIGHBOURS, self.inclusion_name) if layer.log_q_correction else (NEIGHBOURS,)
+
+    def refresh(
+        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        """The neighbour index of the output embeddings made anew (paper Algorithm 2)."""
+        layer, statistics = self.output_layer, self.statistics_at(step)
+        assert isinstance(layer, KNNSampling)
+        report: LossAndMetrics = {}
+        if NEIGHBOURS in names:
+            table, _ = output_table(params)
+            neighbours, found = layer.refresh(extra[NEIGHBOURS], table, statistics)
+            extra = {**extra, NEIGHBOURS: neighbours}
+            report = {name: (value, jnp.float32(1)) for name, value in found.items()}
+        if self.inclusion_name in names:
+            own = layer.inclusion(extra[NEIGHBOURS], statistics)
+            extra = {**extra, self.inclusion_name: own}
+        return extra, report
+
+
+def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
+    """Whether a step gathers the table rows that it touches instead of reading the whole table.
+
+    Args:
+      num_slots: G C, slots of the groups' candidates.
+      num_tokens: B L, tokens of the batch.
+      vocab_size: V.
+      row_capacity: R, or 0.
+    """
+    return min(row_capacity or vocab_size, num_slots + num_tokens) < vocab_size

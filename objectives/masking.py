@@ -54,8 +54,15 @@ class MaskSettings:
             )
 
     def slots(self, length: int) -> int:
-        """M, the masked positions of a row of `length` tokens, all of them text."""
+        """M, the masked positions of a sequence of `length` tokens, all of them text."""
         return math.ceil(max(self.rate, self.final_rate) * length)
+
+    def rate_at(self, step: jax.Array, num_steps: int) -> jax.Array | None:
+        """The rate at a step of `num_steps`, scalar float32; None where it is always `rate`."""
+        if not self.final_rate:
+            return None
+        share = step.astype(jnp.float32) / max(num_steps - 1, 1)
+        return self.rate + (self.final_rate - self.rate) * jnp.minimum(share, 1)
 
 
 def mask_tokens(
@@ -65,8 +72,8 @@ def mask_tokens(
     *,
     vocab_size: int,
     mask_id: int,
-    never_masked: tuple[int, ...],
-    rates: jax.Array | None = None,
+    special_ids: tuple[int, ...],
+    rate: jax.Array | None = None,
 ) -> Masked:
     """Masks a share of every row at random (BERT's 80/10/10 with the usual settings).
 
@@ -79,25 +86,25 @@ def mask_tokens(
       settings: rates.
       vocab_size: number of pieces random ones are drawn from.
       mask_id: id of `<mask>`.
-      never_masked: ids that are never chosen and never put in.
-      rates: [B] float32 rate of each row; None for `settings.rate`.
+      special_ids: ids that are never chosen and never put in.
+      rate: scalar float32; None for `settings.rate`.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)
-    eligible = ~jnp.isin(tokens, jnp.array(never_masked))  # [B, L]
+    eligible = ~jnp.isin(tokens, jnp.array(special_ids))  # [B, L]
     slots = settings.slots(tokens.shape[1])
     priority = jnp.where(eligible, jax.random.uniform(where_key, tokens.shape), -1.0)
     positions = jax.lax.top_k(priority, slots)[1].astype(jnp.int32)  # [B, M]
     targets = jnp.take_along_axis(tokens, positions, axis=1)
 
     num_text = eligible.sum(axis=1)
-    rate = settings.rate if rates is None else rates
-    count = jnp.clip(jnp.round(rate * num_text), 1, slots)
+    count = jnp.round((settings.rate if rate is None else rate) * num_text)
+    count = jnp.clip(count, 1, slots)
     count = jnp.where(num_text > 0, count, 0)
     weights = (jnp.arange(slots)[None, :] < count[:, None]).astype(jnp.float32)
 
     how = jax.random.uniform(how_key, positions.shape)
     random_pieces = jax.random.randint(what_key, positions.shape, 0, vocab_size, jnp.int32)
-    is_special = jnp.isin(random_pieces, jnp.array(never_masked))
+    is_special = jnp.isin(random_pieces, jnp.array(special_ids))
     random_pieces = jnp.where(is_special, targets, random_pieces)
     replacement = jnp.where(
         how < settings.mask_share,

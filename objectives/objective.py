@@ -1,63 +1,126 @@
-"""What the training engine asks of an objective."""
+"""What the training engine asks of an objective.
 
-from typing import Any, Protocol
+A step goes through an objective in this order; the engine knows nothing else about it:
+
+    plan, touched = objective.plan(extra, batch, key, step)     # no parameters, not differentiated
+    rows = the rows `touched` of each table, brought up to date
+    loss_and_metrics, observed = objective.loss(params, rows, plan, key)           # differentiated
+    extra = objective.learn(extra, observed)
+
+and before steps that are due, `extra` is renewed from the parameters (`due`, `refresh`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
-from objectives.sums import Sums
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
+
+# What a run learns besides parameters, in named parts. Terms of a mixture share parts by name.
+Extra = dict[str, Any]
+# Path of a table in the parameters, "embeddings/table", to distinct ids [R] int32 of its rows;
+# ids from the number of rows on stand for none.
+Touched = Mapping[str, jax.Array]
 
 
-class Objective(Protocol):
-    """Something that can be learned; `objectives.masked_lm.MaskedLM` is one.
+class Objective:
+    """A loss over parameters, an extra state and a batch.
 
-    A step first asks what to do (`prepare`), which needs no parameters and may name the rows of the
-    embedding table that it will touch; then how well it went (`sums`), which is differentiated.
+    `init` and `loss` are all that an objective needs. Everything else is an ability, which an
+    objective that lacks it does not mention.
 
     Attributes:
-      table: path of keys to the embedding table in the parameters, of which a step may touch few
-        rows; None if there is none.
-      refresh_every: steps between refreshes of the neighbour index; 0 if there is none.
-      rolling_refresh: whether a part of the index is refreshed before every step instead.
-      exact_fraction: share of the steps, at the end, that are taken with `exact`.
+      tables: paths of the tables in the parameters of which `plan` may touch some rows only.
     """
 
-    @property
-    def table(self) -> tuple[str, ...] | None: ...
+    tables: tuple[str, ...] = ()
 
-    @property
-    def refresh_every(self) -> int: ...
+    def init(self, key: jax.Array) -> Any:
+        """First parameters, boxed with their logical axis names."""
+        raise NotImplementedError
 
-    @property
-    def rolling_refresh(self) -> bool: ...
-
-    @property
-    def exact_fraction(self) -> float: ...
-
-    def init(self, key: jax.Array, length: int) -> Any:
-        """First parameters for rows of `length` tokens, boxed with their logical axis names."""
-
-    def empty_index(self) -> Any:
-        """An index of the right shape to be refreshed before the first step, or None."""
-
-    def refresh(self, params: Any, index: Any, part: jax.Array | None) -> tuple[Any, Sums]:
-        """The index with all of it, or part `part` of `refresh_every`, made anew; a report."""
-
-    def prepare(
-        self, index: Any, batch: dict[str, jax.Array], key: jax.Array, *, exact: bool
-    ) -> tuple[Any, jax.Array | None]:
-        """What a step on `batch` is to do, and the rows of the table that it touches.
-
-        With `exact`, nothing about the output layer is sampled.
-
-        Returns:
-          Something for `sums`; distinct ids [R] int32, V or more for unused ones, or None for the
-          whole table.
-        """
-
-    def sums(self, params: Any, prepared: Any) -> Sums:
-        """Loss and metrics; training minimises sum over weight of "loss".
+    def loss(
+        self, params: Any, rows: Mapping[str, jax.Array], plan: Any, key: jax.Array
+    ) -> tuple[LossAndMetrics, Any]:
+        """Loss and metrics of a step; training minimises the sum over the weight of "loss".
 
         Args:
-          params: the parameters, in place of the table its rows as `prepare` named them.
-          prepared: from `prepare`.
+          params: all parameters. A table whose rows are given is to be read through them: its other
+            rows may lag behind (`training.row_adamw`), and get no gradient.
+          rows: [R, E] rows of each table that `plan` touched, in the order of the ids.
+          plan: from `plan`.
+          key: random key of the step, the one that `plan` had.
+
+        Returns:
+          Sums and weights by name; something for `learn`.
         """
+        raise NotImplementedError
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Any, Touched]:
+        """What a step is to do, and the table rows that it reads where these are few.
+
+        Args:
+          extra: as learned so far.
+          batch: what the step works on.
+          key: random key of the step.
+          step: scalar int32, steps taken before this one.
+
+        Returns:
+          Something for `loss`; ids by table, none for a table that is read as a whole.
+        """
+        del extra, key, step
+        return batch, {}
+
+    def init_extra(self) -> Extra:
+        """The extra state before the first step."""
+        return {}
+
+    def learn(self, extra: Extra, observed: Any) -> Extra:
+        """The extra state after a step that observed something."""
+        del observed
+        return extra
+
+    def due(self, step: int) -> tuple[str, ...]:
+        """Names of the parts of the extra state that are to be renewed before step `step`."""
+        del step
+        return ()
+
+    def refresh(
+        self, params: Any, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        """The extra state with its parts `names` renewed from parameters up to date; a report."""
+        raise NotImplementedError(f"{names} are due, but nothing renews them")
+
+    def at_step(self, step: int) -> "Objective":
+        """The objective of step `step`; another one where a phase of training begins.
+
+        Each phase must be one object, since it is compiled for itself. Its parameters and extra
+        state are those of the objective that was asked.
+        """
+        del step
+        return self
+
+
+def gathered_rows(params: Any, touched: Touched) -> dict[str, jax.Array]:
+    """The touched rows [R, E] of each table; zeros for ids that stand for none."""
+    return {
+        path: get_table(params, path).at[ids].get(mode="fill", fill_value=0)
+        for path, ids in touched.items()
+    }
+
+
+def get_table(tree: Any, path: str) -> Any:
+    """What nested dictionaries hold at "a/b/c"."""
+    for key in path.split("/"):
+        tree = tree[key]
+    return tree
+
+
+def replace_table(tree: Any, path: str, value: Any) -> Any:
+    """A copy of nested dictionaries with another value at "a/b/c"."""
+    first, _, rest = path.partition("/")
+    return {**tree, first: replace_table(tree[first], rest, value) if rest else value}

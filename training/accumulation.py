@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from objectives.objective import Objective
-from objectives.sums import Sums
-from training.optimizer import rows_of
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
+from objectives.objective import Extra, Objective, gathered_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,69 +37,71 @@ WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
 def accumulate(
     objective: Objective,
     params: Any,
-    index: Any,
-    batch: dict[str, jax.Array],
+    extra: Extra,
+    batch: Batch,
     key: jax.Array,
-    *,
-    exact: bool,
-    num_parts: int,
-    num_used: jax.Array | int,
-) -> tuple[Any, Sums]:
-    """Gradients of the mean loss over the first `num_used` of `num_parts` parts of a batch.
+    step: jax.Array,
+    accumulation: Accumulation,
+) -> tuple[Any, LossAndMetrics, Extra]:
+    """Gradients of the mean loss over those parts of a batch that are in use at a step.
 
-    Each part is prepared by itself, under a key of its own: a part has the masks, and of k-NN
-    sampling the words of the softmax, of a batch of its size. Sums are added over the parts and
+    Each part is planned by itself, under a key of its own: a part has the masks, and of k-NN
+    sampling the classes of the softmax, of a batch of its size. Sums are added over the parts and
     divided once, so parts weigh as much as they have targets.
 
     Args:
       objective: what is learned.
       params: all up to date.
-      index: neighbour index or None.
-      batch: arrays [B, ...], B a multiple of `num_parts`. Part i has the rows i, i + num_parts and
-        so on, so that devices that hold a slice of the batch each hold a slice of every part.
+      extra: the objective's extra state, which the parts learn one after the other.
+      batch: arrays [B, ...], B a multiple of the parts. Part i has the examples i, i + A and so on,
+        so that devices that hold a slice of the batch each hold a slice of every part.
       key: random key of the step.
-      exact: see `Objective.prepare`.
-      num_parts: A.
-      num_used: scalar int32 or int, 1 to A.
+      step: scalar int32.
+      accumulation: A, and how many of the parts are in use.
 
     Returns:
-      Gradients like `params`, and the sums.
+      Gradients like `params`, the metrics, and the extra state.
 
     Raises:
       ValueError: the batch cannot be cut into so many parts.
     """
-    num_rows = len(jax.tree.leaves(batch)[0])
-    if num_rows % num_parts:
+    num_parts, num_examples = accumulation.steps, batch.num_examples
+    if num_examples % num_parts:
         raise ValueError(
             f"train.accumulation_steps is {num_parts}, must divide every batch; here is one of "
-            f"{num_rows} rows"
+            f"{num_examples} examples"
         )
-    parts = {
-        name: jnp.moveaxis(array.reshape(-1, num_parts, *array.shape[1:]), 1, 0)
-        for name, array in batch.items()
-    }
+    parts = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
+    )
 
-    def of_part(number: jax.Array) -> tuple[Any, Sums]:
-        part = {name: array[number] for name, array in parts.items()}
+    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+        part = jax.tree.map(lambda x: x[number], parts)
         part_key = jax.random.fold_in(key, number)
-        prepared, ids = objective.prepare(index, part, part_key, exact=exact)
+        plan, touched = objective.plan(extra, part, part_key, step)
 
         def total_loss(params):
-            sums = objective.sums(rows_of(params, objective.table, ids), prepared)
-            return sums["loss"][0], sums
+            rows = gathered_rows(params, touched)
+            metrics, observed = objective.loss(params, rows, plan, part_key)
+            return metrics["loss"][0], (metrics, observed)
 
-        return jax.grad(total_loss, has_aux=True)(params)
+        grads, (metrics, observed) = jax.grad(total_loss, has_aux=True)(params)
+        return grads, metrics, objective.learn(extra, observed)
 
-    def add(number: jax.Array, totals: tuple[Any, Sums]) -> tuple[Any, Sums]:
+    num_used = accumulation.parts_at(step)
+
+    def add(number: jax.Array, totals: tuple[Any, LossAndMetrics, Extra]):
+        def added():
+            grads, metrics, extra = of_part(number, totals[2])
+            return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), extra
+
         # A branch, not a loop of fewer turns: its length is known, and work can be counted.
-        return jax.lax.cond(
-            number < num_used,
-            lambda: jax.tree.map(jnp.add, totals, of_part(number)),
-            lambda: totals,
-        )
+        return jax.lax.cond(number < num_used, added, lambda: totals)
 
-    shapes = jax.eval_shape(of_part, jnp.int32(0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    grads, sums = jax.lax.fori_loop(0, num_parts, add, zeros)
-    weight = jnp.maximum(sums["loss"][1], 1)
-    return jax.tree.map(lambda grad: grad / weight, grads), sums
+    shapes = jax.eval_shape(of_part, jnp.int32(0), extra)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
+    grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
+    weight = jnp.maximum(metrics["loss"][1], 1)
+    used = jnp.float32(num_used * (num_examples // num_parts))
+    metrics["batch_rows"] = (used, jnp.float32(1))
+    return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra

@@ -7,6 +7,8 @@ bytes than it took without any error. Damaged checkpoints are passed over, in fa
 import logging
 import math
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from training.state import TrainState
+from training.step import TrainFunctions
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
@@ -70,15 +73,24 @@ class Checkpoints:
         """Steps taken at each whole checkpoint, ascending."""
         return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
-    def save(self, step: int, state: TrainState) -> None:
+    def save(self, step: int, state: TrainState, *, is_up_to_date: bool = True) -> None:
         """Saves `state`; returns when it has been copied off the devices, writes on.
+
+        Args:
+          step: steps taken.
+          state: all of it.
+          is_up_to_date: whether no update of its parameters is pending.
 
         Raises:
           SaveError: this save, or the one before, failed.
         """
         self._finish()
         self._saving = step
-        metadata = {"digest": digest(state)}
+        metadata = {
+            "digest": digest(state),
+            "params_digest": digest(state.params),
+            "is_up_to_date": is_up_to_date,
+        }
         try:
             self._checkpointer.save_async(step, state, custom_metadata=metadata)
         except Exception as error:
@@ -97,21 +109,48 @@ class Checkpoints:
         Raises:
           DamagedError: it cannot be read, or is not what was saved.
         """
-        state: TrainState | None = None
-        saved_digest, reason = None, "its metadata is lost"
+        return self._checked(step, "digest", lambda: self._checkpointer.load(step, abstract_state))
+
+    def restore_params(self, step: int, abstract_params: Any) -> Any:
+        """Restores the parameters of `step` alone, laid out as `abstract_params` says.
+
+        Raises:
+          DamagedError: they cannot be read, or are not what was saved.
+        """
+
+        def load() -> Any:
+            partial = ocp.Context()
+            partial.pytree.loading.partial_load = True
+            with partial:
+                return self._checkpointer.load(step, {"params": abstract_params})["params"]
+
+        return self._checked(step, "params_digest", load)
+
+    def is_up_to_date(self, step: int) -> bool:
+        """Whether no update of the parameters of `step` is pending."""
         try:
-            state = self._checkpointer.load(step, abstract_state)
-            saved_digest = (self._checkpointer.metadata(step).custom_metadata or {}).get("digest")
+            return bool(self._metadata(step).get("is_up_to_date"))
+        except Exception:  # Orbax raises all kinds; `restore` will name it
+            return False
+
+    def _metadata(self, step: int) -> dict[str, Any]:
+        return self._checkpointer.metadata(step).custom_metadata or {}
+
+    def _checked(self, step: int, name: str, load: Callable[[], Any]) -> Any:
+        """What `load` reads of `step`, if its digest is the one saved by that name."""
+        found, saved, reason = None, None, "its metadata is lost"
+        try:
+            found = load()
+            saved = self._metadata(step).get(name)
         except Exception as error:  # Orbax raises all kinds
             reason = f"it cannot be read ({type(error).__name__}: {_root_cause(error)})"
         # All hosts go on with the same checkpoint, and take part in the digest of its state.
-        readable = state is not None and saved_digest is not None
+        readable = found is not None and saved is not None
         if not _on_all_hosts(readable):
             raise DamagedError("another host cannot read it" if readable else reason)
-        assert state is not None
-        if digest(state) != saved_digest:
+        if digest(found) != saved:
             raise DamagedError("the state read is not the one that was saved, its digest differs")
-        return state
+        return found
 
     def restore_latest(self, abstract_state: TrainState) -> tuple[int, TrainState] | None:
         """The state of the latest checkpoint that is whole, and its step; None if there is none.
@@ -123,10 +162,31 @@ class Checkpoints:
           DamagedError: there are checkpoints, and none is whole. All are left where they are: this
             is what a file system that is away looks like, or a change of the code.
         """
+        return self._latest(lambda step: self.restore(step, abstract_state))
+
+    def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
+        """The parameters, all up to date, of the latest whole checkpoint, and its step, or None.
+
+        The rest of the state is read only where updates of the parameters are pending.
+
+        Raises:
+          DamagedError: as `restore_latest`.
+        """
+        abstract = functions.abstract_state
+
+        def restore(step: int) -> Any:
+            if self.is_up_to_date(step):
+                return self.restore_params(step, abstract.params)
+            return functions.apply_pending_updates(self.restore(step, abstract)).params
+
+        return self._latest(restore)
+
+    def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
+        """The latest step that `restore` can read, and what it gives; see `restore_latest`."""
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                state = self.restore(step, abstract_state)
+                state = restore(step)
             except DamagedError as error:
                 damaged[step] = str(error)
                 continue
@@ -193,21 +253,36 @@ class Checkpoints:
 def restore_latest(folder: pathlib.Path, abstract_state: TrainState) -> tuple[int, TrainState]:
     """The latest whole state in `folder`, for reading: (steps taken, state).
 
-    A run that was asked to stop saves parameters that are not all up to date; `Program.flush`
-    brings them there.
+    A run that was asked to stop saves parameters that are not all up to date;
+    `TrainFunctions.apply_pending_updates` brings them there.
 
     Raises:
       ValueError: there is no checkpoint, or none that is whole.
     """
+    return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_state))
+
+
+def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
+    """The parameters, all up to date, of the latest whole state in `folder`: (steps taken, params).
+
+    Raises:
+      ValueError: there is no checkpoint, or none that is whole.
+    """
+    return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
+
+
+def _read(
+    folder: pathlib.Path, read: Callable[[Checkpoints], tuple[int, Any] | None]
+) -> tuple[int, Any]:
     if folder.is_dir():
         with Checkpoints(folder, keep=1, read_only=True) as checkpoints:
-            found = checkpoints.restore_latest(abstract_state)
+            found = read(checkpoints)
             if found is not None:
                 return found
     raise ValueError(f"{folder} holds no checkpoint; run train.py with this --workdir first")
 
 
-def digest(state: TrainState) -> int:
+def digest(state: Any) -> int:
     """A number of 32 bits that any change of one word of any array changes.
 
     The sum, modulo 2^32, of a hash of each word and its place: integers are added in any order to
@@ -220,7 +295,7 @@ def digest(state: TrainState) -> int:
 
 
 @jax.jit
-def _digest(state: TrainState) -> jax.Array:
+def _digest(state: Any) -> jax.Array:
     """See `digest`; scalar uint32."""
     total = jnp.uint32(0)
     for number, array in enumerate(jax.tree.leaves(state)):

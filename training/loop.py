@@ -3,12 +3,13 @@
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from objectives.batch import Batch
 from training import sharding
 from training.checkpoint import Checkpoints
 from training.parameters import parameter_table
@@ -16,31 +17,41 @@ from training.progress import Evaluator, Progress
 from training.settings import TrainSettings
 from training.signals import Stopped
 from training.state import TrainState
-from training.step import Program
+from training.step import TrainFunctions
+
+
+class TrainingData(Protocol):
+    """Where the loop has its batches from; `input_pipeline.dataset.StreamedData` is one."""
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Yields the kind and this host's part of the arrays of each step's batch."""
+
+    def describe_batch(self, step: int) -> Any:
+        """JSON-able, what a batch is made of; written down where the loss is not finite."""
+
+    def step_values(self, step: int) -> Mapping[str, float]:
+        """Settings of the data that depend on the step, for its metrics."""
 
 
 def train(
-    program: Program,
+    functions: TrainFunctions,
     settings: TrainSettings,
     folder: pathlib.Path,
-    batches: Callable[[range], Iterator[dict[str, np.ndarray]]],
+    data: TrainingData,
     evaluators: Iterable[Evaluator] = (),
     *,
     initial_params: Callable[[], Any] | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
-    batch_contents: Callable[[int], Any] | None = None,
 ) -> TrainState:
     """Trains, or goes on training, until `settings.num_steps`.
 
     Args:
-      program: the compiled functions.
+      functions: the compiled functions.
       settings: lengths and intervals.
       folder: where checkpoints and metrics are, and are looked for.
-      batches: range of steps -> this host's part of each step's batch.
+      data: batches by step, counted from zero.
       evaluators: run now and then on the state.
       should_stop: steps taken -> whether the run is to save its state and end here.
-      batch_contents: step, counted from zero -> JSON-able, what its batch is made of; written down
-        where the loss is not finite.
 
     Returns:
       The last state.
@@ -55,25 +66,29 @@ def train(
         folder / "checkpoints", settings.keep_checkpoints, settings.keep_every
     ) as checkpoints:
         # 1. State: from the latest checkpoint if there is one, else from the seed.
-        logging.info("parameters:\n%s", parameter_table(program.abstract_state.params))
-        step, state = _first_state(program, settings, checkpoints, initial_params)
+        logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
+        step, state = _first_state(functions, settings, checkpoints, initial_params)
 
         # 2. Steps. Data, keys and schedule depend on the step alone, so this is all of resuming.
         stops = False
-        layout = sharding.batch_sharding(program.mesh)
-        with Progress(program, settings, folder, step, batch_contents) as progress:
-            for batch in batches(range(step, settings.num_steps)):
-                exact = step >= program.exact_from
-                if not exact:
-                    state = _refreshed(program, state, step, progress)
+        layout = sharding.batch_sharding(functions.mesh)
+        with Progress(functions, settings, folder, step, data) as progress:
+            for kind, arrays in data.batches(range(step, settings.num_steps)):
+                objective = functions.objective.at_step(step)
+                # Before the step, after a resume as well: a checkpoint between two steps holds the
+                # state before the refresh.
+                if names := objective.due(step):
+                    state, report = functions.refresh(names, state)
+                    progress.after_refresh(step, report)
                 placed = {
                     name: jax.make_array_from_process_local_data(layout, array)
-                    for name, array in batch.items()
+                    for name, array in arrays.items()
                 }
-                progress.before_step(step, state, placed, exact)
-                state, sums = program.train_step(state, placed, exact)
+                batch = Batch(placed, kind)
+                progress.before_step(step, objective, state, batch)
+                state, metrics = functions.train_step(objective, state, batch)
                 step += 1
-                progress.after_step(step, sums)
+                progress.after_step(step, metrics)
 
                 is_last = step == settings.num_steps
                 evaluates = is_last or step % settings.evaluate_every == 0
@@ -81,15 +96,16 @@ def train(
                 stops = should_stop(step) and not is_last
                 # Not for a stop: the run that goes on is to be the one that was never stopped, and
                 # bringing rows up to date in one step more or less changes their last bits.
-                if evaluates or saves:
-                    state = program.flush(state)
+                is_up_to_date = evaluates or saves
+                if is_up_to_date:
+                    state = functions.apply_pending_updates(state)
                 # Evaluate before saving: a checkpoint promises that all metrics up to it are on
                 # disk.
                 if evaluates:
                     progress.evaluate(step, state, evaluators)
                 if saves or stops:
-                    progress.flush()  # raises if the loss is not finite, before that is saved
-                    checkpoints.save(step, state)
+                    progress.flush_metrics()  # raises if the loss is not finite, before it is saved
+                    checkpoints.save(step, state, is_up_to_date=is_up_to_date)
                 if stops:
                     break
                 checkpoints.check()
@@ -99,33 +115,18 @@ def train(
 
 
 def _first_state(
-    program: Program,
+    functions: TrainFunctions,
     settings: TrainSettings,
     checkpoints: Checkpoints,
     initial_params: Callable[[], Any] | None,
 ) -> tuple[int, TrainState]:
     """Steps taken, and the state after them."""
-    found = checkpoints.restore_latest(program.abstract_state)
+    found = checkpoints.restore_latest(functions.abstract_state)
     if found is None:
-        state = program.init(np.int32(settings.seed))
+        state = functions.init(np.int32(settings.seed))
         if initial_params is not None:
-            params = sharding.placed(initial_params(), program.abstract_state.params)
+            params = sharding.placed(initial_params(), functions.abstract_state.params)
             state = dataclasses.replace(state, params=params)
         return 0, state
     logging.info("resumed after step %d", found[0])
     return found
-
-
-def _refreshed(program: Program, state: TrainState, step: int, progress: Progress) -> TrainState:
-    """The state with the neighbour index as step `step` wants it, made anew if it is time.
-
-    That is before the step, after a resume as well: a checkpoint between two steps holds the state
-    before the refresh.
-    """
-    if not program.refresh_every:
-        return state
-    whole = step == 0 if program.rolling_refresh else step % program.refresh_every == 0
-    if whole or program.rolling_refresh:
-        state, sums = program.refresh(state, whole)
-        progress.after_refresh(step, sums, whole)
-    return state

@@ -59,7 +59,7 @@ def state_bytes(state: TrainState) -> dict[str, int]:
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
-        "neighbour index": state.index,
+        "extra state": state.extra,
         "gradients": state.params,
     }
     return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}

@@ -1,7 +1,7 @@
 """The optimizer: AdamW with a schedule and clipping, all rows of the embedding table or some."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from objectives.objective import gathered_rows, get_table, replace_table
 from training.row_adamw import RowAdamW, RowAdamWState, row_adamw
 from training.schedules import SCHEDULES, learning_rate_schedule
 
@@ -19,7 +20,7 @@ class OptimizerSettings:
 
     Attributes:
       learning_rate: peak of the schedule.
-      warmup_steps: linear from zero to the peak.
+      warmup_steps: W, linear from a W-th of the peak at the first step to the peak.
       schedule: what follows: "polynomial" decay, "cosine" decay, or "wsd", the peak until
         polynomial decay in the last steps (see `schedules`).
       decay_power: exponent of a polynomial decay; 1 for a linear one.
@@ -86,41 +87,44 @@ def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
 class Optimizer(NamedTuple):
     """What turns gradients into parameters.
 
-    A step reads, differentiates and updates; the parameters that it reads hold, in place of the
-    embedding table, the rows that the step touches.
+    A step reads, differentiates and updates. What it differentiates by are the parameters with, in
+    place of each table that the step touches in part, the rows that it touches.
 
     Attributes:
       init: params -> state.
-      read: (params, state, ids [R] or None) -> (params with the rows of the table, what `update`
-        wants of them). None stands for all rows.
-      update: (grads of the parameters read, what was read, params, state) -> (params, state).
-      flush: (params, state) -> (params, state), every row of the table up to date.
+      read: (params, state, touched) -> (parameters to differentiate by, what `update` wants of
+        them); `touched` maps paths of tables to ids [R], tables not in it are read as a whole.
+      update: (gradients, what was read, params, state) -> (params, state).
+      apply_pending_updates: (params, state) -> (params, state), every table row up to date.
+      learning_rate: step -> rate.
     """
 
     init: Callable[..., Any]
     read: Callable[..., tuple[Any, Any]]
     update: Callable[..., tuple[Any, Any]]
-    flush: Callable[..., tuple[Any, Any]]
+    apply_pending_updates: Callable[..., tuple[Any, Any]]
+    learning_rate: optax.Schedule
 
 
 def make_optimizer(
-    settings: OptimizerSettings, num_steps: int, table: tuple[str, ...] | None
+    settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
     """AdamW as `settings` say, for a run of `num_steps`.
 
     Args:
       settings: rates and kind of update.
       num_steps: length of the schedule.
-      table: path of keys to the embedding table, whose rows alone may be read; None if none.
+      tables: paths "embeddings/table" of the tables in the parameters whose rows alone may be read.
     """
     schedule = learning_rate_schedule(settings, num_steps)
+    numbers = {
+        "b1": settings.beta1,
+        "b2": settings.beta2,
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
     adamw = optax.adamw(
-        schedule,
-        b1=settings.beta1,
-        b2=settings.beta2,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        mask=lambda params: jax.tree.map_with_path(_is_decayed, params),
+        schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
@@ -128,59 +132,45 @@ def make_optimizer(
         # Before the clipping, so that what is held does not count, and after weight decay.
         hold = _hold(settings.frozen)
         clip, adamw = optax.chain(hold, clip), optax.chain(adamw, hold)
-    if table is None or settings.embedding_update == "dense":
-        return _dense(clip, adamw, table)
-    rows = row_adamw(
-        schedule,
-        b1=settings.beta1,
-        b2=settings.beta2,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
-    return _by_rows(clip, adamw, rows, table)
-
-
-def rows_of(params, path: tuple[str, ...] | None, ids: jax.Array | None):
-    """Parameters with the rows `ids` [R] in place of the table at `path`, or as they are if None.
-
-    Slots that hold the number of rows, or more, are zeros.
-    """
-    if ids is None or path is None:
-        return params
-    return _replace(params, path, _get(params, path).at[ids].get(mode="fill", fill_value=0))
+    if not tables or settings.embedding_update == "dense":
+        return _dense(clip, adamw, schedule)
+    return _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)
 
 
 def _dense(
     clip: optax.GradientTransformation,
     adamw: optax.GradientTransformation,
-    path: tuple[str, ...] | None,
+    schedule: optax.Schedule,
 ) -> Optimizer:
-    """Every row of the table is updated at every step, as of any parameter."""
+    """Every row of a table is updated at every step, as of any parameter."""
 
-    def read(params, state, ids):
+    def read(params, state, touched):
         del state
-        return rows_of(params, path, ids), None if path is None else ids
+        for path, rows in gathered_rows(params, touched).items():
+            params = replace_table(params, path, rows)
+        return params, touched
 
-    def update(grads, ids, params, state):
-        if ids is not None:
-            rows, table = _get(grads, path), _get(params, path)
-            grads = _replace(grads, path, jnp.zeros_like(table).at[ids].set(rows, mode="drop"))
+    def update(grads, touched, params, state):
+        for path, ids in touched.items():
+            rows, table = get_table(grads, path), get_table(params, path)
+            of_table = jnp.zeros_like(table).at[ids].set(rows, mode="drop")
+            grads = replace_table(grads, path, of_table)
         grads, _ = clip.update(grads, clip.init(params))
         updates, state = adamw.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    return Optimizer(adamw.init, read, update, lambda params, state: (params, state))
+    return Optimizer(adamw.init, read, update, lambda params, state: (params, state), schedule)
 
 
 class RowsState(NamedTuple):
-    """State of the optimizer that updates the table by rows.
+    """State of the optimizer that updates tables by rows.
 
     Attributes:
-      table: of the embedding table.
+      tables: of each table by its path.
       others: of all other parameters.
     """
 
-    table: RowAdamWState
+    tables: dict[str, RowAdamWState]
     others: Any
 
 
@@ -188,36 +178,56 @@ def _by_rows(
     clip: optax.GradientTransformation,
     adamw: optax.GradientTransformation,
     rows: RowAdamW,
-    path: tuple[str, ...],
+    paths: tuple[str, ...],
+    schedule: optax.Schedule,
 ) -> Optimizer:
-    """Of the table only the rows that a step touches are updated, see `row_adamw`."""
+    """Of the tables only the rows that a step touches are updated, see `row_adamw`."""
+
+    def without_tables(tree):
+        for path in paths:
+            tree = replace_table(tree, path, None)
+        return tree
 
     def init(params):
-        table = _get(params, path)
-        state = rows.init(nn.unbox(table))
-        if isinstance(table, nn.LogicallyPartitioned):
-            state = _named_like(table, state)
-        return RowsState(state, adamw.init(_replace(params, path, None)))
+        states = {}
+        for path in paths:
+            table = get_table(params, path)
+            states[path] = rows.init(nn.unbox(table))
+            if isinstance(table, nn.LogicallyPartitioned):
+                states[path] = _named_like(table, states[path])
+        return RowsState(states, adamw.init(without_tables(params)))
 
-    def read(params, state, ids):
-        read_rows = rows.read(_get(params, path), state.table, ids)
-        return _replace(params, path, read_rows.values), read_rows
+    def read(params, state, touched):
+        held = {
+            path: rows.read(get_table(params, path), state.tables[path], touched.get(path))
+            for path in paths
+        }
+        for path, found in held.items():
+            params = replace_table(params, path, found.values)
+        return params, held
 
-    def update(grads, read_rows, params, state):
+    def update(grads, held, params, state):
         grads, _ = clip.update(grads, clip.init(params))
-        table, table_state = rows.update(
-            _get(grads, path), read_rows, _get(params, path), state.table
-        )
-        others = _replace(params, path, None)
-        updates, others_state = adamw.update(_replace(grads, path, None), state.others, others)
-        params = _replace(optax.apply_updates(others, updates), path, table)
-        return params, RowsState(table_state, others_state)
+        others = without_tables(params)
+        updates, others_state = adamw.update(without_tables(grads), state.others, others)
+        updated, states = optax.apply_updates(others, updates), {}
+        for path, found in held.items():
+            table, states[path] = rows.update(
+                get_table(grads, path), found, get_table(params, path), state.tables[path]
+            )
+            updated = replace_table(updated, path, table)
+        return updated, RowsState(states, others_state)
 
-    def flush(params, state):
-        table, table_state = rows.flush(_get(params, path), state.table)
-        return _replace(params, path, table), state._replace(table=table_state)
+    def apply_pending_updates(params, state):
+        states = {}
+        for path in paths:
+            table, states[path] = rows.apply_pending_updates(
+                get_table(params, path), state.tables[path]
+            )
+            params = replace_table(params, path, table)
+        return params, state._replace(tables=states)
 
-    return Optimizer(init, read, update, flush)
+    return Optimizer(init, read, update, apply_pending_updates, schedule)
 
 
 def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
@@ -225,16 +235,3 @@ def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdam
     return jax.tree.map(
         lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
     )
-
-
-def _get(tree, path: tuple[str, ...]):
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def _replace(tree, path: tuple[str, ...], value):
-    """A copy of nested dictionaries with another value at `path`."""
-    if not path:
-        return value
-    return {**tree, path[0]: _replace(tree[path[0]], path[1:], value)}

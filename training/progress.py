@@ -1,4 +1,4 @@
-"""What a run tells while it runs: metrics, speed, progress, a profile, what broke it."""
+"""Metrics, speed, progress, a profile and diagnostics of a run while it runs."""
 
 import logging
 import math
@@ -12,12 +12,14 @@ import numpy as np
 import tqdm
 
 import artifacts
-from objectives.sums import Sums, means
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics, means
+from objectives.objective import Objective
 from training.flops import matmul_flops
 from training.metrics import MetricsWriter
 from training.settings import TrainSettings
 from training.state import TrainState
-from training.step import Program
+from training.step import TrainFunctions
 from training.tensorboard import EventWriter
 
 # Called with the state; returns metrics to record.
@@ -29,20 +31,20 @@ class Progress:
 
     def __init__(
         self,
-        program: Program,
+        functions: TrainFunctions,
         settings: TrainSettings,
         folder: pathlib.Path,
         step: int,
-        batch_contents: Callable[[int], Any] | None,
+        data: Any,
     ):
         """Takes up the records of a run that has taken `step` steps; see `train`."""
         self._settings = settings
-        self._program = program
+        self._functions = functions
         self._folder = folder
-        self._batch_contents = batch_contents
+        self._data = data
         self._is_writer = jax.process_index() == 0
-        self._pending: tuple[int, Sums] | None = None
-        self._pending_refresh: tuple[int, Sums] | None = None
+        self._pending: tuple[int, LossAndMetrics] | None = None
+        self._pending_refresh: tuple[int, LossAndMetrics] | None = None
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
@@ -70,52 +72,52 @@ class Progress:
         if self._profiling:
             jax.profiler.stop_trace()
 
-    def before_step(
-        self, step: int, state: TrainState, batch: Mapping[str, jax.Array], exact: bool
-    ) -> None:
+    def before_step(self, step: int, objective: Objective, state: TrainState, batch: Batch) -> None:
         """Takes the arguments of step `step`, counted from zero, which is about to be taken."""
         settings = self._settings
-        kind = (exact, *((name, array.shape) for name, array in batch.items()))
-        if kind not in self._flops:
-            traced = settings.peak_flops and self._program.train_step.trace(state, batch, exact)
-            self._flops[kind] = matmul_flops(traced.jaxpr) if traced else 0.0
-        # Positions of the rows; padding is worked on as well.
-        tokens = batch["tokens"].size if "tokens" in batch else 0
-        self._work[step + 1] = self._work[step] + (tokens, self._flops[kind])
+        shapes = [(name, array.shape) for name, array in batch.arrays.items()]
+        program = (id(objective), batch.kind, *shapes)
+        if program not in self._flops:
+            self._flops[program] = 0.0
+            if settings.peak_flops:
+                traced = self._functions.train_step.trace(objective, state, batch)
+                self._flops[program] = matmul_flops(traced.jaxpr)
+        # Padding is worked on as well.
+        tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
+        self._work[step + 1] = self._work[step] + (tokens, self._flops[program])
         if settings.profile_steps and step == settings.profile_from:
             jax.profiler.start_trace(self._folder / "profile")
             self._profiling = True
 
-    def after_step(self, step: int, sums: Sums) -> None:
+    def after_step(self, step: int, metrics: LossAndMetrics) -> None:
         """Takes the metrics of a step just dispatched and reads those of the one before.
 
         Reading waits for the device; one step late, the device has the next step to work on.
         """
-        self.flush()
-        self._pending = (step, sums)
+        self.flush_metrics()
+        self._pending = (step, metrics)
         self._bar.update()
         if self._profiling and step == self._settings.profile_from + self._settings.profile_steps:
-            jax.block_until_ready(sums)
+            jax.block_until_ready(metrics)
             jax.profiler.stop_trace()
             self._profiling = False
             logging.info("profile of %d steps: %s", self._settings.profile_steps, self._folder)
 
-    def after_refresh(self, step: int, sums: Sums, whole: bool) -> None:
-        """Takes what a refresh before step `step` found; of partial ones, now and then."""
-        if whole or step % self._settings.log_every == 0:
-            # Under the number of the step it belongs to: a resume repeats it with that step.
-            self._pending_refresh = (step + 1, sums)
+    def after_refresh(self, step: int, report: LossAndMetrics) -> None:
+        """Takes what a refresh before step `step` found."""
+        # Under the number of the step it belongs to: a resume repeats it with that step.
+        self._pending_refresh = (step + 1, report)
 
-    def flush(self) -> None:
+    def flush_metrics(self) -> None:
         """Reads, checks and records the metrics that are still on the device."""
         if self._pending is not None:
-            step, sums = self._pending
+            step, metrics = self._pending
             self._pending = None
-            self._record_step(step, means(jax.device_get(sums)))
+            self._record_step(step, means(jax.device_get(metrics)))
         if self._pending_refresh is not None:
-            step, sums = self._pending_refresh
+            step, report = self._pending_refresh
             self._pending_refresh = None
-            values = means(jax.device_get(sums))
+            values = means(jax.device_get(report))
             self._record({f"index/{name}": value for name, value in values.items()}, step)
 
     def _record_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -130,25 +132,25 @@ class Progress:
         if step % self._settings.log_every == 0:
             self._bar.set_postfix(loss=f"{values['loss']:.3f}")
             # Not a number: what the step has no example of, such as the loss of a language.
+            values = {**values, **self._data.step_values(step - 1)}
             there = {name: value for name, value in values.items() if not math.isnan(value)}
             self._record({f"train/{name}": value for name, value in there.items()}, step)
             self._record_speed(step)
 
     def _dump(self, step: int, values: Mapping[str, float]) -> str:
-        """Writes down what the step that broke the run was made of; tells where."""
+        """Writes diagnostics of a step whose loss is not finite; returns where they are."""
         path = self._folder / f"not_finite_{step}.json"
         if not self._is_writer:
             return ""
         contents: dict[str, Any] = {"step": step}
         contents["metrics"] = {name: str(value) for name, value in values.items()}  # no NaN in JSON
-        if self._batch_contents is not None:
-            contents["batch"] = self._batch_contents(step - 1)
+        contents["batch"] = self._data.describe_batch(step - 1)
         artifacts.write_json(path, contents)
         return f" What its batch was made of is in {path}."
 
     def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
         """Runs all evaluators and records what they return."""
-        self.flush()
+        self.flush_metrics()
         values: dict[str, float] = {}
         for evaluator in evaluators:
             values.update(evaluator(state))
@@ -174,7 +176,7 @@ class Progress:
         if tokens:
             values["tokens_per_second"] = tokens
         if self._settings.peak_flops:
-            peak = self._settings.peak_flops * self._program.mesh.size
+            peak = self._settings.peak_flops * self._functions.mesh.size
             values["flop_utilization"] = flops / peak
         self._speed.write(step, values)
         if self._settings.tensorboard:

@@ -9,7 +9,7 @@ follows `optax.adamw`:
     grads = jax.grad(loss)(rows.values)
     table, state = optimizer.update(grads, rows, table, state)
     ...
-    table, state = optimizer.flush(table, state)                # before anyone reads all rows
+    table, state = optimizer.apply_pending_updates(table, state)    # before others read all rows
 
 AdamW is Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2.
 """
@@ -73,13 +73,13 @@ class RowAdamW(NamedTuple):
       read: (table, state, ids or None) -> the rows `ids` as dense AdamW would have them by now.
       update: (gradients [R, E] of the rows, rows, table, state) -> (table, state) one step later.
         `rows` must come from `read` of this table and state. Rows not among them get no gradient.
-      flush: (table, state) -> (table, state) with every row up to date; takes no step.
+      apply_pending_updates: (table, state) -> (table, state) with every row up to date.
     """
 
     init: Callable[[jax.Array], RowAdamWState]
     read: Callable[[jax.Array, RowAdamWState, jax.Array | None], Rows]
     update: Callable[[jax.Array, Rows, jax.Array, RowAdamWState], tuple[jax.Array, RowAdamWState]]
-    flush: Callable[[jax.Array, RowAdamWState], tuple[jax.Array, RowAdamWState]]
+    apply_pending_updates: Callable[[jax.Array, RowAdamWState], tuple[jax.Array, RowAdamWState]]
 
 
 def row_adamw(
@@ -103,7 +103,7 @@ def row_adamw(
     them it is off by 0.3 % of the movement at most for b1 = 0.9 and b2 of at least 0.98, by some
     percent in the first ten steps, before sqrt(1 - b2^j) has settled, or where b2 is smaller.
 
-    For in-place updates, donate `table` and `state` to a jitted `update` or `flush`.
+    For in-place updates, donate `table` and `state` to a jitted `update`.
 
     Args:
       learning_rate: a number, or a schedule from steps taken (0 at the first step) to one.
@@ -134,7 +134,7 @@ def row_adamw(
         init=_init,
         read=functools.partial(_read, adam),
         update=functools.partial(_update, adam),
-        flush=functools.partial(_flush, adam),
+        apply_pending_updates=functools.partial(_apply_pending_updates, adam),
     )
 
 
@@ -282,8 +282,10 @@ def _update(
     )
 
 
-def _flush(adam: _Adam, table: jax.Array, state: RowAdamWState) -> tuple[jax.Array, RowAdamWState]:
-    """See `RowAdamW.flush`."""
+def _apply_pending_updates(
+    adam: _Adam, table: jax.Array, state: RowAdamWState
+) -> tuple[jax.Array, RowAdamWState]:
+    """See `RowAdamW.apply_pending_updates`."""
     rows = _read(adam, table, state, None)
     return rows.values, state._replace(
         first_moment=rows.first_moment,

@@ -8,11 +8,12 @@ SCHEDULES = ("polynomial", "cosine", "wsd")
 
 
 def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
-    """Linear warm-up from zero to the peak p, then as `settings.schedule` says.
+    """Linear warm-up to the peak p, then as `settings.schedule` says.
 
-    With f = p final_rate_ratio and x the share of the decay that is over, from 0 to 1:
+    The W warm-up steps have p / W, 2 p / W, ..., p. With f = p final_rate_ratio and x the share of
+    the decay that is over, 0 at its start and 1 at the last step:
 
-      polynomial   f + (p - f) (1 - x)^decay_power, from the end of the warm-up to the last step
+      polynomial   f + (p - f) (1 - x)^decay_power, from the last step of the warm-up on
       cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise
       wsd          p, and in the last decay_fraction of all steps as polynomial
 
@@ -23,6 +24,9 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
       settings: `OptimizerSettings`.
       num_steps: of the whole run.
 
+    Returns:
+      Steps taken, 0 at the first step -> rate of the step.
+
     Raises:
       ValueError: warm-up and decay do not fit into the run.
     """
@@ -31,7 +35,8 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
         raise ValueError(
             f"optimizer.warmup_steps is {warmup_steps}, must be below train.num_steps {num_steps}"
         )
-    decay_steps = num_steps - warmup_steps
+    peak_step = max(warmup_steps - 1, 0)  # the first of the peak, counted from 0
+    decay_steps = max(num_steps - 1 - peak_step, 1)
     if settings.schedule == "wsd":
         decay_steps = max(round(settings.decay_fraction * num_steps), 1)
     if warmup_steps + decay_steps > num_steps:
@@ -45,9 +50,10 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     else:
         final = peak * settings.final_rate_ratio
         decay = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
-    schedules = [optax.linear_schedule(0.0, peak, warmup_steps)]
-    boundaries = [warmup_steps]
+    first_rate = peak / max(warmup_steps, 1)
+    schedules = [optax.linear_schedule(first_rate, peak, peak_step)]
+    boundaries = [peak_step]
     if settings.schedule == "wsd":
         schedules.append(optax.constant_schedule(peak))
-        boundaries.append(num_steps - decay_steps)
+        boundaries.append(max(num_steps - 1 - decay_steps, 0))
     return optax.join_schedules([*schedules, decay], boundaries)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from training.accumulation import Accumulation
+from training.state import PRNGS
 
 _MAY_BE_ZERO = ("batch_warmup_steps", "keep_every", "peak_flops", "profile_from", "profile_steps")
 
@@ -13,10 +14,10 @@ class TrainSettings:
 
     Attributes:
       num_steps: steps of the whole run.
-      batch_size: B, rows of the global batch.
+      batch_size: B, sequences of the global batch.
       seed: of parameters, masking, dropout and data order.
       accumulation_steps: parts of a batch, worked on one after the other; 1 for the whole at once.
-        Masks, random words and the words of a sampled softmax are each part's own.
+        Masks, random tokens and the classes of a sampled softmax are each part's own.
       batch_warmup_steps: steps in which the parts in use grow from one to all; 0 for all of them
         from the first step on.
       log_every: training metrics are recorded.
@@ -30,6 +31,8 @@ class TrainSettings:
         share is used; 0 for no such report.
       profile_from: steps taken before a profile is recorded.
       profile_steps: steps of the profile; 0 for none.
+      prng: implementation of random keys, "threefry2x32" or, faster on accelerators and dependent
+        on how arrays are split, "rbg".
     """
 
     num_steps: int
@@ -46,10 +49,11 @@ class TrainSettings:
     peak_flops: float = 0.0
     profile_from: int = 0
     profile_steps: int = 0
+    prng: str = "threefry2x32"
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if field.name in ("seed", "tensorboard"):
+            if field.name in ("seed", "tensorboard", "prng"):
                 continue
             smallest = 0 if field.name in _MAY_BE_ZERO else 1
             if getattr(self, field.name) < smallest:
@@ -57,6 +61,8 @@ class TrainSettings:
                     f"train.{field.name} is {getattr(self, field.name)}, must be at least "
                     f"{smallest}"
                 )
+        if self.prng not in PRNGS:
+            raise ValueError(f"train.prng is {self.prng!r}, must be one of {', '.join(PRNGS)}")
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"train.accumulation_steps is {self.accumulation_steps}, must divide "

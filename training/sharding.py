@@ -3,7 +3,8 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -109,6 +110,16 @@ def split(batch: np.ndarray, mesh: Mesh) -> jax.Array:
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the devices split a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the mesh in context while it is traced; models lay out activations by it."""
+
+    def on_mesh(*args):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return on_mesh
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:

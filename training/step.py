@@ -1,6 +1,8 @@
-"""The compiled functions of a run: make a state, take a step, refresh the index."""
+"""One step of training, and the compiled functions of a run around it."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -9,57 +11,132 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from objectives.objective import Objective
-from objectives.sums import Sums
+from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
+from objectives.objective import Objective, Touched, get_table, replace_table
 from training import sharding
 from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
-from training.optimizer import OptimizerSettings, make_optimizer
-from training.schedules import learning_rate_schedule
+from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
 from training.state import TrainState
 
 # Streams of random keys under the root key. Their numbers are part of the record of a run.
 _INIT_STREAM, _TRAIN_STREAM = 0, 1
 
 
+def train_step(
+    objective: Objective,
+    optimizer: Optimizer,
+    accumulation: Accumulation,
+    state: TrainState,
+    batch: Batch,
+) -> tuple[TrainState, LossAndMetrics]:
+    """Takes one step: plan, gather the touched table rows, differentiate, update.
+
+    Args:
+      objective: of this step, see `Objective.at_step`.
+      optimizer: see `make_optimizer`.
+      accumulation: into how many parts the batch is cut.
+      state: consumed where this is compiled by `make_train_functions`.
+      batch: the whole batch of the step.
+
+    Returns:
+      The next state; sums and weights of the step's metrics.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
+    if accumulation.steps > 1:
+        # All rows: each part touches others.
+        params, held = optimizer.read(state.params, state.opt_state, {})
+        grads, metrics, extra = accumulate(
+            objective, params, state.extra, batch, key, state.step, accumulation
+        )
+    else:
+        plan, touched = objective.plan(state.extra, batch, key, state.step)
+        trained, held = optimizer.read(state.params, state.opt_state, touched)
+
+        def mean_loss(trained):
+            params, rows = separate(trained, state.params, touched)
+            metrics, observed = objective.loss(params, rows, plan, key)
+            total, weight = metrics["loss"]
+            return total / jnp.maximum(weight, 1), (metrics, observed)
+
+        grads, (metrics, observed) = jax.grad(mean_loss, has_aux=True)(trained)
+        extra = objective.learn(state.extra, observed)
+
+    one = jnp.float32(1)
+    metrics["grad_norm"] = (optax.tree.norm(grads), one)
+    metrics["learning_rate"] = (optimizer.learning_rate(state.step), one)
+    params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
+    state = dataclasses.replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state, extra=extra
+    )
+    return state, metrics
+
+
+def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str, jax.Array]]:
+    """All parameters and the touched rows, of what a step differentiates by.
+
+    Args:
+      trained: parameters with the touched rows [R, E] in place of their tables.
+      params: parameters with these tables.
+      touched: ids by table.
+    """
+    rows = {path: get_table(trained, path) for path in touched}
+    for path in touched:
+        trained = replace_table(trained, path, get_table(params, path))
+    return trained, rows
+
+
+def refresh(
+    objective: Objective, optimizer: Optimizer, names: tuple[str, ...], state: TrainState
+) -> tuple[TrainState, LossAndMetrics]:
+    """Renews the parts `names` of the extra state from parameters that are all up to date."""
+    state = apply_pending_updates(optimizer, state)
+    extra, report = objective.refresh(state.params, state.extra, names, state.step)
+    return dataclasses.replace(state, extra=extra), report
+
+
+def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState:
+    """The state with every table row up to date, for others to read."""
+    params, opt_state = optimizer.apply_pending_updates(state.params, state.opt_state)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A run's compiled functions and the layout of its state; made by `make_program`.
+class TrainFunctions:
+    """A run's compiled functions and the layout of its state; made by `make_train_functions`.
 
     Attributes:
+      objective: what is learned.
       mesh: where it runs.
       init: seed -> the first state, sharded from the start.
-      train_step: (state, batch, exact) -> (state, Sums); the state given is consumed.
-      exact_from: the step from which on `exact` is to be True.
-      refresh: (state, whole) -> (state with a fresh neighbour index, or a fresh part of it, Sums);
-        the state given is consumed.
-      refresh_every: steps between refreshes; 0 for never.
-      rolling_refresh: whether a part is refreshed before every step.
-      flush: state -> state whose parameters are all up to date, for others to read; the state given
+      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); the state given
         is consumed.
+      refresh: (names, state) -> (state with these parts of the extra state renewed, a report); the
+        state given is consumed.
+      apply_pending_updates: state -> state whose parameters are all up to date; the state given is
+        consumed.
       abstract_state: shapes, types and shardings of the state, for restoring.
     """
 
+    objective: Objective
     mesh: Mesh | AbstractMesh
     init: Any
     train_step: Any
     refresh: Any
-    refresh_every: int
-    rolling_refresh: bool
-    flush: Any
-    exact_from: int
+    apply_pending_updates: Any
     abstract_state: TrainState
 
 
-def make_program(
+def make_train_functions(
     objective: Objective,
     optimizer_settings: OptimizerSettings,
     mesh_settings: sharding.MeshSettings,
     mesh: Mesh | AbstractMesh,
     *,
     num_steps: int,
-    length: int,
     accumulation: Accumulation = WHOLE_BATCHES,
-) -> Program:
+    prng: str = "threefry2x32",
+) -> TrainFunctions:
     """Compiles (lazily) the functions of a training run.
 
     Args:
@@ -68,69 +145,22 @@ def make_program(
       mesh_settings: rules that lay parameters on the mesh.
       mesh: the mesh; of an abstract one the state's layout is all that can be had.
       num_steps: length of the learning rate schedule.
-      length: L, tokens a row.
       accumulation: into how many parts a batch is cut.
+      prng: implementation of random keys, see `training.state.PRNGS`.
     """
-    optimizer = make_optimizer(optimizer_settings, num_steps, objective.table)
-    schedule = learning_rate_schedule(optimizer_settings, num_steps)
+    optimizer = make_optimizer(optimizer_settings, num_steps, objective.tables)
 
     def boxed_state(seed: jax.Array) -> TrainState:
         """The first state, parameters boxed with the names of their axes."""
-        root = jax.random.key(seed)
-        params = objective.init(jax.random.fold_in(root, _INIT_STREAM), length)
-        index = objective.empty_index()
+        root = jax.random.key(seed, impl=prng)
+        params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
             step=jnp.int32(0),
             params=params,
             opt_state=optimizer.init(params),
             key_data=jax.random.key_data(root),
-            index=index,
-            index_step=None if index is None else jnp.int32(-1),
+            extra=objective.init_extra(),
         )
-
-    def train_step(
-        state: TrainState, batch: dict[str, jax.Array], exact: bool
-    ) -> tuple[TrainState, Sums]:
-        root = jax.random.wrap_key_data(state.key_data)
-        key = jax.random.fold_in(jax.random.fold_in(root, _TRAIN_STREAM), state.step)
-
-        if accumulation.steps > 1:
-            # Of all rows: parts touch different ones.
-            params, held = optimizer.read(state.params, state.opt_state, None)
-            used = accumulation.parts_at(state.step)
-            grads, sums = accumulate(
-                objective, params, state.index, batch, key,
-                exact=exact, num_parts=accumulation.steps, num_used=used,
-            )  # fmt: skip
-            rows_per_part = len(jax.tree.leaves(batch)[0]) // accumulation.steps
-            sums["batch_rows"] = (jnp.float32(used * rows_per_part), jnp.float32(1))
-        else:
-            prepared, rows = objective.prepare(state.index, batch, key, exact=exact)
-            params, held = optimizer.read(state.params, state.opt_state, rows)
-
-            def mean_loss(params):
-                sums = objective.sums(params, prepared)
-                total, weight = sums["loss"]
-                return total / jnp.maximum(weight, 1), sums
-
-            grads, sums = jax.grad(mean_loss, has_aux=True)(params)
-        sums["grad_norm"] = (optax.tree.norm(grads), jnp.float32(1))
-        sums["learning_rate"] = (schedule(state.step), jnp.float32(1))
-        params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
-        state = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
-        return state, sums
-
-    def flush(state: TrainState) -> TrainState:
-        params, opt_state = optimizer.flush(state.params, state.opt_state)
-        return dataclasses.replace(state, params=params, opt_state=opt_state)
-
-    def refresh(state: TrainState, whole: bool) -> tuple[TrainState, Sums]:
-        # A part of the index is refreshed too often to flush for it: rows that no step has touched
-        # lag behind by what little momentum they had left.
-        state = flush(state) if whole else state
-        part = None if whole else state.step % objective.refresh_every
-        index, sums = objective.refresh(state.params, state.index, part)
-        return dataclasses.replace(state, index=index, index_step=state.step), sums
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
@@ -141,18 +171,30 @@ def make_program(
         shardings,
     )
     metrics = sharding.replicated(mesh)  # every host reads them
-    return Program(
+
+    def compiled(function: Callable, **options: Any) -> Any:
+        return jax.jit(sharding.traced_on(mesh, function), **options)
+
+    return TrainFunctions(
+        objective=objective,
         mesh=mesh,
-        init=jax.jit(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
-        train_step=jax.jit(
-            train_step, static_argnums=2, donate_argnums=0, out_shardings=(shardings, metrics)
+        init=compiled(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
+        train_step=compiled(
+            lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
+            static_argnums=0,
+            donate_argnums=1,
+            out_shardings=(shardings, metrics),
         ),
-        refresh=jax.jit(
-            refresh, static_argnums=1, donate_argnums=0, out_shardings=(shardings, metrics)
+        refresh=compiled(
+            lambda names, state: refresh(objective, optimizer, names, state),
+            static_argnums=0,
+            donate_argnums=1,
+            out_shardings=(shardings, metrics),
         ),
-        refresh_every=objective.refresh_every,
-        rolling_refresh=objective.rolling_refresh,
-        flush=jax.jit(flush, donate_argnums=0, out_shardings=shardings),
-        exact_from=num_steps - round(objective.exact_fraction * num_steps),
+        apply_pending_updates=compiled(
+            functools.partial(apply_pending_updates, optimizer),
+            donate_argnums=0,
+            out_shardings=shardings,
+        ),
         abstract_state=abstract_state,
     )

@@ -12,6 +12,8 @@ from input_pipeline.tasks.features import Feature
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
 # that a batch is made of other examples each epoch.
 _CHUNK_BATCHES = 50
+# Kind of the batches of `FeatureStream`.
+EXAMPLES = "examples"
 # Purposes of keys.
 _EXAMPLES, _BATCHES = 0, 1
 
@@ -70,7 +72,13 @@ class FeatureStream:
         mine = rows[part * size : (part + 1) * size]
         return _stacked([self._features[row] for row in mine], length, self._pad)
 
-    def contents(self, step: int) -> list[tuple[str, int]]:
+    def kind(self, step: int) -> str:
+        return EXAMPLES
+
+    def step_values(self, step: int) -> dict[str, float]:
+        return {}
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """What the batch of `step` is made of: the number of each feature."""
         return [("feature", int(row)) for row in self._rows(step)]
 

@@ -62,7 +62,7 @@ OBJECTIVE = MaskedLM(
     bos=SPECIAL.bos,
     pad=SPECIAL.pad,
     mask_id=SPECIAL.mask,
-    never_masked=SPECIAL.never_masked(),
+    special_ids=SPECIAL.special_ids(),
     across_documents=False,
     words=WordStatistics(
         probabilities=jnp.full(PADDED, 1 / VOCAB),
@@ -108,7 +108,7 @@ class TestCase(parameterized.TestCase):
         cls.store = write_store(cls.folder, {"aa": 5, "bb": 3, "none": 0})
         cls.rows = {lang: cls.store.rows(lang, "heldout").astype(int) for lang in ("aa", "bb")}
         cls.text = {
-            lang: rows[~np.isin(rows, SPECIAL.never_masked())] for lang, rows in cls.rows.items()
+            lang: rows[~np.isin(rows, SPECIAL.special_ids())] for lang, rows in cls.rows.items()
         }
 
     def evaluator(self, objective: MaskedLM = OBJECTIVE, **kwargs) -> ExactMaskedLM:
@@ -190,7 +190,7 @@ class LossTest(TestCase):
     def test_fewer_rows_are_the_first_ones(self):
         found = self.evaluator(max_rows=1).run(params())
         for language, rows in self.rows.items():
-            count = (~np.isin(rows[0], SPECIAL.never_masked())).sum()
+            count = (~np.isin(rows[0], SPECIAL.special_ids())).sum()
             self.assertEqual(found[language].tokens, count)
 
     def test_as_metrics_of_a_run(self):
@@ -207,7 +207,7 @@ class LossTest(TestCase):
     def test_unigram_by_hand(self):
         for language, text in self.text.items():
             counts = self.store.token_counts(language).tolist()
-            for special in SPECIAL.never_masked():
+            for special in SPECIAL.special_ids():
                 counts[special] = 0
             tokens, types = sum(counts), sum(count > 0 for count in counts)
             total = 0.0

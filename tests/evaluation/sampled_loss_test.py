@@ -65,7 +65,7 @@ def objective_with(layer: OutputLayer, dropout_rate: float = 0.5) -> MaskedLM:
         bos=SPECIAL.bos,
         pad=SPECIAL.pad,
         mask_id=SPECIAL.mask,
-        never_masked=SPECIAL.never_masked(),
+        special_ids=SPECIAL.special_ids(),
         across_documents=False,
         words=WordStatistics(
             jnp.asarray(probabilities, jnp.float32),

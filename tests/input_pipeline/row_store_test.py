@@ -168,8 +168,8 @@ class RowStoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, words):
             self.store.check_tokenizer(b"another", pathlib.Path("b.model"))
 
-    def test_structure_is_never_masked(self):
-        self.assertEqual(set(_SPECIAL.never_masked()), {0, 1, 2, 4})
+    def test_structure_is_special_ids(self):
+        self.assertEqual(set(_SPECIAL.special_ids()), {0, 1, 2, 4})
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _tokenizer() -> bytes:
 
 def _tokens(rows: np.ndarray, special: row_store.SpecialIds) -> list[int]:
     """All that is in the rows, but for the structure."""
-    return rows[~np.isin(rows, special.never_masked())].tolist()
+    return rows[~np.isin(rows, special.special_ids())].tolist()
 
 
 class WriteRowsTest(absltest.TestCase):

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.candidates import Candidates, union_of_neighbours, union_of_words
+from knn_sampling.candidates import Candidates, union_of_classes, union_of_neighbours
 
 V, K, G, W = 40, 5, 3, 8
 
 
 def random_batch(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An index that often misses the word itself; groups with few or many distinct targets."""
+    """An index that often misses the token itself; groups with few or many distinct targets."""
     rng = np.random.default_rng(seed)
     neighbours = np.stack([rng.choice(V, K, replace=False) for _ in range(V)]).astype(np.int32)
     targets = np.stack([rng.integers(0, rng.choice([2, 5, V]), W) for _ in range(G)])
@@ -72,7 +72,7 @@ class UnionOfNeighboursTest(parameterized.TestCase):
                 np.testing.assert_array_equal(found, targets[group, used])
 
     @parameterized.parameters(13, 20, V)
-    def test_groups_are_apart(self, capacity: int):
+    def test_groups_are_separate(self, capacity: int):
         for seed in range(10):
             neighbours, targets, weights = random_batch(seed)
             together = union(neighbours, targets, weights, capacity)
@@ -155,10 +155,10 @@ class UnionOfNeighboursTest(parameterized.TestCase):
         np.testing.assert_array_equal(candidates.labels, targets)
 
 
-class UnionOfWordsTest(parameterized.TestCase):
+class UnionOfClassesTest(parameterized.TestCase):
     @parameterized.parameters(0, 1, 6, 20, 100)
     def test_equals_sets(self, num_extra: int):
-        make = jax.jit(union_of_words, static_argnums=3)
+        make = jax.jit(union_of_classes, static_argnums=3)
         for seed in range(20):
             _, targets, weights = random_batch(seed)
             rng = np.random.default_rng(seed)
@@ -166,10 +166,10 @@ class UnionOfWordsTest(parameterized.TestCase):
             candidates = make(targets, weights, extra, V)
             self.assertEqual(candidates.ids.shape, (G, min(W + num_extra, V)))
             for group, used in enumerate(weights > 0):
-                words = sorted({*targets[group, used].tolist(), *extra[group].tolist()})
+                union = sorted({*targets[group, used].tolist(), *extra[group].tolist()})
                 ids = candidates.ids[group].tolist()
-                self.assertEqual(ids, words + [V] * (len(ids) - len(words)))
-                self.assertEqual(candidates.union_size[group], len(words))
+                self.assertEqual(ids, union + [V] * (len(ids) - len(union)))
+                self.assertEqual(candidates.union_size[group], len(union))
                 found = np.asarray(ids)[np.asarray(candidates.labels[group])[used]]
                 np.testing.assert_array_equal(found, targets[group, used])
             np.testing.assert_array_equal(candidates.overflow(), 0)

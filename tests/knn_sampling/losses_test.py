@@ -10,8 +10,9 @@ from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
 from knn_sampling.candidates import Candidates, union_of_neighbours
-from knn_sampling.losses import candidate_softmax_loss, full_softmax_loss
+from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
+from tests.knn_sampling.batches import assert_close
 
 W, D, V = 12, 8, 30
 TARGETS = np.random.default_rng(0).integers(0, 20, W).astype(np.int32)
@@ -56,11 +57,11 @@ def full(hidden, table, bias, num_valid: int = V, targets=TARGETS, weights=WEIGH
 
 
 def restricted_loss(candidates: Candidates, hidden, table, bias, weights, unused: float = 0.0):
-    """The loss over one group's candidates; rows and bias of unused slots are `unused`."""
+    """The loss over one group's candidates; rows of unused slots are `unused`."""
     ids = candidates.ids[0]
-    rows, its_bias = (x.at[ids].get(mode="fill", fill_value=unused) for x in (table, bias))
-    labels = candidates.labels[0]
-    return candidate_softmax_loss(hidden, weights, rows, its_bias, labels, ids < V)
+    rows = table.at[ids].get(mode="fill", fill_value=unused)
+    its_bias = bias.at[ids].get(mode="fill", fill_value=ABSENT)
+    return candidate_softmax_loss(hidden, candidates.labels[0], weights, rows, its_bias)
 
 
 @functools.partial(jax.jit, static_argnames="unused")
@@ -95,7 +96,7 @@ def eager_losses(kind: str, hidden, table, bias) -> jax.Array:
 
 
 def slow_value_and_gradients(columns: np.ndarray, *inputs):
-    """Softmax over the chosen words, in float64, with the gradient p - 1 written out."""
+    """Softmax over the chosen classes, in float64, with the gradient p - 1 written out."""
     hidden, table, bias = (np.asarray(x, np.float64) for x in inputs)
     exps = np.exp(hidden @ table[columns].T + bias[columns])
     probabilities = exps / exps.sum(axis=1, keepdims=True)
@@ -106,12 +107,6 @@ def slow_value_and_gradients(columns: np.ndarray, *inputs):
     by_table[columns] = by_logit.T @ hidden
     by_bias[columns] = by_logit.sum(axis=0)
     return losses, (by_logit @ table[columns], by_table, by_bias)
-
-
-def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
-    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
-    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(check, actual, expected)
 
 
 class FullSoftmaxLossTest(parameterized.TestCase):
@@ -141,7 +136,7 @@ class FullSoftmaxLossTest(parameterized.TestCase):
 
 class CandidateSoftmaxLossTest(parameterized.TestCase):
     @parameterized.parameters(V, 20)
-    def test_all_words_give_the_full_softmax(self, num_valid: int):
+    def test_all_classes_give_the_full_softmax(self, num_valid: int):
         inputs = random_inputs()
         candidates = candidates_of(inputs[1], capacity=V, num_valid=num_valid, k=num_valid)
         self.assertEqual(candidates.union_size.tolist(), [num_valid])
@@ -157,7 +152,7 @@ class CandidateSoftmaxLossTest(parameterized.TestCase):
         expected = slow_value_and_gradients(columns, *inputs)
         assert_close(restricted(candidates, *inputs), expected)
 
-    def test_fewer_words_understate_the_loss(self):
+    def test_fewer_classes_understate_the_loss(self):
         inputs = random_inputs()
         losses, _ = restricted(candidates_of(inputs[1], 16), *inputs)
         self.assertTrue((losses < full(*inputs)[0])[USED].all())

@@ -9,7 +9,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
-from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss, sample_words, words_at
+from knn_sampling.noise import (
+    classes_at,
+    cumulative_thresholds,
+    nce_loss,
+    neg_loss,
+    sample_classes,
+)
+from tests.knn_sampling.batches import assert_close
 
 W, D, C = 7, 5, 9
 NUM_NEGATIVES = 8
@@ -35,13 +42,11 @@ def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def losses_of(
     kind, hidden, rows, bias, labels=LABELS, weights=WEIGHTS, counts=COUNTS, noise=NOISE
 ) -> jax.Array:
-    hidden, rows, bias, labels, weights, counts = map(
-        jnp.asarray, (hidden, rows, bias, labels, weights, counts)
-    )
+    bias = jnp.asarray(bias) - (jnp.log(jnp.asarray(noise)) if kind == "nce" else 0)
+    args = [jnp.asarray(x) for x in (hidden, labels, weights, rows, bias, counts)]
     if kind == "neg":
-        return neg_loss(hidden, weights, rows, bias, labels, counts)
-    log_noise = jnp.log(jnp.asarray(noise))
-    return nce_loss(hidden, weights, rows, bias, labels, counts, log_noise, NUM_NEGATIVES)
+        return neg_loss(*args)
+    return nce_loss(*args, num_negatives=NUM_NEGATIVES)
 
 
 @functools.partial(jax.jit, static_argnames="kind")
@@ -74,12 +79,6 @@ def slow_losses(kind, hidden, rows, bias) -> list[float]:
     return losses
 
 
-def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
-    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
-    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(check, actual, expected)
-
-
 class SamplingTest(parameterized.TestCase):
     def test_thresholds_are_exact(self):
         # 2^32 / 2^k are whole numbers; specials and padding have no share.
@@ -90,13 +89,13 @@ class SamplingTest(parameterized.TestCase):
         self.assertEqual(thresholds.dtype, jnp.uint32)
         np.testing.assert_array_equal(thresholds, expected)
 
-    def test_each_word_gets_its_share_of_a_large_vocabulary(self):
-        # In float32 a running sum near one moves in steps of 6e-8, half of a rare word's share.
+    def test_each_class_gets_its_share_of_a_large_vocabulary(self):
+        # In float32 a running sum near one moves in steps of 6e-8, half of a rare class's share.
         p = 1 / np.arange(1, 500_001)
         p /= p.sum()
         self.assertLess(p[-1], 2e-7)
         ends = np.asarray(cumulative_thresholds(p)).astype(np.int64)
-        ends[-1] += 1  # the last word also has the integer that has no threshold above it
+        ends[-1] += 1  # the last class also has the integer that has no threshold above it
         # Each end is rounded by half an integer; the rest is float64.
         np.testing.assert_array_less(np.abs(np.diff(ends, prepend=0) - p * 2**32), 1.01)
 
@@ -104,28 +103,28 @@ class SamplingTest(parameterized.TestCase):
         p = np.random.default_rng(0).random(50).astype(np.float32)
         np.testing.assert_array_equal(cumulative_thresholds(p), cumulative_thresholds(4 * p))
 
-    def test_words_at_the_edges_of_their_shares(self):
-        # Shares of 2^31, 429 (a probability of 1e-7), and the rest, between words without one.
+    def test_classes_at_the_edges_of_their_shares(self):
+        # Shares of 2^31, 429 (a probability of 1e-7), and the rest, between classes without one.
         share = 429
         p = np.array([0, 2**31, 0, share, 2**31 - share, 0]) / 2**32
         thresholds = cumulative_thresholds(p)
         integers = [0, 2**31 - 1, 2**31, 2**31 + share - 1, 2**31 + share, 2**32 - 2, 2**32 - 1]
-        words = words_at(thresholds, jnp.asarray(integers, jnp.uint32))
-        self.assertEqual(words.dtype, jnp.int32)
-        np.testing.assert_array_equal(words, [1, 1, 3, 3, 4, 4, 4])
+        found = classes_at(thresholds, jnp.asarray(integers, jnp.uint32))
+        self.assertEqual(found.dtype, jnp.int32)
+        np.testing.assert_array_equal(found, [1, 1, 3, 3, 4, 4, 4])
 
     def test_frequencies(self):
         p = np.array([0, 0.4, 0.3, 0.15, 0.1, 0.04, 0.01, 0])
         num_samples = 200_000
-        words = sample_words(jax.random.key(0), cumulative_thresholds(p), num_samples)
-        self.assertEqual(words.shape, (num_samples,))
-        counts = np.bincount(words, minlength=len(p))
+        drawn = sample_classes(jax.random.key(0), cumulative_thresholds(p), num_samples)
+        self.assertEqual(drawn.shape, (num_samples,))
+        counts = np.bincount(drawn, minlength=len(p))
         np.testing.assert_array_equal(counts[p == 0], 0)
         expected = num_samples * p[p > 0]
         chi_square = ((counts[p > 0] - expected) ** 2 / expected).sum()
         self.assertLess(chi_square, 20.5)  # one in a thousand with five degrees of freedom
         # Draws do not depend on one another: pairs of neighbours are as frequent as they should be.
-        pairs = np.bincount(words[::2] * len(p) + words[1::2], minlength=len(p) ** 2)
+        pairs = np.bincount(drawn[::2] * len(p) + drawn[1::2], minlength=len(p) ** 2)
         expected = num_samples / 2 * np.outer(p, p).ravel()
         chi_square = ((pairs - expected) ** 2 / np.maximum(expected, 1e-9))[expected > 0].sum()
         self.assertLess(chi_square, 66.7)  # one in a thousand with 35 degrees of freedom
@@ -152,7 +151,7 @@ class LossTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(*KINDS)
-    def test_a_word_drawn_twice_is_two_draws(self, kind: str):
+    def test_a_class_drawn_twice_is_two_draws(self, kind: str):
         hidden, rows, bias = random_inputs()
         losses, _ = value_and_gradients(kind, hidden, rows, bias)
         # One of the draws of slot 2 moves to a slot of its own, with the same row.
@@ -195,7 +194,7 @@ class LossTest(parameterized.TestCase):
 
     @parameterized.product(kind=KINDS, size=(-1e5, 1e5))
     def test_extreme_logits(self, kind: str, size: float):
-        # All words score the same: the target's term or that of every draw is `size`, the others 0.
+        # All classes score the same: the target's term or each draw's is `size`, the others 0.
         hidden, rows, bias = random_inputs()
         losses, gradients = value_and_gradients(kind, hidden, 0 * rows, 0 * bias + size)
         terms = COUNTS.sum() if size > 0 else 1
@@ -221,7 +220,7 @@ class OptimumTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)
     def test_what_the_expected_loss_is_least_at(self, kind: str):
         # Three contexts, one-hot, so that every score is free. In place of draws stand their
-        # expected counts S p, and in place of targets all words weighted by the data: the loss is
+        # expected counts S p, and in place of targets all classes weighted by the data: the loss is
         # the exact expectation.
         num_contexts, vocab_size = 3, C
         rng = np.random.default_rng(3)

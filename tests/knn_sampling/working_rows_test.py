@@ -1,10 +1,26 @@
-"""The small table against sets: all that is needed, once, and everything found again."""
+"""The small table against sets: all that is needed, once, and found again; then what losses see."""
+
+import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics
 from knn_sampling.working_rows import WorkingRows, working_rows
+from tests.knn_sampling.batches import (
+    B,
+    assert_close,
+    index_of,
+    layer_of,
+    random_batch,
+    sample_of,
+    statistics_of,
+    value_and_gradients,
+)
 
 V = 50
 
@@ -18,8 +34,19 @@ def candidate_sets(rng: np.random.Generator, num_groups: int, capacity: int) -> 
     return ids
 
 
-def make(candidate_ids: np.ndarray, tokens: np.ndarray) -> WorkingRows:
-    return jax.jit(working_rows, static_argnums=2)(candidate_ids, tokens, V)
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def make(candidate_ids, tokens, vocab_size, capacity, targets=None) -> WorkingRows:
+    required = jnp.zeros((0,), jnp.int32) if targets is None else targets
+    return working_rows(candidate_ids, tokens, vocab_size, capacity, required=required)
+
+
+def slow_rows(candidate_ids, tokens, targets, vocab_size: int, capacity: int) -> list[int]:
+    """The rows that stay, ascending."""
+    inputs, candidates = set(tokens.ravel().tolist()), set(candidate_ids.ravel().tolist())
+    candidates.discard(vocab_size)
+    stay = inputs | (candidates & set(targets.ravel().tolist()))
+    rest = sorted(candidates - stay)
+    return sorted(stay | set(rest[: capacity - len(stay)] if capacity else rest))
 
 
 class WorkingRowsTest(parameterized.TestCase):
@@ -31,34 +58,183 @@ class WorkingRowsTest(parameterized.TestCase):
             rng = np.random.default_rng(seed)
             candidate_ids = candidate_sets(rng, num_groups, capacity)
             tokens = rng.integers(0, V, tokens_shape).astype(np.int32)
-            rows = make(candidate_ids, tokens)
-            ids = np.asarray(rows.ids)
             num_rows = min(num_groups * capacity, V) + min(tokens.size, V)
-            self.assertEqual(ids.shape, (num_rows,))
+            for most in (0, num_rows, num_rows + 9):  # a capacity above the bound is the bound
+                rows = make(candidate_ids, tokens, V, most)
+                ids = np.asarray(rows.ids)
+                self.assertEqual(ids.shape, (num_rows,))
+                used = ids[ids < V]
+                expected = slow_rows(candidate_ids, tokens, np.array([]), V, 0)
+                self.assertCountEqual(used.tolist(), expected)  # distinct, and nothing else
+                self.assertEqual(rows.num_needed, len(expected))
+                self.assertEqual(set(ids[ids >= V].tolist()) - {V}, set())
 
-            used = ids[ids < V]
-            words = {*tokens.ravel().tolist(), *candidate_ids.ravel().tolist()} - {V}
-            self.assertCountEqual(used.tolist(), words)  # distinct, and nothing else
-            self.assertEqual(set(ids[ids >= V].tolist()) - {V}, set())
-
-            np.testing.assert_array_equal(ids[np.asarray(rows.tokens)], tokens)
-            if num_groups == 1:
-                self.assertIsNone(rows.candidates)
-                np.testing.assert_array_equal(ids[:capacity], candidate_ids[0])
-            else:
-                is_word = candidate_ids < V
-                places = np.asarray(rows.candidates)
-                np.testing.assert_array_equal(ids[places[is_word]], candidate_ids[is_word])
-                np.testing.assert_array_equal(places[~is_word], num_rows)
+                np.testing.assert_array_equal(ids[np.asarray(rows.tokens)], tokens)
+                if num_groups == 1:
+                    self.assertIsNone(rows.candidates)
+                    np.testing.assert_array_equal(ids[:capacity], candidate_ids[0])
+                else:
+                    is_id = candidate_ids < V
+                    candidate_rows = np.asarray(rows.candidates)
+                    np.testing.assert_array_equal(ids[candidate_rows[is_id]], candidate_ids[is_id])
+                    np.testing.assert_array_equal(candidate_rows[~is_id], num_rows)
 
     def test_any_batch_fits(self):
-        # As many distinct words as there can be: all candidates of all groups, and the tokens.
+        # As many distinct rows as there can be: all candidates of all groups, and the tokens.
         candidate_ids = np.arange(30, dtype=np.int32).reshape(3, 10)
         tokens = np.arange(30, V, dtype=np.int32).reshape(4, 5)
-        rows = make(candidate_ids, tokens)
+        rows = make(candidate_ids, tokens, V, 0)
         self.assertEqual(rows.ids.tolist(), list(range(V)))
         np.testing.assert_array_equal(rows.tokens, tokens)
         np.testing.assert_array_equal(rows.candidates, candidate_ids)
+
+    @parameterized.product(num_groups=(1, 3), capacity=(20, 23, 30, 45, V))
+    def test_within_a_capacity_equals_sets(self, num_groups: int, capacity: int):
+        overflows = []
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            candidate_ids = candidate_sets(rng, num_groups, V)
+            tokens = rng.integers(0, V, (3, 4)).astype(np.int32)
+            targets = rng.integers(0, V, (3, 2)).astype(np.int32)  # not all are candidates
+            tokens[0], targets[0] = tokens[0, 0], tokens[0, 0]
+            rows = make(candidate_ids, tokens, V, capacity, targets)
+            expected = slow_rows(candidate_ids, tokens, targets, V, capacity)
+            unused = [V] * (capacity - len(expected))
+            self.assertEqual(rows.ids.tolist(), expected + unused)
+            needed = len(slow_rows(candidate_ids, tokens, targets, V, 0))
+            self.assertEqual(rows.num_needed, needed)
+            overflows.append(needed - capacity)
+
+            ids = np.asarray(rows.ids)
+            np.testing.assert_array_equal(ids[np.asarray(rows.tokens)], tokens)
+            stays = np.isin(candidate_ids, expected)
+            candidate_rows = np.asarray(rows.candidates)
+            np.testing.assert_array_equal(ids[candidate_rows[stays]], candidate_ids[stays])
+            np.testing.assert_array_equal(candidate_rows[~stays], capacity)
+        # The cases are worth trying: batches that do not fit, and ones that do.
+        self.assertEqual(max(overflows) > 0, capacity < V)
+        self.assertEqual(min(overflows) <= 0, num_groups == 1 or capacity == V)
+
+    def test_distinct_tokens_and_targets_fill_the_least_capacity(self):
+        tokens, targets = (np.arange(i, j, dtype=np.int32) for i, j in ((20, 32), (40, 48)))
+        candidate_ids = np.arange(V, dtype=np.int32)[None]
+        rows = make(candidate_ids, tokens[None], V, 20, targets[None])
+        self.assertEqual(rows.ids.tolist(), [*tokens.tolist(), *targets.tolist()])
+        with self.assertRaisesRegex(
+            ValueError,
+            "output_layer.row_capacity is 19, must be at least 20: the 12 input tokens and 8 "
+            "targets of a batch .* vocabulary of 50; 0 sets no limit",
+        ):
+            make(candidate_ids, tokens[None], V, 19, targets[None])
+        # A vocabulary smaller than that is enough.
+        all_tokens = np.arange(3 * V, dtype=np.int32)[None] % V
+        self.assertEqual(make(candidate_ids, all_tokens, V, V, targets).ids.tolist(), [*range(V)])
+
+
+NUM_ROWS, NUM_VALID = 40, 37
+LAYERS = {
+    "knn": layer_of("knn", capacity=NUM_ROWS, num_valid=NUM_VALID, log_q_correction=True),
+    "target_sampling": layer_of("target_sampling", num_valid=NUM_VALID, log_q_correction=True),
+    "nce": layer_of("nce", num_valid=NUM_VALID, num_negatives=20),
+    "neg": layer_of("neg", num_valid=NUM_VALID, num_negatives=20),
+}
+# Input tokens, one of them twice: with 12 targets, 16 rows are the least.
+TOKENS = np.array([[3, 3], [8, 30]], np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def by_rows(layer: OutputLayer, batch, sample: Sample, capacity: int):
+    """`value_and_gradients` with the rows of the batch in the table's place."""
+    ids, targets = sample.candidates.ids, batch["targets"]
+    rows = working_rows(ids, TOKENS, NUM_ROWS, capacity, required=targets)
+
+    def loss(hidden, table, bias):
+        table = table.at[rows.ids].get(mode="fill", fill_value=7.0)
+        its_rows = sample._replace(candidate_rows=rows.candidates)
+        losses = layer.loss(hidden, targets, batch["weights"], table, bias, its_rows)
+        return losses.sum(), losses
+
+    parameters = (batch["hidden"], batch["table"], batch["bias"])
+    gradients, losses = jax.grad(loss, (0, 1, 2), has_aux=True)(*parameters)
+    return losses, gradients
+
+
+def without(sample: Sample, stay: list[int], targets: np.ndarray) -> Sample:
+    """The sample with only the candidates that stay in V', found one by one."""
+    ids, labels = np.full_like(sample.candidates.ids, NUM_ROWS), sample.candidates.labels.tolist()
+    logit_bias, counts = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
+    for group, old in enumerate(sample.candidates.ids.tolist()):
+        slots = [slot for slot, one in enumerate(old) if one in stay]
+        for new, slot in enumerate(slots):
+            ids[group, new], logit_bias[group, new] = old[slot], sample.logit_bias[group, slot]
+            counts[group, new] = 0 if sample.counts is None else sample.counts[group, slot]
+        found = ids[group].tolist()
+        labels[group] = [found.index(t) if t in found else 0 for t in targets[group].tolist()]
+    union_size = (ids < NUM_ROWS).sum(axis=1, dtype=np.int32)
+    candidates = sample.candidates._replace(
+        ids=jnp.asarray(ids), labels=jnp.asarray(labels), union_size=jnp.asarray(union_size)
+    )
+    has_counts = sample.counts is not None
+    return Sample(
+        candidates,
+        jnp.asarray(logit_bias),
+        jnp.asarray(counts) if has_counts else None,
+        candidates.ids,
+    )
+
+
+class LossOverRowsTest(parameterized.TestCase):
+    @parameterized.product(kind=tuple(LAYERS), group_size=(0, B // 2), capacity=(0, 16, 21, 38))
+    def test_a_candidate_that_is_left_out_is_no_class(self, kind, group_size, capacity):
+        layer = dataclasses.replace(LAYERS[kind], group_size=group_size)
+        batch, statistics = random_batch(NUM_ROWS, NUM_VALID), statistics_of(NUM_ROWS, NUM_VALID)
+        sample = sample_of(layer, batch, index_of(layer, batch, statistics), statistics)
+        ids, targets = np.asarray(sample.candidates.ids), np.asarray(batch["targets"])
+        stay = slow_rows(ids, TOKENS, targets, NUM_ROWS, capacity)
+        left_out = set(ids.ravel().tolist()) - {NUM_ROWS} - set(stay)
+        self.assertEqual(bool(left_out), kind != "target_sampling" and capacity in (16, 21))
+        cut = without(sample, stay, targets.reshape(len(ids), -1)) if left_out else sample
+        expected = value_and_gradients(layer, batch, cut)
+        assert_close(by_rows(layer, batch, sample, capacity), expected)
+
+
+class PaperSizesTest(absltest.TestCase):
+    def test_no_array_of_the_table_is_made(self):
+        vocab_size, width, groups, sequences, capacity = 500_096, 768, 8, 32, 262_144
+        layer = layer_of("knn", k=50, capacity=65_536, group_size=sequences, num_valid=vocab_size)
+        batch_size, length, masked = groups * sequences, 512, 77
+
+        def step(neighbours, probabilities, tokens, targets, weights, hidden, table, bias):
+            statistics = TokenStatistics(probabilities, None, None)
+            index = NeighbourIndex(neighbours, None)
+            sample = layer.sample(None, targets, weights, statistics, index)
+            ids = sample.candidates.ids
+            rows = working_rows(ids, tokens, vocab_size, capacity, required=targets)
+            sample = sample._replace(candidate_rows=rows.candidates)
+
+            def loss(*parameters):
+                hidden, table, bias = parameters
+                return layer.loss(hidden, targets, weights, table, bias, sample).sum()
+
+            unlimited = working_rows(ids, tokens, vocab_size, 0, required=targets)
+            return rows.ids, unlimited.ids, jax.grad(loss, (0, 1, 2))(hidden, table, bias)
+
+        positions = batch_size, masked
+        shapes = (
+            ((vocab_size, 50), jnp.int32), ((vocab_size,), jnp.float32),
+            ((batch_size, length), jnp.int32), (positions, jnp.int32), (positions, jnp.float32),
+            ((*positions, width), jnp.bfloat16), ((capacity, width), jnp.float32),
+            ((vocab_size,), jnp.float32),
+        )  # fmt: skip
+        program, result = jax.make_jaxpr(step, return_shape=True)(
+            *(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+        )
+        ids, unlimited_ids, (_, by_table, _) = result
+        self.assertEqual(ids.shape, (capacity,))
+        self.assertEqual(by_table.shape, (capacity, width))
+        self.assertGreater(unlimited_ids.shape[0], vocab_size)  # without a capacity: all rows
+        self.assertIn(f"[{capacity},{width}]", str(program))
+        self.assertNotIn(f"{vocab_size},{width}", str(program))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def objective_with(layer: OutputLayer = WHOLE, encoder: EncoderSettings = ENCODE
         bos=BOS,
         pad=PAD,
         mask_id=MASK,
-        never_masked=SPECIAL,
+        special_ids=SPECIAL,
         across_documents=False,
         words=statistics(layer.num_valid, encoder.vocab_size),
     )
@@ -428,7 +428,7 @@ class PredictionsTest(absltest.TestCase):
             MASKS,
             vocab_size=VOCAB,
             mask_id=MASK,
-            never_masked=SPECIAL,
+            special_ids=SPECIAL,
         )
         masked = jax.tree.map(np.asarray, masked)
         everywhere = np.tile(np.arange(L), (B, 1))

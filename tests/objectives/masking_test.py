@@ -30,7 +30,7 @@ def rows_with_text(counts: list[int], length: int, seed: int = 0) -> np.ndarray:
 
 
 def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT, rates=None) -> Masked:
-    ids = {"vocab_size": VOCAB, "mask_id": MASK, "never_masked": SPECIAL}
+    ids = {"vocab_size": VOCAB, "mask_id": MASK, "special_ids": SPECIAL}
     return mask_tokens(key, tokens, settings, **ids, rates=rates)
 
 

@@ -4,7 +4,6 @@ import math
 
 import jax.numpy as jnp
 from absl.testing import absltest
-
 from objectives.sums import means
 
 

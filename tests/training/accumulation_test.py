@@ -9,91 +9,105 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import model as builders
-from objectives.sums import means
+from builders import streams
+from objectives.batch import Batch
+from objectives.loss_and_metrics import means
+from objectives.objective import Objective, gathered_rows
+from tests import factories
 from tests.training import program_test
 from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from training.loop import train
 from training.metrics import read_metrics
-from training.optimizer import OptimizerSettings, rows_of
 from training.settings import TrainSettings
-from training.sharding import MeshSettings, batch_sharding, make_mesh
-from training.step import Program, make_program
+from training.sharding import MeshSettings, batch_sharding
+from training.step import TrainFunctions
 
 V, E, B = 20, 3, 8
 SETTINGS = TrainSettings(
     num_steps=8, batch_size=B, seed=0, log_every=1, evaluate_every=8, checkpoint_every=8,
     keep_checkpoints=1,
 )  # fmt: skip
-OPTIMIZER = OptimizerSettings(
-    learning_rate=0.1, warmup_steps=0, decay_power=1.0, beta1=0.9, beta2=0.98, epsilon=0.1,
-    weight_decay=0.1, clip_norm=0.05, embedding_update="dense",
-)  # fmt: skip
 
 
-class Lookup:
-    """Fits the words of a row, of which some weigh nothing, and one more that the key draws."""
+class Lookup(Objective):
+    """Fits the tokens of a sequence, of which some weigh nothing, and one more that the key draws.
 
-    table = ("table",)
-    refresh_every = 0
-    rolling_refresh = False
-    exact_fraction = 0.0
+    Learns besides parameters how many losses it has seen, and the last of them.
+    """
+
+    tables = ("table",)
 
     def __init__(self, draws: bool, by_rows: bool = True):
         self.draws, self.by_rows = draws, by_rows
 
-    def init(self, key, length):
+    def init(self, key):
         return {
             "table": jax.random.normal(key, (V, E)),
             "scale": jnp.linspace(1.0, 2.0, E),
         }
 
-    def empty_index(self):
-        return None
+    def init_extra(self):
+        return {"seen": jnp.int32(0), "last": jnp.float32(0)}
 
-    def prepare(self, index, batch, key, *, exact):
+    def learn(self, extra, observed):
+        return {"seen": extra["seen"] + 1, "last": observed}
+
+    def plan(self, extra, batch, key, step):
         drawn = jax.random.randint(key, (1,), 0, V) if self.draws else jnp.zeros(1, jnp.int32)
         tokens = batch["tokens"]
         if not self.by_rows:
-            return (tokens, drawn, batch["target"]), None
+            return (tokens, drawn, batch["target"]), {}
         ids = jnp.unique(jnp.append(tokens, drawn), size=2 * B + 1, fill_value=V)
         find = functools.partial(jnp.searchsorted, ids)
-        return (find(tokens), find(drawn), batch["target"]), ids
+        return (find(tokens), find(drawn), batch["target"]), {"table": ids}
 
-    def sums(self, params, prepared):
-        tokens, drawn, target = prepared
-        found = params["table"][tokens].sum(1) + params["table"][drawn]
+    def loss(self, params, rows, plan, key):
+        tokens, drawn, target = plan
+        table = rows.get("table", params["table"])
+        found = table[tokens].sum(1) + table[drawn]
         weight = (target > 0).astype(jnp.float32)
-        loss = jnp.tanh(found @ params["scale"] / 8 - target / 2) ** 2
-        return {"loss": ((loss * weight).sum(), weight.sum()), "drawn": (drawn[0] * 1.0, 1.0)}
+        losses = jnp.tanh(found @ params["scale"] / 8 - target / 2) ** 2
+        total = (losses * weight).sum()
+        metrics = {"loss": (total, weight.sum()), "drawn": (drawn[0].astype(jnp.float32), 1.0)}
+        return metrics, total
 
 
-def batch_of(step: int) -> dict[str, np.ndarray]:
+def arrays_of(step: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(step)
     target = rng.integers(0, 3, B).astype(np.float32)
     return {"tokens": rng.integers(0, V, (B, 2)).astype(np.int32), "target": target}
 
 
-def program_of(
+class Data:
+    def batches(self, steps):
+        return (("lookups", arrays_of(step)) for step in steps)
+
+    def step_values(self, step):
+        return {}
+
+
+def functions_of(
     objective, accumulation=WHOLE_BATCHES, axes=(1, 1, 1), embedding_update="dense"
-) -> Program:
+) -> TrainFunctions:
+    optimizer = factories.optimizer_settings(
+        epsilon=0.1, weight_decay=0.1, clip_norm=0.05, embedding_update=embedding_update
+    )
     mesh_settings = MeshSettings(*axes, vocab_multiple=1, rules=())
-    mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
-    optimizer = OptimizerSettings(**{**vars(OPTIMIZER), "embedding_update": embedding_update})
-    return make_program(
-        objective, optimizer, mesh_settings, mesh,
-        num_steps=SETTINGS.num_steps, length=2, accumulation=accumulation,
-    )  # fmt: skip
+    return factories.train_functions(
+        objective, optimizer, mesh_settings, SETTINGS.num_steps, accumulation=accumulation
+    )
 
 
-def run(program: Program, num_steps: int = 3):
-    """Parameters after some steps, and the metrics of each."""
-    state, metrics = program.init(np.int32(0)), []
+def run(functions: TrainFunctions, num_steps: int = 3):
+    """Parameters after some steps, the metrics of each, and the extra state."""
+    state, metrics = functions.init(np.int32(0)), []
     for step in range(num_steps):
-        batch = jax.device_put(batch_of(step), batch_sharding(program.mesh))
-        state, sums = program.train_step(state, batch, False)
-        metrics.append(means(jax.device_get(sums)))
-    return program.flush(state).params, metrics
+        arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
+        batch = Batch(arrays, "lookups")
+        state, found = functions.train_step(functions.objective, state, batch)
+        metrics.append(means(jax.device_get(found)))
+    state = functions.apply_pending_updates(state)
+    return state.params, metrics, state.extra
 
 
 class AccumulationTest(parameterized.TestCase):
@@ -111,52 +125,58 @@ class AccumulationTest(parameterized.TestCase):
     )
     def test_parts_are_the_whole(self, num_parts, by_rows, embedding_update):
         objective = Lookup(draws=False, by_rows=by_rows)
-        expected = run(program_of(objective))
+        expected = run(functions_of(objective))
         found = run(
-            program_of(objective, Accumulation(num_parts, 0), embedding_update=embedding_update)
+            functions_of(objective, Accumulation(num_parts, 0), embedding_update=embedding_update)
         )
         self.assert_equal(found, expected)
         self.assertEqual([m["batch_rows"] for m in found[1]], [B] * 3)
-        first = program_of(objective).init(np.int32(0)).params
+        self.assertEqual((expected[2]["seen"], found[2]["seen"]), (3, 3 * num_parts))
+        first = functions_of(objective).init(np.int32(0)).params
         for name, change in jax.tree.map(lambda a, b: np.abs(a - b).max(), found[0], first).items():
             self.assertGreater(change, 0.01, name)
 
     def test_devices_do_not_change_it(self):
         objective, accumulation = Lookup(draws=True), Accumulation(2, 0)
-        expected = run(program_of(objective, accumulation))
-        self.assert_equal(run(program_of(objective, accumulation, axes=(4, 1, 2))), expected)
+        expected = run(functions_of(objective, accumulation))
+        self.assert_equal(run(functions_of(objective, accumulation, axes=(4, 1, 2))), expected)
 
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):
-        objective, key = Lookup(draws=True), jax.random.key(3)
-        params, batch = objective.init(key, 2), batch_of(5)
-        grads, sums = accumulate(
-            objective, params, None, batch, key, exact=False, num_parts=4, num_used=used
-        )
+        objective, key, step = Lookup(draws=True), jax.random.key(3), jnp.int32(0)
+        params, arrays = objective.init(key), arrays_of(5)
+        extra = objective.init_extra()
+        # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
+        grads, metrics, extra = accumulate(
+            objective, params, extra, Batch(arrays, "lookups"), key, jnp.int32(used - 1),
+            Accumulation(4, 4),
+        )  # fmt: skip
         total, weight, drawn = jax.tree.map(jnp.zeros_like, params), 0.0, []
         for number in range(used):
-            part = {name: array[number::4] for name, array in batch.items()}
-            prepared, ids = objective.prepare(
-                None, part, jax.random.fold_in(key, number), exact=False
-            )
+            part = Batch({name: array[number::4] for name, array in arrays.items()}, "lookups")
+            part_key = jax.random.fold_in(key, number)
+            plan, touched = objective.plan({}, part, part_key, step)
 
-            def loss(params, prepared=prepared, ids=ids):
+            def loss(params, plan=plan, ids=touched["table"]):
                 rows = params["table"].at[ids].get(mode="fill", fill_value=0)
-                return objective.sums({**params, "table": rows}, prepared)["loss"]
+                return objective.loss(params, {"table": rows}, plan, key)[0]["loss"]
 
             total = jax.tree.map(jnp.add, total, jax.grad(lambda p: loss(p)[0])(params))
             weight += loss(params)[1]
-            drawn.append(float(objective.sums({**params}, prepared)["drawn"][0]))
-        self.assertEqual(sums["loss"][1], weight)
-        self.assertEqual(sums["drawn"], (sum(drawn), used))
+            last = loss(params)[0]
+            drawn.append(float(objective.loss(params, {}, plan, key)[0]["drawn"][0]))
+        self.assertEqual(metrics["loss"][1], weight)
+        self.assertEqual(metrics["drawn"], (sum(drawn), used))
+        self.assertEqual(extra["seen"], used)
+        np.testing.assert_allclose(extra["last"], last, rtol=1e-5)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b / weight, rtol=1e-5, atol=1e-7),
             grads, total,
         )  # fmt: skip
 
     def test_a_batch_that_cannot_be_cut(self):
-        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one of 8 rows"):
-            run(program_of(Lookup(draws=False), Accumulation(3, 0)), 1)
+        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one of 8 examples"):
+            run(functions_of(Lookup(draws=False), Accumulation(3, 0)), 1)
         with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, must divide .* 8"):
             TrainSettings(**{**vars(SETTINGS), "accumulation_steps": 3})
         with self.assertRaisesRegex(ValueError, "batch_warmup_steps is 5, but a batch has one"):
@@ -168,10 +188,10 @@ class WarmUpTest(parameterized.TestCase):
     def test_the_batch_grows(self, warmup_steps, expected):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         train(
-            program_of(Lookup(draws=True), Accumulation(4, warmup_steps)),
+            functions_of(Lookup(draws=True), Accumulation(4, warmup_steps)),
             SETTINGS,
             folder,
-            lambda steps: map(batch_of, steps),
+            Data(),
         )
         found = [r["train/batch_rows"] for r in read_metrics(folder / "metrics.jsonl")]
         self.assertEqual(found[: len(expected)], expected)
@@ -180,24 +200,26 @@ class WarmUpTest(parameterized.TestCase):
 
 class MaskedLMTest(absltest.TestCase):
     def test_a_model_takes_batches_in_parts(self):
-        config = program_test.config("plain")
-        objective = builders.objective(config, program_test.store())
-        program = program_test.program("plain", program_test.SINGLE)
-        batch = next(builders.batches(config, program_test.store(), program.mesh)(range(1)))
-        state, _ = program.refresh(program.init(np.int32(0)), True)
-        arguments = state.params, state.index, batch, jax.random.key(1)
+        functions = program_test.functions("plain", program_test.SINGLE)
+        objective = functions.objective
+        data = streams.training_data(
+            program_test.config("plain"), program_test.store(), functions.mesh
+        )
+        kind, arrays = next(data.batches(range(1)))
+        state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
+        arguments = state.params, state.extra, Batch(arrays, kind), jax.random.key(1), state.step
 
         @jax.jit
-        def whole(params, index, batch, key):
-            prepared, ids = objective.prepare(index, batch, key, exact=False)
-            return objective.sums(rows_of(params, objective.table, ids), prepared)
+        def whole(params, extra, batch, key, step):
+            plan, touched = objective.plan(extra, batch, key, step)
+            return objective.loss(params, gathered_rows(params, touched), plan, key)[0]
 
-        parts = functools.partial(accumulate, objective, exact=False, num_parts=2, num_used=2)
-        grads, sums = jax.jit(parts)(*arguments)
+        parts = functools.partial(accumulate, objective, accumulation=Accumulation(2, 0))
+        grads, metrics, _ = jax.jit(parts)(*arguments)
         for grad in jax.tree.leaves(grads):
             self.assertTrue(np.isfinite(grad).all())
-        # As many targets, and a V' of its own for each part, of fewer words.
-        found, expected = (jax.device_get(one) for one in (sums, whole(*arguments)))
+        # As many targets, and a V' of its own for each part, of fewer tokens.
+        found, expected = (jax.device_get(one) for one in (metrics, whole(*arguments)))
         self.assertEqual(found["loss"][1], expected["loss"][1])
         self.assertLess(means(found)["candidates"], 0.9 * means(expected)["candidates"])
 

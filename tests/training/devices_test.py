@@ -10,18 +10,20 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import OutputLayer, WordStatistics
-from models.encoder import Encoder, EncoderSettings
-from objectives.contrastive import ContrastSettings
+from knn_sampling.output_layer import TokenStatistics
+from objectives.batch import Batch
+from objectives.contrastive import ContrastSettings, SentenceContrast
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
-from training.optimizer import OptimizerSettings
-from training.sharding import MeshSettings, batch_sharding, make_mesh
-from training.step import Program, make_program
+from objectives.objective import gathered_rows
+from objectives.translation_lm import TranslationLM
+from tests import factories
+from training.sharding import MeshSettings, batch_sharding, make_mesh, traced_on
+from training.step import TrainFunctions
 
 V, E, B, L = 4096, 16, 8, 8
 CONTRAST = ContrastSettings(weight=1.0, temperature=0.1)
-RULES = (("vocab", "model"), ("mlp", "model"), ("heads", "model"))
+RULES = (("vocab", "model"), ("mlp", "model"), ("heads", "model"), ("embed", "fsdp"))
 
 
 @functools.cache
@@ -30,51 +32,44 @@ def mesh_of(axes: tuple[int, int, int]) -> tuple[MeshSettings, jax.sharding.Mesh
     return settings, make_mesh(settings, jax.devices()[: math.prod(axes)])
 
 
-def masked_lm_on(axes: tuple[int, int, int], kind: str) -> MaskedLM:
+def masked_lm_on(axes: tuple[int, int, int], kind: str, of: type[MaskedLM] = MaskedLM) -> MaskedLM:
     settings, mesh = mesh_of(axes)
-    encoder = EncoderSettings(V, E, E, 1, 2, E, L, "post", 0.1, 0.1, "float32")
-    layer = OutputLayer(
-        kind=kind,
-        num_valid=V,
-        k=4,
-        capacity=64,
-        capacity_buckets=1,
-        num_negatives=16,
-        group_size=2,
-        refresh="all",
-        refresh_every=1,
-        index_block=64,
-        index_scores="float32",
-        vocab_block=1024,
-        candidate_block=0,
-        log_q_correction=True,
-        exact_fraction=0.0,
-        frequency_bias=False,
-        mesh=mesh,
-        vocab_axes=settings.axes_of("vocab"),
+    layer = factories.output_layer_settings(
+        kind=kind, k=4, capacity=64, num_negatives=16, group_size=2, log_q_correction=True
     )
+    encoder = factories.encoder_settings(
+        vocab_size=V, embedding_size=E, hidden_size=E, mlp_size=E, max_length=L,
+        norm_position="post", attention_dropout_rate=0.1,
+    )  # fmt: skip
     uniform = np.full(V, 1 / V)
-    words = WordStatistics(
-        jnp.asarray(uniform, jnp.float32),
-        cumulative_thresholds(uniform),
-        jnp.zeros(V, jnp.int32),
-    )
-    masks = MaskSettings(0.2, 0.8, 0.1)
-    return MaskedLM(
-        Encoder(encoder), layer, masks, 0, 1, 4, (0, 1, 2, 4), True, words, (), CONTRAST
+    return factories.masked_lm(
+        layer,
+        encoder,
+        kind=of,
+        num_valid=V,
+        mesh=mesh,
+        mesh_settings=settings,
+        mask=MaskSettings(0.2, 0.8, 0.1),
+        across_documents=True,
+        statistics=TokenStatistics(
+            jnp.asarray(uniform, jnp.float32), cumulative_thresholds(uniform), jnp.zeros(V, int)
+        ),
     )
 
 
-def program_on(axes: tuple[int, int, int], kind: str, update: str) -> Program:
-    optimizer = OptimizerSettings(1e-3, 1, 1.0, 0.9, 0.98, 1e-6, 0.01, 1.0, update)
-    return make_program(masked_lm_on(axes, kind), optimizer, *mesh_of(axes), num_steps=10, length=L)
+def functions_on(axes: tuple[int, int, int], kind: str, update: str) -> TrainFunctions:
+    optimizer = factories.optimizer_settings(
+        weight_decay=0.01, clip_norm=1.0, embedding_update=update
+    )
+    return factories.train_functions(masked_lm_on(axes, kind), optimizer, mesh_of(axes)[0])
 
 
 def step_text(axes: tuple[int, int, int], kind: str, update: str) -> str:
     """The compiled step, after the compiler has put the collectives in."""
-    program = program_on(axes, kind, update)
-    tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(program.mesh))
-    step = program.train_step.lower(program.abstract_state, {"tokens": tokens}, False)
+    functions = functions_on(axes, kind, update)
+    tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(functions.mesh))
+    batch = Batch({"tokens": tokens}, "packed")
+    step = functions.train_step.lower(functions.objective, functions.abstract_state, batch)
     return step.compile().as_text()
 
 
@@ -91,45 +86,44 @@ def collective_sizes(text: str) -> list[int]:
 @functools.cache
 def random_params():
     """Parameters away from their initial values, among which are too many zeros and ones."""
-    params = program_on((1, 1, 1), "full", "dense").abstract_state.params
+    params = functions_on((1, 1, 1), "full", "dense").abstract_state.params
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), params)
 
 
 @functools.cache
-def loss_and_gradients(axes: tuple[int, int, int], kind: str, apart: bool = False):
-    """Of one batch by rows of the table, dropout on, everything laid out over the devices."""
-    objective = masked_lm_on(axes, kind)
+def loss_and_gradients(axes: tuple[int, int, int], kind: str, is_contrast: bool = False):
+    """Of one batch by table rows, dropout on, everything laid out over the devices."""
     _, mesh = mesh_of(axes)
-    layout = program_on(axes, kind, "dense").abstract_state
+    layout = functions_on(axes, kind, "dense").abstract_state
     params = jax.tree.map(
         lambda x, s: jax.device_put(x, s.sharding), random_params(), layout.params
     )
     tokens = np.random.default_rng(1).integers(5, V, (B, L)).astype(np.int32)
-    batch = {"tokens": tokens}
-    if apart:  # two sentences a row
+    arrays, objective = {"tokens": tokens}, masked_lm_on(axes, kind)
+    if is_contrast:  # two sentences a sequence
         tokens[:, [0, L // 2]] = 0
         segments = np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0).astype(np.int32)
         positions = np.tile(np.arange(L // 2, dtype=np.int32), (B, 2))
-        batch |= {"segments": segments, "positions": positions, "apart": np.ones(B, bool)}
-    batch = jax.device_put(batch, batch_sharding(mesh))
+        arrays |= {"segments": segments, "positions": positions}
+        objective = SentenceContrast(masked_lm_on(axes, kind, TranslationLM), CONTRAST)
+    batch = Batch(jax.device_put(arrays, batch_sharding(mesh)), "any")
 
     @jax.jit
     def run(params, batch):
-        index = objective.empty_index()
-        index = index and objective.refresh(params, index, None)[0]
-        prepared, ids = objective.prepare(index, batch, jax.random.key(7), exact=False)
+        extra, step, key = objective.init_extra(), jnp.int32(0), jax.random.key(7)
+        if names := objective.due(0):
+            extra, _ = objective.refresh(params, extra, names, step)
+        plan, touched = objective.plan(extra, batch, key, step)
 
         def loss(params):
-            if ids is not None:
-                rows = params["embeddings"]["table"].at[ids].get(mode="fill", fill_value=0)
-                params = params | {"embeddings": params["embeddings"] | {"table": rows}}
-            total, weight = objective.sums(params, prepared)["loss"]
+            rows = gathered_rows(params, touched)
+            total, weight = objective.loss(params, rows, plan, key)[0]["loss"]
             return total / weight
 
         return jax.value_and_grad(loss)(params)
 
-    loss, gradients = run(params, batch)
+    loss, gradients = traced_on(mesh, run)(params, batch)
     return float(loss), jax.device_get(gradients)
 
 
@@ -143,10 +137,10 @@ class SameLossTest(parameterized.TestCase):
         self.assert_same((2, 1, 4), kind)
 
     @parameterized.parameters((2, 1, 1), (2, 2, 2))
-    def test_pairs_kept_apart_are_contrasted_over_all_devices(self, *axes):
-        self.assert_same(axes, "full", apart=True)
+    def test_sentences_are_contrasted_over_all_devices(self, *axes):
+        self.assert_same(axes, "full", is_contrast=True)
         alone, _ = loss_and_gradients((1, 1, 1), "full")
-        self.assertGreater(loss_and_gradients(axes, "full", apart=True)[0], alone + 1)
+        self.assertGreater(loss_and_gradients(axes, "full", is_contrast=True)[0], alone + 1)
 
     def assert_same(self, axes: tuple[int, int, int], kind: str, **kwargs):
         expected, one_device = loss_and_gradients((1, 1, 1), kind, **kwargs)

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
-from builders import memory, model
+from builders import memory, model, objectives
 from configs import quickstart, vocap_paper
+from objectives.batch import Batch
 from training.sharding import MeshSettings, batch_sharding, make_mesh
 
 
@@ -18,7 +19,6 @@ def config_of(kind: str):
     config.model.update(**{k: small.model[k] for k in ("hidden_size", "mlp_size", "num_heads")})
     config.model.update(embedding_size=16, num_layers=2, max_length=64, remat="dots")
     config.output_layer.update(kind=kind, capacity=512, group_size=4, num_negatives=256)
-    config.output_layer.index_block = 64
     config.train.batch_size = 16
     return config
 
@@ -30,16 +30,22 @@ class ExportTest(parameterized.TestCase):
         store = memory.absent_rows(config)
         settings = MeshSettings(2, 2, 2, config.mesh.vocab_multiple, config.mesh.rules)
         mesh = make_mesh(settings)
-        program = model.program(config, model.objective(config, store, mesh), store, mesh)
-        tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32, sharding=batch_sharding(mesh))
-        language = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=batch_sharding(mesh))
-        batch = {"tokens": tokens, "language": language}
-        functions = [(program.train_step, (batch, False)), (program.flush, ())]
-        if kind == "knn":
-            functions.append((program.refresh, (True,)))
-        for function, arguments in functions:
-            export = jax.export.export(function, platforms=[platform])
-            exported = export(program.abstract_state, *arguments)
+        objective = objectives.objective(config, store, mesh)
+        functions = model.train_functions(config, objective, mesh)
+        layout, state = batch_sharding(mesh), functions.abstract_state
+        tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32, sharding=layout)
+        language = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=layout)
+        batch = Batch({"tokens": tokens, "language": language}, "packed")
+        # Exports have no static arguments.
+        calls = [
+            (lambda state, batch: functions.train_step(objective, state, batch), (state, batch)),
+            (functions.apply_pending_updates, (state,)),
+        ]
+        if names := objective.due(0):
+            calls.append((lambda state: functions.refresh(names, state), (state,)))
+        for function, arguments in calls:
+            export = jax.export.export(jax.jit(function), platforms=[platform])
+            exported = export(*arguments)
             self.assertEqual(exported.platforms, (platform,))
             self.assertEqual(exported.nr_devices, 8)
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest import mock
 
 import jax
@@ -15,14 +16,14 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from objectives.objective import Objective
+from tests import factories
 from training.checkpoint import Checkpoints, SaveError, restore_latest
 from training.loop import train
 from training.metrics import read_metrics
-from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
-from training.sharding import MeshSettings, make_mesh
 from training.signals import Stopped
-from training.step import Program, make_program
+from training.step import TrainFunctions
 
 NUM_STEPS = 10
 SETTINGS = TrainSettings(
@@ -34,112 +35,110 @@ SETTINGS = TrainSettings(
     checkpoint_every=3,
     keep_checkpoints=2,
 )
-OPTIMIZER = OptimizerSettings(
-    learning_rate=0.1,
-    warmup_steps=0,
-    decay_power=1.0,
-    beta1=0.9,
-    beta2=0.98,
-    epsilon=1e-6,
-    weight_decay=0.0,
-    clip_norm=0.0,
-    embedding_update="dense",
-)
-MESH = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
 
 
-class Toy:
-    """Learns sqrt(x (100 + sum of w)); its "index" is a copy of w, of which a part is a number."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Toy(Objective):
+    """Learns sqrt(x (100 + sum of w)); keeps a copy of w, renewed in the first 8 steps."""
 
-    table = None
-    refresh_every = 3
-    rolling_refresh = False
-    exact_fraction = 0.2
+    exact: bool = False
+    every: int = 3
 
-    def init(self, key, length):
-        return {"w": jnp.zeros(length)}
+    def init(self, key):
+        return {"w": jnp.zeros(4)}
 
-    def empty_index(self):
-        return jnp.full(4, -1.0)
+    def init_extra(self):
+        return {"copy": jnp.full(4, -1.0), "copied_at": jnp.int32(-1)}
 
-    def refresh(self, params, index, part):
-        fresh = params["w"] if part is None else index.at[part].set(params["w"][part])
-        return fresh, {"moved": (jnp.abs(fresh - index).sum(), jnp.float32(1))}
+    def due(self, step):
+        return ("copy",) if not self.exact and step % self.every == 0 else ()
 
-    def prepare(self, index, batch, key, *, exact):
-        if "tokens" in batch:
-            x = batch["tokens"].astype(jnp.float32)
-            product = x @ x.T
-            return {"product": product + x @ x.T if exact else product}, None
-        return (batch["x"], jnp.float32(exact)), None
+    def refresh(self, params, extra, names, step):
+        report = {"moved": (jnp.abs(params["w"] - extra["copy"]).sum(), jnp.float32(1))}
+        return {"copy": params["w"], "copied_at": step}, report
 
-    def sums(self, params, prepared):
-        if isinstance(prepared, dict):  # of batches of tokens
-            return {"loss": ((params["w"] + 100).sum() * prepared["product"].sum(), 1.0)}
-        x, exact = prepared
-        losses = jnp.sqrt(x * (params["w"].sum() + 100))
-        return {"loss": (losses.sum(), jnp.float32(4)), "exact": (exact, 1.0)}
+    @functools.cached_property
+    def last_phase(self):
+        return dataclasses.replace(self, exact=True)
 
+    def at_step(self, step):
+        return self.last_phase if step >= 8 else self
 
-class Rolling(Toy):
-    rolling_refresh = True
-
-
-class ByRows(Toy):
-    """Learns in each step one row of w, which is a table."""
-
-    table = ("w",)
-    refresh_every = 2
-
-    def init(self, key, length):
-        return {"w": jnp.zeros((length, 1))}
-
-    def empty_index(self):
-        return jnp.zeros((4, 1))
-
-    def prepare(self, index, batch, key, *, exact):
-        prepared, _ = super().prepare(index, batch, key, exact=exact)
-        return prepared, jax.random.randint(key, (1,), 0, 4)
+    def loss(self, params, rows, plan, key):
+        if plan.kind == "tokens":
+            x = plan["tokens"].astype(jnp.float32)
+            product = (x @ x.T) + (x @ x.T if self.exact else 0)
+            return {"loss": ((params["w"] + 100).sum() * product.sum(), 1.0)}, None
+        losses = jnp.sqrt(plan["x"] * (params["w"].sum() + 100))
+        exact = (jnp.float32(self.exact), 1.0)
+        return {"loss": (losses.sum(), jnp.float32(4)), "exact": exact}, None
 
 
-def program_of(
-    objective, embedding_update: str = "dense", optimizer: OptimizerSettings = OPTIMIZER
-) -> Program:
-    mesh = make_mesh(MESH, jax.devices()[:1])
-    optimizer = dataclasses.replace(optimizer, embedding_update=embedding_update)
-    return make_program(objective, optimizer, MESH, mesh, num_steps=NUM_STEPS, length=4)
+class ByRows(Objective):
+    """Learns in each step one row of w, which is a table; keeps a copy of w."""
+
+    tables = ("w",)
+
+    def init(self, key):
+        return {"w": jnp.zeros((4, 1))}
+
+    def init_extra(self):
+        return {"copy": jnp.zeros((4, 1))}
+
+    def due(self, step):
+        return ("copy",) if step % 2 == 0 and step < 8 else ()
+
+    def refresh(self, params, extra, names, step):
+        return {"copy": params["w"]}, {}
+
+    def plan(self, extra, batch, key, step):
+        return batch["x"], {"w": jax.random.randint(key, (1,), 0, 4)}
+
+    def loss(self, params, rows, plan, key):
+        losses = jnp.sqrt(plan * (rows["w"].sum() + 100))
+        return {"loss": (losses.sum(), jnp.float32(4))}, None
 
 
-def batches(*values: float) -> Callable[[range], Iterator[dict[str, np.ndarray]]]:
+class Data:
     """The first batches as given, good ones after that."""
 
-    def make(steps: range) -> Iterator[dict[str, np.ndarray]]:
+    def __init__(self, *values: float):
+        self._values = values
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
         for step in steps:
-            value = values[step] if step < len(values) else GOOD
-            yield {"x": np.full(4, value, np.float32)}
+            value = self._values[step] if step < len(self._values) else GOOD
+            yield "numbers", {"x": np.full(4, value, np.float32)}
 
-    return make
+    def describe_batch(self, step: int):
+        return [["en", 10 * step]]
+
+    def step_values(self, step: int):
+        return {"values_of": step}
 
 
-def token_batches(steps: range) -> Iterator[dict[str, np.ndarray]]:
-    """Two kinds in turn."""
-    for step in steps:
-        yield {"tokens": np.ones((2 if step % 2 else 4, 7), np.int32)}
+class TokenData(Data):
+    """Two shapes in turn."""
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        for step in steps:
+            yield "tokens", {"tokens": np.ones((2 if step % 2 else 4, 7), np.int32)}
 
 
 class TestCase(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.program = program_of(Toy())
+        cls.functions = factories.train_functions(Toy())
 
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
-    def train(self, *values: float, program: Program | None = None, **kwargs):
-        return train(program or self.program, SETTINGS, self.folder, batches(*values), **kwargs)
+    def train(self, *values: float, functions: TrainFunctions | None = None, **kwargs):
+        functions = functions or self.functions
+        return train(functions, SETTINGS, self.folder, Data(*values), **kwargs)
 
     def steps_with(self, metric: str) -> list[float]:
         return [record["step"] for record in self.records() if metric in record]
@@ -148,7 +147,7 @@ class TestCase(parameterized.TestCase):
         return read_metrics(self.folder / "metrics.jsonl")
 
     def latest(self):
-        return restore_latest(self.folder / "checkpoints", self.program.abstract_state)
+        return restore_latest(self.folder / "checkpoints", self.functions.abstract_state)
 
 
 class IntervalsTest(TestCase):
@@ -180,99 +179,73 @@ class IntervalsTest(TestCase):
         gradient = 0.5 * 2 / np.sqrt(100 - 4 * schedule[0])
         self.assertAlmostEqual(records[0]["train/grad_norm"], 2 * gradient, delta=1e-4)
 
-    def test_the_index_is_refreshed_at_multiples_only_and_from_the_parameters(self):
+    def test_extra_state_is_renewed_when_due_and_from_the_parameters(self):
         steps = []
 
-        def train_step(state, batch, exact):
-            steps.append((int(state.step), int(state.index_step), exact))
-            if state.index_step == state.step:
-                np.testing.assert_array_equal(state.index, state.params["w"])
-            return self.program.train_step(state, batch, exact)
+        def train_step(objective, state, batch):
+            copied_at = int(state.extra["copied_at"])
+            steps.append((int(state.step), copied_at, objective.exact))
+            if copied_at == state.step:
+                np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+            return self.functions.train_step(objective, state, batch)
 
-        state = self.train(program=dataclasses.replace(self.program, train_step=train_step))
-        # The last two steps are exact, so step 9 needs no index.
+        state = self.train(functions=dataclasses.replace(self.functions, train_step=train_step))
+        # The last two steps are another phase, so step 9 renews nothing.
         expected = [(step, min(step - step % 3, 6), step >= 8) for step in range(10)]
         self.assertEqual(steps, expected)
-        self.assertEqual((int(state.step), int(state.index_step)), (10, 6))
+        self.assertEqual((int(state.step), int(state.extra["copied_at"])), (10, 6))
 
     def test_refreshes_are_recorded_with_the_step_that_follows(self):
         state = self.train()
         self.assertEqual(self.steps_with("index/moved"), [1, 4, 7])
         moved = [r["index/moved"] for r in self.records() if "index/moved" in r]
-        self.assertEqual(moved[0], 4)  # from -1 to 0, for the index begins empty
+        self.assertEqual(moved[0], 4)  # from -1 to 0, for the copy begins elsewhere
         with Checkpoints(self.folder / "checkpoints", keep=2) as checkpoints:
-            last = checkpoints.restore(9, self.program.abstract_state)
-        self.assertAlmostEqual(sum(moved[1:]), -float(last.index.sum()), places=5)
-        np.testing.assert_array_equal(state.index, last.index)
+            last = checkpoints.restore(9, self.functions.abstract_state)
+        self.assertAlmostEqual(sum(moved[1:]), -float(last.extra["copy"].sum()), places=5)
+        np.testing.assert_array_equal(state.extra["copy"], last.extra["copy"])
 
-    def test_a_rolling_refresh_takes_a_part_before_every_step(self):
-        program = program_of(Rolling())
-        weights, refreshed = [], []
-
-        def train_step(state, batch, exact):
-            step = int(state.step)
-            weights.append(np.asarray(state.params["w"]))
-            expected = weights[0].copy()  # whole before the first step
-            last = min(step, 7)  # the last two steps are exact
-            for past in range(1, last + 1):
-                expected[past % 3] = weights[past][past % 3]
-            np.testing.assert_array_equal(state.index, expected)
-            self.assertEqual(state.index_step, last)
-            return program.train_step(state, batch, exact)
-
-        def refresh(state, whole):
-            refreshed.append((int(state.step), whole))
-            return program.refresh(state, whole)
-
-        self.train(program=dataclasses.replace(program, train_step=train_step, refresh=refresh))
-        self.assertEqual(refreshed, [(step, step == 0) for step in range(8)])
-        # Recorded as often as the metrics of steps are.
-        self.assertEqual(self.steps_with("index/moved"), [1, 3, 5, 7])
-        self.assertLen({tuple(w) for w in weights}, NUM_STEPS)
-
-    def test_a_whole_refresh_sees_parameters_that_are_up_to_date(self):
-        program = program_of(ByRows(), embedding_update="rows")
+    def test_a_refresh_sees_parameters_that_are_up_to_date(self):
+        by_rows = factories.optimizer_settings(embedding_update="rows")
+        functions = factories.train_functions(ByRows(), by_rows)
         behind = []
 
-        def refresh(state, whole):
-            behind.append(bool((state.opt_state.table.last_step < state.step).any()))
-            state, sums = program.refresh(state, whole)
-            np.testing.assert_array_equal(state.opt_state.table.last_step, state.step)
-            np.testing.assert_array_equal(state.index, state.params["w"])
-            return state, sums
+        def refresh(names, state):
+            self.assertEqual(names, ("copy",))
+            behind.append(bool((state.opt_state.tables["w"].last_step < state.step).any()))
+            state, report = functions.refresh(names, state)
+            np.testing.assert_array_equal(state.opt_state.tables["w"].last_step, state.step)
+            np.testing.assert_array_equal(state.extra["copy"], state.params["w"])
+            return state, report
 
-        self.train(program=dataclasses.replace(program, refresh=refresh))
+        self.train(functions=dataclasses.replace(functions, refresh=refresh))
         # Before steps 4 and 6 an evaluation or a checkpoint has seen to it.
         self.assertEqual(behind, [False, True, False, False])
 
     def test_parameters_are_up_to_date_where_others_read_them(self):
-        flushed = []
+        applied = []
 
-        def flush(state):
-            flushed.append(int(state.step))
-            state = self.program.flush(state)
+        def apply_pending_updates(state):
+            applied.append(int(state.step))
+            state = self.functions.apply_pending_updates(state)
             return dataclasses.replace(state, key_data=state.key_data + np.uint32(1))
 
         seen = []
         state = self.train(
-            program=dataclasses.replace(self.program, flush=flush),
+            functions=dataclasses.replace(
+                self.functions, apply_pending_updates=apply_pending_updates
+            ),
             evaluators=[lambda state: seen.append(state.key_data[1]) or {}],
         )
-        self.assertEqual(flushed, [3, 4, 6, 8, 9, 10])  # checkpoints, evaluations
+        self.assertEqual(applied, [3, 4, 6, 8, 9, 10])  # checkpoints, evaluations
         self.assertEqual(seen, [2, 4, 6])
         self.assertEqual(state.key_data[1], 6)
         self.assertEqual(self.latest()[1].key_data[1], 6)
 
-    def test_without_an_index_nothing_is_refreshed(self):
-        class NoIndex(Toy):
-            refresh_every = 0
-
-            def empty_index(self):
-                return None
-
-        state = self.train(program=program_of(NoIndex()))
-        self.assertIsNone(state.index)
-        self.assertIsNone(state.index_step)
+    def test_values_of_the_data_that_depend_on_the_step_are_recorded_with_it(self):
+        self.train()
+        found = {r["step"]: r["train/values_of"] for r in self.records() if "train/loss" in r}
+        self.assertEqual(found, {step: step - 1 for step in (2, 4, 6, 8, 10)})
 
     def test_a_finished_run_is_left_as_it_is(self):
         state = self.train()
@@ -299,20 +272,20 @@ class StopTest(TestCase):
         self.assertEqual((self.folder / "metrics.jsonl").read_bytes(), metrics)
 
     def test_what_is_due_is_done_first_and_nothing_else(self):
-        flushed, evaluated = [], []
+        applied, evaluated = [], []
 
-        def flush(state):
-            flushed.append(int(state.step))
+        def apply_pending_updates(state):
+            applied.append(int(state.step))
             return state
 
-        program = dataclasses.replace(self.program, flush=flush)
+        functions = dataclasses.replace(self.functions, apply_pending_updates=apply_pending_updates)
         for step in (2, 4, 5):
             self.stop_at(
                 step,
-                program=program,
+                functions=functions,
                 evaluators=[lambda state: evaluated.append(int(state.step)) or {}],
             )
-        self.assertEqual((flushed, evaluated), ([3, 4], [4]))
+        self.assertEqual((applied, evaluated), ([3, 4], [4]))
 
     def test_at_the_last_step_it_is_done(self):
         state = self.train(should_stop=lambda step: step == NUM_STEPS)
@@ -363,9 +336,9 @@ class DamageTest(TestCase):
 
 
 class RecordsTest(TestCase):
-    def train_with(self, program: Program | None = None, **settings):
+    def train_with(self, functions: TrainFunctions | None = None, **settings):
         settings = dataclasses.replace(SETTINGS, **settings)
-        return train(program or self.program, settings, self.folder, token_batches)
+        return train(functions or self.functions, settings, self.folder, TokenData())
 
     @parameterized.parameters((0.0, False), (1e9, True))
     def test_speed(self, peak_flops, has_utilization):
@@ -391,12 +364,12 @@ class RecordsTest(TestCase):
         ):
             seen = []
 
-            def train_step(state, batch, exact):
+            def train_step(*args):
                 seen.append((start.call_count, stop.call_count))
-                return self.program.train_step(state, batch, exact)
+                return self.functions.train_step(*args)
 
-            program = dataclasses.replace(self.program, train_step=train_step)
-            self.train_with(program, profile_from=3, profile_steps=2)
+            functions = dataclasses.replace(self.functions, train_step=train_step)
+            self.train_with(functions, profile_from=3, profile_steps=2)
         start.assert_called_once_with(self.folder / "profile")
         self.assertEqual(seen, [(0, 0)] * 3 + [(1, 0)] * 2 + [(1, 1)] * 5)
 
@@ -433,9 +406,9 @@ class ScheduleTest(TestCase):
         ({"warmup_steps": 4}, [0, 0.5, 1, 2 / 3, 1 / 3]),
     )
     def test_the_metrics_tell_the_rate(self, changes, expected):
-        program = program_of(Toy(), optimizer=dataclasses.replace(OPTIMIZER, **changes))
+        functions = factories.train_functions(Toy(), factories.optimizer_settings(**changes))
         settings = dataclasses.replace(SETTINGS, log_every=1, checkpoint_every=NUM_STEPS)
-        train(program, settings, self.folder, batches())
+        train(functions, settings, self.folder, Data())
         found = [r["train/learning_rate"] for r in self.records() if "train/learning_rate" in r]
         self.assertLen(found, NUM_STEPS)
         np.testing.assert_allclose(found[::2], 0.1 * np.array(expected), rtol=1e-5, atol=1e-8)
@@ -445,7 +418,7 @@ class NotFiniteTest(TestCase):
     def test_what_the_batch_was_made_of_is_written_down(self):
         path = self.folder / "not_finite_6.json"
         with self.assertRaisesRegex(FloatingPointError, f"made of is in {path}"):
-            self.train(*[GOOD] * 5, NAN_LOSS, batch_contents=lambda step: [["en", 10 * step]])
+            self.train(*[GOOD] * 5, NAN_LOSS)
         dump = json.loads(path.read_text())
         self.assertEqual((dump["step"], dump["batch"]), (6, [["en", 50]]))
         self.assertEqual(dump["metrics"]["loss"], "nan")
@@ -477,7 +450,7 @@ class NotFiniteTest(TestCase):
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
             self.latest()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
-            restore_latest(self.folder / "nothing", self.program.abstract_state)
+            restore_latest(self.folder / "nothing", self.functions.abstract_state)
 
 
 class TrainSettingsTest(parameterized.TestCase):

@@ -9,11 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 
-from builders import model as builders
 from tests.training import program_test
 from tests.training.multihost_worker import HALF, VARIANT, WHOLE, train_to
 from training.metrics import read_metrics
@@ -64,9 +64,9 @@ def hosts(folder: pathlib.Path) -> Iterator[None]:
 class MultihostTest(absltest.TestCase):
     def test_hosts_do_not_change_the_run(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        program = program_test.program(VARIANT, AXES)
+        functions = program_test.functions(VARIANT, AXES)
         with hosts(folder):
-            train_to(WHOLE, program, folder / "alone")
+            train_to(WHOLE, functions, folder / "alone")
         expected = read_metrics(folder / "alone" / "metrics.jsonl")
         self.assertEqual(sum("train/loss" in record for record in expected), WHOLE)
         self.assertEqual(sum("eval/loss/aa" in record for record in expected), 2)
@@ -79,15 +79,12 @@ class MultihostTest(absltest.TestCase):
             # Each host wrote its part of the checkpoint: what one of them has would not do.
             (checkpoint,) = half.glob(f"checkpoints/{HALF}/state")
             self.assertLen(list(checkpoint.glob("ocdbt.process_*")), NUM_HOSTS)
-            steps = []
-
-            def watched(wanted: range):
-                steps.extend(wanted)
-                config, store = program_test.config(VARIANT), program_test.store()
-                return builders.batches(config, store, program.mesh)(wanted)
-
-            train_to(WHOLE, program, half, watched)
-            self.assertEqual(steps, list(range(HALF, WHOLE)))
+            data = program_test.data_of(VARIANT, functions)
+            with mock.patch.object(
+                type(data), "batches", autospec=True, side_effect=type(data).batches
+            ) as batches:
+                train_to(WHOLE, functions, half, data)
+            batches.assert_called_once_with(data, range(HALF, WHOLE))
             self.assert_same_records(read_metrics(half / "metrics.jsonl"), expected)
 
     def assert_same_records(self, found: list[dict], expected: list[dict]) -> None:

@@ -16,14 +16,17 @@ if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from builders import model as builders
+from builders import streams
+from builders.masked_lm import masked_lm_of
 from tests.training import program_test
+from training.checkpoint import restore_latest_params
 from training.loop import train
-from training.step import Program
+from training.step import TrainFunctions
 
 VARIANT, HALF, WHOLE = "plain", 4, 8
 
 
-def train_to(num_steps: int, program: Program, folder: pathlib.Path, batches=None) -> None:
+def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, data=None) -> None:
     """Trains as train.py does, with a checkpoint and an evaluation half-way and at the end."""
     config, store = program_test.config(VARIANT), program_test.store()
     settings = dataclasses.replace(
@@ -32,10 +35,10 @@ def train_to(num_steps: int, program: Program, folder: pathlib.Path, batches=Non
         checkpoint_every=HALF,
         evaluate_every=HALF,
     )
-    objective = builders.objective(config, store, program.mesh)
-    evaluator = builders.exact_masked_lm(config, objective, store, in_training=True)
-    batches = batches or builders.batches(config, store, program.mesh)
-    train(program, settings, folder, batches, evaluators=[evaluator])
+    masked_lm = masked_lm_of(functions.objective)
+    evaluator = builders.exact_masked_lm(config, masked_lm, store, functions.mesh, in_training=True)
+    data = data or streams.training_data(config, store, functions.mesh)
+    train(functions, settings, folder, data, evaluators=[evaluator])
 
 
 def main(address: str, num_hosts: str, host: str, folder: str, axes: str) -> None:
@@ -43,14 +46,18 @@ def main(address: str, num_hosts: str, host: str, folder: str, axes: str) -> Non
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, int(num_hosts), int(host), initialization_timeout=60)
-    program = program_test.program(VARIANT, tuple(int(size) for size in axes.split(",")))
-    assert len(program.mesh.local_devices) < program.mesh.size == jax.device_count()
+    functions = program_test.functions(VARIANT, tuple(int(size) for size in axes.split(",")))
+    assert len(functions.mesh.local_devices) < functions.mesh.size == jax.device_count()
 
     whole, half = (pathlib.Path(folder) / name for name in ("whole", "half"))
-    train_to(HALF, program, whole)
+    train_to(HALF, functions, whole)
     if host == "0":
         shutil.copytree(whole, half)
-    train_to(WHOLE, program, whole)  # resumes, on the same hosts
+    train_to(WHOLE, functions, whole)  # resumes, on the same hosts
+    step, params = restore_latest_params(whole / "checkpoints", functions)
+    assert step == WHOLE and jax.tree.structure(params) == jax.tree.structure(
+        functions.abstract_state.params
+    )
     jax.distributed.shutdown()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import shutil
 import tempfile
@@ -14,29 +15,29 @@ from jax.sharding import Mesh
 
 from builders import data as data_builders
 from builders import model as builders
+from builders import objectives, streams
 from configs import quickstart
+from input_pipeline.dataset import StreamedData
 from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
-from knn_sampling.buckets import bucket_sizes
 from models.encoder import output_table
+from objectives.masked_lm import NEIGHBOURS, TABLE
 from training.checkpoint import restore_latest
 from training.loop import train
 from training.metrics import read_metrics
-from training.optimizer import OptimizerSettings
-from training.sharding import MeshSettings, make_mesh
+from training.sharding import AXES, MeshSettings, make_mesh
 from training.signals import Stopped
-from training.step import Program, make_program
+from training.step import TrainFunctions
 
 VOCAB, PADDED, L = 509, 512, 16
 SINGLE = (1, 1, 1)
 SHARDED = ((4, 1, 2), (2, 2, 2))
 
 
-@functools.cache
 def config(variant: str):
     """Refreshes before steps 0, 3 and 6, checkpoints after 2, 4, 6 and 8.
 
     "plain" is the paper's algorithm. "rows" has all that makes a large vocabulary cheap: of its 512
-    rows a step touches 400 at most.
+    table rows a step touches 400 at most.
     """
     config = quickstart.get_config("runlocal")
     config.model.update(
@@ -44,13 +45,13 @@ def config(variant: str):
     )
     config.mesh.vocab_multiple = 8
     layer = config.output_layer
-    layer.update(k=4, capacity=140, index_block=100, refresh_every=3, exact_fraction=0.0)
+    layer.update(k=4, capacity=140, refresh_every=3, exact_fraction=0.0)
     config.optimizer.warmup_steps = 2
     config.train.update(num_steps=8, batch_size=8, log_every=1, evaluate_every=2)
     config.train.checkpoint_every = 2
     config.evaluation.update(batch_size=4, num_folds=3)
     if variant == "rows":
-        layer.update(k=9, capacity=136, capacity_buckets=2, group_size=4, refresh="rolling")
+        layer.update(k=9, capacity=136, group_size=4)
         config.optimizer.embedding_update = "rows"
     if variant == "pairs":
         config.data.update(
@@ -90,30 +91,26 @@ def store() -> RowStore:
 
 
 @functools.cache
-def program(variant: str, axes: tuple[int, int, int]) -> Program:
-    return make_fresh_program(variant, axes)
+def functions(variant: str, axes: tuple[int, int, int]) -> TrainFunctions:
+    return make_fresh_functions(variant, axes)
 
 
-def make_fresh_program(variant: str, axes: tuple[int, int, int]) -> Program:
-    """The program over as many devices as the axes need."""
+def make_fresh_functions(variant: str, axes: tuple[int, int, int]) -> TrainFunctions:
+    """The compiled functions over as many devices as the axes need."""
     settings = config(variant)
-    mesh_settings = MeshSettings(*axes, vocab_multiple=8, rules=settings.mesh.rules)
+    settings.mesh.update(dict(zip(AXES, axes, strict=True)))
+    mesh_settings = data_builders.settings(MeshSettings, settings.mesh, "mesh")
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
-    return make_program(
-        builders.objective(settings, store(), mesh),
-        data_builders.settings(OptimizerSettings, settings.optimizer, "optimizer", frozen=()),
-        mesh_settings,
-        mesh,
-        num_steps=settings.train.num_steps,
-        length=L,
-    )
+    objective = objectives.objective(settings, store(), mesh)
+    return builders.train_functions(settings, objective, mesh)
 
 
 @functools.cache
 def evaluators(variant: str, mesh: Mesh) -> list:
-    args = config(variant), builders.objective(config(variant), store(), mesh), store()
-    found = [builders.exact_masked_lm(*args, in_training=True)]
-    return found + [builders.sampled_loss(*args)] * (variant == "rows")
+    settings = config(variant)
+    objective = objectives.objective(settings, store(), mesh)
+    found = builders.evaluators(settings, objective, store(), mesh)
+    return found if variant == "rows" else found[:1]
 
 
 class Stop(Exception):
@@ -125,60 +122,75 @@ class TestCase(parameterized.TestCase):
         return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "train"
 
     def train(
-        self, program: Program, variant: str, folder: pathlib.Path, num_steps: int = 8, **kwargs
-    ):
+        self, functions: TrainFunctions, variant: str, folder: pathlib.Path, num_steps: int = 8,
+        **kwargs,
+    ):  # fmt: skip
         settings = builders.train_settings(config(variant))
         settings = dataclasses.replace(settings, num_steps=num_steps)
-        batches = builders.batches(config(variant), store(), program.mesh)
-        return train(program, settings, folder, **{"batches": batches, **kwargs})
+        data = kwargs.pop("data", data_of(variant, functions))
+        return train(functions, settings, folder, data, **kwargs)
+
+
+def data_of(variant: str, functions: TrainFunctions) -> StreamedData:
+    return streams.training_data(config(variant), store(), functions.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(StreamedData):
+    """Data that ends with an error before a step."""
+
+    stop_at: int | None = None
+
+    def batches(self, steps):
+        for step, batch in zip(steps, super().batches(steps), strict=True):
+            if step == self.stop_at:
+                raise Stop
+            yield batch
 
 
 class ResumeTest(TestCase):
     def train_and_watch(
-        self, program: Program, variant: str, folder: pathlib.Path, stop_at: int | None = None
+        self,
+        functions: TrainFunctions,
+        variant: str,
+        folder: pathlib.Path,
+        stop_at: int | None = None,
     ):
         """Trains with evaluations; returns the last state and what each step was given."""
         seen = []
 
-        def train_step(state, batch, exact):
-            index = np.asarray(state.index.neighbours)
-            seen.append((int(state.step), int(state.index_step), batch["tokens"], index))
-            return program.train_step(state, batch, exact)
-
-        def batches(steps):
-            every = builders.batches(config(variant), store(), program.mesh)
-            for step, batch in zip(steps, every(steps), strict=True):
-                if step == stop_at:
-                    raise Stop
-                yield batch
+        def train_step(objective, state, batch):
+            index = np.asarray(state.extra[NEIGHBOURS])
+            seen.append((int(state.step), batch["tokens"], index))
+            return functions.train_step(objective, state, batch)
 
         state = None
         with contextlib.suppress(Stop):
             state = self.train(
-                dataclasses.replace(program, train_step=train_step),
+                dataclasses.replace(functions, train_step=train_step),
                 variant,
                 folder,
-                batches=batches,
-                evaluators=evaluators(variant, program.mesh),
+                data=Broken(**vars(data_of(variant, functions)), stop_at=stop_at),
+                evaluators=evaluators(variant, functions.mesh),
             )
         return state, seen
 
-    @parameterized.parameters(
-        ("plain", [0, 0, 0, 3, 3, 3, 6, 6], 3), ("rows", [0, 1, 2, 3, 4, 5, 6, 7], 8)
-    )
-    def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
-        self, variant: str, index_steps: list[int], num_refreshes: int
-    ):
+    @parameterized.parameters("plain", "rows")
+    def test_a_stopped_run_goes_on_as_if_nothing_had_happened(self, variant: str):
         whole, stopped = self.new_folder(), self.new_folder()
-        expected, expected_steps = self.train_and_watch(program(variant, SINGLE), variant, whole)
-        _, first_steps = self.train_and_watch(program(variant, SINGLE), variant, stopped, stop_at=5)
+        expected, expected_steps = self.train_and_watch(functions(variant, SINGLE), variant, whole)
+        _, first_steps = self.train_and_watch(
+            functions(variant, SINGLE), variant, stopped, stop_at=5
+        )
         # From the checkpoint after step 4, with the index of step 3.
-        fresh_program = make_fresh_program(variant, SINGLE)
-        state, steps = self.train_and_watch(fresh_program, variant, stopped)
+        fresh = make_fresh_functions(variant, SINGLE)
+        state, steps = self.train_and_watch(fresh, variant, stopped)
 
         self.assertEqual([step[0] for step in first_steps], [0, 1, 2, 3, 4])
         self.assertEqual([step[0] for step in steps], [4, 5, 6, 7])
-        self.assertEqual([step[1] for step in expected_steps], index_steps)
+        indices = [step[2] for step in expected_steps]
+        changes = [not np.array_equal(a, b) for a, b in itertools.pairwise(indices)]
+        self.assertEqual(changes, [False, False, True, False, False, True, False])
         jax.tree.map(np.testing.assert_array_equal, first_steps, expected_steps[:5])
         jax.tree.map(np.testing.assert_array_equal, steps, expected_steps[4:])
 
@@ -186,7 +198,7 @@ class ResumeTest(TestCase):
         metrics = (whole / "metrics.jsonl").read_bytes()
         self.assertEqual((stopped / "metrics.jsonl").read_bytes(), metrics)
         self.assertEqual(metrics.count(b"eval/loss/aa"), 4)
-        self.assertEqual(metrics.count(b"index/staleness"), num_refreshes)
+        self.assertEqual(metrics.count(b"index/staleness"), 3)
         self.assertEqual(metrics.count(b"sampling/exact_loss"), 4 * (variant == "rows"))
         if variant == "rows":
             self.assert_all_is_on(expected, read_metrics(whole / "metrics.jsonl"))
@@ -194,37 +206,37 @@ class ResumeTest(TestCase):
     @parameterized.parameters(("plain", 5), ("rows", 3), ("rows", 4))
     def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(self, variant, stop_at):
         whole, stopped = self.new_folder(), self.new_folder()
-        arguments = {"evaluators": evaluators(variant, program(variant, SINGLE).mesh)}
-        expected = self.train(program(variant, SINGLE), variant, whole, **arguments)
+        arguments = {"evaluators": evaluators(variant, functions(variant, SINGLE).mesh)}
+        expected = self.train(functions(variant, SINGLE), variant, whole, **arguments)
         with self.assertRaises(Stopped):
             self.train(
-                program(variant, SINGLE), variant, stopped,
+                functions(variant, SINGLE), variant, stopped,
                 should_stop=lambda step: step == stop_at, **arguments,
             )  # fmt: skip
         # Checkpoints are due after even steps: only then are all rows brought up to date.
         step, saved = restore_latest(
-            stopped / "checkpoints", program(variant, SINGLE).abstract_state
+            stopped / "checkpoints", functions(variant, SINGLE).abstract_state
         )
         self.assertEqual(step, stop_at)
         if variant == "rows":
-            behind = bool((saved.opt_state.table.last_step < step).any())
+            behind = bool((saved.opt_state.tables[TABLE].last_step < step).any())
             self.assertEqual(behind, stop_at % 2 == 1)
 
-        state = self.train(program(variant, SINGLE), variant, stopped, **arguments)
+        state = self.train(functions(variant, SINGLE), variant, stopped, **arguments)
         jax.tree.map(np.testing.assert_array_equal, state, expected)
         metrics = (whole / "metrics.jsonl").read_bytes()
         self.assertEqual((stopped / "metrics.jsonl").read_bytes(), metrics)
 
     def test_a_run_of_rows_and_pairs_of_both_kinds(self):
         whole, stopped = self.new_folder(), self.new_folder()
-        pairs = program("pairs", SINGLE)
+        pairs = functions("pairs", SINGLE)
         expected = self.train(pairs, "pairs", whole)
         self.train(pairs, "pairs", stopped, num_steps=4)
         state = self.train(pairs, "pairs", stopped)
         jax.tree.map(np.testing.assert_array_equal, state, expected)
         records = read_metrics(whole / "metrics.jsonl")
         self.assertEqual(read_metrics(stopped / "metrics.jsonl"), records)
-        losses = [(r["train/loss"], r.get("train/pair_loss")) for r in records if "train/loss" in r]
+        losses = [(r["train/loss"], r.get("train/tlm_loss")) for r in records if "train/loss" in r]
         self.assertLen(losses, 8)
         rates = [r["train/mask_rate"] for r in records if "train/loss" in r]
         np.testing.assert_allclose(rates, np.linspace(0.2, 0.6, 8), rtol=1e-6)
@@ -233,12 +245,13 @@ class ResumeTest(TestCase):
         expected = [config("pairs").data.alpha] * 2 + [0.0] * (len(alphas) - 2)
         np.testing.assert_allclose(alphas, expected, rtol=1e-6)
         self.assertGreater(len(alphas), 2)  # so that both phases are seen
-        of_pairs = [loss for loss, pair_loss in losses if loss == pair_loss]
-        apart = [r for r in records if "train/contrast_loss" in r]
-        for found in (of_pairs, apart):
+        of_pairs = [loss for loss, tlm_loss in losses if loss == tlm_loss]
+        separate = [r for r in records if "train/contrast_loss" in r]
+        for found in (of_pairs, separate):
             self.assertBetween(len(found), 1, 5)
-        for r in apart:
-            total = r["train/apart_loss"] + r["train/contrast_loss"]
+        for r in separate:
+            total = r["train/separate_mlm_loss"] + r["train/contrast_loss"]
+            self.assertEqual(r["train/loss"], r["train/mlm_and_contrast_loss"])
             self.assertAlmostEqual(r["train/loss"], total, places=4)
         self.assertEqual([x for x in losses if x[1] is not None], [(x, x) for x in of_pairs])
         # Each step's loss lies among those of the languages that it has rows of.
@@ -247,14 +260,14 @@ class ResumeTest(TestCase):
             self.assertBetween(record["train/loss"], min(of_languages), max(of_languages))
 
     def test_a_run_starts_from_the_parameters_it_is_given(self):
-        plain, folder = program("plain", SINGLE), self.new_folder()
+        plain, folder = functions("plain", SINGLE), self.new_folder()
         rng = np.random.default_rng(0)
         given = jax.tree.map(lambda x: 0.02 * rng.normal(size=x.shape), plain.abstract_state.params)
         first: dict = {}
 
-        def train_step(state, batch, exact):
+        def train_step(objective, state, batch):
             first.setdefault("params", jax.device_get(state.params))
-            return plain.train_step(state, batch, exact)
+            return plain.train_step(objective, state, batch)
 
         watched = dataclasses.replace(plain, train_step=train_step)
         self.train(watched, "plain", folder, num_steps=2, initial_params=lambda: given)
@@ -269,9 +282,8 @@ class ResumeTest(TestCase):
     def assert_all_is_on(self, state, records: list[dict[str, float]]):
         """Or else the test could not tell whether any of it is restored."""
         # What is saved has been flushed, and more than one step has left some rows alone.
-        np.testing.assert_array_equal(state.opt_state.table.last_step, 8)
+        np.testing.assert_array_equal(state.opt_state.tables[TABLE].last_step, 8)
         candidates = [r["train/candidates"] for r in records if "train/candidates" in r]
-        self.assertEqual(bucket_sizes(136, 2), (128, 136))
         self.assertLess(min(candidates), 128)
         stale = [r["index/staleness"] for r in records if "index/staleness" in r]
         self.assertGreater(stale[0], 0.9)  # the empty index
@@ -281,12 +293,12 @@ class ResumeTest(TestCase):
         # Or else the test above could not tell whether it was restored.
         for variant in ("plain", "rows"):
             folder = self.new_folder()
-            state = self.train(program(variant, SINGLE), variant, folder, num_steps=4)
-            old = np.asarray(state.index.neighbours)
-            fresh, report = program(variant, SINGLE).refresh(state, True)
+            state = self.train(functions(variant, SINGLE), variant, folder, num_steps=4)
+            old = np.asarray(state.extra[NEIGHBOURS])
+            fresh, report = functions(variant, SINGLE).refresh((NEIGHBOURS,), state)
             changed = [
                 len(set(mine) - set(theirs))
-                for mine, theirs in zip(fresh.index.neighbours[:VOCAB].tolist(), old, strict=False)
+                for mine, theirs in zip(fresh.extra[NEIGHBOURS][:VOCAB].tolist(), old, strict=False)
             ]
             self.assertGreater(sum(changed), 0)
             stale, weight = report["staleness"]
@@ -301,28 +313,27 @@ class LayoutTest(TestCase):
             pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) for _ in range(2)
         )
         case = cls()
-        single = program("rows", SINGLE)
+        single = functions("rows", SINGLE)
         case.train(single, "rows", cls.start, num_steps=4)
         shutil.copytree(cls.start, cls.whole, dirs_exist_ok=True)
         cls.state = case.train(single, "rows", cls.whole, num_steps=7)
 
     def assert_same_run(self, state, folder: pathlib.Path):
-        for name, count in (("train/loss", 7), ("train/grad_norm", 7), ("index/same_language", 7)):
+        for name, count in (("train/loss", 7), ("train/grad_norm", 7), ("index/same_language", 3)):
             found, expected = (
                 [r[name] for r in read_metrics(f / "metrics.jsonl") if name in r]
                 for f in (folder, self.whole)
             )
             self.assertLen(found, count)
             np.testing.assert_allclose(found, expected, rtol=1e-5)
-        self.assertEqual(state.index_step, 6)
-        np.testing.assert_array_equal(state.index.neighbours, self.state.index.neighbours)
+        np.testing.assert_array_equal(state.extra[NEIGHBOURS], self.state.extra[NEIGHBOURS])
 
     def assert_is_sharded(self, state, axes: tuple[int, int, int]):
         _, fsdp, model = axes
         rows = PADDED // model
         table, bias = output_table(state.params)
         others = state.opt_state.others[0]  # Adam's
-        moments = state.opt_state.table
+        moments = state.opt_state.tables[TABLE]
         for array, shape in (
             (table, (rows, 8 // fsdp)),
             (moments.first_moment, (rows, 8 // fsdp)),
@@ -339,7 +350,7 @@ class LayoutTest(TestCase):
     @parameterized.parameters(*SHARDED)
     def test_devices_do_not_change_the_run(self, *axes):
         folder = self.new_folder()
-        state = self.train(program("rows", axes), "rows", folder, num_steps=7)
+        state = self.train(functions("rows", axes), "rows", folder, num_steps=7)
         self.assert_same_run(state, folder)
         self.assert_is_sharded(state, axes)
 
@@ -347,7 +358,7 @@ class LayoutTest(TestCase):
     def test_a_checkpoint_goes_on_on_another_mesh(self, *axes):
         folder = self.new_folder()
         shutil.copytree(self.start, folder)
-        state = self.train(program("rows", axes), "rows", folder, num_steps=7)
+        state = self.train(functions("rows", axes), "rows", folder, num_steps=7)
         self.assert_same_run(state, folder)
         self.assert_is_sharded(state, axes)
 

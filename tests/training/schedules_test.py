@@ -22,44 +22,48 @@ def settings(**changes):
 
 
 def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
-    """Relative to the peak, after 0, 1, ... `num_steps` steps and one more."""
+    """Relative to the peak, of steps 0, 1, ... to the last, and of two after it."""
     schedule = learning_rate_schedule(settings(**changes), num_steps)
     return np.array([schedule(step) for step in range(num_steps + 2)]) / 0.5
 
 
 class ScheduleTest(parameterized.TestCase):
-    @parameterized.product(schedule=SCHEDULES, warmup_steps=(0, 10), final=(0.0, 0.1))
-    def test_from_zero_over_the_peak_to_the_final_rate(self, schedule, warmup_steps, final):
+    @parameterized.product(schedule=SCHEDULES, warmup_steps=(0, 1, 10), final=(0.0, 0.1))
+    def test_over_the_peak_to_the_final_rate(self, schedule, warmup_steps, final):
         found = rates(schedule=schedule, warmup_steps=warmup_steps, final_rate_ratio=final)
-        up, down = np.split(found, [warmup_steps])
-        np.testing.assert_allclose(up, np.arange(warmup_steps) / 10, rtol=1e-6)
+        up, down = np.split(found, [max(warmup_steps - 1, 0)])
+        np.testing.assert_allclose(up, np.arange(1, len(up) + 1) / 10, rtol=1e-6)
         self.assertEqual(down[0], 1)
         self.assertTrue((np.diff(down) <= 0).all())
-        np.testing.assert_allclose(down[-2:], final, rtol=1e-6)  # and it stays there
-        self.assertGreater(down[-3], final)
+        np.testing.assert_allclose(down[-3:], final, rtol=1e-6)  # the last step's, and it stays
+        self.assertGreater(down[-4], final)
+
+    def test_a_run_of_one_step_has_the_peak(self):
+        for schedule in SCHEDULES:
+            self.assertEqual(rates(1, schedule=schedule, decay_fraction=0.0)[0], 1)
 
     @parameterized.parameters(1.0, 2.0)
     def test_polynomial(self, power):
         found = rates(decay_power=power, warmup_steps=20, final_rate_ratio=0.25)
         share = np.arange(81) / 80
         expected = 0.25 + 0.75 * (1 - share) ** power
-        np.testing.assert_allclose(found[20:-1], expected, rtol=1e-5)
+        np.testing.assert_allclose(found[19:-2], expected, rtol=1e-5)
 
     def test_cosine(self):
         found = rates(schedule="cosine", warmup_steps=20, final_rate_ratio=0.25)
         expected = 0.25 + 0.75 * (1 + np.cos(np.pi * np.arange(81) / 80)) / 2
-        np.testing.assert_allclose(found[20:-1], expected, rtol=1e-5)
+        np.testing.assert_allclose(found[19:-2], expected, rtol=1e-5)
 
     @parameterized.parameters(1.0, 2.0)
     def test_wsd_is_stable_until_the_last_steps(self, power):
         found = rates(schedule="wsd", warmup_steps=20, decay_power=power, final_rate_ratio=0.25)
-        np.testing.assert_array_equal(found[20:81], 1)
+        np.testing.assert_array_equal(found[19:80], 1)
         expected = 0.25 + 0.75 * (1 - np.arange(21) / 20) ** power
-        np.testing.assert_allclose(found[80:-1], expected, rtol=1e-5)
-        self.assertLess(found[81], 1)
+        np.testing.assert_allclose(found[79:-2], expected, rtol=1e-5)
+        self.assertLess(found[80], 1)
 
     def test_wsd_of_all_steps_is_polynomial(self):
-        found = rates(schedule="wsd", decay_fraction=1.0, decay_power=2.0)
+        found = rates(schedule="wsd", decay_fraction=0.99, decay_power=2.0)
         np.testing.assert_array_equal(found, rates(decay_power=2.0))
 
     @parameterized.parameters(*SCHEDULES)

@@ -1,0 +1,199 @@
+"""Builder of masked language modelling, with its terms on pairs of translations."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from builders.data import data_settings
+from builders.objectives import Setup
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
+from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import (
+    OutputLayerSettings,
+    TokenStatistics,
+    make_exact_layer,
+    make_output_layer,
+)
+from models.encoder import Encoder, EncoderSettings
+from objectives.contrastive import ContrastSettings, SentenceContrast
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+from objectives.mixture import Mixture, Term
+from objectives.objective import Objective
+from objectives.translation_lm import TranslationLM
+from vocap.allocation import language_probabilities
+
+
+def build(setup: Setup) -> Objective:
+    """Masked LM on packed sequences; TLM and sentence contrast where the stream has pairs for them.
+
+    Raises:
+      ValueError: settings that do not fit the data, each with its key.
+    """
+    data, parts = data_settings(setup.config), _parts(setup)
+    first, *later = _packed_statistics(setup)
+    masked_lm = MaskedLM(
+        **parts,
+        name="mlm",
+        statistics=first[1],
+        later_statistics=tuple(later),
+        languages=setup.store.languages,
+    )
+    if not (data.pair_share or data.contrast_share):
+        return masked_lm
+    counts = token_counts(setup.store, data.pair_alpha)
+    of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
+    of_pairs = of_pairs._replace(languages=first[1].languages)
+    translation_lm = TranslationLM(**parts, name="tlm", statistics=of_pairs)
+    terms = {PACKED: Term(masked_lm, "mlm")}
+    if data.pair_share:
+        terms[PAIRS] = Term(translation_lm, "tlm")
+    if data.contrast_share:
+        contrast = setup.settings(ContrastSettings, "contrast")
+        terms[SEPARATE_PAIRS] = Term(SentenceContrast(translation_lm, contrast), "mlm_and_contrast")
+    return Mixture(terms)
+
+
+def has_masked_lm(objective: Objective) -> bool:
+    """Whether an objective is, or has as a term, masked LM on packed sequences."""
+    return isinstance(_packed_term(objective), MaskedLM)
+
+
+def masked_lm_of(objective: Objective) -> MaskedLM:
+    """The masked LM on packed sequences that an objective is, or has as a term.
+
+    Raises:
+      ValueError: it has none.
+    """
+    found = _packed_term(objective)
+    if not isinstance(found, MaskedLM):
+        raise ValueError(
+            f"the objective {type(objective).__name__} has no masked LM on packed sequences, so no "
+            "encoder with a masked-LM head to evaluate, to export or to start from"
+        )
+    return found
+
+
+def _packed_term(objective: Objective) -> Objective | None:
+    if not isinstance(objective, Mixture):
+        return objective
+    return objective.terms[PACKED].objective if PACKED in objective.terms else None
+
+
+def _parts(setup: Setup) -> dict[str, Any]:
+    """What masked LM on packed sequences and on pairs have in common, by field."""
+    store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
+    encoder = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
+    if encoder.max_length < store.length:
+        raise ValueError(
+            f"model.max_length is {encoder.max_length}, but sequences have {store.length} tokens "
+            "(store.length)"
+        )
+    mask = setup.settings(MaskSettings, "mask")
+    _check_capacity(setup, settings, mask)
+    layout: dict[str, Any] = {
+        "num_valid": store.vocab_size,
+        "mesh": setup.mesh,
+        "vocab_axes": setup.mesh_settings.axes_of("vocab") if setup.mesh is not None else (),
+        "embed_axes": setup.mesh_settings.axes_of("embed") if setup.mesh is not None else (),
+    }
+    full_softmax_steps = round(settings.exact_fraction * setup.num_steps)
+    return {
+        "encoder": Encoder(encoder),
+        "output_layer": make_output_layer(settings, **layout),
+        "exact_layer": make_exact_layer(settings, **layout),
+        "mask": mask,
+        "num_steps": setup.num_steps,
+        "bos": store.special.bos,
+        "pad": store.special.pad,
+        "mask_id": store.special.mask,
+        "special_ids": store.special.special_ids(),
+        "across_documents": data_settings(setup.config).across_documents,
+        "row_capacity": settings.row_capacity,
+        "frequency_bias": settings.frequency_bias,
+        "full_softmax_from": setup.num_steps - full_softmax_steps if settings.is_sampled else None,
+    }
+
+
+def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
+    """Raises ValueError if a group can have more distinct targets than its V' has room for."""
+    sequences = setup.batch_size // settings.num_groups(setup.batch_size)
+    targets = sequences * mask.slots(setup.store.length)
+    if settings.kind == "knn" and settings.capacity < min(targets, setup.store.vocab_size):
+        raise ValueError(
+            f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
+            f"can have {targets} distinct targets, all of which must fit; raise the capacity or "
+            "lower output_layer.group_size or train.batch_size"
+        )
+
+
+def language_shares(
+    config: ConfigDict, store: RowStore, alpha: float | None = None
+) -> dict[str, float]:
+    """Share of each language in the training stream (Eq. 3), by `data.alpha` or another one."""
+    tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
+    return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
+
+
+def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
+    """Statistics of the packed sequences, and the step from which on each holds."""
+    data = data_settings(setup.config)
+    # Phases count the steps on packed sequences.
+    share = 1 - data.pair_share - data.contrast_share
+    phases = ((0, data.alpha), *((round(step / share), a) for step, a in data.alpha_phases))
+    return [
+        (step, token_statistics(setup.store, language_shares(setup.config, setup.store, alpha),
+                                setup.vocab_size))
+        for step, alpha in phases
+    ]  # fmt: skip
+
+
+def token_statistics(
+    store: RowStore, shares: Mapping[str, float], vocab_size: int
+) -> TokenStatistics:
+    """What the training text says about the tokens, for a table of `vocab_size` rows.
+
+    Args:
+      store: counts of each language.
+      shares: of the languages in the stream.
+      vocab_size: V, padding included.
+    """
+    counts = {lang: (share, store.token_counts(lang)) for lang, share in shares.items()}
+    return statistics_of(store, counts, vocab_size)
+
+
+def statistics_of(
+    store: RowStore, counts: Mapping[str, tuple[float, np.ndarray]], vocab_size: int
+) -> TokenStatistics:
+    """Statistics of tokens that are drawn from one of several sources.
+
+    A token's probability as a target is that of its counts (add one) in each source, mixed by the
+    sources' shares.
+
+    Args:
+      store: says which tokens are no text.
+      counts: share and counts [pieces] of each source.
+      vocab_size: V, padding included.
+    """
+    special_ids = np.array(store.special.special_ids())
+    by_source = np.zeros((len(counts), vocab_size))
+    seen = np.zeros(vocab_size, bool)
+    for row, (share, of_source) in zip(by_source, counts.values(), strict=True):
+        own = np.zeros(vocab_size)
+        own[: store.vocab_size] = of_source
+        own[special_ids] = 0
+        seen |= own > 0
+        own[: store.vocab_size] += 1
+        own[special_ids] = 0
+        row[:] = share * own / own.sum()
+    mixed = by_source.sum(axis=0)
+    return TokenStatistics(
+        jnp.asarray(mixed, jnp.float32),
+        cumulative_thresholds(mixed),
+        jnp.asarray(np.where(seen, by_source.argmax(axis=0), -1), jnp.int32),
+    )

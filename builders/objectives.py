@@ -1,0 +1,95 @@
+"""Builders of objectives: `config.objective` names the one that a run learns."""
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from builders import data
+from input_pipeline.row_store import RowStore
+from objectives.objective import Objective
+from training.sharding import MeshSettings, padded_vocab_size
+
+T = TypeVar("T")
+
+# Module and function that build each objective. A config may name one that is not here, as
+# "package.module:function".
+OBJECTIVES = {"masked_lm": "builders.masked_lm:build"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What an objective is built from.
+
+    Attributes:
+      config: the whole config; sections are best read through `settings`.
+      store: tokenized text, its vocabulary and statistics.
+      mesh: what the objective will run on; None for a single device.
+    """
+
+    config: ConfigDict
+    store: RowStore
+    mesh: Mesh | AbstractMesh | None = None
+
+    def settings(
+        self, kind: type[T], name: str, read_elsewhere: Sequence[str] = (), **derived: Any
+    ) -> T:
+        """The section `name` of the config as its settings class, see `builders.data.settings`.
+
+        Raises:
+          ValueError: there is no such section, or a key of it is unknown or missing.
+        """
+        if name not in self.config:
+            raise ValueError(
+                f"the config has no section {name!r}, which objective "
+                f"{self.config.objective!r} needs"
+            )
+        return data.settings(kind, self.config[name], name, read_elsewhere, **derived)
+
+    @property
+    def mesh_settings(self) -> MeshSettings:
+        return self.settings(MeshSettings, "mesh")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of an embedding table: the vocabulary, padded to split over the mesh."""
+        return padded_vocab_size(self.store.vocab_size, self.mesh_settings.vocab_multiple)
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.train.num_steps
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences that are planned at once: of a batch, or of a part of it."""
+        return self.config.train.batch_size // self.config.train.accumulation_steps
+
+
+def objective(
+    config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh | None = None
+) -> Objective:
+    """The objective that the config names.
+
+    Args:
+      config: the whole config.
+      store: tokenized text, its vocabulary and statistics.
+      mesh: what the objective will run on; None for a single device.
+
+    Raises:
+      ValueError: there is no such objective, or settings do not fit the data, each with its key.
+    """
+    name = OBJECTIVES.get(config.objective, config.objective)
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"objective is {config.objective!r}, must be one of {', '.join(OBJECTIVES)}, or the "
+            '"package.module:function" that builds one'
+        )
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"objective {config.objective!r} cannot be imported: {error}") from error
+    return build(Setup(config, store, mesh))

@@ -1,0 +1,74 @@
+"""Builder of the training stream: packed sequences and, if wanted, pairs of translations."""
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from builders.data import data_settings
+from builders.masked_lm import language_shares
+from input_pipeline.bitext import BitextSettings, pair_streams
+from input_pipeline.dataset import StreamedData
+from input_pipeline.row_store import RowStore
+from input_pipeline.stream import AlphaPhases, MixedStream, Stream, TrainingStream
+from training.sharding import host_part, num_batch_shards
+
+
+def training_data(config: ConfigDict, store: RowStore, mesh: Mesh) -> StreamedData:
+    """This host's part of the training batches of `mesh`.
+
+    Raises:
+      ValueError: a batch of pairs does not divide over the devices.
+    """
+    data = data_settings(config)
+    check_batches(config, store, mesh)
+    part, num_parts = host_part(mesh)
+    return StreamedData(
+        _training_stream(config, store), data.loader, part, num_parts, data.prefetch
+    )
+
+
+def check_batches(config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh) -> None:
+    """Raises ValueError unless batches of every kind divide into parts, and these over devices."""
+    data, train = data_settings(config), config.train
+    shards = num_batch_shards(mesh)
+    sizes = {"train.batch_size": train.batch_size}
+    if data.pair_share or data.contrast_share:
+        tokens = train.batch_size * store.length
+        for length in data.pair_buckets:
+            key = f"data.pair_buckets {length}, of which a batch of {tokens} tokens holds so many"
+            sizes[key] = tokens // length
+    for key, size in sizes.items():
+        if size % (shards * train.accumulation_steps):
+            raise ValueError(
+                f"{key}: {size} must be a multiple of {shards * train.accumulation_steps}: the "
+                f"mesh's data and fsdp axes split each of the {train.accumulation_steps} parts "
+                f"(train.accumulation_steps) of a batch over {shards} devices"
+            )
+
+
+def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
+    data, train = data_settings(config), config.train
+    phases = {
+        first: (
+            alpha,
+            TrainingStream(store, language_shares(config, store, alpha), train.batch_size, seed),
+        )
+        for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed)
+    }
+    stream: Stream = AlphaPhases(phases) if data.alpha_phases else phases[0][1]
+    if not (data.pair_share or data.contrast_share):
+        return stream
+    streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
+    for share, is_separate in ((data.pair_share, False), (data.contrast_share, True)):
+        if share:
+            bitext = BitextSettings(
+                buckets=data.pair_buckets,
+                positions=data.pair_positions,
+                alpha=data.pair_alpha,
+                tokens=train.batch_size * store.length,
+                separate_segments=is_separate,
+            )
+            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate)
+            streams += pairs
+            shares += [share * one for one in of_pairs]
+    return MixedStream(streams, np.array(shares), train.seed)

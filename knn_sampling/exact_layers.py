@@ -1,0 +1,95 @@
+"""Output layers whose loss is the softmax over the whole vocabulary."""
+
+import dataclasses
+
+import jax
+
+from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
+from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.losses import full_softmax_loss
+from knn_sampling.samples import Sample, TokenStatistics
+
+
+@dataclasses.dataclass(frozen=True)
+class FullSoftmax:
+    """The softmax over all classes at once, logits [W, V] in memory.
+
+    Attributes:
+      num_valid: classes; rows of the table from here on are padding.
+    """
+
+    num_valid: int
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> None:
+        """Nothing: the loss is over all classes."""
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample | None,
+    ) -> jax.Array:
+        """Weighted losses [B, M], see `OutputLayer.loss`."""
+        losses = full_softmax_loss(
+            hidden.reshape(-1, hidden.shape[-1]),
+            targets.reshape(-1),
+            weights.reshape(-1),
+            table,
+            bias,
+            num_valid=self.num_valid,
+        )
+        return losses.reshape(weights.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockwiseSoftmax:
+    """The softmax over all classes, block by block, never [W, V].
+
+    Attributes:
+      num_valid: classes; rows of the table from here on are padding.
+      block_size: classes of a block.
+    """
+
+    num_valid: int
+    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> None:
+        """Nothing: the loss is over all classes."""
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample | None,
+    ) -> jax.Array:
+        """Weighted losses [B, M], see `OutputLayer.loss`."""
+        losses = blockwise_softmax_loss(
+            hidden.reshape(-1, hidden.shape[-1]),
+            targets.reshape(-1),
+            weights.reshape(-1),
+            table,
+            bias,
+            num_valid=self.num_valid,
+            block_size=self.block_size,
+        )
+        return losses.reshape(weights.shape)

@@ -1,0 +1,300 @@
+"""Output layers whose loss is taken over the candidates V' of each group of sequences."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
+from knn_sampling.buckets import bucket_sizes, loss_in_bucket
+from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
+from knn_sampling.inclusion import (
+    NeighbourIndex,
+    inclusion,
+    log_inclusion,
+    log_inclusion_after_overflow,
+)
+from knn_sampling.losses import candidate_softmax_loss
+from knn_sampling.neighbours import nearest_neighbours
+from knn_sampling.noise import nce_loss, neg_loss, sample_classes
+from knn_sampling.report import same_group_share, staleness
+from knn_sampling.samples import (
+    Sample,
+    TokenStatistics,
+    first_slots,
+    group_inputs,
+    in_groups,
+    values_at,
+)
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _CandidateSoftmax:
+    """The softmax over V' (Eq. 4), however V' was chosen.
+
+    Attributes:
+      num_valid: classes; rows of the table from here on are padding.
+      group_size: sequences that share a V'; 0 for the whole batch.
+      log_q_correction: correct the logits by `inclusion.log_inclusion`. The paper does not;
+        without it the loss leaves rare classes too probable.
+      sharding: how the table lies on the devices.
+      block_size: classes of a block of the softmax; blocks past the last candidate cost nothing.
+      num_buckets: sizes, evenly spaced up to the capacity, of which a step takes the smallest that
+        its candidates fit into. They are for a table whose rows are split over devices, which then
+        share the logits of all candidates at once: blocks would be gathered one by one.
+    """
+
+    num_valid: int
+    group_size: int
+    log_q_correction: bool
+    sharding: TableSharding = ONE_DEVICE
+    block_size: int = DEFAULT_BLOCK_SIZE
+    num_buckets: int = 4
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+    ) -> jax.Array:
+        """Weighted losses [B, M], see `OutputLayer.loss`."""
+        capacity = sample.candidates.ids.shape[1]
+        largest = sample.candidates.union_size.max()
+        if not self.sharding.splits_rows:
+            in_blocks = functools.partial(
+                blockwise_softmax_loss,
+                num_valid=capacity,
+                block_size=self.block_size,
+                num_used=largest,
+            )
+            inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
+            return jax.vmap(in_blocks)(**inputs).reshape(weights.shape)
+
+        def over_slots(hidden, table, bias, size):
+            part = first_slots(sample, size)
+            inputs = group_inputs(part, hidden, weights, table, bias, self.sharding)
+            return jax.vmap(candidate_softmax_loss)(**inputs).reshape(weights.shape)
+
+        sizes = bucket_sizes(capacity, self.num_buckets)
+        return loss_in_bucket(over_slots, sizes, largest, hidden, table, bias)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KNNSampling(_CandidateSoftmax):
+    """k-NN target sampling: V' holds the targets and their nearest neighbours (Section 3.1).
+
+    Attributes:
+      k: neighbours per target, K.
+      capacity: C, slots of a group's candidate set.
+      refresh_every: n of Algorithm 2, steps between two refreshes of the index.
+    """
+
+    k: int
+    capacity: int
+    refresh_every: int
+
+    def init_index(self, vocab_size: int) -> NeighbourIndex:
+        """An index of the right shapes, to be refreshed before use."""
+        return NeighbourIndex(
+            jnp.zeros((vocab_size, self.k), jnp.int32),
+            jnp.zeros(vocab_size, jnp.float32) if self.log_q_correction else None,
+        )
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample:
+        """The targets' neighbours, see `OutputLayer.sample`.
+
+        Raises:
+          ValueError: the index is missing, or the capacity is too small for the batch.
+        """
+        if index is None:
+            raise ValueError("output_layer.kind 'knn' needs the neighbour index; see refresh()")
+        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
+        capacity = min(self.capacity, statistics.probabilities.shape[0])
+        candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
+        if index.inclusion is None:
+            return _softmax_sample(candidates)
+        used = jnp.where(weights > 0, targets, statistics.probabilities.shape[0])
+        are_targets = jax.vmap(marked, in_axes=(0, None))(used, statistics.probabilities.shape[0])
+        log_q = log_inclusion_after_overflow(
+            values_at(index.inclusion, candidates.ids),
+            values_at(statistics.probabilities, candidates.ids),
+            _num_live(weights),
+            union_size=candidates.union_size[:, None],
+            capacity=capacity,
+            distinct_targets=are_targets.sum(axis=1, keepdims=True),
+        )
+        return _softmax_sample(candidates, log_q)
+
+    def refresh(
+        self, neighbours: jax.Array, table: jax.Array, statistics: TokenStatistics
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The neighbours made anew from the embeddings (Algorithm 2).
+
+        Args:
+          neighbours: [V, K] int32, those up to now.
+          table: [V, E] output embeddings.
+          statistics: of the tokens.
+
+        Returns:
+          [V, K] int32; `staleness` and `same_language`, scalars, see `report`.
+        """
+        fresh = nearest_neighbours(
+            table,
+            k=self.k,
+            num_valid=self.num_valid,
+            **self.sharding._asdict(),
+        )
+        return fresh, {
+            "staleness": staleness(neighbours, fresh, self.num_valid),
+            "same_language": same_group_share(fresh, statistics.languages),
+        }
+
+    def inclusion(self, neighbours: jax.Array, statistics: TokenStatistics) -> jax.Array:
+        """The chance [V] of each class to be brought in by a target, see `inclusion`."""
+        return inclusion(neighbours, statistics.probabilities)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetSampling(_CandidateSoftmax):
+    """The softmax over the group's targets (Jean et al. 2015), of Table 2."""
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample:
+        """The targets of each group, see `OutputLayer.sample`."""
+        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
+        nothing = jnp.zeros((targets.shape[0], 0), jnp.int32)
+        vocab_size = statistics.probabilities.shape[0]
+        candidates = union_of_classes(targets, weights, nothing, vocab_size)
+        if not self.log_q_correction:
+            return _softmax_sample(candidates)
+        p = values_at(statistics.probabilities, candidates.ids)
+        return _softmax_sample(candidates, log_inclusion(p, _num_live(weights)))
+
+
+def _num_live(weights: jax.Array) -> jax.Array:
+    """[G, 1] int32 targets of each group; not its slots, of which short sequences leave some."""
+    return (weights > 0).sum(axis=1, keepdims=True, dtype=jnp.int32)
+
+
+def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> Sample:
+    """A sample for a softmax, corrected by log Q [G, C] where that is given."""
+    zero = jnp.zeros(candidates.ids.shape, jnp.float32)
+    return Sample(candidates, zero if log_q is None else -log_q, None, candidates.ids)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NCE:
+    """Noise-contrastive estimation against shared draws, of Table 2.
+
+    Attributes:
+      num_valid: classes; rows of the table from here on are padding.
+      group_size: sequences that share their negatives; 0 for the whole batch.
+      num_negatives: S, classes drawn from the unigram distribution for a group.
+      sharding: how the table lies on the devices.
+    """
+
+    num_valid: int
+    group_size: int
+    num_negatives: int
+    sharding: TableSharding = ONE_DEVICE
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample:
+        """Targets and negatives with their noise, see `OutputLayer.sample`."""
+        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
+        candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
+        log_noise = jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
+        return Sample(candidates, -values_at(log_noise, candidates.ids), counts, candidates.ids)
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+    ) -> jax.Array:
+        """Weighted losses [B, M], see `OutputLayer.loss`; no negative log-likelihoods."""
+        inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
+        loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
+        return jax.vmap(loss)(**inputs).reshape(weights.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NegativeSampling:
+    """Negative sampling: NCE that leaves the noise out of the logits, of Table 2.
+
+    Attributes: those of `NCE`.
+    """
+
+    num_valid: int
+    group_size: int
+    num_negatives: int
+    sharding: TableSharding = ONE_DEVICE
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample:
+        """Targets and negatives, see `OutputLayer.sample`."""
+        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
+        candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
+        return Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+    ) -> jax.Array:
+        """Weighted losses [B, M], see `OutputLayer.loss`; no negative log-likelihoods."""
+        inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
+        return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
+
+
+def _draw(
+    key: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    statistics: TokenStatistics,
+    num_negatives: int,
+) -> tuple[Candidates, jax.Array]:
+    """Negatives of each group: targets and negatives, and how often [G, C] each was drawn."""
+    num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
+    drawn = sample_classes(key, statistics.thresholds, num_groups * num_negatives)
+    drawn = drawn.reshape(num_groups, num_negatives)
+    candidates = union_of_classes(targets, weights, drawn, vocab_size)
+    counts = jax.vmap(lambda one: jnp.bincount(one, length=vocab_size))(drawn)  # [G, V]
+    return candidates, jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)

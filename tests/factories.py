@@ -1,0 +1,137 @@
+"""Small settings and objects that many tests are about, with what a test changes as arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import (
+    OutputLayerSettings,
+    TokenStatistics,
+    make_exact_layer,
+    make_output_layer,
+)
+from models.encoder import Encoder, EncoderSettings
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+from training.optimizer import OptimizerSettings
+from training.sharding import MeshSettings, make_mesh
+from training.step import TrainFunctions, make_train_functions
+
+BOS, PAD, EOS, UNK, MASK = range(5)
+SPECIAL = (BOS, PAD, EOS, MASK)
+ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
+
+
+def encoder_settings(**changes) -> EncoderSettings:
+    """One layer of 16 over 32 table rows, sequences of 16."""
+    defaults = {
+        "vocab_size": 32,
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "mlp_size": 16,
+        "max_length": 16,
+        "norm_position": "pre",
+        "dropout_rate": 0.1,
+        "attention_dropout_rate": 0.0,
+        "dtype": "float32",
+    }
+    return EncoderSettings(**{**defaults, **changes})
+
+
+def output_layer_settings(**changes) -> OutputLayerSettings:
+    """k-NN sampling as published, of all 30 neighbours, so that V' is the whole vocabulary."""
+    defaults = {
+        "kind": "knn",
+        "k": 30,
+        "capacity": 32,
+        "row_capacity": 0,
+        "num_negatives": 20,
+        "group_size": 0,
+        "refresh_every": 1,
+        "log_q_correction": False,
+        "exact_fraction": 0.0,
+        "frequency_bias": False,
+    }
+    return OutputLayerSettings(**{**defaults, **changes})
+
+
+def token_statistics(num_valid: int, vocab_size: int) -> TokenStatistics:
+    """Tokens of rising probability and one language, but for specials and padding."""
+    ids = np.arange(vocab_size)
+    probabilities = ids * (ids < num_valid) / (num_valid * (num_valid - 1) / 2)
+    return TokenStatistics(
+        jnp.asarray(probabilities, jnp.float32),
+        cumulative_thresholds(probabilities),
+        jnp.where(probabilities > 0, 0, -1),
+    )
+
+
+def masked_lm(
+    layer: OutputLayerSettings | None = None,
+    encoder: EncoderSettings | None = None,
+    *,
+    kind: type[MaskedLM] = MaskedLM,
+    num_valid: int = 30,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_settings: MeshSettings = ONE_DEVICE,
+    **changes,
+) -> MaskedLM:
+    """Masked LM of `num_valid` tokens."""
+    layer, encoder = layer or output_layer_settings(), encoder or encoder_settings()
+    layout = {
+        "num_valid": num_valid,
+        "mesh": mesh,
+        "vocab_axes": mesh_settings.axes_of("vocab"),
+        "embed_axes": mesh_settings.axes_of("embed"),
+    }
+    defaults = {
+        "encoder": Encoder(encoder),
+        "output_layer": make_output_layer(layer, **layout),
+        "exact_layer": make_exact_layer(layer, **layout),
+        "mask": MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1),
+        "num_steps": 10,
+        "bos": BOS,
+        "pad": PAD,
+        "mask_id": MASK,
+        "special_ids": SPECIAL,
+        "across_documents": False,
+        "statistics": token_statistics(num_valid, encoder.vocab_size),
+        "row_capacity": layer.row_capacity,
+        "frequency_bias": layer.frequency_bias,
+    }
+    return kind(**{**defaults, **changes})
+
+
+def optimizer_settings(**changes) -> OptimizerSettings:
+    """AdamW without warm-up, decay and clipping."""
+    defaults = {
+        "learning_rate": 0.1,
+        "warmup_steps": 0,
+        "decay_power": 1.0,
+        "beta1": 0.9,
+        "beta2": 0.98,
+        "epsilon": 1e-6,
+        "weight_decay": 0.0,
+        "clip_norm": 0.0,
+        "embedding_update": "dense",
+    }
+    return OptimizerSettings(**{**defaults, **changes})
+
+
+def train_functions(
+    objective,
+    optimizer: OptimizerSettings | None = None,
+    mesh_settings: MeshSettings = ONE_DEVICE,
+    num_steps: int = 10,
+    **kwargs,
+) -> TrainFunctions:
+    """Compiled functions over as many devices as the mesh needs."""
+    count = mesh_settings.data * mesh_settings.fsdp * mesh_settings.model
+    mesh = make_mesh(mesh_settings, jax.devices()[:count])
+    optimizer = optimizer or optimizer_settings()
+    return make_train_functions(
+        objective, optimizer, mesh_settings, mesh, num_steps=num_steps, **kwargs
+    )

@@ -1,0 +1,124 @@
+"""Settings, layers and batches that the tests of this room share."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import (
+    OutputLayer,
+    OutputLayerSettings,
+    Sample,
+    TokenStatistics,
+    make_output_layer,
+)
+
+# B sequences of M masked positions, in G groups of WG positions each.
+B, M, G, WG, D, V, NUM_VALID = 4, 3, 2, 6, 4, 24, 21
+SETTINGS = OutputLayerSettings(
+    kind="knn",
+    k=4,
+    capacity=V,
+    num_negatives=10,
+    group_size=B // G,
+    refresh_every=5,
+    log_q_correction=False,
+    exact_fraction=0.0,
+    frequency_bias=False,
+    row_capacity=0,
+)
+
+
+def layer_of(
+    kind: str = "knn",
+    *,
+    num_valid: int = NUM_VALID,
+    mesh: jax.sharding.Mesh | None = None,
+    vocab_axes: tuple[str, ...] = (),
+    **changes,
+) -> OutputLayer:
+    """The layer of changed settings."""
+    settings = dataclasses.replace(SETTINGS, kind=kind, **changes)
+    return make_output_layer(settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes)
+
+
+# Blocks that do not divide their vocabularies.
+FULL = layer_of("full")
+BLOCKWISE = dataclasses.replace(layer_of("blockwise"), block_size=7)
+KNN = dataclasses.replace(layer_of("knn"), block_size=5)
+CORRECTED = dataclasses.replace(KNN, log_q_correction=True)
+TARGETS = dataclasses.replace(layer_of("target_sampling"), block_size=5)
+NCE = layer_of("nce")
+NEG = layer_of("neg")
+SAMPLED = (KNN, CORRECTED, TARGETS, NCE, NEG)
+
+
+def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, jax.Array]:
+    """Two positions that do not count, and a fraction."""
+    rng = np.random.default_rng(0)
+    weights = np.ones((G, WG), np.float32)
+    weights[0, 2], weights[1, 4:] = 0, (0, 0.5)
+    return {
+        "hidden": jnp.asarray(rng.normal(size=(B, M, D)), jnp.float32),
+        "targets": jnp.asarray(rng.integers(0, num_valid, (B, M)), jnp.int32),
+        "weights": jnp.asarray(weights.reshape(B, M)),
+        "table": jnp.asarray(rng.normal(size=(num_rows, D)), jnp.float32),
+        "bias": jnp.asarray(rng.normal(size=num_rows), jnp.float32),
+    }
+
+
+def statistics_of(num_rows: int = V, num_valid: int = NUM_VALID) -> TokenStatistics:
+    """Padding is never a target; languages by turns."""
+    is_class = np.arange(num_rows) < num_valid
+    probabilities = np.random.default_rng(1).random(num_rows) * is_class
+    probabilities /= probabilities.sum()
+    return TokenStatistics(
+        jnp.asarray(probabilities, jnp.float32),
+        cumulative_thresholds(probabilities),
+        jnp.asarray(np.where(is_class, np.arange(num_rows) % 3, -1), jnp.int32),
+    )
+
+
+def index_of(layer: OutputLayer, batch=None, statistics=None):
+    """The neighbour index of a batch's table; None for layers without."""
+    if not hasattr(layer, "refresh"):
+        return None
+    table = (batch or random_batch())["table"]
+    return layer.refresh(layer.init_index(len(table)), table, statistics or statistics_of())[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sample_of(layer: OutputLayer, batch, index=None, statistics=None, seed=0) -> Sample:
+    key = jax.random.key(seed)
+    statistics = statistics or statistics_of()
+    return layer.sample(key, batch["targets"], batch["weights"], statistics, index)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
+    """Losses [B, M], and gradients of their sum in hidden states, table and bias."""
+
+    def loss(hidden, table, bias):
+        args = hidden, batch["targets"], batch["weights"], table, bias
+        losses = layer.loss(*args, sample)
+        return losses.sum(), losses
+
+    parameters = (batch["hidden"], batch["table"], batch["bias"])
+    gradients, losses = jax.grad(loss, (0, 1, 2), has_aux=True)(*parameters)
+    return losses, gradients
+
+
+def sampled(layer: OutputLayer, batch=None, index=None):
+    """`value_and_gradients` over the classes that the layer samples."""
+    batch = batch or random_batch()
+    index = index or index_of(layer)
+    return value_and_gradients(layer, batch, sample_of(layer, batch, index))
+
+
+def assert_close(actual, expected, rtol: float = 1e-5, atol: float = 2e-6):
+    """Equal to float32 precision; sums of a dozen terms of order one are off by 1e-6."""
+    check = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(check, actual, expected)

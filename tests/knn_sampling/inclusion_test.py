@@ -1,0 +1,115 @@
+"""Q equals an enumeration of all batches, and a simulation of batches that are cut."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from knn_sampling.inclusion import inclusion, log_inclusion, log_inclusion_after_overflow
+
+
+class InclusionTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 4)
+    def test_equals_enumeration_of_all_batches(self, num_targets: int):
+        # Tokens 0 and 3 do not list themselves, and token 4 is never a target nor a neighbour.
+        lists = np.array([[1, 2], [1, 0], [2, 3], [1, 2], [4, 0]])
+        p = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
+        chance = np.zeros(5)
+        for targets in itertools.product(range(5), repeat=num_targets):
+            union = set(targets) | set(lists[list(targets)].ravel())
+            chance[list(union)] += p[list(targets)].prod()
+        q = inclusion(jnp.asarray(lists), jnp.asarray(p))
+        self.assertEqual((q.dtype, q[4]), (jnp.float32, 0))
+        if num_targets == 1:
+            np.testing.assert_allclose(q, chance, rtol=1e-6)
+        actual = log_inclusion(q, num_targets)
+        self.assertEqual(actual.dtype, jnp.float32)
+        np.testing.assert_allclose(actual[:4], np.log(chance[:4]), rtol=1e-5, atol=1e-6)
+        self.assertEqual(chance[4], 0)
+
+    def test_rare_tokens_keep_their_precision(self):
+        # Q is W p for rare tokens, far below what 1 - (1 - p)^W could resolve in float32.
+        q = jnp.array([1 - 3e-9, 1e-9, 2e-9])
+        actual = log_inclusion(q, 100)
+        np.testing.assert_allclose(actual, [0, np.log(1e-7), np.log(2e-7)], rtol=1e-5, atol=1e-6)
+
+    def test_log_is_finite_at_most_zero_and_elementwise(self):
+        q = jnp.array([[0.0, 1e-30, 1e-9, 0.5], [0.5, 1.0, 1.0000002, 0.1]])
+        for num_targets in (3, 0):
+            actual = log_inclusion(q, num_targets)
+            self.assertEqual(actual.shape, q.shape)
+            self.assertTrue(np.isfinite(actual).all())
+            self.assertLessEqual(actual.max(), 0)
+            np.testing.assert_array_equal(actual[0, 3], actual[1, 0])
+        np.testing.assert_allclose(log_inclusion(q, 3)[1, 3], np.log(1 - 0.9**3), rtol=1e-6)
+
+    def test_groups_with_different_numbers_of_targets(self):
+        q = jnp.array([[0.3, 1e-6], [0.3, 0.1]])
+        actual = log_inclusion(q, jnp.array([[5], [2]]))
+        for group, num_targets in enumerate((5, 2)):
+            np.testing.assert_array_equal(actual[group], log_inclusion(q[group], num_targets))
+
+
+class OverflowTest(absltest.TestCase):
+    def test_equals_a_simulation(self):
+        rng = np.random.default_rng(0)
+        vocab_size, k, num_targets, capacity, num_batches = 60, 4, 12, 28, 20_000
+        lists = np.stack([rng.permutation(vocab_size)[:k] for _ in range(vocab_size)])
+        p = rng.dirichlet(np.full(vocab_size, 0.7))
+        targets = rng.choice(vocab_size, (num_batches, num_targets), p=p)
+        rows = np.arange(num_batches)[:, None]
+        is_target = np.zeros((num_batches, vocab_size), bool)
+        is_target[rows, targets] = True
+        union = is_target.copy()
+        union[rows, lists[targets].reshape(num_batches, -1)] = True
+        # Targets stay; the others, in random order, as far as there is room.
+        order = np.where(is_target, -1.0, np.where(union, rng.random(union.shape), 2.0))
+        rank = order.argsort(axis=1).argsort(axis=1)
+        kept = union & (rank < capacity)
+        union_size, distinct = (x.sum(axis=1, keepdims=True) for x in (union, is_target))
+        self.assertBetween((union_size > capacity).mean(), 0.8, 0.99)  # most are cut, not all
+
+        q = inclusion(jnp.asarray(lists), jnp.asarray(p))
+        log_q = log_inclusion_after_overflow(
+            *(jnp.broadcast_to(x, union.shape) for x in (q, jnp.asarray(p))),
+            num_targets,
+            union_size=jnp.asarray(union_size),
+            capacity=capacity,
+            distinct_targets=jnp.asarray(distinct),
+        )
+        expected = kept.mean(axis=0)
+        # Standard deviations are up to 0.0035. The rest: the unions that a token is in are the
+        # larger ones, of which a smaller share stays than of all.
+        np.testing.assert_allclose(np.exp(log_q).mean(axis=0), expected, rtol=0, atol=0.015)
+        without = np.exp(log_inclusion(q, num_targets))
+        self.assertGreater(np.abs(without - expected).max(), 0.2)
+
+    def test_no_cut_changes_no_bit_and_the_deepest_leaves_targets(self):
+        rng = np.random.default_rng(1)
+        p = jnp.asarray(rng.uniform(0, 0.1, (4, 50)), jnp.float32)
+        q = p + jnp.asarray(rng.uniform(0, 0.3, (4, 50)), jnp.float32)
+        num_targets = jnp.array([[9], [9], [7], [9]])
+        log_q = jax.jit(log_inclusion_after_overflow, static_argnames="capacity")(
+            q,
+            p,
+            num_targets,
+            union_size=jnp.array([[3], [20], [7], [400]]),
+            capacity=20,
+            distinct_targets=jnp.array([[3], [8], [7], [20]]),
+        )
+        self.assertEqual((log_q.shape, log_q.dtype), (q.shape, jnp.float32))
+        plain = jax.jit(log_inclusion)(q, num_targets)
+        np.testing.assert_array_equal(log_q[:3], plain[:3])
+        np.testing.assert_array_equal(log_q[3], jax.jit(log_inclusion)(p, num_targets)[3])
+        nothing = jnp.zeros((1, 3))
+        log_q = log_inclusion_after_overflow(
+            nothing, nothing, 0, union_size=jnp.array([[0]]), capacity=2,
+            distinct_targets=jnp.array([[0]]),
+        )  # fmt: skip
+        self.assertTrue(np.isfinite(log_q).all())
+
+
+if __name__ == "__main__":
+    absltest.main()
