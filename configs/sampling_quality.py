@@ -3,8 +3,9 @@
     python -m benchmarks.sampling_quality --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality
 
-DATA is a folder as for `configs/real_text.py`. This is k-NN sampling as published; the study sets
-other values in `output_layer`, and the seed. One run by itself, here with the full softmax:
+DATA is a folder as for `configs/real_text.py`. This is k-NN sampling as published (Eqs. 4 to 6) but
+for the output bias, which starts at log frequencies here (`output_layer.frequency_bias`); the study
+sets other values in `output_layer`, and the seed. One run by itself, here with the full softmax:
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/sampling_quality.py:DATA --workdir=runs/full \\

@@ -11,8 +11,9 @@ import artifacts
 from evaluation import xtreme_runs
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")
-# Least gigabytes of CommonCrawl text (VoCap, Table 7: 0.1 to 732 GB). Limits at powers of ten put
-# 24, 25 and 37 of its 86 languages into the groups; languages not in the table are "unlisted".
+# Least gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high above
+# 10, which no language has exactly): 24, 25 and 37 of the 86 languages of the table. Others are
+# "unlisted".
 GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
 UNLISTED = "unlisted"
 

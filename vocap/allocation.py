@@ -1,4 +1,4 @@
-"""Which vocabulary size each language gets (paper Section 2.2-2.3, Eqs. 2-3, Algorithm 1).
+"""The vocabulary size of each language (paper Section 2.2.1, Eqs. 2 and 3, Algorithm 1).
 
 How T is met exactly:
 
