@@ -123,7 +123,7 @@ class KNNSampling(_CandidateSoftmax):
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         capacity = min(self.capacity, statistics.probabilities.shape[0])
         candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
-        if index.inclusion is None:
+        if not self.log_q_correction or index.inclusion is None:
             return _softmax_sample(candidates)
         used = jnp.where(weights > 0, targets, statistics.probabilities.shape[0])
         are_targets = jax.vmap(marked, in_axes=(0, None))(used, statistics.probabilities.shape[0])

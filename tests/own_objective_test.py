@@ -22,7 +22,7 @@ def config_of(**changes):
     config = program_test.config("plain")
     config.objective = "tests.toy_objective:build"
     config.skip_gram = ConfigDict({"width": 8})
-    config.optimizer.update(embedding_update="rows", learning_rate=0.05)
+    config.optimizer.update(embedding_update="rows", learning_rate=1.0)
     config.update_from_flattened_dict(changes)
     return config
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
     OutputLayer,
@@ -87,7 +88,12 @@ def index_of(layer: OutputLayer, batch=None, statistics=None):
     if not hasattr(layer, "refresh"):
         return None
     table = (batch or random_batch())["table"]
-    return layer.refresh(layer.init_index(len(table)), table, statistics or statistics_of())[0]
+    statistics = statistics or statistics_of()
+    empty = layer.init_index(len(table))
+    neighbours, _ = layer.refresh(empty.neighbours, table, statistics)
+    if empty.inclusion is None:
+        return NeighbourIndex(neighbours, None)
+    return NeighbourIndex(neighbours, layer.inclusion(neighbours, statistics))
 
 
 @functools.partial(jax.jit, static_argnums=0)

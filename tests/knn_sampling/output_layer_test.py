@@ -11,13 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from knn_sampling.inclusion import NeighbourIndex, inclusion, log_inclusion
 from knn_sampling.losses import full_softmax_loss
-from knn_sampling.neighbours import (
-    NeighbourIndex,
-    inclusion,
-    log_inclusion,
-    nearest_neighbours,
-)
+from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss
 from knn_sampling.output_layer import KINDS, OutputLayer, make_exact_layer
 from tests.knn_sampling.batches import (
@@ -369,7 +365,7 @@ class RefreshTest(parameterized.TestCase):
 
     def test_the_same_table_makes_nothing_stale(self):
         table = random_batch()["table"]
-        _, report = KNN.refresh(index_of(KNN), table, statistics_of())
+        _, report = KNN.refresh(index_of(KNN).neighbours, table, statistics_of())
         self.assertEqual(report["staleness"], 0)
 
     def test_report_by_hand(self):
@@ -383,11 +379,11 @@ class RefreshTest(parameterized.TestCase):
         self.assertEqual(index.neighbours[6].tolist(), [0, 2, 4])
         # Token 0 leaves the even ones: their lists begin at 2 now, one entry of three is new.
         table = jnp.asarray(one_hot_table([2] + [token % 2 for token in range(1, V)]))
-        index, report = layer.refresh(index, table, statistics)
-        self.assertEqual(index.neighbours[12].tolist(), [2, 4, 6])
+        neighbours, report = layer.refresh(index.neighbours, table, statistics)
+        self.assertEqual(neighbours[12].tolist(), [2, 4, 6])
         # Ten even tokens with one new entry each; token 0 is alone, so its list is itself and then
         # 1 and 2, which tie with all others: it had 0, 2 and 4. Padding, ids 21 to 23, is left out.
-        self.assertEqual(index.neighbours[0].tolist(), [0, 1, 2])
+        self.assertEqual(neighbours[0].tolist(), [0, 1, 2])
         self.assertAlmostEqual(float(report["staleness"]), 11 / 63, places=6)
         # Same language, itself aside. Token 0, of language 0: both. 2: 4 and 6 are of language 1,
         # none. 4, 6: one of two. 8 to 20: two of three. 1: 3 and 5, none. 3, 5: one of two. 7 to
