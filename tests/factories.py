@@ -1,5 +1,6 @@
 """Small settings and objects that many tests are about, with what a test changes as arguments."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from knn_sampling.output_layer import (
 from models.encoder import Encoder, EncoderSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
+from objectives.objective import Extra, Objective
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
 from training.step import TrainFunctions, make_train_functions
@@ -103,6 +105,28 @@ def masked_lm(
         "frequency_bias": layer.frequency_bias,
     }
     return kind(**{**defaults, **changes})
+
+
+def random_params(objective: Objective, scale: float = 0.3):
+    """Parameters away from their initial values, among which are too many zeros and ones."""
+    boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: (scale * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed)
+    )
+
+
+def first_extra(objective: Objective, params) -> Extra:
+    """The extra state at the first step."""
+    extra, names = objective.init_extra(), objective.due(0)
+    return objective.refresh(params, extra, names, jnp.int32(0))[0] if names else extra
+
+
+def packed_tokens(seed: int = 0, num_valid: int = 30) -> np.ndarray:
+    """[4, 16] sequences of two documents and some padding."""
+    tokens = np.random.default_rng(seed).integers(MASK + 1, num_valid, (4, 16)).astype(np.int32)
+    tokens[:, [0, 6]], tokens[:, [5, 13]], tokens[:, 14:] = BOS, EOS, PAD
+    return tokens
 
 
 def optimizer_settings(**changes) -> OptimizerSettings:

@@ -7,9 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from objectives.contrastive import ContrastSettings, contrastive_loss
+from input_pipeline.bitext import SEPARATE_PAIRS
+from input_pipeline.stream import PACKED
+from models.segments import packed_segments
+from objectives.batch import Batch
+from objectives.contrastive import ContrastSettings, SentenceContrast, contrastive_loss
+from objectives.masked_lm import INDEX, TABLE
+from objectives.translation_lm import TranslationLM
+from tests import factories
+from tests.factories import BOS, EOS, PAD, SPECIAL, packed_tokens
 
 B, D = 5, 7
+CONTRAST = ContrastSettings(weight=0.5, temperature=0.1)
 
 
 def vectors(seed: int) -> np.ndarray:
@@ -80,6 +89,73 @@ class ContrastSettingsTest(parameterized.TestCase):
     def test_what_cannot_be(self, weight, temperature, message):
         with self.assertRaisesRegex(ValueError, message):
             ContrastSettings(weight, temperature)
+
+
+class SentenceContrastTest(absltest.TestCase):
+    SENTENCES = (slice(0, 6), slice(6, 14))  # of `packed_tokens`
+
+    def test_the_loss_is_that_of_each_sentence_alone_and_their_contrast(self):
+        full = factories.output_layer_settings(kind="full")
+        objective = SentenceContrast(factories.masked_lm(full, kind=TranslationLM), CONTRAST)
+        params, key = factories.random_params(objective), jax.random.key(7)
+        tokens = packed_tokens()
+        tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, so that its pair weighs less
+        segments, positions = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
+        pairs = {"tokens": jnp.asarray(tokens), "segments": segments, "positions": positions}
+
+        plan, _ = objective.plan({}, Batch(pairs, SEPARATE_PAIRS), key, jnp.int32(0))
+        found, observed = jax.jit(objective.loss)(params, {}, plan, None)
+        self.assertIsNone(observed)
+        packed = factories.masked_lm(full)
+        alike, _ = packed.plan({}, Batch({"tokens": pairs["tokens"]}, PACKED), key, jnp.int32(0))
+        expected = jax.jit(packed.loss)(params, {}, alike, None)[0]["loss"]
+        np.testing.assert_allclose(found["separate_mlm_loss"], expected, rtol=1e-6)
+
+        vectors = [self.alone(params, plan.masked.inputs[:, at]) for at in self.SENTENCES]
+        losses, accuracies = contrastive_loss(*vectors, CONTRAST.temperature)
+        masked = plan.masked.weights.sum(axis=1)
+        self.assertGreater(len(set(masked.tolist())), 1)
+        np.testing.assert_allclose(found["contrast_loss"][0], losses @ masked, rtol=1e-4)
+        np.testing.assert_allclose(found["contrast_accuracy"][0], accuracies @ masked, rtol=1e-6)
+        total = found["separate_mlm_loss"][0] + CONTRAST.weight * found["contrast_loss"][0]
+        np.testing.assert_allclose(found["loss"][0], total, rtol=1e-6)
+        for name in ("loss", "separate_mlm_loss", "contrast_loss", "contrast_accuracy"):
+            self.assertEqual(found[name][1], masked.sum())
+
+    @staticmethod
+    def alone(params, sentences: jax.Array) -> jax.Array:
+        """Mean state of each sentence's text, of a batch of those sentences and nothing else."""
+        states = factories.masked_lm().encoder.apply(
+            {"params": params},
+            sentences,
+            (sentences != PAD).astype(jnp.int32),
+            jnp.broadcast_to(jnp.arange(sentences.shape[1]), sentences.shape),
+            deterministic=True,
+            method="encode",
+        )
+        is_text = ~np.isin(sentences, SPECIAL)
+        return jnp.stack([states[i][row].mean(axis=0) for i, row in enumerate(is_text)])
+
+    def test_phases_and_the_index_are_those_of_its_masked_lm(self):
+        masked_lm = factories.masked_lm(
+            factories.output_layer_settings(refresh_every=3), full_softmax_from=6
+        )
+        objective = SentenceContrast(masked_lm, CONTRAST)
+        self.assertEqual(objective.tables, (TABLE,))
+        self.assertEqual([objective.due(step) for step in (0, 2, 3)], [(INDEX,), (), (INDEX,)])
+        phases = [objective.at_step(step) for step in (0, 5, 6, 9)]
+        self.assertEqual(phases[:2], [objective] * 2)
+        self.assertIs(phases[2], phases[3])
+        self.assertEqual(phases[2].settings, CONTRAST)
+        self.assertIs(phases[2].masked_lm, masked_lm.exact)
+        self.assertEmpty(phases[2].due(6))
+
+        params = factories.random_params(objective)
+        jax.tree.map(np.testing.assert_array_equal, params, factories.random_params(masked_lm))
+        expected = factories.first_extra(masked_lm, params)
+        jax.tree.map(
+            np.testing.assert_array_equal, factories.first_extra(objective, params), expected
+        )
 
 
 if __name__ == "__main__":

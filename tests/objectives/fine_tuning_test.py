@@ -1,32 +1,25 @@
 """Losses of each kind of task against numpy, and what they must not depend on."""
 
 import functools
+from unittest import mock
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
-from models.encoder import Encoder, EncoderSettings
+from models.encoder import Encoder
 from models.heads import make_head
-from objectives.fine_tuning import FineTuning, Prepared
+from objectives.batch import Batch
+from objectives.fine_tuning import FineTuning
+from tests import factories
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
 KINDS = ("classification", "regression", "tagging", "questions")
-SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=8,
-    hidden_size=8,
-    num_layers=0,  # compiles sooner; tests/evaluation/tasks_test.py has layers
-    num_heads=2,
-    mlp_size=8,
-    max_length=10,
-    norm_position="post",
-    dropout_rate=0.3,
-    attention_dropout_rate=0.0,
-    dtype="float32",
+# No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.
+SETTINGS = factories.encoder_settings(
+    vocab_size=VOCAB, hidden_size=8, num_layers=0, norm_position="post", dropout_rate=0.3
 )
 
 
@@ -38,15 +31,14 @@ def objective(kind: str) -> FineTuning:
 
 @functools.cache
 def params(kind: str):
-    boxed = jax.eval_shape(lambda: objective(kind).init(jax.random.key(0), L))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+    return factories.random_params(objective(kind), 0.5)
 
 
 @functools.cache
 def jitted(kind: str):
+    """The outputs, and the loss and metrics, of parameters, arrays and a key for dropout."""
     one = objective(kind)
-    return jax.jit(one.outputs), jax.jit(lambda p, b, k=None: one.sums(p, Prepared(b, k)))
+    return jax.jit(one.outputs), jax.jit(lambda p, b, k=None: one.loss(p, {}, Batch(b, kind), k)[0])
 
 
 def batch(length: int = L) -> dict[str, np.ndarray]:
@@ -108,46 +100,46 @@ def terms(kind: str, outputs: np.ndarray, found: dict[str, np.ndarray]) -> list[
 class FineTuningTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)
     def test_the_loss_against_numpy(self, kind):
-        outputs, sums = jitted(kind)
+        outputs, loss_of = jitted(kind)
         found = of_kind(kind)
         expected = terms(kind, np.asarray(outputs(params(kind), found)), found)
-        loss, weight = sums(params(kind), found)["loss"]
+        loss, weight = loss_of(params(kind), found)["loss"]
         self.assertEqual(weight, len(expected))
         np.testing.assert_allclose(loss, np.sum(expected), rtol=1e-5)
 
     @parameterized.parameters("classification", "tagging")
     def test_accuracy(self, kind):
-        outputs, sums = jitted(kind)
+        outputs, loss_of = jitted(kind)
         found = of_kind(kind)
         best = np.argmax(outputs(params(kind), found), axis=-1)
         labels = found["labels" if kind == "classification" else "tags"]
-        right, weight = sums(params(kind), found)["accuracy"]
+        right, weight = loss_of(params(kind), found)["accuracy"]
         counted = labels[:-1] >= 0
         self.assertEqual(right, np.sum((best == labels)[:-1][counted]))
         self.assertEqual(weight, np.sum(counted))
 
     @parameterized.parameters(*KINDS)
     def test_rows_of_weight_0_do_not_matter(self, kind):
-        _, sums = jitted(kind)
+        _, loss_of = jitted(kind)
         one, two = of_kind(kind), of_kind(kind)
         for name, value in (("tokens", 7), ("labels", 1), ("starts", 5), ("ends", 5)):
             two[name][-1] = value
         two["tags"][-1] = 1 - two["tags"][-1].clip(0, 1)
-        a, b = (sums(params(kind), found) for found in (one, two))
+        a, b = (loss_of(params(kind), found) for found in (one, two))
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
     @parameterized.parameters(*KINDS)
     def test_padding_does_not_matter(self, kind):
-        _, sums = jitted(kind)
-        a, b = (sums(params(kind), of_kind(kind, length)) for length in (L, L + 3))
+        _, loss_of = jitted(kind)
+        a, b = (loss_of(params(kind), of_kind(kind, length)) for length in (L, L + 3))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
 
     @parameterized.parameters(*KINDS)
     def test_dropout_is_in_training_alone(self, kind):
-        outputs, sums = jitted(kind)
+        outputs, loss_of = jitted(kind)
         found, keys = of_kind(kind), jax.random.split(jax.random.key(0))
-        plain = sums(params(kind), found)["loss"][0]
-        one, two = (sums(params(kind), found, key)["loss"][0] for key in keys)
+        plain = loss_of(params(kind), found)["loss"][0]
+        one, two = (loss_of(params(kind), found, key)["loss"][0] for key in keys)
         self.assertLen({float(plain), float(one), float(two)}, 3)
         np.testing.assert_array_equal(*(outputs(params(kind), found) for _ in range(2)))
 
@@ -157,20 +149,21 @@ class FineTuningTest(parameterized.TestCase):
         hidden = jax.jit(one.hidden)(params(kind)["encoder"], found)
 
         def loss(task):
-            fixed = FineTuning(one.encoder, one.head, kind)
-            object.__setattr__(fixed, "hidden", lambda *_: hidden)
-            return fixed.sums({"encoder": {}, "task": task}, Prepared(found, None))["loss"][0]
+            params, plan = {"encoder": {}, "task": task}, Batch(found, kind)
+            return one.loss(params, {}, plan, None)[0]["loss"][0]
 
         task = jax.tree.map(jnp.asarray, params(kind)["task"])
-        check_grads(jax.jit(loss), (task,), 1, modes=["rev"], eps=1e-2)
+        with mock.patch.object(FineTuning, "hidden", lambda *_: hidden):
+            check_grads(jax.jit(loss), (task,), 1, modes=["rev"], eps=1e-2)
 
     def test_the_head_of_pre_training_is_left_out(self):
         self.assertEqual(set(params("tagging")["encoder"]), {"embeddings"})
 
-    def test_it_has_no_index(self):
-        self.assertIsNone(objective("tagging").empty_index())
-        with self.assertRaises(NotImplementedError):
-            objective("tagging").refresh(None, None, None)
+    def test_it_learns_nothing_besides_parameters(self):
+        one = objective("tagging")
+        self.assertEqual((one.init_extra(), one.tables, one.due(0)), ({}, (), ()))
+        with self.assertRaisesRegex(NotImplementedError, "'index'.* are due, but nothing renews"):
+            one.refresh(None, {}, ("index",), jnp.int32(0))
 
 
 if __name__ == "__main__":

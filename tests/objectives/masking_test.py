@@ -29,9 +29,9 @@ def rows_with_text(counts: list[int], length: int, seed: int = 0) -> np.ndarray:
     return rows.astype(np.int32)
 
 
-def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT, rates=None) -> Masked:
+def mask_eagerly(key: jax.Array, tokens, settings: MaskSettings = BERT, rate=None) -> Masked:
     ids = {"vocab_size": VOCAB, "mask_id": MASK, "special_ids": SPECIAL}
-    return mask_tokens(key, tokens, settings, **ids, rates=rates)
+    return mask_tokens(key, tokens, settings, **ids, rate=rate)
 
 
 mask = functools.partial(jax.jit, static_argnames="settings")(mask_eagerly)
@@ -78,13 +78,12 @@ class EveryRowTest(parameterized.TestCase):
         expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
         np.testing.assert_array_equal(weights.sum(axis=1), expected)
 
-    def test_rows_may_have_rates_of_their_own(self):
+    @parameterized.parameters(0.1, 0.25, 0.5)
+    def test_a_step_may_have_a_rate_of_its_own(self, rate):
         settings = MaskSettings(0.1, 0.8, 0.1, final_rate=0.5)
-        rates = jnp.linspace(0.1, 0.5, len(self.tokens))
-        masked = mask(jax.random.key(0), self.tokens, settings, rates=rates)
+        masked = mask(jax.random.key(0), self.tokens, settings, rate=jnp.float32(rate))
         self.assertEqual(masked.weights.shape[1], settings.slots(self.tokens.shape[1]))
-        rates = np.asarray(rates)
-        expected = [0, *(max(round(rates[i] * np.float32(i)), 1) for i in range(1, 41))]
+        expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
         np.testing.assert_array_equal(masked.weights.sum(axis=1), expected)
 
 
@@ -181,6 +180,23 @@ class MaskSettingsTest(parameterized.TestCase):
             ValueError, f"mask_share {mask_share} and mask.random_share {random_share} .* at most 1"
         ):
             MaskSettings(rate=0.15, mask_share=mask_share, random_share=random_share)
+
+    @parameterized.parameters(-0.1, 1.0)
+    def test_bad_final_rates(self, rate):
+        with self.assertRaisesRegex(ValueError, f"mask.final_rate is {rate}, .* 0 for no change"):
+            MaskSettings(0.15, 0.8, 0.1, final_rate=rate)
+
+    @parameterized.parameters((0.1, 0.5, 41), (0.4, 0.2, 10), (0.3, 0.6, 1))
+    def test_the_rate_moves_on_a_line_from_the_first_step_to_the_last(self, rate, final, num_steps):
+        settings = MaskSettings(rate, 0.8, 0.1, final_rate=final)
+        steps = np.arange(num_steps + 3)  # beyond the end it stays
+        found = [settings.rate_at(jnp.int32(step), num_steps) for step in steps]
+        expected = np.interp(steps, [0, max(num_steps - 1, 1)], [rate, final])
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        self.assertEqual({x.dtype for x in found}, {jnp.dtype(jnp.float32)})
+
+    def test_a_rate_that_does_not_change_is_none(self):
+        self.assertIsNone(BERT.rate_at(jnp.int32(3), 10))
 
     @parameterized.parameters((0.15, 128, 20), (0.15, 20, 3), (0.5, 7, 4), (0.01, 10, 1))
     def test_slots_hold_the_masks_of_a_full_row(self, rate, length, expected):

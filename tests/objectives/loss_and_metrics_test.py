@@ -1,16 +1,17 @@
-"""Sums are divided once, after merging."""
+"""Losses and metrics are divided once, after merging."""
 
 import math
 
 import jax.numpy as jnp
 from absl.testing import absltest
-from objectives.sums import means
+
+from objectives.loss_and_metrics import means
 
 
 class MeansTest(absltest.TestCase):
     def test_each_metric_has_its_own_weight(self):
-        sums = {"loss": (jnp.float32(6), jnp.float32(4)), "overflow": (jnp.float32(3), 1.0)}
-        self.assertEqual(means(sums), {"loss": 1.5, "overflow": 3.0})
+        found = {"loss": (jnp.float32(6), jnp.float32(4)), "overflow": (jnp.float32(3), 1.0)}
+        self.assertEqual(means(found), {"loss": 1.5, "overflow": 3.0})
 
     def test_a_long_batch_weighs_more_than_a_short_one(self):
         short, long = (10.0, 1.0), (2.0, 5.0)

@@ -1,0 +1,174 @@
+"""Several objectives in one: each batch goes to its term, and what is shared stays one."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from objectives.batch import Batch
+from objectives.mixture import Mixture, Term
+from objectives.objective import Objective
+from tests import factories
+from training.step import TrainFunctions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Toward(Objective):
+    """Brings a vector to a target.
+
+    Attributes:
+      target: where to.
+      parts: of the extra state, which a refresh counts.
+      every: steps between refreshes.
+      last_from: step from which the target is zero; 0 for never.
+    """
+
+    target: float
+    parts: tuple[str, ...] = ()
+    every: int = 1
+    last_from: int = 0
+    tables: tuple[str, ...] = ()
+
+    def init(self, key):
+        return {"vector": jnp.full(3, 1.0)}
+
+    def plan(self, extra, batch, key, step):
+        return (batch["weights"], extra.get("seen", jnp.float32(0))), {}
+
+    def loss(self, params, rows, plan, key):
+        weights, seen = plan
+        total = ((params["vector"] - self.target) ** 2).sum() * weights.sum()
+        return {"loss": (total, weights.sum()), "seen": (seen, 1.0)}, weights.sum()
+
+    def learn(self, extra, observed):
+        return {**extra, "seen": extra["seen"] + observed} if "seen" in extra else extra
+
+    def init_extra(self):
+        return {name: jnp.float32(0) for name in self.parts}
+
+    def due(self, step):
+        return self.parts if step % self.every == 0 else ()
+
+    def refresh(self, params, extra, names, step):
+        renewed = {name: extra[name] + self.target for name in names}
+        return {**extra, **renewed}, {f"{name}_renewed": (v, 1.0) for name, v in renewed.items()}
+
+    @functools.cached_property
+    def _last(self) -> "Toward":
+        return dataclasses.replace(self, target=0.0, last_from=0)
+
+    def at_step(self, step):
+        return self._last if self.last_from and step >= self.last_from else self
+
+
+def batch(kind: str) -> Batch:
+    return Batch({"weights": jnp.array([1.0, 3.0])}, kind)
+
+
+def step_on(functions: TrainFunctions, kind: str, step: int = 0):
+    """The state after a step on a batch, and the step's metrics."""
+    state = functions.init(np.int32(0))
+    return functions.train_step(functions.objective.at_step(step), state, batch(kind))
+
+
+def mixture(**weights: float) -> Mixture:
+    """Terms "a" toward 3 and "b" toward -1."""
+    terms = {"a": Toward(3.0), "b": Toward(-1.0)}
+    return Mixture(
+        {kind: Term(one, f"of_{kind}", weights.get(kind, 1.0)) for kind, one in terms.items()}
+    )
+
+
+class TermsTest(parameterized.TestCase):
+    @parameterized.parameters("a", "b")
+    def test_a_batch_is_of_the_term_of_its_kind(self, kind):
+        whole = mixture()
+        alone = whole.terms[kind].objective
+        state, found = step_on(factories.train_functions(whole), kind)
+        expected_state, expected = step_on(factories.train_functions(alone), kind)
+        jax.tree.map(np.testing.assert_array_equal, state.params, expected_state.params)
+        # Its loss has a name of its own; else the metrics are those of the term.
+        name = f"of_{kind}_loss"
+        jax.tree.map(np.testing.assert_array_equal, found, {**expected, name: expected["loss"]})
+
+    @parameterized.parameters(0.5, 0.0, 7.0)
+    def test_a_weight_scales_the_loss_and_the_gradient_and_no_metric(self, weight):
+        (_, plain), (_, found) = (
+            step_on(factories.train_functions(mixture(a=one)), "a") for one in (1.0, weight)
+        )
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_allclose(found[name][0], weight * plain[name][0], rtol=1e-6)
+            self.assertEqual(found[name][1], plain[name][1])
+        self.assertGreater(plain["grad_norm"][0], 1)
+        self.assertEqual(found["of_a_loss"], plain["of_a_loss"])
+
+    def test_a_kind_without_a_term(self):
+        message = "is of kind 'c', but the objective has terms for a, b only; set the shares"
+        with self.assertRaisesRegex(ValueError, message):
+            mixture().plan({}, batch("c"), jax.random.key(0), jnp.int32(0))
+
+    def test_tables_are_those_of_all_terms(self):
+        kinds = {"a": ("x", "y"), "b": ("y", "z")}
+        terms = {k: Term(Toward(1.0, tables=tables), k) for k, tables in kinds.items()}
+        self.assertEqual(Mixture(terms).tables, ("x", "y", "z"))
+
+
+class ExtraTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        # Both know "index" and "seen"; "other" is the second's.
+        first = Toward(3.0, ("index", "seen"), every=2)
+        second = Toward(-1.0, ("index", "other", "seen"), every=3)
+        self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
+
+    def test_a_shared_part_is_one(self):
+        self.assertCountEqual(self.mixture.init_extra(), ["index", "other", "seen"])
+        due = [self.mixture.due(step) for step in range(4)]
+        second = ("index", "other", "seen")
+        self.assertEqual(due, [("index", "seen", "other"), (), ("index", "seen"), second])
+
+    def test_a_shared_part_is_renewed_once_by_the_first_that_has_it(self):
+        for names, expected in (
+            (("index", "seen", "other"), {"index": 3, "other": -1, "seen": 3}),
+            (("index",), {"index": 3, "other": 0, "seen": 0}),
+            (("other",), {"index": 0, "other": -1, "seen": 0}),
+        ):
+            extra, report = self.mixture.refresh({}, self.mixture.init_extra(), names, jnp.int32(0))
+            self.assertEqual(extra, expected)
+            self.assertEqual(report, {f"{name}_renewed": (expected[name], 1) for name in names})
+
+    def test_what_one_term_learns_the_other_one_sees(self):
+        functions = factories.train_functions(self.mixture)
+        state, seen = functions.init(np.int32(0)), []
+        for kind in ("a", "b", "b", "a"):
+            state, found = functions.train_step(self.mixture, state, batch(kind))
+            seen.append(float(found["seen"][0]))
+        self.assertEqual(seen, [0, 4, 8, 12])
+
+
+class PhasesTest(absltest.TestCase):
+    def test_each_phase_is_one_object(self):
+        first, second = Toward(3.0, last_from=4), Toward(-1.0, last_from=6)
+        whole = Mixture({"a": Term(first, "a", 2.0), "b": Term(second, "b")})
+        phases = [whole.at_step(step) for step in range(9)]
+        self.assertEqual([phases.index(one) for one in phases], [0] * 4 + [4] * 2 + [6] * 3)
+        self.assertIs(phases[0], whole)
+        for number, expected in ((4, (first._last, second)), (6, (first._last, second._last))):
+            terms = phases[number].terms
+            self.assertEqual((terms["a"].objective, terms["b"].objective), expected)
+            self.assertEqual((terms["a"].weight, terms["b"].name), (2.0, "b"))
+        # The loss of a phase is that of its terms.
+        functions = factories.train_functions(whole)
+        losses = [float(step_on(functions, "a", step)[1]["loss"][0]) for step in (0, 4)]
+        self.assertEqual(losses, [2 * 3 * (1 - 3.0) ** 2 * 4, 2 * 3 * (1 - 0.0) ** 2 * 4])
+
+    def test_without_phases_it_is_always_itself(self):
+        whole = mixture()
+        self.assertIs(whole.at_step(10**9), whole)
+
+
+if __name__ == "__main__":
+    absltest.main()
