@@ -155,12 +155,12 @@ class ScheduleTest(parameterized.TestCase):
 
 
 class KeysTest(absltest.TestCase):
-    def test_masks_dropout_and_samples_have_random_keys_of_their_own(self):
-        """Equal keys would make, say, what is dropped depend on what is masked."""
-        seen = {}
+    def keys_of(self, key: jax.Array) -> dict[str, tuple[int, ...]]:
+        """The random keys that masks, samples and dropout of a step are given."""
+        found = {}
 
         def record(name, key):
-            seen[name] = tuple(np.asarray(jax.random.key_data(key)).tolist())
+            found[name] = tuple(np.asarray(jax.random.key_data(key)).tolist())
 
         def masking(key, *args, **kwargs):
             record("masks", key)
@@ -175,25 +175,27 @@ class KeysTest(absltest.TestCase):
             def loss(self, hidden, *_):
                 return hidden.sum(axis=2)
 
-        def apply(variables, *args, rngs=None, **kwargs):
+        encoder = objective_with().encoder
+
+        def apply(*args, rngs=None, **kwargs):
             if rngs:
                 record("dropout", rngs["dropout"])
-            return Encoder.apply(objective.encoder, variables, *args, rngs=rngs, **kwargs)
+            return encoder.apply(*args, rngs=rngs, **kwargs)
 
-        objective = dataclasses.replace(objective_with(FULL), output_layer=Layer())
-        for number in range(2):
-            key = jax.random.key(number)
-            batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
-            with mock.patch.object(masked_lm, "mask_tokens", masking):
-                plan, _ = objective.plan({}, batch, key, jnp.int32(0))
-            watched = mock.Mock(wraps=objective.encoder, apply=apply)
-            dataclasses.replace(objective, encoder=watched).loss(params(), {}, plan, key)
-            record("step", key)
-            self.assertCountEqual(seen, ["masks", "samples", "dropout", "step"])
-            self.assertLen(set(seen.values()), 4)
-            before = dict(seen) if not number else before
-        for name, key in seen.items():
-            self.assertNotEqual(before[name], key, name)
+        watched = mock.Mock(settings=encoder.settings, apply=apply)
+        objective = dataclasses.replace(objective_with(FULL), output_layer=Layer(), encoder=watched)
+        batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
+        with mock.patch.object(masked_lm, "mask_tokens", masking):
+            plan, _ = objective.plan({}, batch, key, jnp.int32(0))
+        objective.loss(params(), {}, plan, key)
+        return found
+
+    def test_masks_dropout_and_samples_have_random_keys_of_their_own(self):
+        # Equal keys would make, say, what is dropped depend on what is masked.
+        found = [self.keys_of(jax.random.key(seed)) for seed in (0, 1)]
+        for keys in found:
+            self.assertCountEqual(keys, ["masks", "samples", "dropout"])
+        self.assertLen({key for keys in found for key in keys.values()}, 6)
 
     def test_without_a_key_there_is_no_dropout(self):
         objective, key = objective_with(FULL), jax.random.key(7)
