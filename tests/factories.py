@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from input_pipeline.row_store import SpecialIds
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
     OutputLayerSettings,
@@ -22,6 +23,7 @@ from training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
 SPECIAL = (BOS, PAD, EOS, MASK)
+SPECIAL_IDS = SpecialIds(bos=BOS, pad=PAD, eos=EOS, unk=UNK, mask=MASK)
 ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 
 

@@ -7,77 +7,30 @@ import pathlib
 import tempfile
 import types
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.masked_lm import ExactMaskedLM, LanguageLoss
-from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
-from knn_sampling.output_layer import OutputLayer, WordStatistics
-from models.encoder import Encoder, EncoderSettings, output_table
+from input_pipeline.row_store import RowStore, pack_rows
+from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
-from objectives.masking import MaskSettings
+from tests import factories
+from tests.factories import SPECIAL_IDS as SPECIAL
 from training.sharding import MeshSettings, make_mesh, replicated
 
-VOCAB, PADDED, L = 30, 32, 16
+VOCAB, L = 30, 16
 FOLDS = 3
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-ENCODER = EncoderSettings(
-    vocab_size=PADDED,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    mlp_size=16,
-    max_length=L,
-    norm_position="pre",
-    dropout_rate=0.5,  # evaluation has none
-    attention_dropout_rate=0.5,
-    dtype="float32",
-)
-OBJECTIVE = MaskedLM(
-    encoder=Encoder(ENCODER),
-    # Sampling is for training; evaluation is exact.
-    output_layer=OutputLayer(
-        kind="knn",
-        num_valid=VOCAB,
-        k=2,
-        capacity=16,
-        capacity_buckets=1,
-        num_negatives=1,
-        group_size=0,
-        refresh="all",
-        refresh_every=1,
-        index_block=16,
-        index_scores="float32",
-        vocab_block=7,
-        candidate_block=0,
-        log_q_correction=True,
-        exact_fraction=0.0,
-        frequency_bias=True,
-    ),
-    mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
-    bos=SPECIAL.bos,
-    pad=SPECIAL.pad,
-    mask_id=SPECIAL.mask,
-    special_ids=SPECIAL.special_ids(),
-    across_documents=False,
-    words=WordStatistics(
-        probabilities=jnp.full(PADDED, 1 / VOCAB),
-        thresholds=jnp.zeros(PADDED, jnp.uint32),
-        languages=jnp.zeros(PADDED, jnp.int32),
-    ),
+OBJECTIVE = factories.masked_lm(
+    # Sampling is for training; evaluation is exact, and has no dropout.
+    factories.output_layer_settings(k=2, capacity=16, log_q_correction=True, frequency_bias=True),
+    factories.encoder_settings(dropout_rate=0.5, attention_dropout_rate=0.5),
 )
 
 
 @functools.cache
 def params():
-    """Parameters away from their initial values, among which are too many zeros and ones."""
-    boxed = jax.eval_shape(lambda: OBJECTIVE.init(jax.random.key(0), L))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+    return factories.random_params(OBJECTIVE, 0.5)
 
 
 def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> RowStore:
@@ -169,9 +122,9 @@ class LossTest(TestCase):
                 self.assertAlmostEqual(results[language].loss, -log_probs[text].mean(), places=5)
 
     def test_the_output_layer_that_trains_does_not_matter(self):
-        for kind in ("full", "nce"):
-            layer = dataclasses.replace(OBJECTIVE.output_layer, kind=kind)
-            objective = dataclasses.replace(OBJECTIVE, output_layer=layer)
+        for kind in ("full", "blockwise", "nce"):
+            layer = factories.output_layer_settings(kind=kind)
+            objective = factories.masked_lm(layer, OBJECTIVE.encoder.settings)
             self.assert_close(self.evaluator(objective=objective).run(params()), self.results)
 
     def test_the_batch_size_does_not_matter(self):

@@ -9,8 +9,8 @@ from absl.testing import absltest, parameterized
 from evaluation import report
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
-from input_pipeline.row_store import RowStore, SpecialIds
-from knn_sampling.output_layer import OutputLayer
+from input_pipeline.row_store import RowStore
+from tests import factories
 
 LOSSES = {
     "sw": LanguageLoss(loss=4.0, bits_per_character=1.5, unigram=6.0, tokens=300),
@@ -62,29 +62,7 @@ def store() -> RowStore:
         }
         for language, (train, unknown) in counts.items()
     }
-    special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-    return RowStore(pathlib.Path("rows"), 600, 16, "", special, statistics, {})
-
-
-def output_layer(kind: str) -> OutputLayer:
-    return OutputLayer(
-        kind=kind,
-        num_valid=600,
-        k=4,
-        capacity=160,
-        capacity_buckets=1,
-        num_negatives=1,
-        group_size=0,
-        refresh="all",
-        refresh_every=2,
-        index_block=64,
-        index_scores="float32",
-        vocab_block=64,
-        candidate_block=0,
-        log_q_correction=True,
-        exact_fraction=0.1,
-        frequency_bias=True,
-    )
+    return RowStore(pathlib.Path("rows"), 600, 16, "", factories.SPECIAL_IDS, statistics, {})
 
 
 def cells(table: str) -> dict[str, list[str]]:
@@ -133,7 +111,7 @@ class WriteReportTest(parameterized.TestCase):
             folder,
             results(retrieval),
             store=store(),
-            output_layer=output_layer(kind),
+            output_layer=factories.output_layer_settings(kind=kind, exact_fraction=0.1),
             allocation=allocation,
             metrics=metrics,
         )

@@ -5,74 +5,26 @@ import functools
 import pathlib
 import tempfile
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
-from input_pipeline.row_store import RowStore, SpecialIds, pad_sentences
-from knn_sampling.output_layer import OutputLayer, WordStatistics
-from models.encoder import Encoder, EncoderSettings
-from objectives.masked_lm import MaskedLM
-from objectives.masking import MaskSettings
+from input_pipeline.row_store import RowStore, pad_sentences
+from tests import factories
+from tests.factories import SPECIAL_IDS as SPECIAL
 
 VOCAB, L = 32, 20
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-ENCODER = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    mlp_size=16,
-    max_length=L,
-    norm_position="pre",
-    dropout_rate=0.0,
-    attention_dropout_rate=0.0,
-    dtype="float32",
-)
-OBJECTIVE = MaskedLM(
-    encoder=Encoder(ENCODER),
-    output_layer=OutputLayer(
-        kind="full",
-        num_valid=VOCAB,
-        k=1,
-        capacity=1,
-        capacity_buckets=1,
-        num_negatives=1,
-        group_size=0,
-        refresh="all",
-        refresh_every=1,
-        index_block=1,
-        index_scores="float32",
-        vocab_block=1,
-        candidate_block=0,
-        log_q_correction=False,
-        exact_fraction=0.0,
-        frequency_bias=False,
-    ),
-    mask=MaskSettings(rate=0.15, mask_share=0.8, random_share=0.1),
-    bos=SPECIAL.bos,
-    pad=SPECIAL.pad,
-    mask_id=SPECIAL.mask,
-    special_ids=SPECIAL.special_ids(),
-    across_documents=False,
-    words=WordStatistics(
-        probabilities=jnp.full(VOCAB, 1 / VOCAB),
-        thresholds=jnp.zeros(VOCAB, jnp.uint32),
-        languages=jnp.zeros(VOCAB, jnp.int32),
-    ),
+OBJECTIVE = factories.masked_lm(
+    factories.output_layer_settings(kind="full"),
+    factories.encoder_settings(max_length=L, dropout_rate=0.0),
+    num_valid=VOCAB,
 )
 
 
 @functools.cache
 def params():
-    """Parameters away from their initial values, among which are too many zeros and ones."""
-    boxed = jax.eval_shape(lambda: OBJECTIVE.init(jax.random.key(0), L))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+    return factories.random_params(OBJECTIVE, 0.5)
 
 
 def sentences(seed: int, count: int = 12) -> list[np.ndarray]:

@@ -6,81 +6,34 @@ import pathlib
 import tempfile
 import types
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.sampled_loss import SampledLoss
-from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
-from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import OutputLayer, WordStatistics
-from models.encoder import Encoder, EncoderSettings
+from input_pipeline.row_store import RowStore, pack_rows
+from knn_sampling.output_layer import OutputLayerSettings
 from objectives.masked_lm import MaskedLM
-from objectives.masking import MaskSettings
+from tests import factories
+from tests.factories import SPECIAL_IDS as SPECIAL
 
 VOCAB, PADDED, L = 60, 64, 16
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-ENCODER = EncoderSettings(
-    vocab_size=PADDED,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=0,
-    num_heads=2,
-    mlp_size=16,
-    max_length=L,
-    norm_position="pre",
-    dropout_rate=0.5,  # evaluation has none
-    attention_dropout_rate=0.0,
-    dtype="float32",
-)
-LAYER = OutputLayer(
-    kind="knn",
-    num_valid=VOCAB,
-    k=2,
-    capacity=40,
-    capacity_buckets=1,
-    num_negatives=10,
-    group_size=2,
-    refresh="all",
-    refresh_every=1,
-    index_block=16,
-    index_scores="float32",
-    vocab_block=16,
-    candidate_block=0,
-    log_q_correction=False,
-    exact_fraction=0.0,
-    frequency_bias=False,
-)
+LAYER = factories.output_layer_settings(k=2, capacity=40, num_negatives=10, group_size=2)
 WHOLE = dataclasses.replace(LAYER, k=VOCAB, capacity=PADDED, log_q_correction=True)
 
 
-def objective_with(layer: OutputLayer, dropout_rate: float = 0.5) -> MaskedLM:
-    probabilities = np.where(np.arange(PADDED) < VOCAB, 1 / VOCAB, 0)
-    return MaskedLM(
-        encoder=Encoder(dataclasses.replace(ENCODER, dropout_rate=dropout_rate)),
-        output_layer=layer,
-        mask=MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1),
-        bos=SPECIAL.bos,
-        pad=SPECIAL.pad,
-        mask_id=SPECIAL.mask,
-        special_ids=SPECIAL.special_ids(),
-        across_documents=False,
-        words=WordStatistics(
-            jnp.asarray(probabilities, jnp.float32),
-            cumulative_thresholds(probabilities),
-            jnp.zeros(PADDED, jnp.int32),
-        ),
-    )
+def objective_with(
+    layer: OutputLayerSettings, dropout_rate: float = 0.5, kind: type[MaskedLM] = MaskedLM
+) -> MaskedLM:
+    """Evaluation has no dropout."""
+    encoder = factories.encoder_settings(vocab_size=PADDED, num_layers=0, dropout_rate=dropout_rate)
+    return factories.masked_lm(layer, encoder, kind=kind, num_valid=VOCAB, languages=("aa", "bb"))
 
 
 @functools.cache
 def params():
-    """Parameters away from their initial values, among which are too many zeros and ones."""
-    boxed = jax.eval_shape(lambda: objective_with(LAYER).init(jax.random.key(0), L))
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), nn.unbox(boxed))
+    return factories.random_params(objective_with(LAYER), 0.5)
 
 
 @functools.cache
@@ -98,28 +51,26 @@ def store() -> RowStore:
 
 
 def evaluate(objective: MaskedLM, rows: RowStore, **kwargs) -> dict[str, float]:
-    index = objective.empty_index()
-    if index is not None:
-        index, _ = objective.refresh(params(), index, None)
-    state = types.SimpleNamespace(params=params(), index=index)
+    extra = factories.first_extra(objective, params())
+    state = types.SimpleNamespace(params=params(), extra=extra)
     settings = {"batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
     return dict(SampledLoss(objective, rows, **settings)(state))
 
 
 @functools.cache
-def values_of(layer: OutputLayer) -> dict[str, float]:
+def values_of(layer: OutputLayerSettings) -> dict[str, float]:
     return evaluate(objective_with(layer), store())
 
 
 class SampledLossTest(parameterized.TestCase):
-    def test_equal_where_every_word_is_a_candidate(self):
+    def test_equal_where_every_token_is_a_candidate(self):
         values = values_of(WHOLE)
         found, exact = values["sampling/sampled_loss"], values["sampling/exact_loss"]
         self.assertAlmostEqual(found, exact, delta=1e-5 * exact)
         self.assertEqual(values["sampling/overflow"], 0)
 
     @parameterized.parameters("knn", "target_sampling")
-    def test_fewer_words_understate_the_loss(self, kind: str):
+    def test_fewer_candidates_understate_the_loss(self, kind: str):
         values = values_of(dataclasses.replace(LAYER, kind=kind))
         self.assertLess(values["sampling/sampled_loss"], 0.95 * values["sampling/exact_loss"])
         self.assertBetween(values["sampling/candidates"], 2, 40)
@@ -156,17 +107,16 @@ class SampledLossTest(parameterized.TestCase):
         class Watching(MaskedLM):
             """Looks at the rows and at nothing else."""
 
-            def sums(self, params, prepared):
-                tokens = prepared.masked.inputs.at[
-                    jnp.arange(4)[:, None], prepared.masked.positions
-                ].set(prepared.masked.targets)
+            def loss(self, params, rows, plan, key):
+                masked = plan.masked
+                at = jnp.arange(4)[:, None], masked.positions
+                tokens = masked.inputs.at[at].set(masked.targets)
                 jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), tokens)
-                pair = prepared.masked.weights.sum(), jnp.float32(1)
-                return {"loss": pair, "candidates": pair, "overflow": pair}
+                pair = masked.weights.sum(), jnp.float32(1)
+                return {"loss": pair, "candidates": pair, "overflow": pair}, None
 
-        objective = objective_with(dataclasses.replace(LAYER, kind="target_sampling"))
-        fields = {f.name: getattr(objective, f.name) for f in dataclasses.fields(objective)}
-        values = evaluate(Watching(**fields), store(), max_rows=max_rows)
+        layer = dataclasses.replace(LAYER, kind="target_sampling")
+        values = evaluate(objective_with(layer, kind=Watching), store(), max_rows=max_rows)
         jax.effects_barrier()
         found = {tuple(row) for batch in seen for row in batch.tolist()}
         padding = (SPECIAL.pad,) * L
