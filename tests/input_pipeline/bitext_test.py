@@ -10,12 +10,18 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
-from input_pipeline.bitext import BitextSettings, join_pair, pair_streams
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.bitext import (
+    PAIRS,
+    SEPARATE_PAIRS,
+    BitextSettings,
+    join_pair,
+    pair_streams,
+)
+from input_pipeline.row_store import RowStore
 from input_pipeline.stream import MixedStream, TrainingStream
 from models.segments import packed_segments
+from tests.factories import SPECIAL_IDS as SPECIAL
 
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 LANGUAGES = ("aa", "bb", "cc")
 SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
 SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
@@ -132,16 +138,16 @@ class PairStreamTest(parameterized.TestCase):
                 np.testing.assert_array_equal(found[:start], np.arange(start))
                 np.testing.assert_array_equal(found[start:], second[start:])
 
-    def test_sentences_kept_apart_are_as_alone(self):
-        together, apart = (
-            pair_streams(self.store, dataclasses.replace(SETTINGS, apart=apart), seed=0)[0]
-            for apart in (False, True)
+    def test_sentences_in_segments_of_their_own_are_as_alone(self):
+        together, separate = (
+            pair_streams(self.store, dataclasses.replace(SETTINGS, separate_segments=two), 0)[0]
+            for two in (False, True)
         )
-        for one, other in zip(together, apart, strict=True):
-            self.assertEqual(one.contents(2), other.contents(2))
+        for one, other in zip(together, separate, strict=True):
+            self.assertEqual((one.kind(2), other.kind(2)), (PAIRS, SEPARATE_PAIRS))
+            self.assertEqual(one.describe_batch(2), other.describe_batch(2))
             batch, joined = other.batch(2), one.batch(2)["tokens"]
-            np.testing.assert_array_equal(batch["apart"], np.ones(other.batch_size, bool))
-            self.assertNotIn("apart", one.batch(2))
+            self.assertEqual(list(batch), list(one.batch(2)))
             segments, positions = packed_segments(
                 batch["tokens"], bos=SPECIAL.bos, pad=SPECIAL.pad, across_documents=False
             )
@@ -167,10 +173,10 @@ class PairStreamTest(parameterized.TestCase):
         first = pair_streams(self.store, SETTINGS, seed=0)[0][0]
         self.assertTrue((other.batch(0)["tokens"] != first.batch(0)["tokens"]).any())
 
-    def test_contents_name_the_batch(self):
+    def test_the_description_names_the_batch(self):
         for stream in pair_streams(self.store, SETTINGS, seed=0)[0]:
             for row, (what, sentence) in zip(
-                stream.batch(3)["tokens"], stream.contents(3), strict=True
+                stream.batch(3)["tokens"], stream.describe_batch(3), strict=True
             ):
                 name, languages, number, _ = read(row)
                 self.assertEqual((what, sentence), (f"{name} {'-'.join(languages)}", number))
@@ -216,17 +222,21 @@ class MixedStreamTest(parameterized.TestCase):
                     set(found) == set(expected)
                 ):
                     numbers[i] += 1
-                    self.assertEqual(self.mixed.contents(step), stream.contents(numbers[i] - 1))
+                    self.assertEqual(self.mixed.kind(step), stream.kind(numbers[i] - 1))
+                    self.assertEqual(
+                        self.mixed.describe_batch(step), stream.describe_batch(numbers[i] - 1)
+                    )
                     break
             else:
                 self.fail(f"step {step} is of no stream")
         np.testing.assert_allclose(np.array(numbers) / 1000, self.shares, atol=0.04)
 
     @parameterized.parameters(*dataset.LOADERS)
-    def test_loaders_bring_batches_of_any_shape(self, loader: str):
-        found = dataset.batches(self.mixed, range(40, 60), loader=loader, part=0, num_parts=1)
-        for step, batch in zip(range(40, 60), found, strict=True):
+    def test_loaders_bring_batches_of_any_kind_and_shape(self, loader: str):
+        found = dataset.StreamedData(self.mixed, loader).batches(range(40, 60))
+        for step, (kind, batch) in zip(range(40, 60), found, strict=True):
             expected = self.mixed.batch(step)
+            self.assertEqual(kind, self.mixed.kind(step))
             self.assertCountEqual(batch, expected)
             for name, array in expected.items():
                 np.testing.assert_array_equal(batch[name], array)

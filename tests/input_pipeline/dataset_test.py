@@ -12,8 +12,9 @@ from absl.testing import absltest, parameterized
 
 import input_pipeline
 from input_pipeline import dataset
-from input_pipeline.row_store import RowStore, SpecialIds
-from input_pipeline.stream import TrainingStream
+from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
+from tests.factories import SPECIAL_IDS
 
 
 class _CountingStream(TrainingStream):
@@ -38,8 +39,7 @@ class BatchesTest(parameterized.TestCase):
         rng = np.random.default_rng(0)
         for language in ("en", "sw"):
             np.save(folder / f"{language}.train.npy", rng.integers(5, 1000, (50, 16), np.uint16))
-        special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-        self.store = RowStore(folder, 1000, 16, "", special, {"en": {}, "sw": {}}, {})
+        self.store = RowStore(folder, 1000, 16, "", SPECIAL_IDS, {"en": {}, "sw": {}}, {})
         self.stream = self.make_stream()
 
     def make_stream(self, **kwargs) -> _CountingStream:
@@ -84,6 +84,20 @@ class BatchesTest(parameterized.TestCase):
         stream = self.make_stream(fail_at=3)
         with self.assertRaisesRegex(Exception, "the disk is gone"):
             list(dataset.batches(stream, range(5), loader=loader))
+
+    @parameterized.parameters(*dataset.LOADERS)
+    def test_a_stream_as_the_loop_wants_it(self, loader):
+        stream = AlphaPhases({0: (0.7, self.stream), 2: (0.3, self.make_stream())})
+        data = dataset.StreamedData(stream, loader, part=1, num_parts=2, prefetch=1)
+        kinds, found = zip(*data.batches(range(4)), strict=True)
+        self.assertEqual(kinds, (PACKED,) * 4)
+        self.assert_batches(found, (0, 1, 0, 1), 1, 2)  # each phase begins anew
+        self.assertEqual(
+            [data.step_values(step)["alpha"] for step in range(4)], [0.7] * 2 + [0.3] * 2
+        )
+        for step in range(4):  # of all hosts
+            self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
+        self.assertLen(data.describe_batch(0), 8)
 
     def test_an_unknown_loader(self):
         with self.assertRaisesRegex(ValueError, "data.loader is 'tfds', must be .*'threads'"):

@@ -8,16 +8,17 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import dataset, stream
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline import stream
+from input_pipeline.row_store import RowStore
 from input_pipeline.stream import (
-    PhasedStream,
-    ScheduledStream,
+    PACKED,
+    AlphaPhases,
     StreamOrder,
     TrainingStream,
     largest_remainder,
     permute,
 )
+from tests.factories import SPECIAL_IDS
 
 _CYCLE = 1 << 16
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
@@ -29,8 +30,7 @@ def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> RowStore:
         rows = np.zeros((num_rows[language], 16), np.uint16)
         rows[:, 0], rows[:, 1] = place, np.arange(num_rows[language])
         np.save(folder / f"{language}.train.npy", rows)
-    special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
-    return RowStore(folder, 1000, 16, "", special, {name: {} for name in num_rows}, {})
+    return RowStore(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
 
 
 class LargestRemainderTest(parameterized.TestCase):
@@ -217,41 +217,30 @@ class TrainingStreamTest(parameterized.TestCase):
             self.stream.batch(0, 0, 3)
 
 
-class SchedulesTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
+class AlphaPhasesTest(absltest.TestCase):
+    def test_phases_change_the_shares(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         store = _store(folder, {"aa": 200, "bb": 200})
-        self.streams = {
-            first: TrainingStream(store, {"aa": share, "bb": 1 - share}, batch_size=50, seed=first)
-            for first, share in ((0, 0.9), (20, 0.1))
+        phases = {
+            first: (alpha, TrainingStream(store, {"aa": share, "bb": 1 - share}, 50, seed=first))
+            for first, alpha, share in ((20, 0.3, 0.1), (0, 0.7, 0.9))
         }
-
-    def test_phases_change_the_shares(self):
-        phased = PhasedStream(self.streams)
+        phased = AlphaPhases(phases)
         for step in (0, 7, 19, 20, 21, 1000):
             first = 20 if step >= 20 else 0
-            expected = self.streams[first].batch(step - first, 1, 2)
+            alpha, stream = phases[first]
+            expected = stream.batch(step - first, 1, 2)
             for name, array in phased.batch(step, 1, 2).items():
                 np.testing.assert_array_equal(array, expected[name])
-            self.assertEqual(phased.contents(step), self.streams[first].contents(step - first))
+            self.assertEqual(phased.describe_batch(step), stream.describe_batch(step - first))
+            self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
+            self.assertEqual(phased.step_values(step), {"alpha": alpha})
+            self.assertEmpty(stream.step_values(step))
         shares = [
             np.mean([phased.batch(step)["language"] for step in steps])
             for steps in (range(20), range(20, 40))
         ]
         np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
-
-    def test_values_of_the_step(self):
-        stream = ScheduledStream(self.streams[0], "mask_rate", lambda step: 0.4 - 0.05 * step)
-        rates = [stream.batch(step)["mask_rate"] for step in range(7)]
-        self.assertEqual({rate.dtype for rate in rates}, {stream.types["mask_rate"]})
-        expected = np.linspace(0.4, 0.1, 7)[:, None].repeat(50, axis=1)
-        np.testing.assert_allclose(rates, expected, rtol=1e-6)
-        for loader in dataset.LOADERS:
-            batches = dataset.batches(stream, range(7), loader=loader)
-            for batch, rate in zip(batches, rates, strict=True):
-                np.testing.assert_array_equal(batch["mask_rate"], rate)
-                self.assertCountEqual(batch, ["tokens", "language", "mask_rate"])
 
 
 class CycleTest(absltest.TestCase):

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
-from input_pipeline.tasks.batches import FeatureStream, length_batches, padding_ratio
+from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
 from input_pipeline.tasks.features import TaggedFeature, TextFeature
 from input_pipeline.tasks.question_features import QuestionFeature
 
@@ -97,7 +97,8 @@ class FeatureStreamTest(parameterized.TestCase):
         for step in (40, 0, 13, 12, 40):
             for name, array in one.batch(step).items():
                 np.testing.assert_array_equal(array, two.batch(step)[name])
-        self.assertEqual(one.contents(5), [("feature", i) for i in numbers(two.batch(5))])
+        self.assertEqual(one.describe_batch(5), [("feature", i) for i in numbers(two.batch(5))])
+        self.assertEqual((one.kind(5), one.step_values(5)), (EXAMPLES, {}))
 
     @parameterized.parameters(1, 2, 4)
     def test_parts_make_up_the_batch(self, num_parts):
