@@ -9,34 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from training.optimizer import (
-    Optimizer,
-    OptimizerSettings,
-    make_optimizer,
-)
+from tests import factories
+from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
 from training.schedules import learning_rate_schedule
 
-SETTINGS = OptimizerSettings(
-    learning_rate=0.5,
-    warmup_steps=4,
-    decay_power=2.0,
-    beta1=0.9,
-    beta2=0.98,
-    epsilon=1e-6,
-    weight_decay=0.1,
-    clip_norm=0.0,
-    embedding_update="dense",
+SETTINGS = factories.optimizer_settings(
+    learning_rate=0.5, warmup_steps=4, decay_power=2.0, weight_decay=0.1
 )
 PARAMS = {"matrix": np.full((2, 3), 2.0, np.float32), "bias": np.full(3, 2.0, np.float32)}
 
 
 def steps_taken(settings: OptimizerSettings, gradients: list, num_steps: int = 10):
     """The parameters after one step from the same ones, the state going on."""
-    optimizer = make_optimizer(settings, num_steps, None)
+    optimizer = make_optimizer(settings, num_steps)
     state = optimizer.init(PARAMS)
     found = []
     for one in gradients:
-        params, read = optimizer.read(PARAMS, state, None)
+        params, read = optimizer.read(PARAMS, state, {})
         jax.tree.map(np.testing.assert_array_equal, params, PARAMS)
         params, state = jax.jit(optimizer.update)(one, read, PARAMS, state)
         found.append(params)
@@ -87,9 +76,9 @@ class AdamWTest(parameterized.TestCase):
     def test_biases_and_scales_of_all_layers_together_do_not_decay(self):
         shapes = {"kernel": (2, 3, 3), "bias": (2, 3), "scale": (2, 3), "table": (5, 3)}
         params = {"layers": {name: np.ones(shape, np.float32) for name, shape in shapes.items()}}
-        optimizer = make_optimizer(dataclasses.replace(SETTINGS, warmup_steps=0), 10, None)
+        optimizer = make_optimizer(dataclasses.replace(SETTINGS, warmup_steps=0), 10)
         zeros = jax.tree.map(np.zeros_like, params)
-        found, _ = optimizer.update(zeros, None, params, optimizer.init(params))
+        found, _ = optimizer.update(zeros, {}, params, optimizer.init(params))
         decayed = {name for name, x in found["layers"].items() if (x < 1).all()}
         kept = {name for name, x in found["layers"].items() if (x == 1).all()}
         self.assertEqual((decayed, kept), ({"kernel", "table"}, {"bias", "scale"}))
@@ -127,7 +116,7 @@ class AdamWTest(parameterized.TestCase):
 
 
 V, E, NUM_STEPS = 40, 3, 60
-PATH = ("embeddings", "table")
+PATH = "embeddings/table"
 # A large epsilon, so that the size of a gradient matters, and with it a wrong clipping.
 DENSE = dataclasses.replace(SETTINGS, learning_rate=0.05, clip_norm=1.0, epsilon=0.1)
 ROWS = dataclasses.replace(DENSE, embedding_update="rows")
@@ -157,22 +146,23 @@ def ids_of(step: int) -> np.ndarray:
 
 
 @functools.cache
-def compiled(settings: OptimizerSettings, path=PATH) -> Optimizer:
-    optimizer = make_optimizer(settings, NUM_STEPS, path)
+def compiled(settings: OptimizerSettings, tables=(PATH,)) -> Optimizer:
+    optimizer = make_optimizer(settings, NUM_STEPS, tables)
     return Optimizer(optimizer.init, *map(jax.jit, optimizer[1:]))
 
 
 class Run:
     """Some steps of an optimizer."""
 
-    def __init__(self, settings: OptimizerSettings, path=PATH):
-        self.optimizer = compiled(settings, path)
+    def __init__(self, settings: OptimizerSettings, tables=(PATH,)):
+        self.optimizer = compiled(settings, tables)
         self.params = large_params()
         self.state = self.optimizer.init(self.params)
         self.step = 0
 
     def read(self, ids):
-        return self.optimizer.read(self.params, self.state, ids)
+        touched = {} if ids is None else {PATH: ids}
+        return self.optimizer.read(self.params, self.state, touched)
 
     def take(self, num_steps: int, by_ids: bool):
         for _ in range(num_steps):
@@ -188,8 +178,8 @@ class Run:
             self.step += 1
         return self
 
-    def flush(self):
-        self.params, self.state = self.optimizer.flush(self.params, self.state)
+    def apply_pending_updates(self):
+        self.params, self.state = self.optimizer.apply_pending_updates(self.params, self.state)
         return self
 
     @property
@@ -215,7 +205,7 @@ class TableTest(parameterized.TestCase):
             for settings in (DENSE, ROWS)
         )
         self.assert_close(rows, dense)
-        np.testing.assert_array_equal(rows.flush().table, rows.table)
+        np.testing.assert_array_equal(rows.apply_pending_updates().table, rows.table)
         for found, first in zip(dense.others, Run(DENSE).others, strict=True):
             self.assertGreater(np.abs(found - first).max(), 0.01)
         self.assertGreater(np.abs(dense.table - Run(DENSE).table).max(), 0.01)
@@ -233,7 +223,7 @@ class TableTest(parameterized.TestCase):
         params, held = by_ids.read(jnp.array([7, V, 3]))
         expected = [by_ids.table[7], np.zeros(E), by_ids.table[3]]
         np.testing.assert_array_equal(params["embeddings"]["table"], expected)
-        self.assertEqual(held.tolist(), [7, V, 3])
+        self.assertEqual(held[PATH].tolist(), [7, V, 3])
 
     @parameterized.parameters(1.0, 0.3)
     def test_some_rows_follow_dense(self, clip_norm: float):
@@ -246,51 +236,69 @@ class TableTest(parameterized.TestCase):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         moved = np.linalg.norm(dense.table - large_params()["embeddings"]["table"])
         behind = np.linalg.norm(rows.table - dense.table) / moved
-        # What is read is up to date; so is all of it after a flush.
+        # What is read is up to date; so is all of it after pending updates.
         ids = np.array([V - 3, 0, 20, V])
         read, _ = rows.read(jnp.asarray(ids))
-        rows.flush()
+        rows.apply_pending_updates()
         np.testing.assert_allclose(
             read["embeddings"]["table"], [*rows.table[ids[:3]], np.zeros(E)], rtol=1e-5, atol=1e-6
         )
         distance = np.linalg.norm(rows.table - dense.table) / moved
         self.assertLess(distance, 0.01)
-        self.assertGreater(behind, 3 * distance)  # the flush had something to do
+        self.assertGreater(behind, 3 * distance)  # something was pending
         # And the run goes on from there.
         for run, by_ids in ((dense, False), (rows, True)):
-            run.take(5, by_ids).flush()
+            run.take(5, by_ids).apply_pending_updates()
         self.assertLess(np.linalg.norm(rows.table - dense.table) / moved, 0.01)
 
-    def test_a_flush_touches_the_table_alone_and_once(self):
+    def test_pending_updates_touch_the_table_alone_and_once(self):
         run = Run(ROWS).take(8, by_ids=True)
         table, others, others_state = run.table, run.others, run.state.others
-        run.flush()
+        run.apply_pending_updates()
         self.assertGreater(np.abs(run.table - table).max(), 1e-3)
         jax.tree.map(np.testing.assert_array_equal, run.others, others)
         jax.tree.map(np.testing.assert_array_equal, run.state.others, others_state)
         once = run.params, run.state
-        run.flush()
+        run.apply_pending_updates()
         jax.tree.map(np.testing.assert_array_equal, (run.params, run.state), once)
 
-    def test_dense_needs_no_flush(self):
+    def test_dense_has_no_pending_updates(self):
         run = Run(DENSE).take(2, by_ids=True)
         before = run.params, run.state
-        run.flush()
+        run.apply_pending_updates()
         jax.tree.map(np.testing.assert_array_equal, (run.params, run.state), before)
 
     def test_without_a_table_all_are_dense(self):
         expected = Run(DENSE).take(4, by_ids=False)
         for settings in (DENSE, ROWS):
-            run = Run(settings, path=None).take(4, by_ids=False)
+            run = Run(settings, tables=()).take(4, by_ids=False)
             jax.tree.map(np.testing.assert_array_equal, run.params, expected.params)
             jax.tree.map(np.testing.assert_array_equal, run.state, expected.state)
+
+    @parameterized.parameters("dense", "rows")
+    def test_two_tables_are_each_updated_as_if_alone(self, update):
+        """One in the ids that a step touches, the other as a whole."""
+        settings = dataclasses.replace(DENSE, clip_norm=0.0, embedding_update=update)
+        other, touched = "head/kernel", {PATH: jnp.asarray(ids_of(0))}
+        both, one = (make_optimizer(settings, NUM_STEPS, t) for t in ((PATH, other), (PATH,)))
+        found = []
+        for optimizer in (both, one):
+            params = large_params()
+            state = optimizer.init(params)
+            for step in range(6):
+                read, held = optimizer.read(params, state, touched if step < 3 else {})
+                grads = jax.tree.map(lambda x, s=step: jnp.sin(x + s), read)
+                params, state = optimizer.update(grads, held, params, state)
+            found.append(optimizer.apply_pending_updates(params, state)[0])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
+        self.assertEqual(len(getattr(both.init(params), "tables", ())), 2 * (update == "rows"))
 
     def test_the_state_of_the_rows_has_the_names_of_the_table(self):
         params = large_params()
         table = nn.LogicallyPartitioned(params["embeddings"]["table"], ("vocab", "embed"))
         params["embeddings"]["table"] = table
-        state = make_optimizer(ROWS, NUM_STEPS, PATH).init(params).table
-        plain = make_optimizer(ROWS, NUM_STEPS, PATH).init(large_params()).table
+        optimizer = make_optimizer(ROWS, NUM_STEPS, (PATH,))
+        state, plain = (optimizer.init(one).tables[PATH] for one in (params, large_params()))
         jax.tree.map(np.testing.assert_array_equal, nn.unbox(state), plain)
         for name, value in state._asdict().items():
             names = {0: None, 1: ("vocab",), 2: ("vocab", "embed")}[nn.unbox(value).ndim]

@@ -120,7 +120,7 @@ class AgainstDenseTest(parameterized.TestCase):
         @jax.vmap
         def both(scale):
             given = optimizer.init(start()), ids, grads * scale
-            table, _ = optimizer.flush(*row_steps(optimizer, start(), *given))
+            table, _ = optimizer.apply_pending_updates(*row_steps(optimizer, start(), *given))
             return table, dense_steps(adamw, start(), *given[1:])
 
         # Gradients beside which eps is nothing, about equal, everything.
@@ -147,12 +147,14 @@ class AgainstDenseTest(parameterized.TestCase):
         @jax.jit
         def both(table):
             stepped = row_steps(optimizer, table, optimizer.init(table), ids, grads)
-            return optimizer.flush(*stepped)[0], dense_steps(adamw, table, ids, grads)
+            return optimizer.apply_pending_updates(*stepped)[0], dense_steps(
+                adamw, table, ids, grads
+            )
 
         assert_close(*both(start()), rtol=1e-4, atol=1e-6)
 
 
-class ReadAndFlushTest(absltest.TestCase):
+class PendingUpdatesTest(absltest.TestCase):
     def test_reading_changes_nothing(self):
         optimizer, table, state = after_steps()
         before = jax.tree.map(np.array, (table, state))
@@ -161,27 +163,29 @@ class ReadAndFlushTest(absltest.TestCase):
         jax.tree.map(np.testing.assert_array_equal, (table, state), before)
         jax.tree.map(np.testing.assert_array_equal, optimizer.read(table, state, ids), first)
 
-    def test_flushed_rows_are_the_rows_that_would_be_read(self):
+    def test_rows_brought_up_to_date_are_the_rows_that_would_be_read(self):
         optimizer, table, state = after_steps()
-        flushed, flushed_state = jax.jit(optimizer.flush)(table, state)
-        self.assertGreater(np.abs(flushed - table).max(), 1e-3)
+        current, current_state = jax.jit(optimizer.apply_pending_updates)(table, state)
+        self.assertGreater(np.abs(current - table).max(), 1e-3)
         for ids in (jnp.arange(V, dtype=jnp.int32)[::-1], None):
-            found = optimizer.read(flushed, flushed_state, ids)
+            found = optimizer.read(current, current_state, ids)
             assert_close(found, optimizer.read(table, state, ids))
             every = slice(None) if ids is None else ids
-            np.testing.assert_array_equal(found.values, flushed[every])
+            np.testing.assert_array_equal(found.values, current[every])
 
-    def test_a_second_flush_changes_nothing(self):
+    def test_doing_so_twice_changes_nothing(self):
         optimizer, table, state = after_steps()
-        once = optimizer.flush(table, state)
-        jax.tree.map(np.testing.assert_array_equal, optimizer.flush(*once), once)
+        once = optimizer.apply_pending_updates(table, state)
+        jax.tree.map(np.testing.assert_array_equal, optimizer.apply_pending_updates(*once), once)
 
-    def test_a_flush_on_the_way_hardly_matters(self):
+    def test_doing_so_on_the_way_hardly_matters(self):
         optimizer, table, state = after_steps()
         ids, grads = sparse_steps()
         run = compiled()[1]
-        straight, _ = optimizer.flush(*run(table, state, ids, grads))
-        by_way, _ = optimizer.flush(*run(*optimizer.flush(table, state), ids, grads))
+        straight, _ = optimizer.apply_pending_updates(*run(table, state, ids, grads))
+        by_way, _ = optimizer.apply_pending_updates(
+            *run(*optimizer.apply_pending_updates(table, state), ids, grads)
+        )
         self.assertLess(
             np.linalg.norm(straight - by_way) / np.linalg.norm(straight - start()), 1e-4
         )
@@ -248,7 +252,7 @@ class CompiledTest(parameterized.TestCase):
         given = grads, rows, table, state
         assert_close(optimizer.update(*given), eager.update(*given))
 
-    @parameterized.parameters("update", "read and update", "flush")
+    @parameterized.parameters("update", "read and update", "apply_pending_updates")
     def test_donated_tables_are_changed_in_place(self, what):
         optimizer = row_adamw(SCHEDULES["decay"])
         table = jax.ShapeDtypeStruct((4096, 32), jnp.float32)
@@ -264,7 +268,7 @@ class CompiledTest(parameterized.TestCase):
         function, *given = {
             "update": (optimizer.update, grads, rows),
             "read and update": (both, ids, grads),
-            "flush": (optimizer.flush,),
+            "apply_pending_updates": (optimizer.apply_pending_updates,),
         }[what]
         donated = (len(given), len(given) + 1)
         memory = (
@@ -274,7 +278,7 @@ class CompiledTest(parameterized.TestCase):
             .memory_analysis()
         )
         self.assertGreaterEqual(memory.alias_size_in_bytes, 3 * 4 * table.size)
-        if what != "flush":
+        if what != "apply_pending_updates":
             self.assertLess(memory.temp_size_in_bytes, 4 * table.size / 8)
 
     def test_a_table_split_over_devices(self):
@@ -288,9 +292,9 @@ class CompiledTest(parameterized.TestCase):
 
         def run(table, state):
             table, state = row_steps(optimizer, table, state, ids, grads)
-            flushed = optimizer.flush(table, state)
+            current = optimizer.apply_pending_updates(table, state)
             rows = optimizer.read(table, state, None)
-            return table, state, flushed, optimizer.update(of_all, rows, table, state)
+            return table, state, current, optimizer.update(of_all, rows, table, state)
 
         def split(x):
             spec = PartitionSpec("model") if x.ndim else PartitionSpec()
