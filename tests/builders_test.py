@@ -5,6 +5,7 @@ import functools
 import importlib
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,16 @@ from ml_collections import ConfigDict
 
 import artifacts
 from builders import data as data_builders
+from builders import masked_lm, objectives, streams
 from builders import model as builders
 from configs import quickstart
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
+from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
+from objectives.masked_lm import MaskedLM
+from objectives.objective import Objective
+from tests import factories
 from training.loop import train
 from training.metrics import read_metrics
 from training.sharding import MeshSettings, make_mesh
@@ -30,7 +37,6 @@ CONFIGS = sorted(
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("builders", "evaluation", "input_pipeline", "knn_sampling", "models", "objectives",
          "training", "vocap")  # fmt: skip
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
 
 @functools.cache
@@ -55,18 +61,20 @@ def write_store(vocab_size: int = 600, length: int = 128) -> RowStore:
         one = {"tokens": num_tokens, "characters": 3 * num_tokens, "rows": 3}
         statistics[language] = {"train": one, "heldout": one}
     bitexts = {"set": tuple(statistics)}
-    return RowStore(folder, vocab_size, length, "", SPECIAL, statistics, {}, bitexts)
+    return RowStore(folder, vocab_size, length, "", factories.SPECIAL_IDS, statistics, {}, bitexts)
 
 
-def store_of(config: ConfigDict) -> RowStore:
-    """Rows as long as the config's."""
-    return write_store(length=config.store.length)
-
-
-def runlocal() -> ConfigDict:
+def runlocal(**changes) -> ConfigDict:
+    """The quickstart in miniature, on four devices by two, with changes "section.key"."""
     config = quickstart.get_config("runlocal")
     config.mesh.update(data=4, model=2)
+    config.update_from_flattened_dict(changes)
     return config
+
+
+def objective_of(config: ConfigDict, mesh=None):
+    """Of rows as long as the config's."""
+    return objectives.objective(config, write_store(length=config.store.length), mesh)
 
 
 SETTINGS = {
@@ -76,13 +84,9 @@ SETTINGS = {
     "data": data_builders.data_settings,
     "evaluation": data_builders.evaluation_settings,
     "train": builders.train_settings,
-    "model": lambda config: builders.objective(config, store_of(config)),
-    "mask": lambda config: builders.objective(config, store_of(config)),
-    "contrast": lambda config: builders.objective(config, store_of(config)),
-    "output_layer": lambda config: builders.objective(config, store_of(config)),
-    "mesh": lambda config: builders.objective(config, store_of(config)),
-    "optimizer": lambda config: builders.program(
-        config, builders.objective(runlocal(), write_store()), write_store(), builders.mesh(config)
+    **dict.fromkeys(("model", "mask", "contrast", "output_layer", "mesh"), objective_of),
+    "optimizer": lambda config: builders.train_functions(
+        config, objective_of(runlocal()), builders.mesh(config)
     ),
 }
 
@@ -91,7 +95,7 @@ class ConfigsTest(parameterized.TestCase):
     @parameterized.product(name=CONFIGS, arg=("", "runlocal"))
     def test_it_builds_everything(self, name, arg):
         config = importlib.import_module(f"configs.{name}").get_config(arg)
-        self.assertEqual(set(config), set(SETTINGS))
+        self.assertEqual(set(config), {*SETTINGS, "objective"})
         for section, build in SETTINGS.items():
             if section != "optimizer":
                 build(config)
@@ -99,18 +103,18 @@ class ConfigsTest(parameterized.TestCase):
         config.mesh.model = 2
         store = write_store(config.vocab.target_size, config.store.length)
         mesh = builders.mesh(config)
-        objective = builders.objective(config, store, mesh)
-        program = builders.program(config, objective, store, mesh)
-        table = program.abstract_state.params["embeddings"]["table"]
+        objective = objectives.objective(config, store, mesh)
+        functions = builders.train_functions(config, objective, mesh)
+        table = functions.abstract_state.params["embeddings"]["table"]
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
-        batch = next(builders.batches(config, store, mesh)(range(1)))
+        _, batch = next(streams.training_data(config, store, mesh).batches(range(1)))
         tokens = config.train.batch_size * config.store.length
         self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
-        for in_training in (True, False):
-            builders.exact_masked_lm(config, objective, store, in_training=in_training)
-        builders.sampled_loss(config, objective, store)
-        builders.retrieval(config, objective, store)
+        self.assertLen(builders.evaluators(config, objective, store, mesh), 2)
+        one = masked_lm.masked_lm_of(objective)
+        builders.exact_masked_lm(config, one, store, mesh, in_training=False)
+        builders.retrieval(config, one, store, mesh)
 
     @parameterized.parameters(*CONFIGS)
     def test_it_is_documented(self, name):
@@ -137,21 +141,21 @@ class RunlocalTest(parameterized.TestCase):
         mesh = make_mesh(
             data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
         )
-        objective = builders.objective(config, store, mesh)
+        objective = objectives.objective(config, store, mesh)
         with tempfile.TemporaryDirectory() as folder:
             state = train(
-                builders.program(config, objective, store, mesh),
+                builders.train_functions(config, objective, mesh),
                 builders.train_settings(config),
                 pathlib.Path(folder),
-                builders.batches(config, store, mesh),
-                [builders.exact_masked_lm(config, objective, store, in_training=True)],
+                streams.training_data(config, store, mesh),
+                builders.evaluators(config, objective, store, mesh)[:1],
             )
             records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)
         losses = [record["train/loss"] for record in records if "train/loss" in record]
         self.assertLen(losses, config.train.num_steps)
         self.assertIn("eval/loss", records[-1])
-        for share, name in (("pair_share", "pair_loss"), ("contrast_share", "contrast_loss")):
+        for share, name in (("pair_share", "tlm_loss"), ("contrast_share", "contrast_loss")):
             found = any(f"train/{name}" in record for record in records)
             self.assertEqual(config.data[share] > 0, found, name)
 
@@ -165,12 +169,13 @@ class KeysTest(parameterized.TestCase):
                 tree = ast.parse(path.read_text(encoding="utf-8"))
                 read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         config = quickstart.get_config()
-        unread = {f"{name}.{key}" for name in config for key in config[name] if key not in read}
+        self.assertIn("objective", read)
+        unread = {f"{name}.{key}" for name in SETTINGS for key in config[name] if key not in read}
         self.assertEmpty(unread)
 
     @parameterized.parameters(*SETTINGS)
     def test_an_unknown_key_is_named(self, section):
-        config = runlocal()
+        config = runlocal(**{"data.contrast_share": 0.1})
         with config.unlocked():
             config[section].num_typos = 1
         with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys \['num_typos'\]"):
@@ -178,7 +183,7 @@ class KeysTest(parameterized.TestCase):
 
     @parameterized.parameters(*SETTINGS)
     def test_a_missing_key_is_named(self, section):
-        config = runlocal()
+        config = runlocal(**{"data.contrast_share": 0.1})
         key = sorted(config[section])[-1]
         with config.unlocked():
             del config[section][key]
@@ -286,8 +291,7 @@ class TrainStageTest(parameterized.TestCase):
 
     def resume(self, changes: dict, **optimizer) -> None:
         """Opens the stage of a run under a config with changes."""
-        config = runlocal()
-        config.optimizer.update(optimizer)
+        config = runlocal(**{f"optimizer.{key}": value for key, value in optimizer.items()})
         data_builders.open_train_stage(config, self.folders).claim()
         config.update_from_flattened_dict(changes)
         data_builders.open_train_stage(config, self.folders)
@@ -305,6 +309,7 @@ class TrainStageTest(parameterized.TestCase):
     @parameterized.parameters(
         {"train.num_steps": 7}, {"train.batch_size": 8}, {"train.seed": 1}, {"data.alpha": 0.1},
         {"optimizer.schedule": "cosine"}, {"model.num_heads": 4}, {"output_layer.k": 3},
+        {"train.prng": "rbg"},
     )  # fmt: skip
     def test_what_changes_them_may_not(self, **changes):
         (key,) = changes
@@ -318,42 +323,44 @@ class TrainStageTest(parameterized.TestCase):
 
 
 class FitTest(parameterized.TestCase):
-    @parameterized.parameters((0, 4, 80), (2, 2, 40), (1, 1, 20))
-    def test_all_targets_of_a_group_must_fit_the_candidates(self, group_size, sequences, targets):
-        config = runlocal()
-        config.mask.rate = 0.15  # 20 slots of a row of 128
-        config.train.batch_size = 4
-        config.output_layer.group_size = group_size
-        config.output_layer.capacity = targets
-        builders.objective(config, write_store())
+    def assert_refused(self, config: ConfigDict, message: str):
+        with self.assertRaisesRegex(ValueError, message):
+            objective_of(config)
+
+    @parameterized.parameters((0, 4, 80, 1), (2, 2, 40, 1), (1, 1, 20, 1), (0, 2, 40, 2))
+    def test_all_targets_of_a_group_must_fit_the_candidates(
+        self, group_size, sequences, targets, num_parts
+    ):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,  # 20 slots of a row of 128
+                "train.accumulation_steps": num_parts,
+                "output_layer.group_size": group_size,
+                "output_layer.capacity": targets,
+            }
+        )
+        objective_of(config)
         config.output_layer.capacity = targets - 1
-        with self.assertRaisesRegex(
-            ValueError,
+        self.assert_refused(
+            config,
             f"output_layer.capacity is {targets - 1}, .* {sequences} sequences .* {targets} .* "
             "lower output_layer.group_size or train.batch_size",
-        ):
-            builders.objective(config, write_store())
+        )
         for kind in ("full", "blockwise", "target_sampling", "nce", "neg"):  # have no capacity
             config.output_layer.kind = kind
-            builders.objective(config, write_store())
+            objective_of(config)
 
     def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
-        config = runlocal()
-        config.train.batch_size = 4000
-        config.output_layer.capacity = 600
-        builders.objective(config, write_store())
+        config = runlocal(**{"train.batch_size": 4000, "output_layer.capacity": 600})
+        objective_of(config)
         config.output_layer.capacity = 599
-        with self.assertRaisesRegex(ValueError, "output_layer.capacity is 599, "):
-            builders.objective(config, write_store())
+        self.assert_refused(config, "output_layer.capacity is 599, ")
 
     @parameterized.parameters("knn", "target_sampling", "full")
     def test_groups_must_divide_the_batch(self, kind):
-        config = runlocal()
-        config.output_layer.update(kind=kind, group_size=3)
-        with self.assertRaisesRegex(
-            ValueError, "output_layer.group_size is 3, must divide the batch of 4 sequences"
-        ):
-            builders.objective(config, write_store())
+        config = runlocal(**{"output_layer.kind": kind, "output_layer.group_size": 3})
+        message = "output_layer.group_size is 3, must divide the batch of 4 sequences"
+        self.assert_refused(config, message)
 
     @parameterized.parameters((4, 1, 2, 4), (2, 2, 2, 4), (8, 1, 1, 8), (-1, 4, 1, 8))
     def test_the_batch_must_fit_the_mesh(self, data, fsdp, model, multiple):
@@ -368,56 +375,150 @@ class FitTest(parameterized.TestCase):
         ):
             builders.mesh(config)
 
+    @parameterized.product(
+        changes=(
+            # A batch of 512 tokens has 4 pairs of 128, and 2 of 256.
+            ({"data.pair_buckets": (128, 256)}, r"data.pair_buckets 256, .* 512 tokens .*: 2 .* 4"),
+            ({"train.accumulation_steps": 2}, r"train.batch_size: 4 .* 8: .* each of the 2 parts"),
+            (
+                {
+                    "train.accumulation_steps": 2,
+                    "train.batch_size": 8,
+                    "data.pair_buckets": (128, 256),
+                },
+                r"data.pair_buckets 256, .* 1024 tokens .*: 4 .* 8: .* the 2 parts .* 4 devices",
+            ),
+        ),
+        share=("pair_share", "contrast_share"),
+    )
+    def test_every_batch_and_every_part_of_it_must_split_over_the_devices(self, changes, share):
+        changes, message = changes
+        config = runlocal(**{f"data.{share}": 0.1})
+        store, mesh = write_store(), builders.mesh(config)
+        config.data.pair_buckets = (64, 128)
+        streams.training_data(config, store, mesh)
+        config.update_from_flattened_dict(changes)
+        with self.assertRaisesRegex(ValueError, message):
+            streams.training_data(config, store, mesh)
+        # Without pairs their buckets do not matter.
+        config.data[share] = 0.0
+        config.train.update(batch_size=8)
+        streams.check_batches(config, store, mesh)
+
     def test_rows_must_fit_the_positions(self):
-        config = runlocal()
-        config.model.max_length = 127
-        with self.assertRaisesRegex(
-            ValueError, r"model.max_length is 127, but rows have 128 tokens \(store.length\)"
-        ):
-            builders.objective(config, write_store())
+        message = r"model.max_length is 127, but sequences have 128 tokens \(store.length\)"
+        self.assert_refused(runlocal(**{"model.max_length": 127}), message)
+
+    def test_a_part_that_fits_the_candidates_is_what_evaluation_plans(self):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,
+                "model.num_layers": 0,
+                "train.accumulation_steps": 2,
+                "output_layer.capacity": 40,  # the targets of two sequences, half a batch
+            }
+        )
+        config.mesh.update(data=1, model=1)
+        mesh = make_mesh(
+            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
+        )
+        objective = objective_of(config, mesh)
+        functions = builders.train_functions(config, objective, mesh)
+        state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
+        _, sampled = builders.evaluators(config, objective, write_store(), mesh)
+        found = sampled(state)
+        self.assertBetween(found["sampling/candidates"], 20, 200)
+        self.assertBetween(found["sampling/sampled_loss"], 1, found["sampling/exact_loss"])
 
 
-class ObjectiveTest(absltest.TestCase):
+class ObjectiveTest(parameterized.TestCase):
     def test_the_target_probabilities_are_those_of_the_stream(self):
-        config = runlocal()
-        config.data.alpha = 1.0
-        objective = builders.objective(config, write_store(vocab_size=600))
+        objective = objective_of(runlocal(**{"data.alpha": 1.0}))
         # Three quarters of the text are English; both have counts that grow with the id.
         expected = np.zeros(640)
         for share, slope in ((0.75, 1), (0.25, 2)):
             counts = np.arange(600) * slope + 1.0
             counts[[0, 1, 2, 4]] = 0
             expected[:600] += share * counts / counts.sum()
-        words = objective.words
-        np.testing.assert_allclose(words.probabilities, expected, rtol=1e-6)
-        np.testing.assert_array_equal(words.thresholds, cumulative_thresholds(expected))
+        statistics = objective.statistics
+        np.testing.assert_allclose(statistics.probabilities, expected, rtol=1e-6)
+        np.testing.assert_array_equal(statistics.thresholds, cumulative_thresholds(expected))
         self.assertEqual(objective.encoder.settings.vocab_size, 640)
         self.assertEqual(objective.output_layer.num_valid, 600)
 
-    def test_a_word_is_of_the_language_that_brings_it_most_often(self):
+    def test_a_token_is_of_the_language_that_brings_it_most_often(self):
         store = write_store(vocab_size=10)
         np.save(store.folder / "en.counts.npy", [9, 9, 9, 9, 9, 4, 0, 1, 5, 0])
         np.save(store.folder / "sw.counts.npy", [9, 9, 9, 0, 9, 0, 3, 1, 4, 0])
-        words = builders.word_statistics(store, {"en": 0.5, "sw": 0.5}, vocab_size=12)
-        # 16 and 11 words counted: a smaller text makes equal counts weigh more. Specials that are
-        # never masked, words that do not occur and padding are of no language.
-        self.assertEqual(words.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
-        words = builders.word_statistics(store, {"en": 0.9, "sw": 0.1}, vocab_size=12)
-        self.assertEqual(words.languages.tolist(), [-1, -1, -1, 0, -1, 0, 0, 0, 0, -1, -1, -1])
-        np.testing.assert_array_equal(words.probabilities[jnp.array([0, 1, 2, 4, 10, 11])], 0)
-        self.assertGreater(words.probabilities[9], 0)
+        found = masked_lm.token_statistics(store, {"en": 0.5, "sw": 0.5}, vocab_size=12)
+        # 16 and 11 tokens counted: a smaller text makes equal counts weigh more. Specials that are
+        # never masked, tokens that do not occur and padding are of no language.
+        self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
+        found = masked_lm.token_statistics(store, {"en": 0.9, "sw": 0.1}, vocab_size=12)
+        self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 0, 0, 0, -1, -1, -1])
+        np.testing.assert_array_equal(found.probabilities[jnp.array([0, 1, 2, 4, 10, 11])], 0)
+        self.assertGreater(found.probabilities[9], 0)
 
     def test_the_output_layer_knows_how_the_table_is_split(self):
-        config = runlocal()
-        layer = builders.objective(config, write_store()).output_layer
-        self.assertEqual((layer.mesh, layer.vocab_axes), (None, ()))
-        mesh = builders.mesh(config)
-        layer = builders.objective(config, write_store(), mesh).output_layer
-        self.assertEqual((layer.mesh, layer.vocab_axes), (mesh, ("model",)))
-        for axes, expected in ((("fsdp", "model"), ("fsdp", "model")), (None, ())):
-            config.mesh.rules = (("vocab", axes), ("vocab", "data"))
-            layer = builders.objective(config, write_store(), mesh).output_layer
-            self.assertEqual(layer.vocab_axes, expected)
+        config, seen = runlocal(), []
+
+        def make(settings, **layout):
+            seen.append((layout["mesh"], layout["vocab_axes"], layout["embed_axes"]))
+
+        with (
+            mock.patch.object(masked_lm, "make_output_layer", make),
+            mock.patch.object(masked_lm, "make_exact_layer", make),
+        ):
+            objective_of(config)
+            mesh = builders.mesh(config)
+            objective_of(config, mesh)
+            for axes in (("fsdp", "model"), None):
+                config.mesh.rules = (("vocab", axes), ("vocab", "data"), ("embed", "data"))
+                objective_of(config, mesh)
+        self.assertEqual(seen[::2], seen[1::2])
+        self.assertEqual(
+            seen[::2],
+            [
+                (None, (), ()),
+                (mesh, ("model",), ("fsdp",)),
+                (mesh, ("fsdp", "model"), ("data",)),
+                (mesh, (), ("data",)),
+            ],
+        )
+
+    @parameterized.parameters(
+        (0.0, 0.0, (PACKED,)),
+        (0.2, 0.0, (PACKED, PAIRS)),
+        (0.0, 0.2, (PACKED, SEPARATE_PAIRS)),
+        (0.2, 0.2, (PACKED, PAIRS, SEPARATE_PAIRS)),
+    )
+    def test_terms_are_those_that_the_stream_has_batches_for(self, pairs, contrast, kinds):
+        config = runlocal(**{"data.pair_share": pairs, "data.contrast_share": contrast})
+        objective = objective_of(config)
+        one = masked_lm.masked_lm_of(objective)
+        self.assertIs(type(one), MaskedLM)
+        self.assertEqual(one.languages, ("en", "sw"))
+        if len(kinds) == 1:
+            self.assertIs(objective, one)
+        else:
+            self.assertEqual(tuple(objective.terms), kinds)
+        # What only counts for the metrics of packed rows is not asked of pairs.
+        terms = getattr(objective, "terms", {})
+        for kind in kinds[1:]:
+            term = terms[kind].objective
+            self.assertEmpty((term if kind == PAIRS else term.masked_lm).languages)
+
+    def test_the_last_phase_begins_with_the_steps_that_are_exact(self):
+        for kind, fraction, expected in (("knn", 0.25, 15), ("nce", 0.0, 20), ("full", 0.25, None)):
+            config = runlocal(**{"train.num_steps": 20, "output_layer.kind": kind})
+            config.output_layer.exact_fraction = fraction
+            self.assertEqual(objective_of(config).full_softmax_from, expected)
+
+    def test_objectives_without_masked_lm_are_told(self):
+        objective = Objective()
+        self.assertFalse(masked_lm.has_masked_lm(objective))
+        with self.assertRaisesRegex(ValueError, "Objective has no masked LM on packed sequences"):
+            masked_lm.masked_lm_of(objective)
 
 
 class FoldersTest(absltest.TestCase):

@@ -27,7 +27,7 @@ def state_of(step: int) -> dict:
         "table": jnp.asarray(rng.normal(size=(300, 8)), jnp.float32),
         "step": jnp.int32(step),
         "key": jnp.asarray(rng.integers(0, 2**32, 2), jnp.uint32),
-        "index": None,
+        "extra": {},
     }
 
 
@@ -149,7 +149,7 @@ class DamageTest(TestCase):
         sharding = ABSTRACT["step"].sharding
         for other in (
             {**ABSTRACT, "table": jax.ShapeDtypeStruct((300, 9), jnp.float32, sharding=sharding)},
-            {**ABSTRACT, "extra": jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)},
+            {**ABSTRACT, "index": jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)},
         ):
             with self.assertRaisesRegex(DamagedError, "none of .* can be restored"):
                 restore_latest(self.folder, other)
