@@ -10,7 +10,7 @@ from absl.testing import absltest
 
 import artifacts
 from builders import data as data_builders
-from builders import model
+from builders import model, objectives
 from builders.pretrained import read_pretrained
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
@@ -69,8 +69,8 @@ class PretrainedTest(absltest.TestCase):
 
         config.train.batch_size = 8  # of the devices here; that of the run need not fit them
         mesh = model.mesh(config)
-        objective = model.objective(config, store, mesh)
-        state = model.program(config, objective, store, mesh).init(np.int32(3))
+        objective = objectives.objective(config, store, mesh)
+        state = model.train_functions(config, objective, mesh).init(np.int32(3))
         with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(7, state)
         found = read_pretrained(str(folders.workdir))

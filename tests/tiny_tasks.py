@@ -198,14 +198,14 @@ def data_folder() -> pathlib.Path:
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Runs take one device, and share their compiled programs where these are the same."""
-    program, predictor = builders.program, builders.predictor
+    """Runs take one device, and share their compiled functions where these are the same."""
+    functions, predictor = builders.train_functions, builders.predictor
     one_device = functools.cache(lambda: make_mesh(builders._MESH, jax.devices()[:1]))
 
     def shared(make):
         def made(config, fine_tuning, *args):
             key = (make.__name__, config.optimizer.to_json(), config.evaluation.to_json(),
-                   config.task.to_json(), fine_tuning, args)  # fmt: skip
+                   config.task.to_json(), fine_tuning.encoder, fine_tuning.head, args)  # fmt: skip
             if key not in _MADE:
                 _MADE[key] = make(config, fine_tuning, *args)
             return _MADE[key]
@@ -214,7 +214,7 @@ def quick() -> Iterator[None]:
 
     with (
         mock.patch.object(builders, "mesh", one_device),
-        mock.patch.object(builders, "program", shared(program)),
+        mock.patch.object(builders, "train_functions", shared(functions)),
         mock.patch.object(builders, "predictor", shared(predictor)),
     ):
         yield

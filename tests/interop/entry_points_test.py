@@ -21,6 +21,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 import artifacts
 from builders import data as data_builders
 from builders import model as builders
+from builders import objectives
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
 from interop import vocabulary, xlm_roberta
@@ -182,8 +183,8 @@ class EntryPointsTest(absltest.TestCase):
         """Saves a first state; returns its parameters."""
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
         mesh = builders.mesh(config)
-        objective = builders.objective(config, store, mesh)
-        state = builders.program(config, objective, store, mesh).init(np.int32(0))
+        objective = objectives.objective(config, store, mesh)
+        state = builders.train_functions(config, objective, mesh).init(np.int32(0))
         with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(7, state)
         return jax.device_get(state.params)
