@@ -20,11 +20,12 @@ from builders.data import settings
 from builders.masked_lm import masked_lm_of
 from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
+from training import hosts
 from training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_join_hosts = entry_point.define_distributed_flags()
+_join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:

@@ -21,12 +21,13 @@ import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
+from training import hosts
 from training.loop import train
 from training.signals import EXIT_STOPPED, Stopped, StopRequest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_join_hosts = entry_point.define_distributed_flags()
+_join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:
@@ -38,6 +39,7 @@ def main(_) -> None:
     mesh = builders.mesh(config)
     data = streams.training_data(config, store, mesh)
     objective = objectives.objective(config, store, mesh)
+    builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
     start = builders.initial_params(config, objective, folders)
     # Claimed: checkpoints depend on the settings, the last one and all before it.

@@ -1,6 +1,7 @@
 """Builders that need jax: the mesh, the compiled functions, the evaluators."""
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,6 +77,15 @@ def train_functions(
         accumulation=train.accumulation,
         prng=train.prng,
     )
+
+
+def log_table_reads(config: ConfigDict, objective: Objective, store: RowStore) -> None:
+    """Says what of the embedding table a step reads and updates, of an objective with masked LM."""
+    if has_masked_lm(objective):
+        batch_size = config.train.batch_size // config.train.accumulation_steps
+        reads = masked_lm_of(objective).describe_table_reads(batch_size, store.length)
+        update = config.optimizer.embedding_update
+        logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:

@@ -91,7 +91,7 @@ class OutputLayerSettings:
       frequency_bias: start the output bias at the log frequency of each piece instead of zero, so
         that classes not yet sampled are as probable as they are frequent.
       row_capacity: R, table rows that a step reads and updates at most; 0 for as many as any batch
-        can need. See `working_rows`.
+        can need, V or more to read the whole table in any case. See `working_rows`.
     """
 
     kind: str

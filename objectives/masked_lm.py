@@ -62,8 +62,8 @@ class MaskedLM(Objective):
       name: of the objective among those of one model; its part of the extra state is called by it.
       statistics: of the tokens as targets, for the output layer.
       later_statistics: (step, statistics) where they change from a step on.
-      row_capacity: R, most table rows that a step may read while the rest stay untouched; 0 for as
-        many as any batch could have.
+      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
+        could have, V or more to read the whole table in any case.
       languages: their names, for metrics of each; none of them without.
       frequency_bias: whether the output bias starts at log frequencies.
       full_softmax_from: step from which on nothing is sampled; None for no such phase.
@@ -180,7 +180,7 @@ class MaskedLM(Objective):
         one = jnp.float32(1)
         found = {
             "loss": (losses.sum(), masked.weights.sum()),
-            **{name: (value, one) for name, value in self._sampling_metrics(plan).items()},
+            **{name: (value, one) for name, value in self.sampling_metrics(plan).items()},
         }
         if plan.mask_rate is not None:
             found["mask_rate"] = (plan.mask_rate, one)
@@ -193,7 +193,7 @@ class MaskedLM(Objective):
         chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
         return self.encoder.apply({"params": params}, chosen, method="predict")
 
-    def _sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
+    def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
         """Classes in the softmax of a group, those that V' had no room for, and table rows read."""
         if plan.sample is None:
             classes = jnp.float32(self.output_layer.num_valid)
@@ -330,4 +330,4 @@ def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacit
       vocab_size: V.
       row_capacity: R, or 0.
     """
-    return min(row_capacity or vocab_size, num_slots + num_tokens) < vocab_size
+    return (row_capacity or num_slots + num_tokens) < vocab_size

@@ -12,7 +12,7 @@ from input_pipeline.stream import PACKED
 from models.segments import packed_segments
 from objectives.batch import Batch
 from objectives.contrastive import ContrastSettings, SentenceContrast, contrastive_loss
-from objectives.masked_lm import INDEX, TABLE
+from objectives.masked_lm import NEIGHBOURS, TABLE
 from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.factories import BOS, EOS, PAD, SPECIAL, packed_tokens
@@ -142,7 +142,9 @@ class SentenceContrastTest(absltest.TestCase):
         )
         objective = SentenceContrast(masked_lm, CONTRAST)
         self.assertEqual(objective.tables, (TABLE,))
-        self.assertEqual([objective.due(step) for step in (0, 2, 3)], [(INDEX,), (), (INDEX,)])
+        self.assertEqual(
+            [objective.due(step) for step in (0, 2, 3)], [(NEIGHBOURS,), (), (NEIGHBOURS,)]
+        )
         phases = [objective.at_step(step) for step in (0, 5, 6, 9)]
         self.assertEqual(phases[:2], [objective] * 2)
         self.assertIs(phases[2], phases[3])

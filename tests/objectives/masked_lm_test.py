@@ -17,7 +17,7 @@ from models.encoder import Encoder, output_table
 from models.segments import packed_segments
 from objectives import masked_lm
 from objectives.batch import Batch
-from objectives.masked_lm import INDEX, TABLE, MaskedLM
+from objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM
 from objectives.masking import MaskSettings, mask_tokens
 from objectives.objective import gathered_rows
 from objectives.translation_lm import TranslationLM
@@ -108,11 +108,45 @@ class OutputLayersTest(absltest.TestCase):
         objective = objective_with(layer)
         empty, other = objective.init_extra(), {"other": jnp.ones(3)}
         table, _ = output_table(params())
-        found, report = objective.refresh(params(), {**empty, **other}, (INDEX,), jnp.int32(0))
-        expected, values = objective.output_layer.refresh(empty[INDEX], table, objective.statistics)
-        jax.tree.map(np.testing.assert_array_equal, found, {INDEX: expected, **other})
+        names = objective.due(0)
+        found, report = objective.refresh(params(), {**empty, **other}, names, jnp.int32(0))
+        neighbours, values = objective.output_layer.refresh(
+            empty[NEIGHBOURS], table, objective.statistics
+        )
+        inclusion = objective.output_layer.inclusion(neighbours, objective.statistics)
+        expected = {NEIGHBOURS: neighbours, "inclusion_mlm": inclusion, **other}
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
         self.assertEqual(report, {name: (value, 1) for name, value in values.items()})
-        self.assertEqual(jax.eval_shape(lambda: found[INDEX]), jax.eval_shape(lambda: empty[INDEX]))
+        shapes, initial = (jax.eval_shape(lambda x=x: x) for x in (found, {**empty, **other}))
+        self.assertEqual(shapes, initial)
+
+    def test_each_objective_of_a_model_has_chances_of_inclusion_of_its_own(self):
+        layer = factories.output_layer_settings(k=4, log_q_correction=True)
+        even = factories.token_statistics(VOCAB, PADDED)._replace(
+            probabilities=jnp.where(jnp.arange(PADDED) % 2 == 0, 1 / 15, 0.0)
+        )
+        mlm, tlm = (
+            factories.masked_lm(layer),
+            factories.masked_lm(layer, name="tlm", statistics=even),
+        )
+        self.assertEqual(tlm.due(0), (NEIGHBOURS, "inclusion_tlm"))
+        extra, _ = mlm.refresh(params(), mlm.init_extra() | tlm.init_extra(), mlm.due(0), 0)
+        # The neighbours are shared; renewing the other's own part leaves them as they are.
+        both, report = tlm.refresh(params(), extra, ("inclusion_tlm",), jnp.int32(0))
+        self.assertEmpty(report)
+        self.assertIs(both[NEIGHBOURS], extra[NEIGHBOURS])
+        expected = tlm.output_layer.inclusion(extra[NEIGHBOURS], even)
+        np.testing.assert_array_equal(both["inclusion_tlm"], expected)
+        self.assertGreater(jnp.abs(both["inclusion_tlm"] - both["inclusion_mlm"]).max(), 0.01)
+
+    def test_statistics_are_those_of_the_phase(self):
+        later = factories.token_statistics(VOCAB, PADDED)
+        later = later._replace(probabilities=later.probabilities[::-1])
+        objective = factories.masked_lm(later_statistics=((3, later),))
+        for step in (0, 2, 3, 9):
+            found = objective.statistics_at(jnp.int32(step)).probabilities
+            expected = (later if step >= 3 else objective.statistics).probabilities
+            np.testing.assert_array_equal(found, expected)
 
     def test_the_bias_may_start_at_the_log_frequencies(self):
         log_frequencies = np.log(np.arange(1, VOCAB) / (VOCAB * (VOCAB - 1) / 2))
@@ -129,10 +163,10 @@ class ScheduleTest(parameterized.TestCase):
     def test_only_knn_has_an_index_which_is_due_now_and_then(self, kind, due):
         layer = factories.output_layer_settings(kind=kind, refresh_every=3)
         objective = objective_with(layer)
-        self.assertEqual(tuple(objective.init_extra()), (INDEX,) if due else ())
+        self.assertEqual(tuple(objective.init_extra()), (NEIGHBOURS,) if due else ())
         found = [step for step in range(9) if objective.due(step)]
         self.assertEqual(tuple(found), due)
-        self.assertEqual(objective.due(0), (INDEX,) if due else ())
+        self.assertEqual(objective.due(0), (NEIGHBOURS,) if due else ())
 
     def test_the_last_phase_is_one_object(self):
         objective = dataclasses.replace(objective_with(), full_softmax_from=6)
@@ -366,10 +400,12 @@ class MetricsTest(absltest.TestCase):
         candidates = plan.sample.candidates._replace(
             ids=jnp.zeros((2, 5), jnp.int32), union_size=jnp.array([4, 9])
         )
-        sample = Sample(candidates, None, None, None)
-        found = masked_lm.sampling_metrics(objective, sample)
-        self.assertEqual(found, {"candidates": 6.5, "overflow": 2.0})
-        found = masked_lm.sampling_metrics(objective_with(FULL), None)
+        plan = plan._replace(sample=Sample(candidates, None, None, None), num_rows=jnp.int32(7))
+        expected = {"candidates": 6.5, "overflow": 2.0, "table_rows": 7}
+        self.assertEqual(objective.sampling_metrics(plan), expected)
+        found = objective.sampling_metrics(plan._replace(num_rows=None))
+        self.assertNotIn("table_rows", found)
+        found = objective_with(FULL).sampling_metrics(plan._replace(sample=None))
         self.assertEqual(found, {"candidates": VOCAB, "overflow": 0})
 
 
