@@ -338,6 +338,7 @@ class TableRowsTest(parameterized.TestCase):
             self.assertEqual(list(touched), [TABLE])
             used = touched[TABLE][touched[TABLE] < 512]
             self.assertLen(set(used.tolist()), len(used))
+            self.assertEqual(found.pop("table_rows"), (len(used), 1))
             assert_close(found, expected)
             assert_close(gradients, expected_gradients)
         changed = np.abs(output_table(gradients)[0]).max(axis=1) > 0

@@ -1,5 +1,6 @@
 """A batch over several devices: the same loss and gradients, and little that they send."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -57,30 +58,38 @@ def masked_lm_on(axes: tuple[int, int, int], kind: str, of: type[MaskedLM] = Mas
     )
 
 
-def functions_on(axes: tuple[int, int, int], kind: str, update: str) -> TrainFunctions:
+def functions_on(
+    axes: tuple[int, int, int], kind: str, update: str, row_capacity: int = 0
+) -> TrainFunctions:
     optimizer = factories.optimizer_settings(
         weight_decay=0.01, clip_norm=1.0, embedding_update=update
     )
-    return factories.train_functions(masked_lm_on(axes, kind), optimizer, mesh_of(axes)[0])
+    objective = dataclasses.replace(masked_lm_on(axes, kind), row_capacity=row_capacity)
+    return factories.train_functions(objective, optimizer, mesh_of(axes)[0])
 
 
-def step_text(axes: tuple[int, int, int], kind: str, update: str) -> str:
+def step_text(axes: tuple[int, int, int], kind: str, update: str, row_capacity: int = 0) -> str:
     """The compiled step, after the compiler has put the collectives in."""
-    functions = functions_on(axes, kind, update)
+    functions = functions_on(axes, kind, update, row_capacity)
     tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(functions.mesh))
     batch = Batch({"tokens": tokens}, "packed")
     step = functions.train_step.lower(functions.objective, functions.abstract_state, batch)
     return step.compile().as_text()
 
 
+def collectives(text: str, kinds: str) -> list[str]:
+    """The shapes that each collective makes."""
+    return re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", text)
+
+
 def collective_sizes(text: str) -> list[int]:
     """Elements of every array that a collective makes."""
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    sizes = []
-    for line in re.finditer(rf"= (.*?) (?:{kinds})(?:-start)?\(", text):
-        for shape in re.findall(r"\w+\[([\d,]*)\]", line.group(1)):
-            sizes.append(math.prod(int(size) for size in shape.split(",") if size))
-    return sizes
+    return [
+        math.prod(int(size) for size in shape.split(",") if size)
+        for shapes in collectives(text, kinds)
+        for shape in re.findall(r"\w+\[([\d,]*)\]", shapes)
+    ]
 
 
 @functools.cache
@@ -157,6 +166,13 @@ class CollectivesTest(parameterized.TestCase):
         sizes = collective_sizes(step_text(axes, kind, "rows"))
         self.assertNotEmpty(sizes)
         self.assertLess(max(sizes), V * E / 2)
+
+    @parameterized.parameters((0, 64 * 4 + B * L), (128, 128))
+    def test_gradients_of_the_table_are_summed_by_rows(self, row_capacity, num_rows):
+        """Over the devices of the data axis; both the output's and the embeddings'."""
+        text = step_text((8, 1, 1), "knn", "rows", row_capacity)
+        reduced = re.findall(r"f32\[(\d+),16\]", "".join(collectives(text, "all-reduce")))
+        self.assertEqual(max(map(int, reduced)), num_rows)
 
     def test_the_dense_update_and_the_exact_softmax_do(self):
         # Or else the test above would not know such a collective if it saw one.

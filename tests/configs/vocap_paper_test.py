@@ -1,0 +1,58 @@
+"""The paper's runs at the paper's shapes, of which nothing is made."""
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+
+from builders import memory, objectives
+from builders.masked_lm import masked_lm_of
+from configs import vocap_paper
+from objectives.batch import Batch
+from objectives.masked_lm import TABLE
+
+
+class TableReadsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("vocap_500k_knn", 327_680, 500_096),
+        ("vocap_500k_knn_half", 327_680, 500_096),
+        ("vocap_1m_knn", 458_752, 1_000_064),
+        ("short_k100", 327_680, 500_096),
+        ("short_nce", 327_680, 500_096),
+        ("vocap_500k", None, 500_096),
+    )
+    def test_a_run_reads_what_its_keys_say(self, run, num_rows, vocab_size):
+        config = vocap_paper.get_config(run)
+        self.assertEqual(config.optimizer.embedding_update == "rows", num_rows is not None)
+        objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+        size, length = config.train.batch_size, config.store.length
+        batch = Batch(
+            {
+                "tokens": jax.ShapeDtypeStruct((size, length), jnp.int32),
+                "language": jax.ShapeDtypeStruct((size,), jnp.int32),
+            },
+            "packed",
+        )
+        extra, key, step = jax.eval_shape(
+            lambda: (objective.init_extra(), jax.random.key(0), jnp.int32(0))
+        )
+        _, touched = jax.eval_shape(objective.plan, extra, batch, key, step)
+        self.assertEqual(objective.encoder.settings.vocab_size, vocab_size)
+        said = objective.describe_table_reads(size, length)
+        if num_rows is None:
+            self.assertEmpty(touched)
+            self.assertIn("all 500,096 table rows", said)
+        else:
+            self.assertEqual(touched[TABLE].shape, (num_rows,))
+            self.assertIn(f"at most {num_rows:,} of {vocab_size:,} table rows", said)
+
+    def test_without_the_capacity_the_whole_table_is_read_and_the_run_says_why(self):
+        config = vocap_paper.get_config("vocap_500k_knn")
+        config.output_layer.row_capacity = 0
+        objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+        said = objective.describe_table_reads(config.train.batch_size, config.store.length)
+        self.assertRegex(said, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not")
+        self.assertIn("output_layer.row_capacity", said)
+
+
+if __name__ == "__main__":
+    absltest.main()
