@@ -1,10 +1,18 @@
 """Shares of frequency classes against plain sums."""
 
+import pathlib
+import tempfile
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from evaluation.predicted_mass import classes_of, shares
+from evaluation.predicted_mass import classes_of, measure, shares
+from input_pipeline.row_store import RowStore
+from input_pipeline.stream import PACKED
+from objectives.batch import Batch
+from tests import factories
 
 
 class PredictedMassTest(absltest.TestCase):
@@ -25,6 +33,26 @@ class PredictedMassTest(absltest.TestCase):
         losses = -np.log(probabilities[counted, targets[counted]])
         expected = [[1, 1, 1], given, [losses[0], losses[2], losses[1]]]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    def test_a_model_is_measured_on_all_held_out_rows_by_its_exact_loss(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        languages = {"aa": factories.packed_tokens(), "bb": factories.packed_tokens(seed=1)}
+        for language, tokens in languages.items():
+            np.save(folder / f"{language}.heldout.npy", tokens.astype(np.uint16))
+        store = RowStore(folder, 30, 16, "", factories.SPECIAL_IDS, {"aa": {}, "bb": {}}, {})
+        objective = factories.masked_lm(languages=("aa", "bb"))
+        params = factories.random_params(objective)
+        classes = np.where(np.arange(32) < 30, np.arange(32) % 3, 3)
+        targets, given, losses = measure(objective, params, store, classes, max_rows=3)
+
+        expected, key = np.zeros(2), jax.random.key(0)
+        for tokens in languages.values():
+            arrays = {"tokens": jnp.asarray(tokens[:3]), "language": jnp.zeros(3, jnp.int32)}
+            plan, _ = objective.exact.plan({}, Batch(arrays, PACKED), key, jnp.int32(0))
+            expected += objective.exact.loss(params, {}, plan, None)[0]["loss"]
+        np.testing.assert_allclose([losses.sum(), targets.sum()], expected, rtol=1e-5)
+        np.testing.assert_allclose(given.sum(), targets.sum(), rtol=1e-5)
+        self.assertEqual((given[3], targets[3]), (0, 0))  # the padding of the table
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""Objectives and streams of a config: what fits together, and what is made of it."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+from builders import data as data_builders
+from builders import masked_lm, streams
+from builders import model as builders
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
+from input_pipeline.stream import PACKED
+from knn_sampling.noise import cumulative_thresholds
+from objectives.masked_lm import MaskedLM
+from objectives.objective import Objective
+from tests.builders_test import objective_of, runlocal, write_store
+from training.sharding import MeshSettings, make_mesh
+
+
+class FitTest(parameterized.TestCase):
+    def assert_refused(self, config: ConfigDict, message: str):
+        with self.assertRaisesRegex(ValueError, message):
+            objective_of(config)
+
+    @parameterized.parameters((0, 4, 80, 1), (2, 2, 40, 1), (1, 1, 20, 1), (0, 2, 40, 2))
+    def test_all_targets_of_a_group_must_fit_the_candidates(
+        self, group_size, sequences, targets, num_parts
+    ):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,  # 20 slots of a row of 128
+                "train.accumulation_steps": num_parts,
+                "output_layer.group_size": group_size,
+                "output_layer.capacity": targets,
+            }
+        )
+        objective_of(config)
+        config.output_layer.capacity = targets - 1
+        self.assert_refused(
+            config,
+            f"output_layer.capacity is {targets - 1}, .* {sequences} sequences .* {targets} .* "
+            "lower output_layer.group_size or train.batch_size",
+        )
+        for kind in ("full", "blockwise", "target_sampling", "nce", "neg"):  # have no capacity
+            config.output_layer.kind = kind
+            objective_of(config)
+
+    def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
+        config = runlocal(**{"train.batch_size": 4000, "output_layer.capacity": 600})
+        objective_of(config)
+        config.output_layer.capacity = 599
+        self.assert_refused(config, "output_layer.capacity is 599, ")
+
+    @parameterized.parameters("knn", "target_sampling", "full")
+    def test_groups_must_divide_the_batch(self, kind):
+        config = runlocal(**{"output_layer.kind": kind, "output_layer.group_size": 3})
+        message = "output_layer.group_size is 3, must divide the batch of 4 sequences"
+        self.assert_refused(config, message)
+
+    @parameterized.parameters((4, 1, 2, 4), (2, 2, 2, 4), (8, 1, 1, 8), (-1, 4, 1, 8))
+    def test_the_batch_must_fit_the_mesh(self, data, fsdp, model, multiple):
+        config = runlocal()
+        config.mesh.update(data=data, fsdp=fsdp, model=model)
+        config.train.batch_size = multiple
+        mesh = builders.mesh(config)
+        self.assertEqual((mesh.size, mesh.shape["fsdp"], mesh.shape["model"]), (8, fsdp, model))
+        config.train.batch_size = multiple + 2
+        with self.assertRaisesRegex(
+            ValueError, f"train.batch_size is {multiple + 2}, must be a multiple of {multiple}"
+        ):
+            builders.mesh(config)
+
+    @parameterized.product(
+        changes=(
+            # A batch of 512 tokens has 4 pairs of 128, and 2 of 256.
+            ({"data.pair_buckets": (128, 256)}, r"data.pair_buckets 256, .* 512 tokens .*: 2 .* 4"),
+            ({"train.accumulation_steps": 2}, r"train.batch_size: 4 .* 8: .* each of the 2 parts"),
+            (
+                {
+                    "train.accumulation_steps": 2,
+                    "train.batch_size": 8,
+                    "data.pair_buckets": (128, 256),
+                },
+                r"data.pair_buckets 256, .* 1024 tokens .*: 4 .* 8: .* the 2 parts .* 4 devices",
+            ),
+        ),
+        share=("pair_share", "contrast_share"),
+    )
+    def test_every_batch_and_every_part_of_it_must_split_over_the_devices(self, changes, share):
+        changes, message = changes
+        config = runlocal(**{f"data.{share}": 0.1})
+        store, mesh = write_store(), builders.mesh(config)
+        config.data.pair_buckets = (64, 128)
+        streams.training_data(config, store, mesh)
+        config.update_from_flattened_dict(changes)
+        with self.assertRaisesRegex(ValueError, message):
+            streams.training_data(config, store, mesh)
+        # Without pairs their buckets do not matter.
+        config.data[share] = 0.0
+        config.train.update(batch_size=8)
+        streams.check_batches(config, store, mesh)
+
+    def test_rows_must_fit_the_positions(self):
+        message = r"model.max_length is 127, but sequences have 128 tokens \(store.length\)"
+        self.assert_refused(runlocal(**{"model.max_length": 127}), message)
+
+    def test_a_part_that_fits_the_candidates_is_what_evaluation_plans(self):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,
+                "model.num_layers": 0,
+                "train.accumulation_steps": 2,
+                "output_layer.capacity": 40,  # the targets of two sequences, half a batch
+            }
+        )
+        config.mesh.update(data=1, model=1)
+        mesh = make_mesh(
+            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
+        )
+        objective = objective_of(config, mesh)
+        functions = builders.train_functions(config, objective, mesh)
+        state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
+        _, sampled = builders.evaluators(config, objective, write_store(), mesh)
+        found = sampled(state)
+        self.assertBetween(found["sampling/candidates"], 20, 200)
+        self.assertBetween(found["sampling/sampled_loss"], 1, found["sampling/exact_loss"])
+
+
+class ObjectiveTest(parameterized.TestCase):
+    def test_the_target_probabilities_are_those_of_the_stream(self):
+        objective = objective_of(runlocal(**{"data.alpha": 1.0}))
+        # Three quarters of the text are English; both have counts that grow with the id.
+        expected = np.zeros(640)
+        for share, slope in ((0.75, 1), (0.25, 2)):
+            counts = np.arange(600) * slope + 1.0
+            counts[[0, 1, 2, 4]] = 0
+            expected[:600] += share * counts / counts.sum()
+        statistics = objective.statistics
+        np.testing.assert_allclose(statistics.probabilities, expected, rtol=1e-6)
+        np.testing.assert_array_equal(statistics.thresholds, cumulative_thresholds(expected))
+        self.assertEqual(objective.encoder.settings.vocab_size, 640)
+        self.assertEqual(objective.output_layer.num_valid, 600)
+
+    def test_a_token_is_of_the_language_that_brings_it_most_often(self):
+        store = write_store(vocab_size=10)
+        np.save(store.folder / "en.counts.npy", [9, 9, 9, 9, 9, 4, 0, 1, 5, 0])
+        np.save(store.folder / "sw.counts.npy", [9, 9, 9, 0, 9, 0, 3, 1, 4, 0])
+        found = masked_lm.token_statistics(store, {"en": 0.5, "sw": 0.5}, vocab_size=12)
+        # 16 and 11 tokens counted: a smaller text makes equal counts weigh more. Specials that are
+        # never masked, tokens that do not occur and padding are of no language.
+        self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
+        found = masked_lm.token_statistics(store, {"en": 0.9, "sw": 0.1}, vocab_size=12)
+        self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 0, 0, 0, -1, -1, -1])
+        np.testing.assert_array_equal(found.probabilities[jnp.array([0, 1, 2, 4, 10, 11])], 0)
+        self.assertGreater(found.probabilities[9], 0)
+
+    def test_the_output_layer_knows_how_the_table_is_split(self):
+        config, seen = runlocal(), []
+
+        def make(settings, **layout):
+            seen.append((layout["mesh"], layout["vocab_axes"], layout["embed_axes"]))
+
+        with (
+            mock.patch.object(masked_lm, "make_output_layer", make),
+            mock.patch.object(masked_lm, "make_exact_layer", make),
+        ):
+            objective_of(config)
+            mesh = builders.mesh(config)
+            objective_of(config, mesh)
+            for axes in (("fsdp", "model"), None):
+                config.mesh.rules = (("vocab", axes), ("vocab", "data"), ("embed", "data"))
+                objective_of(config, mesh)
+        self.assertEqual(seen[::2], seen[1::2])
+        self.assertEqual(
+            seen[::2],
+            [
+                (None, (), ()),
+                (mesh, ("model",), ("fsdp",)),
+                (mesh, ("fsdp", "model"), ("data",)),
+                (mesh, (), ("data",)),
+            ],
+        )
+
+    @parameterized.parameters(
+        (0.0, 0.0, (PACKED,)),
+        (0.2, 0.0, (PACKED, PAIRS)),
+        (0.0, 0.2, (PACKED, SEPARATE_PAIRS)),
+        (0.2, 0.2, (PACKED, PAIRS, SEPARATE_PAIRS)),
+    )
+    def test_terms_are_those_that_the_stream_has_batches_for(self, pairs, contrast, kinds):
+        config = runlocal(**{"data.pair_share": pairs, "data.contrast_share": contrast})
+        objective = objective_of(config)
+        one = masked_lm.masked_lm_of(objective)
+        self.assertIs(type(one), MaskedLM)
+        self.assertEqual(one.languages, ("en", "sw"))
+        if len(kinds) == 1:
+            self.assertIs(objective, one)
+        else:
+            self.assertEqual(tuple(objective.terms), kinds)
+        # What only counts for the metrics of packed rows is not asked of pairs.
+        terms = getattr(objective, "terms", {})
+        for kind in kinds[1:]:
+            term = terms[kind].objective
+            self.assertEmpty((term if kind == PAIRS else term.masked_lm).languages)
+
+    def test_the_last_phase_begins_with_the_steps_that_are_exact(self):
+        for kind, fraction, expected in (("knn", 0.25, 15), ("nce", 0.0, 20), ("full", 0.25, None)):
+            config = runlocal(**{"train.num_steps": 20, "output_layer.kind": kind})
+            config.output_layer.exact_fraction = fraction
+            self.assertEqual(objective_of(config).full_softmax_from, expected)
+
+    def test_objectives_without_masked_lm_are_told(self):
+        objective = Objective()
+        self.assertFalse(masked_lm.has_masked_lm(objective))
+        with self.assertRaisesRegex(ValueError, "Objective has no masked LM on packed sequences"):
+            masked_lm.masked_lm_of(objective)
+
+
+if __name__ == "__main__":
+    absltest.main()
