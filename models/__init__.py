@@ -4,6 +4,6 @@ What lives here: the map from token ids to hidden states and its parameters, eac
 names ("vocab", "embed", "mlp", "heads"). What does not: losses (`knn_sampling`), masking and
 objectives (`objectives`), meshes and optimizers (`training`).
 
-Shapes: B batch, L length, D model width, E embedding width, H heads, V vocabulary, M masked
-positions of a row.
+Shapes: B batch, L length, Q and K queries and keys, D model width, E embedding width, H heads,
+V vocabulary, M masked positions of a sequence.
 """

@@ -1,15 +1,18 @@
 """A Transformer encoder in the manner of XLM-R: GELU, learned positions, post-LN or pre-LN."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
-_INIT_STDDEV = 0.02
-_LAYER_NORM_EPSILON = 1e-5
+from models.attention import Attention
+from models.layers import INIT_STDDEV, dense, gelu, layer_norm
+from models.masks import segment_mask
+from models.positions import LearnedPositions
+
 # What a layer may keep for the backward pass, by model.remat.
 _REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
@@ -36,8 +39,8 @@ class EncoderSettings:
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
-      attention: how attention is computed, "xla" anywhere, "cudnn" on a GPU in bfloat16 (fused, and
-        without dropout on its weights).
+      attention: how attention is computed, "xla" anywhere, "cudnn" by the fused kernel of a GPU in
+        bfloat16; with dropout on its weights by blocks of queries, see `models.attention`.
       remat: what a layer keeps for the backward pass: "none" for everything to be kept, "dots" to
         keep products of matrices and compute the rest again, "full" to keep the layer's input
         alone.
@@ -76,39 +79,21 @@ class EncoderSettings:
             raise ValueError(f"model.unroll is {self.unroll}, must be at least 1")
         if self.attention not in ("xla", "cudnn"):
             raise ValueError(f"model.attention is {self.attention!r}, must be xla or cudnn")
-        if self.attention == "cudnn" and (self.attention_dropout_rate or self.dtype == "float32"):
+        if self.attention == "cudnn" and self.dtype != "bfloat16":
             raise ValueError(
-                'model.attention "cudnn" needs model.dtype "bfloat16" and '
-                f"model.attention_dropout_rate 0; they are {self.dtype!r} and "
-                f"{self.attention_dropout_rate}"
+                f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
             )
-
-
-def _dense(features: int, axes: tuple[str, str], name: str, dtype: str) -> nn.Dense:
-    kernel_init = with_logical_partitioning(nn.initializers.normal(_INIT_STDDEV), axes)
-    bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
-    return nn.Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU; the tanh approximation would part from the released models."""
-    return nn.gelu(x, approximate=False)
-
-
-def _layer_norm(name: str, dtype: str) -> nn.LayerNorm:
-    return nn.LayerNorm(
-        epsilon=_LAYER_NORM_EPSILON,
-        dtype=dtype,
-        scale_init=with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-        name=name,
-    )
 
 
 class Embeddings(nn.Module):
     """Token and position embeddings, projected to the model width where that differs."""
 
     settings: EncoderSettings
+
+    def setup(self):
+        s = self.settings
+        self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
+        nn.share_scope(self, self.learned_positions)  # their table lies beside that of tokens
 
     @nn.compact
     def __call__(
@@ -119,60 +104,18 @@ class Embeddings(nn.Module):
         table: jax.Array | None = None,
     ) -> jax.Array:
         s = self.settings
-        init = nn.initializers.normal(_INIT_STDDEV)
         if table is None:
             table = self.param(
                 "table",
-                with_logical_partitioning(init, ("vocab", "embed")),
+                with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), ("vocab", "embed")),
                 (s.vocab_size, s.embedding_size),
             )
-        position_table = self.param(
-            "positions",
-            with_logical_partitioning(init, ("position", "embed")),
-            (s.max_length, s.hidden_size),
-        )
         x = jnp.take(table, tokens, axis=0).astype(s.dtype)  # [B, L, E]
         if s.embedding_size != s.hidden_size:
-            x = _dense(s.hidden_size, ("embed", "embed_out"), "project", s.dtype)(x)
-        x = x + jnp.take(position_table, positions, axis=0).astype(s.dtype)  # [B, L, D]
-        x = _layer_norm("norm", s.dtype)(x)
+            x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, "project")(x)
+        x = x + self.learned_positions(positions)  # [B, L, D]
+        x = layer_norm(s.dtype, "norm")(x)
         return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention between the positions of one segment."""
-
-    settings: EncoderSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, segments: jax.Array, deterministic: bool) -> jax.Array:
-        s = self.settings
-        head_size = s.hidden_size // s.num_heads
-
-        def heads(name: str) -> jax.Array:
-            projected = _dense(s.hidden_size, ("embed", "heads"), name, s.dtype)(x)
-            return projected.reshape(*x.shape[:2], s.num_heads, head_size)  # [B, L, H, D / H]
-
-        query, key, value = heads("query"), heads("key"), heads("value")
-        same_segment = segments[:, None, :, None] == segments[:, None, None, :]  # [B, 1, L, L]
-        if deterministic or not s.attention_dropout_rate:
-            # The shapes of parameters can be had where there is no GPU.
-            kernel: Literal["xla", "cudnn"] = "xla" if self.is_initializing() else s.attention
-            mixed = jax.nn.dot_product_attention(
-                query, key, value, mask=same_segment, implementation=kernel
-            )
-        else:
-            weights = _attention_weights(query, key, same_segment)
-            weights = nn.Dropout(s.attention_dropout_rate)(weights, deterministic=False)
-            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return _dense(s.hidden_size, ("heads", "embed"), "output", s.dtype)(mixed.reshape(x.shape))
-
-
-def _attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention weights [B, H, L, L] of queries and keys [B, L, H, D / H], for dropout on them."""
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask, scores / jnp.sqrt(query.shape[-1]), -1e30)
-    return jax.nn.softmax(scores).astype(query.dtype)
 
 
 class FeedForward(nn.Module):
@@ -183,8 +126,8 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         s = self.settings
-        hidden = _dense(s.mlp_size, ("embed", "mlp"), "wide", s.dtype)(x)
-        return _dense(s.hidden_size, ("mlp", "embed"), "output", s.dtype)(_gelu(hidden))
+        hidden = dense(s.mlp_size, ("embed", "mlp"), s.dtype, "wide")(x)
+        return dense(s.hidden_size, ("mlp", "embed"), s.dtype, "output")(gelu(hidden))
 
 
 class EncoderLayer(nn.Module):
@@ -194,41 +137,67 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, is_used: jax.Array, segments: jax.Array, deterministic: bool
+        self, x: jax.Array, is_used: jax.Array, mask: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, None]:
-        """The hidden states, or `x` where `is_used` is False, as a step of `nn.scan`."""
+        """Hidden states after this layer, as a step of `nn.scan`.
+
+        Args:
+          x: [B, L, D] hidden states before it.
+          is_used: scalar bool; if False, `x` is returned as it is.
+          mask: bool that broadcasts to [B, H, L, L].
+          deterministic: no dropout.
+        """
         s = self.settings
-        attention = SelfAttention(s, name="attention")
+        attention = Attention(
+            s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.attention,
+            name="attention",
+        )  # fmt: skip
         feed_forward = FeedForward(s, name="mlp")
-        attention_norm = _layer_norm("attention_norm", s.dtype)
-        mlp_norm = _layer_norm("mlp_norm", s.dtype)
+        attention_norm = layer_norm(s.dtype, "attention_norm")
+        mlp_norm = layer_norm(s.dtype, "mlp_norm")
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
+
+        def attend(x: jax.Array) -> jax.Array:
+            return dropout(attention(x, mask=mask, deterministic=deterministic)[0])
+
         if s.norm_position == "pre":
-            y = x + dropout(attention(attention_norm(x), segments, deterministic))
+            y = x + attend(attention_norm(x))
             y = y + dropout(feed_forward(mlp_norm(y)))
         else:
-            y = attention_norm(x + dropout(attention(x, segments, deterministic)))
+            y = attention_norm(x + attend(x))
             y = mlp_norm(y + dropout(feed_forward(y)))
         return jnp.where(is_used, y, x), None
 
 
-def _stack(settings: EncoderSettings) -> nn.Module:
-    """All layers as one: a loop, compiled once, over parameters with an axis of layers in front."""
-    layer = EncoderLayer
-    if settings.remat != "none":
-        # A loop is never merged with its repetition, so nothing has to prevent that.
-        layer = nn.remat(
-            layer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(4,)
-        )
+def _layer(settings: EncoderSettings) -> nn.Module:
+    """The layer, with what it keeps for the backward pass."""
+    if settings.remat == "none":
+        return EncoderLayer(settings)
+    # A loop is never merged with its repetition, so nothing has to prevent that.
+    remat = nn.remat(
+        EncoderLayer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(4,)
+    )
+    return remat(settings)
+
+
+def _loop(settings: EncoderSettings) -> Any:
+    """All layers as one function of the layer and its arguments.
+
+    A loop, compiled once, over parameters with an axis of layers in front.
+    """
+
+    def step(layer: nn.Module, *args):
+        return layer(*args)
+
     return nn.scan(
-        layer,
+        step,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast, nn.broadcast),
         length=settings.num_layers,
         unroll=settings.unroll,
         metadata_params={nn.PARTITION_NAME: "layers"},
-    )(settings, name="layers")
+    )
 
 
 class MaskedLMHead(nn.Module):
@@ -244,8 +213,8 @@ class MaskedLMHead(nn.Module):
             with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
             (s.vocab_size,),
         )
-        hidden = _dense(s.embedding_size, ("embed", "embed_out"), "dense", s.dtype)(hidden)
-        return _layer_norm("norm", s.dtype)(_gelu(hidden))
+        hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, "dense")(hidden)
+        return layer_norm(s.dtype, "norm")(gelu(hidden))
 
 
 class Encoder(nn.Module):
@@ -256,9 +225,9 @@ class Encoder(nn.Module):
     def setup(self):
         self.embeddings = Embeddings(self.settings)
         if self.settings.num_layers:
-            self.layers = _stack(self.settings)
+            self.layers = _layer(self.settings)
         if self.settings.norm_position == "pre":
-            self.final_norm = _layer_norm("final_norm", self.settings.dtype)
+            self.final_norm = layer_norm(self.settings.dtype)
         self.head = MaskedLMHead(self.settings)
 
     def encode(
@@ -290,7 +259,8 @@ class Encoder(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
-            x, _ = self.layers(x, jnp.arange(total) < num_layers, segments, deterministic)
+            layers, is_used = _loop(self.settings), jnp.arange(total) < num_layers
+            x, _ = layers(self.layers, x, is_used, segment_mask(segments), deterministic)
         if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)
         return x

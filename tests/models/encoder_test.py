@@ -5,7 +5,6 @@ import functools
 import math
 
 import flax
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,37 +12,12 @@ from absl.testing import absltest, parameterized
 
 from models.encoder import Encoder, EncoderSettings
 from models.segments import packed_segments
+from tests.models.factories import encoder_settings, random_params
 
 BOS, PAD, EOS = 0, 1, 2
-POST = EncoderSettings(
-    vocab_size=40,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=24,
-    max_length=12,
-    norm_position="post",
-    dropout_rate=0.0,
-    attention_dropout_rate=0.0,
-    dtype="float32",
-)
-PRE = dataclasses.replace(POST, norm_position="pre")
+POST = encoder_settings()
+PRE = encoder_settings(norm_position="pre")
 FIRST, SECOND = [BOS, 10, 11, 12, EOS], [BOS, 20, 21, EOS]
-
-
-@functools.cache
-def params_of(settings: EncoderSettings):
-    """Parameters away from their initial values, among which are too many zeros and ones."""
-    row = jnp.zeros((1, settings.max_length), jnp.int32)
-    shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
-    rng = np.random.default_rng(0)
-
-    def random_value(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        centre = float(path[-1].key == "scale")
-        return jnp.asarray(centre + 0.3 * rng.normal(size=shape.shape), shape.dtype)
-
-    return jax.tree.map_with_path(random_value, nn.unbox(shapes))
 
 
 @functools.partial(jax.jit, static_argnames=("settings", "num_layers"))
@@ -62,7 +36,7 @@ def _encode(params, key, tokens, segments, positions, settings, num_layers):
 
 def encode(tokens, segments, positions, settings=POST, params=None, key=None, num_layers=None):
     """Hidden states [B, L, D]; dropout where there is a key."""
-    params = params_of(settings) if params is None else params
+    params = random_params(settings) if params is None else params
     rows = (np.atleast_2d(x).astype(np.int32) for x in (tokens, segments, positions))
     return _encode(params, key, *rows, settings, num_layers)
 
@@ -97,7 +71,7 @@ def slow_attention(x: np.ndarray, p, num_heads: int) -> np.ndarray:
 
 def slow_encode(document: list[int], settings: EncoderSettings) -> np.ndarray:
     """Hidden states [L, D] of one document, in float64."""
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params_of(settings))
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), random_params(settings))
     table, positions = p["embeddings"]["table"], p["embeddings"]["positions"]
     x = slow_dense(table[document], p["embeddings"]["project"]) + positions[: len(document)]
     x = slow_norm(x, p["embeddings"]["norm"])
@@ -134,7 +108,7 @@ class EncoderTest(parameterized.TestCase):
         tokens = np.arange(5, 5 + settings.max_length)
         segments = np.array([1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0, 0])
         direction = jnp.arange(1.0, 1 + settings.hidden_size) ** 2  # LayerNorm fixes plain sums
-        params = params_of(settings)
+        params = random_params(settings)
 
         def projected(table):
             changed = params | {"embeddings": params["embeddings"] | {"table": table}}
@@ -189,11 +163,11 @@ class LayersTest(parameterized.TestCase):
 
             return jax.grad(loss)(params)
 
-        expected = gradients(params_of(POST), settings)
+        expected = gradients(random_params(POST), settings)
         largest = max(jnp.abs(x).max() for x in jax.tree.leaves(expected))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6 * largest)
         changed = dataclasses.replace(settings, **change)
-        jax.tree.map(check, gradients(params_of(POST), changed), expected)
+        jax.tree.map(check, gradients(random_params(POST), changed), expected)
 
     def test_remat_keeps_less(self):
         tokens = np.ones((1, 12), np.int32)
@@ -202,7 +176,7 @@ class LayersTest(parameterized.TestCase):
             def encode(params):
                 return _encode(params, None, tokens, tokens, tokens, settings, None)
 
-            _, backward = jax.eval_shape(lambda p: jax.vjp(encode, p), params_of(POST))
+            _, backward = jax.eval_shape(lambda p: jax.vjp(encode, p), random_params(POST))
             return sum(x.size for x in jax.tree.leaves(backward))
 
         sizes = [kept(dataclasses.replace(POST, remat=remat)) for remat in ("none", "dots", "full")]
@@ -225,7 +199,7 @@ class NumLayersTest(parameterized.TestCase):
 
     def test_no_layers_give_the_embeddings(self):
         embeddings = dataclasses.replace(POST, num_layers=0)
-        params = {name: params_of(POST)[name] for name in params_of(embeddings)}
+        params = {name: random_params(POST)[name] for name in random_params(embeddings)}
         expected = encode_packed(FIRST, settings=embeddings, params=params)
         np.testing.assert_array_equal(encode_packed(FIRST, num_layers=0), expected)
         # Which see their own token and no other.
@@ -233,12 +207,20 @@ class NumLayersTest(parameterized.TestCase):
         same = (other == expected).all(axis=1)
         np.testing.assert_array_equal(np.flatnonzero(~same), [2, 3])
 
-    def test_fewer_layers_equal_a_shallower_model(self):
-        shallow = dataclasses.replace(POST, num_layers=1)
-        first = jax.tree.map(lambda x: x[:1], params_of(POST)["layers"])
-        params = params_of(POST) | {"layers": first}
-        expected = encode_packed(FIRST, settings=shallow, params=params)
-        assert_close(encode_packed(FIRST, num_layers=1), expected)
+    @parameterized.parameters(
+        {}, {"dropout_rate": 0.3, "attention_dropout_rate": 0.3}, {"remat": "full"}, {"unroll": 2}
+    )
+    def test_fewer_layers_equal_a_shallower_model(self, **change):
+        settings = dataclasses.replace(POST, **change)
+        key = jax.random.key(0) if settings.dropout_rate else None
+        shallow = dataclasses.replace(settings, num_layers=1)
+        first = jax.tree.map(lambda x: x[:1], random_params(POST)["layers"])
+        params = random_params(POST) | {"layers": first}
+        expected = encode_packed(FIRST, settings=shallow, params=params, key=key)
+        found = encode_packed(
+            FIRST, settings=settings, params=random_params(POST), key=key, num_layers=1
+        )
+        assert_close(found, expected)
 
     @parameterized.parameters(-1, 3)
     def test_layers_that_do_not_exist(self, num_layers: int):
@@ -253,7 +235,7 @@ class DropoutTest(parameterized.TestCase):
 
     def test_needs_a_key(self):
         row = jnp.zeros((1, 4), jnp.int32)
-        variables = {"params": params_of(POST)}
+        variables = {"params": random_params(POST)}
         with self.assertRaisesRegex(flax.errors.InvalidRngError, 'needs PRNG for "dropout"'):
             Encoder(self.settings).apply(
                 variables, row, row, row, deterministic=False, method="encode"
@@ -266,6 +248,14 @@ class DropoutTest(parameterized.TestCase):
         np.testing.assert_array_equal(first, again)
         self.assertGreater(jnp.abs(first - other).max(), 0.1)
         np.testing.assert_array_equal(encode_packed(FIRST, settings=settings), encode_packed(FIRST))
+
+    def test_keys_of_either_kind_are_taken(self):
+        found = [
+            encode_packed(FIRST, settings=self.settings, key=jax.random.key(0, impl=kind))
+            for kind in ("threefry2x32", "rbg")
+        ]
+        self.assertTrue(np.isfinite(found).all())
+        self.assertGreater(jnp.abs(found[0] - found[1]).max(), 0.1)
 
     def test_drops_a_share_of_the_embeddings_and_scales_the_rest(self):
         plain = encode_packed(FIRST, SECOND, num_layers=0)

@@ -1,0 +1,36 @@
+"""Masks of attention: which keys a query may see. They combine by `&`.
+
+A mask is bool, True where a query sees a key, and broadcasts to [B, H, Q, K].
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.Array:
+    """Tokens see their own segment.
+
+    Args:
+      segments: [B, Q] int32.
+      of_keys: [B, K] int32 segments of another sequence; `segments` themselves without.
+
+    Returns:
+      [B, 1, Q, K] bool.
+    """
+    of_keys = segments if of_keys is None else of_keys
+    return segments[:, None, :, None] == of_keys[:, None, None, :]
+
+
+def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:
+    """Tokens see themselves and what is before them.
+
+    Args:
+      num_queries: Q.
+      num_keys: K.
+      first: index of the first query among the keys, scalar.
+
+    Returns:
+      [1, 1, Q, K] bool.
+    """
+    queries = first + jnp.arange(num_queries)
+    return (queries[:, None] >= jnp.arange(num_keys)[None, :])[None, None]

@@ -1,0 +1,237 @@
+"""Attention against loops over queries, and its uses: masked, biased, crossed, cached, dropped."""
+
+import functools
+import math
+import re
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models import attention
+from models.attention import Attention
+from models.masks import causal_mask, segment_mask
+from tests.models.factories import random_like
+
+B, Q, K, D, H = 2, 6, 5, 8, 2
+PLAIN = Attention(D, H, 0.0, "float32", "xla")
+# Drop nothing, and are computed as if they did.
+WEIGHTS, BLOCKS = (Attention(D, H, 1e-9, "float32", kernel) for kernel in ("xla", "cudnn"))
+SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 2, 1]])
+OF_KEYS = jnp.array([[1, 1, 2, 2, 2], [2, 1, 1, 2, 0]])
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+X, CONTEXT = random(B, Q, D), random(B, K, D, seed=1)
+USES = {
+    "self": {},
+    "causal": {"mask": causal_mask(Q, Q)},
+    "segments": {"mask": segment_mask(SEGMENTS)},
+    "causal_segments": {"mask": causal_mask(Q, Q) & segment_mask(SEGMENTS)},
+    "bias": {"bias": random(1, H, Q, Q, seed=2)},
+    "bias_and_mask": {"bias": random(B, H, Q, Q, seed=3), "mask": causal_mask(Q, Q)},
+    "cross": {"context": CONTEXT},
+    "cross_segments": {"context": CONTEXT, "mask": segment_mask(SEGMENTS, OF_KEYS)},
+    "cross_keys": {"context": CONTEXT, "mask": (OF_KEYS == 2)[:, None, None, :]},
+    "cross_bias": {"context": CONTEXT, "bias": random(B, 1, 1, K, seed=4)},
+}
+
+
+@functools.cache
+def variables():
+    init = functools.partial(PLAIN.init, deterministic=True)
+    return random_like(nn.unbox(jax.eval_shape(init, jax.random.key(0), X)))
+
+
+def attend(module: Attention, x: jax.Array = X, **kwargs) -> tuple:
+    """The output, and the cache if one is given; with dropout if the module has it."""
+    deterministic = kwargs.pop("deterministic", not module.dropout_rate)
+    rngs = {} if deterministic else {"dropout": jax.random.key(0)}
+    return module.apply(variables(), x, deterministic=deterministic, rngs=rngs, **kwargs)
+
+
+def slow_attend(context=X, mask=True, bias=0.0) -> np.ndarray:
+    """Attention of each query of each head by itself, in float64."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), variables()["params"])
+    query, key, value = (
+        (np.asarray(array) @ p[name]["kernel"] + p[name]["bias"]).reshape(B, -1, H, D // H)
+        for array, name in ((X, "query"), (context, "key"), (context, "value"))
+    )
+    shape = (B, H, Q, key.shape[1])
+    mask, bias = np.broadcast_to(mask, shape), np.broadcast_to(bias, shape)
+    mixed = np.zeros((B, Q, H, D // H))
+    for b, h, q in np.ndindex(B, H, Q):
+        scores = key[b, :, h] @ query[b, q, h] / math.sqrt(D // H) + bias[b, h, q]
+        exps = np.exp(scores) * mask[b, h, q]
+        mixed[b, q, h] = exps / exps.sum() @ value[b, :, h]
+    return mixed.reshape(X.shape) @ p["output"]["kernel"] + p["output"]["bias"]
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+class AttentionTest(parameterized.TestCase):
+    @parameterized.parameters(*USES)
+    def test_equals_loops(self, name: str):
+        expected = slow_attend(**USES[name])
+        with mock.patch.object(attention, "_BLOCK", 4):  # 6 queries in blocks of 3
+            for module in (PLAIN, WEIGHTS, BLOCKS):
+                assert_close(attend(module, **USES[name])[0], expected)
+
+    def test_jit_equals_eager(self):
+        compiled = jax.jit(lambda use: attend(PLAIN, **use)[0])
+        for use in (USES["bias_and_mask"], USES["cross_segments"]):
+            assert_close(compiled(use), attend(PLAIN, **use)[0])
+
+    def test_projected_context_is_the_context(self):
+        pair = PLAIN.apply(variables(), CONTEXT, method="keys_values")
+        use = USES["cross_segments"]
+        found, _ = attend(PLAIN, context=pair, mask=use["mask"])
+        np.testing.assert_array_equal(found, attend(PLAIN, **use)[0])
+
+    @parameterized.parameters("causal", "segments", "cross_segments")
+    def test_queries_depend_on_what_they_see_and_on_nothing_else(self, name: str):
+        use = dict(USES[name])
+        source = use.pop("context", X)
+        # Not through the query, for attention to itself: the keys alone vary.
+        output = jax.jit(jax.jacrev(lambda keys: attend(PLAIN, context=keys, **use)[0].sum(2)))
+        depends = (output(source) != 0).any(axis=4)  # [B, Q, B, K]
+        seen = np.broadcast_to(use["mask"], (B, 1, Q, source.shape[1]))[:, 0]
+        for b in range(B):
+            np.testing.assert_array_equal(depends[b, :, b], seen[b])
+            self.assertFalse(depends[b, :, 1 - b].any())
+
+
+class CacheTest(parameterized.TestCase):
+    @parameterized.parameters((1, 1, 1, 1, 1, 1), (3, 1, 1, 1), (2, 4), (6,))
+    def test_decoding_equals_causal_attention_to_all(self, *sizes: int):
+        expected, _ = attend(PLAIN, mask=causal_mask(Q, Q))
+        decode = jax.jit(lambda x, cache: attend(PLAIN, x, cache=cache))
+        cache, outputs, start = PLAIN.empty_cache(B, Q + 2), [], 0
+        for size in sizes:
+            output, cache = decode(X[:, start : start + size], cache)
+            outputs.append(output)
+            start += size
+        assert_close(jnp.concatenate(outputs, axis=1), expected)
+        self.assertEqual(cache.length, Q)
+        self.assertLen({*sizes}, decode._cache_size(), "one program for tokens one by one")
+
+    def test_masks_hold_for_what_is_cached(self):
+        use = {"mask": causal_mask(Q, Q) & segment_mask(SEGMENTS)}
+        cache, outputs = PLAIN.empty_cache(B, Q), []
+        for i in range(Q):
+            mask = segment_mask(SEGMENTS[:, i : i + 1], SEGMENTS)
+            output, cache = attend(PLAIN, X[:, i : i + 1], cache=cache, mask=mask)
+            outputs.append(output)
+        assert_close(jnp.concatenate(outputs, axis=1), attend(PLAIN, **use)[0])
+
+    def test_not_of_another_sequence(self):
+        with self.assertRaisesRegex(ValueError, "takes its keys_values, not a cache"):
+            attend(PLAIN, context=CONTEXT, cache=PLAIN.empty_cache(B, Q))
+
+
+class KernelTest(parameterized.TestCase):
+    """Which kernel is asked for; there is no GPU to run it."""
+
+    def kernels(self, module: Attention, x: jax.Array, **kwargs) -> list[dict]:
+        """Arguments of each call, which is answered without a GPU."""
+        calls, plain = [], jax.nn.dot_product_attention
+
+        def answer(*args, implementation, **kwargs):
+            calls.append({"implementation": implementation, "query": args[0], **kwargs})
+            return plain(*args, implementation="xla", **kwargs)
+
+        with mock.patch.object(jax.nn, "dot_product_attention", answer):
+            attend(module, x, **kwargs)
+        return calls
+
+    @parameterized.parameters("cross_keys", "cross_bias", "bias_and_mask")
+    def test_fused_kernel_gets_what_it_takes(self, name: str):
+        module = Attention(D, H, 0.0, "bfloat16", "cudnn")
+        (call,) = self.kernels(module, X, **USES[name])
+        self.assertEqual(call["implementation"], "cudnn")
+        for array in filter(lambda x: x is not None, (call["mask"], call["bias"])):
+            self.assertIn(array.dtype, (jnp.bool, jnp.bfloat16))
+            self.assertEqual(array.shape[2], Q)
+
+    def test_dropout_is_left_to_blocks_and_off_without_a_key(self):
+        self.assertEmpty(self.kernels(BLOCKS, X))
+        (call,) = self.kernels(BLOCKS, X, deterministic=True)
+        self.assertEqual(call["implementation"], "cudnn")
+
+    def test_parameters_can_be_had_without_it(self):
+        module = Attention(D, H, 0.0, "bfloat16", "cudnn")
+        init = functools.partial(module.init, deterministic=True)
+        shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0), X))
+        self.assertEqual(jax.tree.structure(shapes), jax.tree.structure(variables()))
+
+    def test_decoding_takes_the_plain_one(self):
+        module = Attention(D, H, 0.0, "float32", "cudnn")
+        (call,) = self.kernels(module, X[:, :1], cache=module.empty_cache(B, Q))
+        self.assertEqual(call["implementation"], "xla")
+
+
+class BlocksTest(parameterized.TestCase):
+    """Dropout by blocks of queries: the same function, in less memory."""
+
+    RATE, LENGTH = 0.3, 12
+
+    def blockwise(self, query, key, value, mask, bias) -> jax.Array:
+        with mock.patch.object(attention, "_BLOCK", 4):
+            random_key = jax.random.key(3)
+            return attention._blockwise(query, key, value, mask, bias, random_key, self.RATE)
+
+    def test_equals_weights_with_a_share_dropped(self):
+        query, key, value = (random(B, self.LENGTH, H, D // H, seed=i) for i in range(3))
+        mask, bias = causal_mask(self.LENGTH, self.LENGTH), random(1, H, 1, self.LENGTH)
+        weights = attention._attention_weights(query, key, mask, bias)
+        # With one-hot values attention's output is its weights.
+        one_hot = jnp.broadcast_to(
+            jnp.eye(self.LENGTH)[:, None, :], (B, self.LENGTH, H, self.LENGTH)
+        )
+        dropped = jnp.moveaxis(self.blockwise(query, key, one_hot, mask, bias), 1, 2)
+        is_kept = dropped != 0
+        assert_close(dropped, jnp.where(is_kept, weights / (1 - self.RATE), 0))
+        seen = np.broadcast_to(mask, weights.shape)
+        share = self.RATE * (1 - self.RATE) / seen.sum()
+        self.assertAlmostEqual(1 - is_kept[seen].mean(), self.RATE, delta=4 * math.sqrt(share))
+        # No two blocks, heads or sequences are dropped alike.
+        last = np.asarray(is_kept)[:, :, [3, 7, 11], :4].reshape(-1, 4)
+        self.assertGreater(len(np.unique(last, axis=0)), 4)
+
+        def plain(query, key, value, bias):
+            weights = attention._attention_weights(query, key, mask, bias)
+            return jnp.einsum("bhqk,bkhd->bqhd", weights * is_kept / (1 - self.RATE), value)
+
+        def gradients(function):
+            loss = jax.grad(lambda *args: (function(*args) ** 2).sum(), argnums=(0, 1, 2, 3))
+            return jax.jit(loss)
+
+        def blockwise(query, key, value, bias):
+            return self.blockwise(query, key, value, mask, bias)
+
+        args = (query, key, value, bias)
+        jax.tree.map(assert_close, gradients(blockwise)(*args), gradients(plain)(*args))
+
+    def test_never_holds_all_weights(self):
+        def largest(kernel: str) -> int:
+            module = Attention(D, H, self.RATE, "bfloat16", kernel)
+            x = jax.ShapeDtypeStruct((B, 64, D), jnp.bfloat16)
+            step = jax.jit(jax.grad(lambda x: attend(module, x)[0].astype(jnp.float32).sum()))
+            shapes = re.findall(r"tensor<([\dx]+)x\w+>", step.lower(x).as_text())
+            return max(math.prod(map(int, shape.split("x"))) for shape in shapes)
+
+        with mock.patch.object(attention, "_BLOCK", 16):
+            self.assertLess(largest("cudnn"), B * H * 64 * 64 / 3)
+        self.assertEqual(largest("xla"), B * H * 64 * 64)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,51 @@
+"""Small encoders for tests: settings in which no two sizes are the same, and random parameters."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.encoder import Encoder, EncoderSettings
+
+
+def encoder_settings(**changes) -> EncoderSettings:
+    """Settings of a small encoder without dropout."""
+    settings = {
+        "vocab_size": 40,
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "mlp_size": 24,
+        "max_length": 12,
+        "norm_position": "post",
+        "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+        "dtype": "float32",
+    }
+    return EncoderSettings(**(settings | changes))
+
+
+def boxed_shapes(settings: EncoderSettings):
+    """Shapes and types of an encoder's parameters, boxed with their axis names."""
+    row = jnp.zeros((1, settings.max_length), jnp.int32)
+    return jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
+
+
+@functools.cache
+def random_params(settings: EncoderSettings):
+    """Parameters away from their initial values, among which are too many zeros and ones."""
+    return random_like(nn.unbox(boxed_shapes(settings)))
+
+
+def random_like(shapes):
+    """Random arrays, around 1 where they scale something, around 0 elsewhere."""
+    rng = np.random.default_rng(0)
+
+    def random_value(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        centre = float(path[-1].key == "scale")
+        return jnp.asarray(centre + 0.3 * rng.normal(size=shape.shape), shape.dtype)
+
+    return jax.tree.map_with_path(random_value, shapes)
