@@ -143,7 +143,7 @@ class EncoderLayer(nn.Module):
 
         Args:
           x: [B, L, D] hidden states before it.
-          is_used: scalar bool; if False, `x` is returned as it is.
+          is_used: scalar bool, True.
           mask: bool that broadcasts to [B, H, L, L].
           deterministic: no dropout.
         """
@@ -166,6 +166,8 @@ class EncoderLayer(nn.Module):
         else:
             y = attention_norm(x + attend(x))
             y = mlp_norm(y + dropout(feed_forward(y)))
+        # Always `y`. Without the choice the compiler fuses, and so rounds, the backward pass in
+        # another way, and a run that is resumed would not be the one that was begun.
         return jnp.where(is_used, y, x), None
 
 
@@ -180,8 +182,8 @@ def _layer(settings: EncoderSettings) -> nn.Module:
     return remat(settings)
 
 
-def _loop(settings: EncoderSettings) -> Any:
-    """All layers as one function of the layer and its arguments.
+def _loop(settings: EncoderSettings, num_layers: int) -> Any:
+    """The first `num_layers` layers as one function of the layer and its arguments.
 
     A loop, compiled once, over parameters with an axis of layers in front.
     """
@@ -189,14 +191,19 @@ def _loop(settings: EncoderSettings) -> Any:
     def step(layer: nn.Module, *args):
         return layer(*args)
 
-    return nn.scan(
+    loop = nn.scan(
         step,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast, nn.broadcast),
-        length=settings.num_layers,
-        unroll=settings.unroll,
+        length=num_layers,
+        unroll=min(settings.unroll, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+    if num_layers == settings.num_layers:
+        return loop
+    return nn.map_variables(
+        loop, "params", lambda params: jax.tree.map(lambda x: x[:num_layers], params)
     )
 
 
@@ -259,7 +266,7 @@ class Encoder(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
-            layers, is_used = _loop(self.settings), jnp.arange(total) < num_layers
+            layers, is_used = _loop(self.settings, num_layers), jnp.arange(num_layers) < num_layers
             x, _ = layers(self.layers, x, is_used, segment_mask(segments), deterministic)
         if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)

@@ -222,6 +222,17 @@ class NumLayersTest(parameterized.TestCase):
         )
         assert_close(found, expected)
 
+    def test_layers_that_are_not_asked_for_are_not_computed(self):
+        settings = encoder_settings(num_layers=4, unroll=4)  # operations of a loop count once
+        row = jax.ShapeDtypeStruct((1, 12), jnp.int32)
+
+        def operations(num_layers: int) -> float:
+            args = (random_params(settings), None, row, row, row, settings, num_layers)
+            return _encode.lower(*args).compile().cost_analysis()["flops"]
+
+        one, two, four = operations(1), operations(2), operations(4)
+        self.assertBetween((four - two) / (two - one), 1.99, 2.01)
+
     @parameterized.parameters(-1, 3)
     def test_layers_that_do_not_exist(self, num_layers: int):
         message = f"num_layers is {num_layers}, must be between 0 and 2"
