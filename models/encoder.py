@@ -10,6 +10,7 @@ from flax.linen.spmd import with_logical_partitioning
 
 from models.attention import Attention
 from models.layers import INIT_STDDEV, dense, gelu, layer_norm
+from models.layout import embedded, split_batch
 from models.masks import segment_mask
 from models.positions import LearnedPositions
 
@@ -110,7 +111,7 @@ class Embeddings(nn.Module):
                 with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), ("vocab", "embed")),
                 (s.vocab_size, s.embedding_size),
             )
-        x = jnp.take(table, tokens, axis=0).astype(s.dtype)  # [B, L, E]
+        x = embedded(table, tokens).astype(s.dtype)  # [B, L, E]
         if s.embedding_size != s.hidden_size:
             x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, "project")(x)
         x = x + self.learned_positions(positions)  # [B, L, D]
@@ -160,6 +161,7 @@ class EncoderLayer(nn.Module):
         def attend(x: jax.Array) -> jax.Array:
             return dropout(attention(x, mask=mask, deterministic=deterministic)[0])
 
+        x = split_batch(x)
         if s.norm_position == "pre":
             y = x + attend(attention_norm(x))
             y = y + dropout(feed_forward(mlp_norm(y)))
@@ -168,7 +170,7 @@ class EncoderLayer(nn.Module):
             y = mlp_norm(y + dropout(feed_forward(y)))
         # Always `y`. Without the choice the compiler fuses, and so rounds, the backward pass in
         # another way, and a run that is resumed would not be the one that was begun.
-        return jnp.where(is_used, y, x), None
+        return split_batch(jnp.where(is_used, y, x)), None
 
 
 def _layer(settings: EncoderSettings) -> nn.Module:
@@ -220,8 +222,9 @@ class MaskedLMHead(nn.Module):
             with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
             (s.vocab_size,),
         )
+        hidden = split_batch(hidden)
         hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, "dense")(hidden)
-        return layer_norm(s.dtype, "norm")(gelu(hidden))
+        return split_batch(layer_norm(s.dtype, "norm")(gelu(hidden)))
 
 
 class Encoder(nn.Module):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
 from models.layers import INIT_STDDEV
+from models.layout import gathered
 
 
 class LearnedPositions(nn.Module):
@@ -35,4 +36,4 @@ class LearnedPositions(nn.Module):
             with_logical_partitioning(init, ("position", "embed")),
             (self.max_length, self.hidden_size),
         )
-        return jnp.take(table, positions, axis=0).astype(self.dtype)
+        return jnp.take(gathered(table), positions, axis=0).astype(self.dtype)

@@ -1,0 +1,63 @@
+"""Where activations live on a mesh of devices: split by sequences, as the batch is.
+
+Parameters are split over the mesh by rules (`training.sharding`), over `fsdp` too. Left to itself
+the compiler may split activations like the parameters, and hold those of all sequences on every
+device. Constraints at the boundaries of layers have it gather the parameters of a layer instead.
+
+The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
+constrained without one, where it does not split batches, and where it does not divide the batch at
+hand, such as the one sequence that parameters are initialised with.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.lax import with_sharding_constraint
+from jax.sharding import PartitionSpec as P
+
+# The axes of the mesh that a batch is split over.
+_BATCH_AXES = ("data", "fsdp")
+
+
+def split_batch(x: jax.Array) -> jax.Array:
+    """`x` [B, ...] with its sequences split over the devices."""
+    if not _splits(x.shape[0]):
+        return x
+    others = [P.UNCONSTRAINED] * (x.ndim - 1)
+    return with_sharding_constraint(x, P(_BATCH_AXES, *others))
+
+
+def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Table rows [B, L, E] of `tokens` [B, L], split by sequences.
+
+    The table is large. A device looks up its columns of the sequences of all devices that it shares
+    `data` with, and these exchange what they found: B L E elements travel, none of the table.
+    """
+    if not _splits(tokens.shape[0]):
+        return jnp.take(table, tokens, axis=0)
+    divides = table.shape[1] % jax.sharding.get_abstract_mesh().shape["fsdp"] == 0
+    tokens = with_sharding_constraint(tokens, P("data"))
+    rows = jnp.take(table, tokens, axis=0)
+    rows = with_sharding_constraint(rows, P("data", None, "fsdp" if divides else None))
+    return split_batch(rows)
+
+
+def gathered(parameter: jax.Array) -> jax.Array:
+    """A small parameter, whole on every device."""
+    if _num_shards() == 1:
+        return parameter
+    return with_sharding_constraint(parameter, P())
+
+
+def _splits(batch_size: int) -> bool:
+    shards = _num_shards()
+    return shards > 1 and batch_size % shards == 0
+
+
+def _num_shards() -> int:
+    """Parts that the mesh in context splits a batch into, if the compiler lays arrays on it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(_BATCH_AXES) <= set(mesh.auto_axes):
+        return 1
+    return math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
