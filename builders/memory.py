@@ -76,12 +76,14 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
         tokens=rows * store.length,
         length=store.length,
         hidden_size=sizes.hidden_size,
+        mlp_size=sizes.mlp_size,
         num_layers=sizes.num_layers,
         num_heads=sizes.num_heads,
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
         remat=sizes.remat,
         has_attention_weights=sizes.attention == "xla",
         logits=masked * _classes_at_once(masked_lm.output_layer) // mesh.shape["model"],
+        model_shards=mesh.shape["model"],
     )
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),

@@ -1,5 +1,8 @@
 """Estimates of memory: exact for the state, and what the paper's runs would take."""
 
+import dataclasses
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,9 @@ from absl.testing import absltest, parameterized
 
 from builders import memory
 from configs import quickstart, vocap_paper
-from models.encoder import Encoder, EncoderSettings
+from models.encoder import Encoder
+from tests.models import sharded
+from tests.models.factories import boxed_shapes, encoder_settings
 from training.memory import ActivationSizes, state_bytes
 from training.sharding import MeshSettings, make_abstract_mesh, make_mesh
 
@@ -104,7 +109,7 @@ class EstimateTest(parameterized.TestCase):
 
     def test_cudnn_is_not_needed(self):
         config = vocap_paper.get_config("vocap_250k")
-        config.model.update(attention="cudnn", attention_dropout_rate=0.0)
+        config.model.attention = "cudnn"
         fused = memory.estimate(config, 8).bytes["activations"]
         xla = memory.estimate(vocap_paper.get_config("vocap_250k"), 8).bytes["activations"]
         self.assertLess(fused, 0.7 * xla)
@@ -143,44 +148,77 @@ class StateBytesTest(absltest.TestCase):
 
 class ActivationsTest(parameterized.TestCase):
     SIZES = ActivationSizes(
-        tokens=4 * 64,
+        tokens=3 * 64,
         length=64,
         hidden_size=64,
-        num_layers=6,
+        mlp_size=192,
+        num_layers=5,
         num_heads=4,
         bytes_per_value=4,
         remat="none",
         has_attention_weights=True,
         logits=0,
+        model_shards=1,
     )
 
-    @parameterized.parameters("none", "dots", "full")
-    def test_is_near_what_a_backward_pass_keeps(self, remat: str):
-        s = self.SIZES
-        settings = EncoderSettings(
-            100, 64, 64, s.num_layers, s.num_heads, 256, 64, "post", 0.1, 0.1, "float32",
-            remat=remat,
-        )  # fmt: skip
-        rows = jnp.zeros((4, 64), jnp.int32)
-        encoder = Encoder(settings)
-        params = jax.eval_shape(encoder.init, jax.random.key(0), rows, rows, rows)["params"]
+    @parameterized.parameters(
+        {},
+        {"norm_position": "pre"},
+        {"remat": "dots"},
+        {"remat": "full"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "remat": "dots"},
+        {"dtype": "bfloat16", "attention": "cudnn"},
+    )
+    def test_layers_keep_what_is_estimated(self, **changes):
+        settings = encoder_settings(
+            hidden_size=64,
+            num_layers=5,
+            num_heads=4,
+            mlp_size=192,
+            max_length=64,
+            dropout_rate=0.1,
+            attention_dropout_rate=0.1,
+            **changes,
+        )
+        sequences = jnp.zeros((3, 64), jnp.int32)
+        params = nn.unbox(boxed_shapes(settings))
 
         def backward(params):
             def encode(layers):
-                return encoder.apply(
-                    {"params": params | {"layers": layers}}, rows, rows, rows,
+                return Encoder(settings).apply(
+                    {"params": params | {"layers": layers}}, sequences, sequences, sequences,
                     deterministic=False, method="encode", rngs={"dropout": jax.random.key(0)},
                 )  # fmt: skip
 
             return jax.vjp(encode, params["layers"])[1]
 
         kept = jax.tree.leaves(jax.eval_shape(backward, params))
-        of_layers = [x for x in kept if x.shape[:1] == (s.num_layers,) and 4 in x.shape[1:2]]
+        of_layers = [x for x in kept if x.shape[:1] == (5,) and 3 in x.shape[1:3]]
         measured = sum(x.size * x.dtype.itemsize for x in of_layers)
-        estimated = ActivationSizes(**{**vars(s), "remat": remat}).bytes()
-        if remat != "none":  # one layer, computed again, is not among what is kept
-            estimated -= ActivationSizes(**{**vars(s), "num_layers": 1}).bytes()
-        self.assertBetween(measured / estimated, 0.5, 1.5)
+        sizes = dataclasses.replace(
+            self.SIZES,
+            remat=settings.remat,
+            bytes_per_value=jnp.dtype(settings.dtype).itemsize,
+            has_attention_weights=settings.attention == "xla",
+        )
+        estimated = sizes.bytes() - dataclasses.replace(sizes, num_layers=0).bytes()
+        self.assertBetween(measured / estimated, 1, 1.03)  # and a few values of LayerNorms
+
+    @parameterized.parameters((8, 1, 1), (1, 8, 1), (2, 2, 2))
+    def test_step_takes_what_is_estimated(self, data: int, fsdp: int, model: int):
+        s = sharded.SETTINGS
+        config = quickstart.get_config()
+        config.mesh.update(data=data, fsdp=fsdp, model=model)
+        config.model.update({name: getattr(s, name) for name in config.model if hasattr(s, name)})
+        config.vocab.target_size = s.vocab_size
+        config.store.length = sharded.L
+        config.train.batch_size = sharded.B
+        config.mask.rate = sharded.M / sharded.L
+        config.output_layer.kind = "full"
+        estimated = memory.estimate(config, 8).bytes["activations"]
+        measured = sharded.on_mesh(data, fsdp, model).temporary_bytes()
+        self.assertBetween(measured / estimated, 0.9, 1.2)
 
 
 if __name__ == "__main__":
