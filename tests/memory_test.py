@@ -132,14 +132,14 @@ class StateBytesTest(absltest.TestCase):
         settings = MeshSettings(2, 2, 2, config.mesh.vocab_multiple, config.mesh.rules)
         mesh = make_mesh(settings)
         self.assertEqual(make_abstract_mesh(settings, 8).shape, mesh.shape)
-        objective = memory.model.objective(config, store, mesh)
-        program = memory.model.program(config, objective, store, mesh)
-        state = program.init(np.int32(0))
-        found = state_bytes(program.abstract_state)
+        objective = memory.objectives.objective(config, store, mesh)
+        functions = memory.model.train_functions(config, objective, mesh)
+        state = functions.init(np.int32(0))
+        found = state_bytes(functions.abstract_state)
         for name, part in {
             "parameters": state.params,
             "optimizer": state.opt_state,
-            "neighbour index": state.index,
+            "extra state": state.extra,
         }.items():
             held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(part))
             self.assertEqual(found[name], held)
