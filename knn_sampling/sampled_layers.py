@@ -125,15 +125,13 @@ class KNNSampling(_CandidateSoftmax):
         candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
         if not self.log_q_correction or index.inclusion is None:
             return _softmax_sample(candidates)
-        used = jnp.where(weights > 0, targets, statistics.probabilities.shape[0])
-        are_targets = jax.vmap(marked, in_axes=(0, None))(used, statistics.probabilities.shape[0])
         log_q = log_inclusion_after_overflow(
             values_at(index.inclusion, candidates.ids),
             values_at(statistics.probabilities, candidates.ids),
             _num_live(weights),
             union_size=candidates.union_size[:, None],
             capacity=capacity,
-            distinct_targets=are_targets.sum(axis=1, keepdims=True),
+            distinct_targets=_distinct_targets(candidates, weights),
         )
         return _softmax_sample(candidates, log_q)
 
@@ -192,6 +190,13 @@ class TargetSampling(_CandidateSoftmax):
 def _num_live(weights: jax.Array) -> jax.Array:
     """[G, 1] int32 targets of each group; not its slots, of which short sequences leave some."""
     return (weights > 0).sum(axis=1, keepdims=True, dtype=jnp.int32)
+
+
+def _distinct_targets(candidates: Candidates, weights: jax.Array) -> jax.Array:
+    """[G, 1] different targets of each group, by the slots that they take."""
+    capacity = candidates.ids.shape[1]
+    slots = jnp.where(weights > 0, candidates.labels, capacity)
+    return jax.vmap(marked, in_axes=(0, None))(slots, capacity).sum(axis=1, keepdims=True)
 
 
 def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> Sample:

@@ -178,6 +178,30 @@ class CorrectionTest(parameterized.TestCase):
         found, _ = sampled(layer, batch | more, index)
         np.testing.assert_allclose(found[:, ::2], losses, rtol=1e-6, atol=1e-6)
 
+    def test_a_cut_at_the_capacity_lowers_log_q(self):
+        batch, statistics = random_batch(), statistics_of()
+        batch["weights"] = batch["weights"].at[3, 2].set(0)
+        layer = dataclasses.replace(CORRECTED, capacity=12)
+        index = index_of(layer)
+        sample = sample_of(layer, batch, index)
+        candidates = sample.candidates
+        self.assertEqual(candidates.overflow().tolist()[0], 0)  # enough for one of the groups
+        self.assertGreater(candidates.overflow()[1], 0)
+        targets, weights = (np.asarray(batch[x]).reshape(G, WG) for x in ("targets", "weights"))
+        for group in range(G):
+            ids = np.asarray(candidates.ids[group])
+            ids = ids[ids < V]
+            used = targets[group][weights[group] > 0]
+            distinct, union = len(set(used.tolist())), int(candidates.union_size[group])
+            share = min(1, (12 - distinct) / (union - distinct))
+            of_target, of_any = (
+                1 - (1 - np.asarray(p, np.float64)[ids]) ** len(used)
+                for p in (statistics.probabilities, index.inclusion)
+            )
+            expected = np.log(of_target + share * (of_any - of_target))
+            found = -np.asarray(sample.logit_bias[group])[: len(ids)]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
     @parameterized.parameters("knn", "target_sampling")
     def test_a_group_without_targets(self, kind: str):
         layer = layer_of(kind, log_q_correction=True)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import pathlib
 import resource
 import shutil
@@ -17,21 +18,32 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from training.checkpoint import Checkpoints, DamagedError, SaveError, digest, restore_latest
+from training.checkpoint import (
+    Checkpoints,
+    DamagedError,
+    SaveError,
+    digest,
+    restore_latest,
+    restore_latest_params,
+)
 from training.sharding import MeshSettings, make_mesh
+from training.state import TrainState
+from training.step import TrainFunctions
 
 
-def state_of(step: int) -> dict:
+def state_of(step: int) -> TrainState:
     rng = np.random.default_rng(step)
-    return {
-        "table": jnp.asarray(rng.normal(size=(300, 8)), jnp.float32),
-        "step": jnp.int32(step),
-        "key": jnp.asarray(rng.integers(0, 2**32, 2), jnp.uint32),
-        "extra": {},
-    }
+    table, moment = (jnp.asarray(rng.normal(size=(300, 8)), jnp.float32) for _ in range(2))
+    return TrainState(
+        step=jnp.int32(step),
+        params={"table": table},
+        opt_state={"moment": moment},
+        key_data=jnp.asarray(rng.integers(0, 2**32, 2), jnp.uint32),
+        extra={},
+    )
 
 
-def abstract(state: dict) -> dict:
+def abstract(state: TrainState) -> TrainState:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
@@ -146,10 +158,12 @@ class DamageTest(TestCase):
 
     def test_a_state_of_another_kind_is_no_damage_to_set_aside(self):
         self.save(1, 2)
-        sharding = ABSTRACT["step"].sharding
+        sharding = ABSTRACT.step.sharding
+        wider = jax.ShapeDtypeStruct((300, 9), jnp.float32, sharding=sharding)
+        more = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
         for other in (
-            {**ABSTRACT, "table": jax.ShapeDtypeStruct((300, 9), jnp.float32, sharding=sharding)},
-            {**ABSTRACT, "index": jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)},
+            dataclasses.replace(ABSTRACT, params={"table": wider}),
+            dataclasses.replace(ABSTRACT, extra={"index": more}),
         ):
             with self.assertRaisesRegex(DamagedError, "none of .* can be restored"):
                 restore_latest(self.folder, other)
@@ -160,6 +174,48 @@ class DamageTest(TestCase):
     def test_without_checkpoints_there_is_nothing_to_restore(self):
         with Checkpoints(self.folder, 10) as checkpoints:
             self.assertIsNone(checkpoints.restore_latest(ABSTRACT))
+
+
+class ParamsTest(TestCase):
+    def functions(self) -> TrainFunctions:
+        """Whose pending updates add one to the table."""
+
+        def apply(state: TrainState) -> TrainState:
+            return dataclasses.replace(state, params={"table": state.params["table"] + 1})
+
+        nothing = dict.fromkeys(("objective", "mesh", "init", "train_step", "refresh"))
+        return TrainFunctions(**nothing, apply_pending_updates=apply, abstract_state=ABSTRACT)
+
+    def test_nothing_else_is_read_where_they_are_up_to_date(self):
+        self.save(1, 2)
+        # A state that could not be restored as a whole.
+        functions = dataclasses.replace(
+            self.functions(), abstract_state=dataclasses.replace(ABSTRACT, opt_state={})
+        )
+        step, params = restore_latest_params(self.folder, functions)
+        self.assertEqual(step, 2)
+        np.testing.assert_array_equal(params["table"], state_of(2).params["table"])
+
+    def test_pending_updates_are_applied(self):
+        with Checkpoints(self.folder, 10) as checkpoints:
+            checkpoints.save(1, state_of(1), is_up_to_date=False)
+        step, params = restore_latest_params(self.folder, self.functions())
+        self.assertEqual(step, 1)
+        np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
+
+    def test_damaged_ones_are_passed_over(self):
+        self.save(1, 2)
+        for path in (self.folder / "2").rglob("*"):
+            if path.is_file() and path.stat().st_size > 4000:
+                path.write_bytes(path.read_bytes()[:100])
+        with self.assertLogs(level="WARNING"):
+            step, params = restore_latest_params(self.folder, self.functions())
+        self.assertEqual(step, 1)
+        np.testing.assert_array_equal(params["table"], state_of(1).params["table"])
+
+    def test_without_checkpoints(self):
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            restore_latest_params(self.folder, self.functions())
 
 
 class KeepTest(TestCase):
@@ -232,7 +288,7 @@ class FullDiskTest(TestCase):
 
 class DigestTest(parameterized.TestCase):
     def test_any_change_of_a_word_is_seen(self):
-        state = state_of(0)
+        state = {"table": state_of(0).params["table"], "step": jnp.int32(0)}
         seen = collections.Counter([digest(state)])
         for place in ((0, 0), (299, 7), (150, 3)):
             for flip in (1, 1 << 31, 1 << 12):

@@ -170,7 +170,7 @@ class IntervalsTest(TestCase):
     def test_metrics_are_those_of_the_step(self):
         self.train(GOOD, 4 * GOOD)
         records = [record for record in self.records() if "train/loss" in record]
-        schedule = [0.1 * (1 - step / NUM_STEPS) for step in range(NUM_STEPS)]
+        schedule = [0.1 * (1 - step / (NUM_STEPS - 1)) for step in range(NUM_STEPS)]
         # Adam's first steps move each of the four weights by the learning rate.
         expected = 2 * np.sqrt(100 - 4 * schedule[0])
         self.assertAlmostEqual(records[0]["train/loss"], expected, delta=1e-4)
@@ -398,12 +398,12 @@ class RecordsTest(TestCase):
 
 class ScheduleTest(TestCase):
     @parameterized.parameters(
-        ({}, [1.0, 0.8, 0.6, 0.4, 0.2]),
-        ({"decay_power": 2.0}, [1.0, 0.64, 0.36, 0.16, 0.04]),
-        ({"schedule": "cosine"}, [(1 + np.cos(np.pi * x)) / 2 for x in (0, 0.2, 0.4, 0.6, 0.8)]),
-        ({"schedule": "wsd", "decay_fraction": 0.4}, [1, 1, 1, 1, 0.5]),
-        ({"final_rate_ratio": 0.5}, [1.0, 0.9, 0.8, 0.7, 0.6]),
-        ({"warmup_steps": 4}, [0, 0.5, 1, 2 / 3, 1 / 3]),
+        ({}, np.linspace(1, 0, 10)),
+        ({"decay_power": 2.0}, np.linspace(1, 0, 10) ** 2),
+        ({"schedule": "cosine"}, (1 + np.cos(np.pi * np.linspace(0, 1, 10))) / 2),
+        ({"schedule": "wsd", "decay_fraction": 0.4}, [1] * 6 + [0.75, 0.5, 0.25, 0]),
+        ({"final_rate_ratio": 0.5}, np.linspace(1, 0.5, 10)),
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, *np.linspace(1, 0, 7)]),
     )
     def test_the_metrics_tell_the_rate(self, changes, expected):
         functions = factories.train_functions(Toy(), factories.optimizer_settings(**changes))
@@ -411,7 +411,7 @@ class ScheduleTest(TestCase):
         train(functions, settings, self.folder, Data())
         found = [r["train/learning_rate"] for r in self.records() if "train/learning_rate" in r]
         self.assertLen(found, NUM_STEPS)
-        np.testing.assert_allclose(found[::2], 0.1 * np.array(expected), rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(found, 0.1 * np.array(expected), rtol=1e-5, atol=1e-8)
 
 
 class NotFiniteTest(TestCase):
@@ -422,7 +422,7 @@ class NotFiniteTest(TestCase):
         dump = json.loads(path.read_text())
         self.assertEqual((dump["step"], dump["batch"]), (6, [["en", 50]]))
         self.assertEqual(dump["metrics"]["loss"], "nan")
-        self.assertAlmostEqual(float(dump["metrics"]["learning_rate"]), 0.05, places=5)
+        self.assertAlmostEqual(float(dump["metrics"]["learning_rate"]), 0.1 * 4 / 9, places=5)
 
     @parameterized.product(step=(4, 5, 6, 10), bad=(NAN_LOSS, NAN_GRADIENT))
     def test_it_stops_the_run_and_leaves_good_checkpoints(self, step, bad):

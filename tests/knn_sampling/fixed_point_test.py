@@ -1,0 +1,76 @@
+"""Where sampled softmaxes come to rest: corrected at the truth, as published away from it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+
+from knn_sampling.inclusion import NeighbourIndex, inclusion, log_inclusion
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import OutputLayer, TokenStatistics
+from tests.knn_sampling.batches import layer_of
+
+V, W, BATCHES = 24, 12, 3000
+P = 1 / np.arange(2.0, V + 2)
+P /= P.sum()
+STATISTICS = TokenStatistics(
+    jnp.asarray(P, jnp.float32), cumulative_thresholds(P), jnp.zeros(V, jnp.int32)
+)
+
+
+def neighbours_of(kind: str) -> jax.Array:
+    """Three random tokens each, or for target sampling the token alone."""
+    rng = np.random.default_rng(0)
+    lists = rng.permuted(np.tile(np.arange(V), (V, 1)), axis=1)[:, :3]
+    return jnp.asarray(lists if kind == "knn" else np.arange(V)[:, None], jnp.int32)
+
+
+def fixed_point(layer: OutputLayer, neighbours: jax.Array) -> jax.Array:
+    """Log probabilities [V] of the model without context, a bias alone, of the least mean loss."""
+    index = NeighbourIndex(neighbours, inclusion(neighbours, STATISTICS.probabilities))
+
+    def loss(bias, key):
+        targets = jax.random.categorical(key, jnp.log(STATISTICS.probabilities), shape=(1, W))
+        weights = jnp.ones((1, W))
+        sample = layer.sample(key, targets, weights, STATISTICS, index)
+        hidden, table = jnp.zeros((1, W, 2)), jnp.zeros((V, 2))
+        return layer.loss(hidden, targets, weights, table, bias, sample).mean()
+
+    keys = jax.random.split(jax.random.key(1), BATCHES)
+    gradient = jax.grad(lambda bias: jax.vmap(loss, (None, 0))(bias, keys).mean())
+    adam = optax.adam(optax.cosine_decay_schedule(0.2, 200))
+
+    def step(carry, _):
+        bias, state = carry
+        updates, state = adam.update(gradient(bias), state)
+        return (bias + updates, state), None
+
+    start = jnp.zeros(V)
+    (bias, _), _ = jax.jit(lambda x: jax.lax.scan(step, x, length=200))((start, adam.init(start)))
+    return jax.nn.log_softmax(bias)
+
+
+def divergence(log_q: jax.Array) -> float:
+    """KL of the true unigram distribution from another, nats: what the exact loss has too much."""
+    return float(np.sum(P * (np.log(P) - np.asarray(jax.nn.log_softmax(log_q), np.float64))))
+
+
+class FixedPointTest(parameterized.TestCase):
+    @parameterized.parameters("knn", "target_sampling")
+    def test_log_q_brings_it_to_the_truth(self, kind):
+        neighbours = neighbours_of(kind)
+        settings = {"capacity": V, "num_valid": V, "k": 3, "group_size": 0}
+        published = fixed_point(layer_of(kind, **settings), neighbours)
+        corrected = fixed_point(layer_of(kind, log_q_correction=True, **settings), neighbours)
+        log_q = log_inclusion(inclusion(neighbours, STATISTICS.probabilities), W)
+        # Without the correction rare tokens come out too probable by their chance to be in V'.
+        expected = divergence(jnp.log(P) - log_q)
+        self.assertGreater(expected, 0.02)
+        self.assertBetween(divergence(published) / expected, 0.9, 1.2)
+        # A residual is left, since V' depends on the target.
+        self.assertLess(divergence(corrected), 0.03 * expected)
+
+
+if __name__ == "__main__":
+    absltest.main()
