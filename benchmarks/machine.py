@@ -23,14 +23,19 @@ def describe_machine() -> str:
     """One line: device, cores, versions."""
     device = jax.devices()[0]
     if device.platform == "cpu":
-        cpus = pathlib.Path("/proc/cpuinfo")
-        lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
-        names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        model = f"CPU {names[0] if names else platform.machine()}, {cores} of its cores"
+        model = f"CPU {cpu_model()}, {cores} of its cores"
     else:
         model = f"{jax.device_count()} x {device.device_kind}"
     return f"{model}; jax {jax.__version__}, Python {platform.python_version()}"
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the system does not tell."""
+    cpus = pathlib.Path("/proc/cpuinfo")
+    lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def interleaved_medians(

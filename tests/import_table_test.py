@@ -74,17 +74,18 @@ THEIRS = {
     "export_model":   {"jax", "ml_collections"},
     "import_model":   set(),
     "prune_model":    set(),
-    "benchmarks":     {"jax", "matplotlib", "ml_collections", "optax", "scipy", "sentencepiece",
-                       "tokenizers", "torch", "transformers"},
+    "benchmarks":     {"jax", "matplotlib", "ml_collections", "optax", "orbax", "safetensors",
+                       "scipy", "sentencepiece", "tokenizers", "torch", "transformers"},
 }  # fmt: skip
 RESTRICTED = set().union(*THEIRS.values())
 
 # What one file does for all.
 ONLY_IN = {
-    "orbax": "training/checkpoint.py",
-    "apache_beam": "vocap/count_beam.py",
-    "jax.make_mesh": "training/sharding.py",
-    "Mesh(": "training/sharding.py",
+    # A recording is of parameters as they are on disk, read without the code that is checked by it.
+    "orbax": {"training/checkpoint.py", "benchmarks/recording.py"},
+    "apache_beam": {"vocap/count_beam.py"},
+    "jax.make_mesh": {"training/sharding.py"},
+    "Mesh(": {"training/sharding.py"},
 }
 
 
@@ -127,11 +128,11 @@ class ImportTableTest(parameterized.TestCase):
                 self.assertEmpty(found & RESTRICTED - THEIRS[room])
 
     @parameterized.parameters(*OURS)
-    def test_some_things_are_made_in_one_file(self, room):
+    def test_some_things_are_made_in_few_files(self, room):
         for path in files_of(room):
             name = str(path.relative_to(ROOT))
             for thing in made(ast.parse(path.read_text(encoding="utf-8"))):
-                self.assertEqual(name, ONLY_IN[thing], f"{thing} in {name}")
+                self.assertIn(name, ONLY_IN[thing], f"{thing} in {name}")
 
     def test_every_room_is_in_the_table(self):
         rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")}

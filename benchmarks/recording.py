@@ -1,0 +1,336 @@
+"""Recordings of what a redesign must not change, and their comparison, bit for bit.
+
+    python -m benchmarks.recording record --checkout=BEFORE --out=before.json
+    python -m benchmarks.recording record --checkout=. --out=after.json
+    python -m benchmarks.recording compare before.json after.json --renamed=renamed.json
+
+`record` runs the commands of a checkout, each in a process of its own, on the embedded corpus: five
+training runs of 20 steps (`TRAINING`), and from the first of them a fine-tuning run of each kind of
+task (`FINE_TUNING`) on made-up data. It knows of the code the commands, the keys of the configs and
+the names of the files with results alone. A recording holds all metrics, results and predictions as
+they were written, a digest of each array of the final parameters, and the versions they depend on.
+
+`compare` prints a table of what differs and ends with status 1 if anything does. It names the first
+step at which a metric differs. A name that one side lacks is a difference; --renamed is a JSON
+object in which a redesign says what it meant to rename: old name of a metric, a result or a
+parameter -> new one, or null for a name that only one of the recordings has. Where the versions or
+the machines differ, a difference of the last bits need not be one of the code; that is printed.
+
+A part of the runs is named by --runs=quickstart,rows; fine-tuning needs quickstart, which is then
+recorded as well. XLA is kept to one thread: with more, sums depend on the number of cores. Compiled
+programs stay in --compilation_cache for the next recording, which is then made in half the time.
+
+Hardware: one CPU core, 6 minutes.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+import artifacts
+import entry_point
+from benchmarks import recording_data
+from benchmarks.recording_comparison import compare, describe, flat
+
+QUICKSTART = "configs/quickstart.py"
+# Short, with all that happens in a run: refreshes, evaluations, steps with the whole softmax.
+OVERRIDES: dict[str, Any] = {
+    "vocab.compare": (),
+    "vocab.num_workers": 1,
+    "store.num_workers": 1,
+    "output_layer.refresh_every": 5,
+    "output_layer.exact_fraction": 0.1,
+    "optimizer.warmup_steps": 5,
+    "train.num_steps": 20,
+    "train.log_every": 1,
+    "train.evaluate_every": 10,
+    "train.checkpoint_every": 20,
+    "evaluation.max_rows_in_training": 2,
+}
+# Run -> what it sets besides.
+TRAINING: dict[str, dict[str, Any]] = {
+    "quickstart": {},
+    "full": {"output_layer.kind": "full"},
+    "pairs": {
+        "data.pair_share": 0.4,
+        "data.contrast_share": 0.4,
+        "data.pair_positions": "restart",
+        "data.pair_buckets": (32, 64),
+    },
+    "rows": {"optimizer.embedding_update": "rows"},
+    "accumulation": {"train.accumulation_steps": 2},
+}
+# Run -> its config, of which DATA is the folder with the data, and what it sets besides.
+FINE_TUNING: dict[str, tuple[str, dict[str, Any]]] = {
+    "classification": ("configs/finetune/xnli.py:DATA", {}),
+    "regression": ("configs/finetune/glue.py:stsb,DATA", {}),
+    "tagging": ("configs/finetune/udpos.py:DATA", {}),
+    "extractive_qa": ("configs/finetune/xquad.py:DATA", {"task.stride": 16}),
+    "retrieval": ("configs/finetune/tatoeba.py:DATA", {}),
+    "mining": ("configs/finetune/bucc.py:DATA", {}),
+}
+FINE_TUNING_OVERRIDES: dict[str, Any] = {
+    "task.max_length": 48,
+    "task.buckets": (24, 48),
+    "task.max_query_length": 16,
+    "task.layer": 1,
+    "optimizer.learning_rate": 1e-3,
+    "train.batch_size": 8,
+    "train.epochs": 2.0,
+    "train.evaluations": 3,
+    "train.log_every": 1,
+    "evaluation.batch_size": 8,
+}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "PYTHONHASHSEED": "0",
+}
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "sentencepiece")
+_LOG_TAIL = 3000  # characters
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checkout:
+    """A tree whose commands are run; `environment` is that of their processes."""
+
+    root: pathlib.Path
+    environment: Mapping[str, str]
+
+    def run(
+        self, script: str, config: str, workdir: pathlib.Path, overrides: Mapping[str, Any]
+    ) -> None:
+        """Runs a command to its end.
+
+        Raises:
+          ChildProcessError: it fails; the message ends with the end of what it said.
+        """
+        print(f"{script} {config} {workdir.name}", file=sys.stderr, flush=True)
+        command = [sys.executable, script, f"--config={config}", f"--workdir={workdir}"]
+        command += [f"--config.{key}={value}" for key, value in overrides.items()]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise ChildProcessError(
+                f"{' '.join(command)} ended with status {done.returncode}:\n"
+                f"{done.stdout[-_LOG_TAIL:]}"
+            )
+
+
+def record(
+    checkout: pathlib.Path, runs: Sequence[str], folder: pathlib.Path, cache: pathlib.Path
+) -> dict[str, Any]:
+    """Runs the commands of a checkout.
+
+    Args:
+      checkout: the tree.
+      runs: names in `TRAINING` and `FINE_TUNING`; with one of the latter "quickstart" as well.
+      folder: empty; a working directory for each run is made in it.
+      cache: of compiled programs.
+
+    Returns:
+      The recording, JSON-able: "versions", and by run "metrics", "results" and "parameters".
+
+    Raises:
+      ChildProcessError: a command fails.
+    """
+    commands = _Checkout(checkout.absolute(), environment(cache))
+    base = folder / "vocabulary_and_rows"
+    for script in ("build_vocab.py", "prepare_data.py"):
+        commands.run(script, QUICKSTART, base, OVERRIDES)
+    recorded: dict[str, Any] = {}
+    for name, overrides in TRAINING.items():
+        if name in runs:
+            shutil.copytree(base, folder / name)
+            commands.run("train.py", QUICKSTART, folder / name, {**OVERRIDES, **overrides})
+            recorded[name] = _of_training(folder / name)
+
+    data = folder / "data"
+    recording_data.write_tasks(data)
+    for name, (config, overrides) in FINE_TUNING.items():
+        if name in runs:
+            start = {"init_from": folder / "quickstart", **FINE_TUNING_OVERRIDES}
+            config = config.replace("DATA", str(data))
+            commands.run("finetune.py", config, folder / name, {**start, **overrides})
+            recorded[name] = _of_fine_tuning(folder / name)
+    return {"versions": versions(), "runs": recorded}
+
+
+def environment(cache: pathlib.Path) -> dict[str, str]:
+    """The environment of the commands: this one without its settings of jax and XLA."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    return {**kept, **_ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": str(cache.absolute())}
+
+
+def versions() -> dict[str, str]:
+    """What results may depend on besides the code."""
+    from benchmarks.machine import cpu_model
+
+    return {
+        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+        "python": platform.python_version(),
+        "CPU": cpu_model(),
+        **_ENVIRONMENT,
+    }
+
+
+def _of_training(workdir: pathlib.Path) -> dict[str, Any]:
+    """The recording of a run of train.py."""
+    folder = workdir / "train"
+    return {
+        "metrics": _json_lines(folder / "metrics.jsonl"),
+        "results": {},
+        "parameters": digests(saved_params(folder / "checkpoints")),
+    }
+
+
+def _of_fine_tuning(workdir: pathlib.Path) -> dict[str, Any]:
+    """The recording of a run of finetune.py; searches have results and predictions alone."""
+    from safetensors.numpy import load_file
+
+    metrics, best = workdir / "metrics.jsonl", workdir / "best.safetensors"
+    predictions = sorted((workdir / "predictions").iterdir())
+    return {
+        "metrics": _json_lines(metrics) if metrics.exists() else [],
+        "results": {
+            **artifacts.read_json(workdir / "results.json"),
+            "predictions": {path.stem: _json_lines(path) for path in predictions},
+        },
+        "parameters": digests(load_file(best)) if best.exists() else {},
+    }
+
+
+def _json_lines(path: pathlib.Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def saved_params(checkpoints: pathlib.Path) -> dict[str, Any]:
+    """The parameters in the latest checkpoint, path -> array, read without the code that saved it.
+
+    The rest of the state is restored as it comes, whatever its parts are called.
+    """
+    import jax
+    import numpy as np
+    from orbax.checkpoint import v1 as ocp
+
+    steps = [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()]
+    folder = checkpoints.absolute() / str(max(steps))
+    saved = ocp.metadata(folder).metadata
+    state = ocp.load(folder, jax.tree.map(lambda array: np.empty(array.shape, array.dtype), saved))
+    return dict(flat(state["params"]))
+
+
+def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of dtype, shape and bytes of each array, in hexadecimal."""
+    import numpy as np
+
+    found = {}
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        content = f"{array.dtype} {array.shape} ".encode() + array.tobytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def wanted_runs(names: Sequence[str]) -> list[str]:
+    """The runs to record for `names`, all for none; fine-tuning brings its encoder along.
+
+    Raises:
+      ValueError: there is no run of a name.
+    """
+    known = [*TRAINING, *FINE_TUNING]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"--runs: there is no {unknown[0]!r}; the runs are {', '.join(known)}")
+    chosen = set(names or known)
+    if chosen & {*FINE_TUNING}:
+        chosen.add("quickstart")
+    return [name for name in known if name in chosen]
+
+
+@contextlib.contextmanager
+def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
+    """The folder of that name, which must be new, or for None one that is removed in the end."""
+    if name is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield pathlib.Path(temporary)
+        return
+    folder = pathlib.Path(name).absolute()
+    # Commands do nothing where they have ended before, be it with other code.
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--workdir: {folder} is not empty; a recording needs a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None) -> int:
+    """Prints how two recordings differ.
+
+    Args:
+      paths: of the two.
+      runs: which to compare, as in `wanted_runs`; empty for all that they hold.
+      renamed: path of the JSON object of names, see `compare`; None for no names.
+
+    Returns:
+      The exit status: 0 if they are equal.
+
+    Raises:
+      ValueError: there is no run of a name, or two names become one.
+    """
+    before, after = map(artifacts.read_json, paths)
+    if runs:
+        for side in (before, after):
+            side["runs"] = {n: run for n, run in side["runs"].items() if n in wanted_runs(runs)}
+    differences = compare(before, after, artifacts.read_json(renamed) if renamed else {})
+    print(describe(before, after, differences))
+    return int(bool(differences))
+
+
+def define_flags() -> None:
+    """The flags of the command; a test that imports this module has none of them."""
+    flags.DEFINE_string("checkout", ".", "Of record: the tree whose commands are run.")
+    flags.DEFINE_string("out", None, "Of record: where the recording goes.")
+    flags.DEFINE_string("workdir", None, "Of record: a new folder, to keep what was run.")
+    flags.DEFINE_string("compilation_cache", None, "Of record: folder of compiled programs.")
+    flags.DEFINE_string("renamed", None, "Of compare: a JSON file, old name -> new name.")
+    flags.DEFINE_list("runs", [], "Which runs to record or compare; all by default.")
+
+
+def main(argv: Sequence[str]) -> None:
+    given = flags.FLAGS
+    if argv[1:2] == ["compare"] and len(argv) == 4:
+        sys.exit(compare_files(argv[2:], given.runs, given.renamed))
+    if argv[1:] != ["record"] or given.out is None:
+        raise app.UsageError("either: record --out=FILE, or: compare BEFORE AFTER")
+    os.environ.update(_ENVIRONMENT)  # for the reading of checkpoints here
+    if not logging.level_debug():
+        logging.set_verbosity(logging.WARNING)  # Orbax tells some ten lines a checkpoint
+    with _work_folder(given.workdir) as folder:
+        cache = pathlib.Path(given.compilation_cache or folder / "compiled")
+        found = record(pathlib.Path(given.checkout), wanted_runs(given.runs), folder, cache)
+    artifacts.write_json(given.out, found)
+    print(f"recording: {pathlib.Path(given.out).absolute()}")
+
+
+if __name__ == "__main__":
+    define_flags()
+    entry_point.run(main, required=())
