@@ -18,9 +18,9 @@ the machines differ, a difference of the last bits need not be one of the code; 
 
 A part of the runs is named by --runs=quickstart,rows; fine-tuning needs quickstart, which is then
 recorded as well. XLA is kept to one thread: with more, sums depend on the number of cores. Compiled
-programs stay in --compilation_cache for the next recording, which is then made in half the time.
+programs stay in --compilation_cache, if it is given, for the next recording.
 
-Hardware: one CPU core, 6 minutes.
+Hardware: one CPU core, 5 minutes.
 """
 
 import contextlib
