@@ -36,6 +36,7 @@ def build(setup: Setup) -> Objective:
       ValueError: settings that do not fit the data, each with its key.
     """
     data, parts = data_settings(setup.config), _parts(setup)
+    contrast = setup.settings(ContrastSettings, "contrast")
     first, *later = _packed_statistics(setup)
     masked_lm = MaskedLM(
         **parts,
@@ -54,7 +55,6 @@ def build(setup: Setup) -> Objective:
     if data.pair_share:
         terms[PAIRS] = Term(translation_lm, "tlm")
     if data.contrast_share:
-        contrast = setup.settings(ContrastSettings, "contrast")
         terms[SEPARATE_PAIRS] = Term(SentenceContrast(translation_lm, contrast), "mlm_and_contrast")
     return Mixture(terms)
 

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import data as data_builders
-from builders import masked_lm, streams
+from builders import masked_lm, objectives, streams
 from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
@@ -17,6 +17,7 @@ from knn_sampling.noise import cumulative_thresholds
 from objectives.masked_lm import MaskedLM
 from objectives.objective import Objective
 from tests.builders_test import objective_of, runlocal, write_store
+from tests.training import program_test
 from training.sharding import MeshSettings, make_mesh
 
 
@@ -143,6 +144,27 @@ class ObjectiveTest(parameterized.TestCase):
         np.testing.assert_array_equal(statistics.thresholds, cumulative_thresholds(expected))
         self.assertEqual(objective.encoder.settings.vocab_size, 640)
         self.assertEqual(objective.output_layer.num_valid, 600)
+
+    def test_the_targets_of_pairs_and_of_later_phases_have_probabilities_of_their_own(self):
+        config, store = program_test.config("pairs"), program_test.store()
+        terms = objectives.objective(config, store).terms
+        packed, pairs = terms[PACKED].objective, terms[PAIRS].objective
+        self.assertIs(terms[SEPARATE_PAIRS].objective.masked_lm, pairs)
+
+        # One set in two languages: each of its sentences is in one pair.
+        ids = np.concatenate([store.bitext("set", one).ids for one in ("aa", "bb")])
+        counts = np.bincount(ids, minlength=packed.encoder.settings.vocab_size) + 1.0
+        counts[[*store.special.special_ids(), *range(store.vocab_size, len(counts))]] = 0
+        expected = counts / counts.sum()
+        np.testing.assert_allclose(pairs.statistics.probabilities, expected, rtol=1e-5)
+        self.assertGreater(np.abs(expected - packed.statistics.probabilities).max(), 1e-3)
+
+        # From the second step on packed sequences on, some two in five of all steps.
+        ((first, later),) = packed.later_statistics
+        self.assertEqual(first, 5)
+        shares = masked_lm.language_shares(config, store, 0.0)
+        expected = masked_lm.token_statistics(store, shares, len(counts)).probabilities
+        np.testing.assert_array_equal(later.probabilities, expected)
 
     def test_a_token_is_of_the_language_that_brings_it_most_often(self):
         store = write_store(vocab_size=10)

@@ -16,6 +16,7 @@ from input_pipeline.bitext import (
     BitextSettings,
     join_pair,
     pair_streams,
+    token_counts,
 )
 from input_pipeline.row_store import RowStore
 from input_pipeline.stream import MixedStream, TrainingStream
@@ -126,6 +127,25 @@ class PairStreamTest(parameterized.TestCase):
         total = sum(n**alpha for n in sizes.values())
         for pair, n in sizes.items():
             self.assertAlmostEqual(found[pair] / found.total(), n**alpha / total, delta=0.02)
+
+    @parameterized.parameters(1.0, 0.0)
+    def test_tokens_are_counted_as_the_streams_bring_them(self, alpha):
+        # Buckets that cut no sentence.
+        settings = dataclasses.replace(SETTINGS, alpha=alpha, buckets=(8, 16, 32), tokens=96)
+        streams, shares = pair_streams(self.store, settings, seed=0)
+        found = np.zeros(self.store.vocab_size)
+        for stream, share in zip(streams, shares, strict=True):
+            for step in range(1000):
+                tokens = stream.batch(step)["tokens"].reshape(-1)
+                found += share * np.bincount(tokens, minlength=self.store.vocab_size)
+        found[list(SPECIAL.special_ids())] = 0
+        expected = token_counts(self.store, alpha)
+        total = sum(
+            len(self.store.bitext(s, lang).ids) for s, (of, _) in SETS.items() for lang in of
+        )
+        self.assertAlmostEqual(expected.sum(), total)
+        np.testing.assert_allclose(found / found.sum(), expected / total, atol=1e-3)
+        self.assertGreater(expected.max() / total, 0.015)
 
     def test_positions(self):
         for positions in ("continue", "restart"):
