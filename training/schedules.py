@@ -50,9 +50,10 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     else:
         final = peak * settings.final_rate_ratio
         decay = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
-    first_rate = peak / max(warmup_steps, 1)
-    schedules = [optax.linear_schedule(first_rate, peak, peak_step)]
-    boundaries = [peak_step]
+    schedules, boundaries = [], []
+    if peak_step:
+        schedules.append(optax.linear_schedule(peak / warmup_steps, peak, peak_step))
+        boundaries.append(peak_step)
     if settings.schedule == "wsd":
         schedules.append(optax.constant_schedule(peak))
         boundaries.append(max(num_steps - 1 - decay_steps, 0))
