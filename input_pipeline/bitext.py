@@ -2,9 +2,9 @@
 
 A set of parallel text holds each sentence once in each language; every two of its languages make a
 pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments where the
-sentences are kept apart, padded to the shortest bucket that holds it, and all examples of a batch
-are of one bucket. Like that of rows, the stream is a pure function of
-(seed, step).
+sentences do not see each other, padded to the shortest bucket that holds it, and all examples of a
+batch are of one bucket. Like that of packed sequences, the stream is a pure function of (seed,
+step).
 """
 
 import collections

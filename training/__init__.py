@@ -4,5 +4,5 @@ What lives here: everything between a batch and a changed state. What does not: 
 (`objectives`), how files become batches (`input_pipeline`). `checkpoint` alone imports Orbax,
 `sharding` alone makes meshes.
 
-One step's way: `loop.train` -> `step.make_train_step` -> the objective's sums -> `optimizer`.
+One step's way: `loop.train` -> `step.train_step` -> the objective's plan and loss -> `optimizer`.
 """

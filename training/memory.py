@@ -73,7 +73,7 @@ def state_bytes(state: TrainState) -> dict[str, int]:
     """Bytes that each part of the state takes on one device, and a gradient as large as is used.
 
     Args:
-      state: shapes, types and shardings, `Program.abstract_state`.
+      state: shapes, types and shardings, `TrainFunctions.abstract_state`.
     """
     parts = {
         "parameters": state.params,
