@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
 from models.attention import Attention
@@ -138,13 +137,12 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, is_used: jax.Array, mask: jax.Array, deterministic: bool
+        self, x: jax.Array, mask: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, None]:
         """Hidden states after this layer, as a step of `nn.scan`.
 
         Args:
           x: [B, L, D] hidden states before it.
-          is_used: scalar bool, True.
           mask: bool that broadcasts to [B, H, L, L].
           deterministic: no dropout.
         """
@@ -168,9 +166,7 @@ class EncoderLayer(nn.Module):
         else:
             y = attention_norm(x + attend(x))
             y = mlp_norm(y + dropout(feed_forward(y)))
-        # Always `y`. Without the choice the compiler fuses, and so rounds, the backward pass in
-        # another way, and a run that is resumed would not be the one that was begun.
-        return split_batch(jnp.where(is_used, y, x)), None
+        return split_batch(y), None
 
 
 def _layer(settings: EncoderSettings) -> nn.Module:
@@ -179,7 +175,7 @@ def _layer(settings: EncoderSettings) -> nn.Module:
         return EncoderLayer(settings)
     # A loop is never merged with its repetition, so nothing has to prevent that.
     remat = nn.remat(
-        EncoderLayer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(4,)
+        EncoderLayer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(3,)
     )
     return remat(settings)
 
@@ -197,7 +193,7 @@ def _loop(settings: EncoderSettings, num_layers: int) -> Any:
         step,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=(0, nn.broadcast, nn.broadcast),
+        in_axes=(nn.broadcast, nn.broadcast),
         length=num_layers,
         unroll=min(settings.unroll, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
@@ -269,8 +265,8 @@ class Encoder(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
-            layers, is_used = _loop(self.settings, num_layers), jnp.arange(num_layers) < num_layers
-            x, _ = layers(self.layers, x, is_used, segment_mask(segments), deterministic)
+            layers = _loop(self.settings, num_layers)
+            x, _ = layers(self.layers, x, segment_mask(segments), deterministic)
         if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)
         return x
