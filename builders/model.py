@@ -81,11 +81,15 @@ def train_functions(
 
 def log_table_reads(config: ConfigDict, objective: Objective, store: RowStore) -> None:
     """Says what of the embedding table a step reads and updates, of an objective with masked LM."""
-    if has_masked_lm(objective):
-        batch_size = config.train.batch_size // config.train.accumulation_steps
-        reads = masked_lm_of(objective).describe_table_reads(batch_size, store.length)
-        update = config.optimizer.embedding_update
-        logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
+    if not has_masked_lm(objective):
+        return
+    if config.train.accumulation_steps > 1:
+        reads = "all rows in every step: each part (train.accumulation_steps) touches others"
+    else:
+        size = config.train.batch_size
+        reads = masked_lm_of(objective).describe_table_reads(size, store.length)
+    update = config.optimizer.embedding_update
+    logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:

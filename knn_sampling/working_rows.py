@@ -59,7 +59,7 @@ def working_rows(
     most_candidates = min(num_groups * num_candidates, vocab_size)
     most_tokens = min(tokens.size, vocab_size)
     is_candidate, is_token = marked(candidate_ids, vocab_size), marked(tokens, vocab_size)
-    num_needed = (is_candidate | is_token).sum(dtype=jnp.int32)
+    num_needed = num_distinct_rows(candidate_ids, tokens, vocab_size)
     if capacity:
         _check_capacity(capacity, tokens.size, required.size, vocab_size)
     if 0 < capacity < most_candidates + most_tokens:
@@ -77,6 +77,12 @@ def working_rows(
     if not candidates_lead:
         candidate_rows = row_of.at[candidate_ids].get(mode="fill", fill_value=num_rows)
     return WorkingRows(ids, row_of[tokens], candidate_rows, num_needed)
+
+
+def num_distinct_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -> jax.Array:
+    """Rows of all candidates and input tokens, scalar int32; arguments as above."""
+    is_touched = marked(candidate_ids, vocab_size) | marked(tokens, vocab_size)
+    return is_touched.sum(dtype=jnp.int32)
 
 
 def _check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
-from knn_sampling.working_rows import working_rows
+from knn_sampling.working_rows import num_distinct_rows, working_rows
 from models.encoder import Encoder, output_table
 from models.segments import packed_segments
 from objectives.batch import Batch
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
       positions: [B, L] int32, of tokens.
       tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
       sample: the classes of the softmax; None for the whole vocabulary.
-      num_rows: scalar int32, table rows that the step needs; None where it reads the whole table.
+      num_rows: scalar int32, table rows that the step needs; None where nothing is sampled.
       language: [B] int32 number of each sequence's language; None where it is not told apart.
       mask_rate: scalar float32; None where it does not change.
     """
@@ -143,7 +143,8 @@ class MaskedLM(Objective):
         vocab_size = self.encoder.settings.vocab_size
         ids, tokens = sample.candidates.ids, plan.masked.inputs
         if not reads_few_rows(ids.size, tokens.size, vocab_size, self.row_capacity):
-            return plan, {}
+            num_rows = num_distinct_rows(ids, tokens, vocab_size)
+            return plan._replace(num_rows=num_rows), {}
         rows = working_rows(
             ids, tokens, vocab_size, self.row_capacity, required=plan.masked.targets
         )
@@ -194,18 +195,17 @@ class MaskedLM(Objective):
         return self.encoder.apply({"params": params}, chosen, method="predict")
 
     def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
-        """Classes in the softmax of a group, those that V' had no room for, and table rows read."""
+        """Classes in the softmax of a group, those V' had no room for, table rows needed."""
         if plan.sample is None:
             classes = jnp.float32(self.output_layer.num_valid)
             return {"candidates": classes, "overflow": jnp.float32(0)}
         found = plan.sample.candidates
-        metrics = {
+        assert plan.num_rows is not None
+        return {
             "candidates": found.union_size.mean(dtype=jnp.float32),
             "overflow": found.overflow().mean(dtype=jnp.float32),
+            "table_rows": plan.num_rows.astype(jnp.float32),
         }
-        if plan.num_rows is not None:
-            metrics["table_rows"] = plan.num_rows.astype(jnp.float32)
-        return metrics
 
     def describe_table_reads(self, batch_size: int, length: int) -> str:
         """Says what of the embedding table a step on packed sequences reads and updates, and why.
@@ -226,8 +226,8 @@ class MaskedLM(Objective):
         most = f"{groups} x {slots:,} candidates and {batch_size * length:,} tokens"
         if not touched:
             return (
-                f"all {vocab_size:,} table rows in every step: {most} are not fewer; "
-                "output_layer.row_capacity would bound them (the metric table_rows says by what)"
+                f"all {vocab_size:,} table rows in every step: {most} are not fewer; the metric "
+                "table_rows says how many a step needs, output_layer.row_capacity bounds them"
             )
         rows = touched[TABLE].shape[0]
         why = "output_layer.row_capacity" if self.row_capacity else most
