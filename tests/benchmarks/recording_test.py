@@ -15,6 +15,7 @@ from benchmarks.recording_comparison import Difference, compare, describe
 from builders import task_data
 from input_pipeline.tasks import loading
 from training.checkpoint import Checkpoints
+from training.state import TrainState
 
 LOSS = 5.123456789012345
 RECORDING = {
@@ -249,7 +250,14 @@ class RecordTest(parameterized.TestCase):
         with Checkpoints(folder, keep=3) as checkpoints:
             for step, table in tables.items():
                 params = {"layers": {"kernel": table + 1}, "table": table}
-                checkpoints.save(step, {"params": params, "whatever": table, "index": None})
+                state = TrainState(
+                    step=jnp.int32(step),
+                    params=params,
+                    opt_state={"whatever": table},
+                    key_data=jnp.zeros(2, jnp.uint32),
+                    extra={},
+                )
+                checkpoints.save(step, state)
         found = recording.saved_params(folder)
         self.assertEqual(
             recording.digests(found),
