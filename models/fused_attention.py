@@ -11,16 +11,17 @@ in three kernels, each of which adds up in registers and writes what no other pr
 
     queries    a program for a block of queries: dq_i = sum_j ds_ij k_j / sqrt(D),
                dg_i = sum_j ds_ij b_(j - i)
-    keys       a program for a block of keys: dk_j = sum_i ds_ij q_i / sqrt(D), dv_j = sum_i p_ij do_i
-    distances  a program for the pairs of blocks that are equally far apart, of a group of examples:
-               the sum of g_i ds_ij over these pairs, whose diagonals are summed outside
+    keys       a program for a block of keys: dk_j = sum_i ds_ij q_i / sqrt(D),
+               dv_j = sum_i p_ij do_i
+    distances  a program for the pairs of blocks equally far apart, of a group of G examples: the
+               sum of g_i ds_ij over these pairs, whose diagonals are summed outside
 
-The forward pass has 2 products of blocks for each pair of them, the backward pass 3 + 4 + 2. The sums
-of the last kernel are the largest array besides operands and gradients: B / G * H * 2 L * block
-float32, G examples being a group.
+The forward pass has 2 products of blocks for each pair of them, the backward pass 3 + 4 + 2. The
+sums of the last kernel, B / G * H * 2 L * block float32, are the largest array besides operands and
+gradients. The table of distances is small enough for the cache that blocks of bias are read from.
 
-It has been run in Pallas' interpret mode and lowered for CUDA through Triton; it has not been timed,
-nor compiled to machine code, on a GPU.
+It has been run in Pallas' interpret mode, lowered through Triton and compiled to machine code for
+sm_80, sm_89 and sm_90. It has not been run, and so not timed, on a GPU.
 """
 
 import functools
@@ -96,16 +97,18 @@ def gated_attention(
     """Attention of a sequence to itself, differentiable by all but `segments`.
 
     Scores are q . k / sqrt(D) + gate * bias of the distance, and their softmax is in float32. On a
-    mesh it belongs inside `jax.shard_map` over sequences, since the compiler does not split kernels.
+    mesh it belongs inside `jax.shard_map` over sequences (with `check_vma=False`), since the
+    compiler does not split kernels. Products follow `jax_default_matmul_precision`.
 
     Args:
       query, keys, values: [B, L, H, D], all float32 or all bfloat16.
       gate: [B, L, H] float32, the factor of the bias of each query; None for 1.
-      by_distance: [H, 2 N - 1] float32, N >= L: the bias of key j for query i at j - i + N - 1; None
-        for no bias, and then the gate has no effect.
+      by_distance: [H, 2 N - 1] float32, N >= L: the bias of key j for query i at j - i + N - 1;
+        None for no bias, and then the gate has no effect.
       segments: [B, L] int32 above the least one: a query sees the keys of its own segment.
-      block_size: tokens of a block, a power of two from 16; fewer where L is shorter. L that it does
-        not divide is padded, and so is D to a power of two.
+      block_size: tokens of a block, a power of two from 16; fewer where L is shorter. L that it
+        does not divide is padded, and so is D to a power of two. Shared memory bounds it: 64
+        compile for D = 64 and, on sm_90, for D = 128.
       interpret: run the kernels without a GPU, slowly.
 
     Returns:
@@ -250,13 +253,15 @@ def _sums_of_diagonals(pairs: jax.Array) -> jax.Array:
 
 def _call(kernel, inputs, outputs, out_specs, grid, settings: _Settings, group: int = 1):
     """Run a kernel on a grid of (blocks, heads, groups of examples); outputs are shaped alike."""
+    # Blocks of 64 tokens in float32 spill the registers of 4 warps.
+    num_warps = 4 if inputs[0].query.dtype == jnp.bfloat16 else 8
     return pl.pallas_call(
         functools.partial(kernel, settings=settings),
         grid=grid,
         in_specs=tuple(_specs(x, inputs[0].query.shape, group) for x in inputs),
         out_specs=out_specs,
         out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
     )(*inputs)
@@ -293,7 +298,7 @@ def _forward_kernel(operands: _Operands, out_ref, log_normalizer_ref, *, setting
 
     def add_keys(j, carry):
         top, total, mixed = carry
-        scores = _scores(operands, 0, i, j, _bias(operands, i, j, block), settings)
+        scores = _scores(operands, 0, i, j, _bias(operands, j - i, block), settings)
         new_top = jnp.maximum(top, scores.max(axis=1))
         shrink = jnp.exp(top - new_top)
         weights = jnp.exp(scores - new_top[:, None])
@@ -319,7 +324,7 @@ def _queries_kernel(
 
     def add_keys(j, carry):
         d_query, d_gate = carry
-        bias = _bias(operands, i, j, block)
+        bias = _bias(operands, j - i, block)
         _, d_scores = _weights_and_d_scores(operands, saved, 0, i, j, bias, settings)
         keys = _rows(operands.keys, 0, j, block)
         d_query += plgpu.dot(d_scores.astype(keys.dtype), keys)
@@ -342,7 +347,7 @@ def _keys_kernel(
 
     def add_queries(i, carry):
         d_keys, d_values = carry
-        bias = _bias(operands, i, j, block)
+        bias = _bias(operands, j - i, block)
         weights, d_scores = _weights_and_d_scores(operands, saved, 0, i, j, bias, settings)
         query, d_out = _rows(operands.query, 0, i, block), _rows(saved.d_out, 0, i, block)
         d_keys += plgpu.dot(d_scores.astype(query.dtype), query, trans_a=True)
@@ -366,9 +371,10 @@ def _distances_kernel(operands: _Operands, saved: _Saved, sums_ref, *, settings:
     num_blocks = _num_blocks(operands, block)
 
     def pairs(first, last, apart):
+        bias = _bias(operands, apart, block)
+
         def add_example(example, total):
             def add_pair(i, total):
-                bias = _bias(operands, i, i + apart, block)
                 _, d_scores = _weights_and_d_scores(
                     operands, saved, example, i, i + apart, bias, settings
                 )
@@ -392,13 +398,13 @@ def _rows(ref, example, index, block: int):
     return ref[example, pl.ds(index * block, block)]
 
 
-def _bias(operands: _Operands, i, j, block: int):
-    """Bias [block, block] of queries of block i and keys of block j before the gate, or None."""
+def _bias(operands: _Operands, apart, block: int):
+    """Bias [block, block], before the gate, of keys `apart` blocks after the queries, or None."""
     if operands.table is None:
         return None
     tokens = jnp.arange(block, dtype=jnp.int32)
     center = operands.table.shape[0] // 2
-    return operands.table[tokens[None, :] - tokens[:, None] + ((j - i) * block + center)]
+    return operands.table[tokens[None, :] - tokens[:, None] + (apart * block + center)]
 
 
 def _scores(operands: _Operands, example, i, j, bias, settings: _Settings):
