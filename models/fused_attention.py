@@ -108,7 +108,7 @@ def gated_attention(
       segments: [B, L] int32 above the least one: a query sees the keys of its own segment.
       block_size: tokens of a block, a power of two from 16; fewer where L is shorter. L that it
         does not divide is padded, and so is D to a power of two. Shared memory bounds it: 64
-        compile for D = 64 and, on sm_90, for D = 128.
+        fit for D = 64 and, on sm_90, for D = 128.
       interpret: run the kernels without a GPU, slowly.
 
     Returns:
