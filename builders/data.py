@@ -129,6 +129,7 @@ def settings(
     kind: type[T],
     section: ConfigDict,
     name: str,
+    /,
     read_elsewhere: Sequence[str] = (),
     **derived: Any,
 ) -> T:

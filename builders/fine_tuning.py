@@ -110,6 +110,9 @@ def train_functions(
         read_elsewhere=("warmup_share",),
         warmup_steps=warmup_steps,
         embedding_update="dense",
+        kind="adamw",
+        muon_learning_rate=0.0,
+        muon_momentum=0.0,
     )
     return make_train_functions(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps)
 

@@ -92,6 +92,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.attention = "xla"
     config.model.remat = "none"
     config.model.unroll = 2  # both layers: they are small
+    config.model.position = "learned"
+    config.model.rotary_theta = 10_000.0
+    config.model.distance_buckets = 32
+    config.model.max_distance = 128
+    config.model.distance_slope = 0.0
+    config.model.initializer = "normal"
 
     config.mask = ConfigDict()
     config.mask.rate = 0.2
@@ -116,6 +122,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.output_layer.frequency_bias = True
 
     config.optimizer = ConfigDict()
+    config.optimizer.kind = "adamw"
+    config.optimizer.muon_learning_rate = 0.02
+    config.optimizer.muon_momentum = 0.95
     config.optimizer.learning_rate = 5e-3
     config.optimizer.warmup_steps = 100
     config.optimizer.schedule = "polynomial"

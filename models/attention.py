@@ -1,14 +1,21 @@
 """Multi-head attention: to itself or another sequence, masked, biased, cached."""
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from models.fused_attention import gated_attention
 from models.layers import dense
+from models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from models.masks import causal_mask
+from models.positions import DistanceBias, RowGate, rotate
+from models.softmax_attention import attend, attention_weights
+
+Kernel = Literal["xla", "cudnn", "pallas"]
+KERNELS = get_args(Kernel)
 
 # Queries whose weights are held at a time where attention is computed block by block.
 _BLOCK = 128
@@ -51,21 +58,31 @@ class Attention(nn.Module):
       num_heads: H, divides D.
       dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16".
-      kernel: "xla", or "cudnn" for the fused kernel of a GPU, which takes bfloat16; with dropout
-        attention is computed by blocks of queries instead.
+      kernel: "xla" anywhere; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and has no
+        gradient for a gated bias, "pallas" for `fused_attention`, which takes a `DistanceBias`.
+        With dropout these two compute attention by blocks of queries instead.
+      rotary_theta: of `positions.rotate`, 0 for none.
+      is_gated: whether the bias is scaled by a `positions.RowGate`.
+      initializer: of kernels, see `layers.dense`.
     """
 
     hidden_size: int
     num_heads: int
     dropout_rate: float
     dtype: str
-    kernel: Literal["xla", "cudnn"]
+    kernel: Kernel
+    rotary_theta: float = 0.0
+    is_gated: bool = False
+    initializer: str = "normal"
 
     def setup(self):
         self.query, self.key, self.value = (
-            dense(self.hidden_size, ("embed", "heads"), self.dtype) for _ in range(3)
+            dense(self.hidden_size, ("embed", "heads"), self.dtype, self.initializer)
+            for _ in range(3)
         )
-        self.output = dense(self.hidden_size, ("heads", "embed"), self.dtype)
+        self.output = dense(self.hidden_size, ("heads", "embed"), self.dtype, self.initializer)
+        if self.is_gated:
+            self.gate = RowGate()
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """A cache for `capacity` tokens of each of `batch_size` sequences."""
@@ -73,9 +90,20 @@ class Attention(nn.Module):
         shape = (batch_size, capacity, self.num_heads, head_size)
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.int32(0))
 
-    def keys_values(self, x: jax.Array) -> KeysValues:
-        """Keys and values of a sequence [B, K, D], to be attended to more than once."""
-        return KeysValues(self._by_head(self.key(x)), self._by_head(self.value(x)))
+    def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
+        """Keys and values of a sequence [B, K, D], to be attended to more than once.
+
+        Args:
+          x: the sequence.
+          positions: [B, K] int32 to rotate the keys by; None not to.
+        """
+        keys = self._by_head(self.key(x))
+        return KeysValues(self._rotated(keys, positions), self._by_head(self.value(x)))
+
+    def _rotated(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+        if positions is None or not self.rotary_theta:
+            return x
+        return rotate(x, positions, self.rotary_theta)
 
     @nn.compact  # for the name of the dropout, which is part of its random key
     def __call__(
@@ -84,7 +112,8 @@ class Attention(nn.Module):
         *,
         context: jax.Array | KeysValues | None = None,
         mask: jax.Array | None = None,
-        bias: jax.Array | None = None,
+        bias: jax.Array | DistanceBias | None = None,
+        positions: jax.Array | None = None,
         cache: Cache | None = None,
         deterministic: bool,
     ) -> tuple[jax.Array, Cache | None]:
@@ -94,7 +123,9 @@ class Attention(nn.Module):
           x: [B, Q, D].
           context: the other sequence, [B, K, D] or its `keys_values`; None for `x`.
           mask: bool that broadcasts to [B, H, Q, K], see `models.masks`.
-          bias: float that broadcasts to [B, H, Q, K], added to the scores.
+          bias: float that broadcasts to [B, H, Q, K], added to the scores, or its factors; scaled
+            by the gate if there is one.
+          positions: [B, Q] int32 of `x`, to rotate by; attention to another sequence has none.
           cache: of the tokens before `x`, which are seen by all of it, while a token of `x` does
             not see those after it. K is then the capacity C.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
@@ -109,60 +140,81 @@ class Attention(nn.Module):
             raise ValueError("attention to another sequence takes its keys_values, not a cache")
         source = x if context is None else context
         query = self._by_head(self.query(x))
-        pair = source if isinstance(source, KeysValues) else self.keys_values(source)
+        gate = self.gate(query) if self.is_gated and bias is not None else None
+        query = self._rotated(query, positions)
+        pair = source if isinstance(source, KeysValues) else self.keys_values(source, positions)
         if cache is not None:
             so_far = causal_mask(x.shape[1], cache.keys.shape[1], first=cache.length)
             mask = so_far if mask is None else mask & so_far
             cache = cache.appended(pair)
             pair = KeysValues(cache.keys, cache.values)
-        if deterministic or not self.dropout_rate:
-            # The shapes of parameters can be had where there is no GPU, and what is decoded a
-            # token at a time has no [Q, K] to save.
-            plain = self.is_initializing() or cache is not None
-            mixed = _fused(query, *pair, mask, bias, "xla" if plain else self.kernel)
-        elif self.kernel == "cudnn":
-            key = self.make_rng("dropout")
-            mixed = _blockwise(query, *pair, mask, bias, key, self.dropout_rate)
-        else:
-            weights = _attention_weights(query, pair.keys, mask, bias)
-            weights = nn.Dropout(self.dropout_rate)(weights, deterministic=False)
-            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, pair.values)
+        # The shapes of parameters can be had where there is no GPU, and a token decoded by itself
+        # has no [Q, K] to save.
+        kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
+        mixed = self._mixed(query, pair, mask, bias, gate, deterministic, kernel)
         return self.output(mixed.reshape(x.shape)), cache
+
+    def _mixed(
+        self,
+        query: jax.Array,
+        pair: KeysValues,
+        mask: jax.Array | None,
+        bias: jax.Array | DistanceBias | None,
+        gate: jax.Array | None,
+        deterministic: bool,
+        kernel: Kernel,
+    ) -> jax.Array:
+        """Values mixed by their weights, [B, Q, H, D / H]."""
+        has_dropout = self.dropout_rate and not deterministic
+        if isinstance(bias, DistanceBias):
+            if kernel == "pallas" and not has_dropout and bias.positions is None:
+                return _pallas(query, pair, bias, gate)
+            # cuDNN's kernel has a gradient for a bias that all examples share.
+            bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
+        if bias is not None:
+            _, num_queries, num_heads, _ = query.shape
+            shape = (len(bias), num_heads, num_queries, pair.keys.shape[1])
+            bias = jnp.broadcast_to(bias, shape)
+        inputs = (query, *pair, mask, bias, gate)
+        if has_dropout and kernel == "xla":
+            weights = attention_weights(query, pair.keys, mask, bias, gate)
+            weights = nn.Dropout(self.dropout_rate)(weights, deterministic=False)
+            return jnp.einsum("bhqk,bkhd->bqhd", weights, pair.values)
+        if has_dropout:
+            return _blockwise(*inputs, self.make_rng("dropout"), self.dropout_rate)
+        return _cudnn(*inputs) if kernel == "cudnn" else attend(*inputs)
 
     def _by_head(self, projected: jax.Array) -> jax.Array:
         """[B, L, D] -> [B, L, H, D / H]."""
         return projected.reshape(*projected.shape[:2], self.num_heads, -1)
 
 
-def _fused(
+def _pallas(
+    query: jax.Array, pair: KeysValues, bias: DistanceBias, gate: jax.Array | None
+) -> jax.Array:
+    """Attention [B, Q, H, D / H] to one's own segment by our kernel, each device on its part."""
+    inputs = (query, *pair, gate, bias.by_distance, bias.segments)
+    by_head = (SEQUENCES, None, HEADS)
+    axes = (by_head, by_head, by_head, by_head, (HEADS,), (SEQUENCES,))
+    return on_each_shard(gated_attention, inputs, axes, out_axes=by_head)
+
+
+def _cudnn(
     query: jax.Array,
     keys: jax.Array,
     values: jax.Array,
     mask: jax.Array | None,
     bias: jax.Array | None,
-    kernel: Literal["xla", "cudnn"],
+    gate: jax.Array | None,
 ) -> jax.Array:
-    """Attention [B, Q, H, D / H] without dropout."""
-    if kernel == "cudnn":
-        # The kernel takes no other type, and both with all their queries.
-        bias = None if bias is None else _for_all_queries(bias, query).astype(query.dtype)
-        mask = None if mask is None else _for_all_queries(mask, query)
+    """Attention [B, Q, H, D / H] by the fused kernel, which has no gradient for a gated bias."""
+    assert gate is None
+    # The kernel takes no other type, and a mask for all queries.
+    bias = None if bias is None else bias.astype(query.dtype)
+    mask = None if mask is None else _of_all_queries(mask, query)
     return jax.nn.dot_product_attention(
-        query, keys, values, bias=bias, mask=mask, implementation=kernel
+        query, keys, values, bias=bias, mask=mask, implementation="cudnn"
     )
-
-
-def _attention_weights(
-    query: jax.Array, keys: jax.Array, mask: jax.Array | None, bias: jax.Array | None
-) -> jax.Array:
-    """Attention weights [B, H, Q, K] of queries and keys [B, L, H, D / H], for dropout on them."""
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32)
-    scores = scores / jnp.sqrt(query.shape[-1])
-    if bias is not None:
-        scores += bias
-    if mask is not None:
-        scores = jnp.where(mask, scores, -1e30)
-    return jax.nn.softmax(scores).astype(query.dtype)
 
 
 def _blockwise(
@@ -171,6 +223,7 @@ def _blockwise(
     values: jax.Array,
     mask: jax.Array | None,
     bias: jax.Array | None,
+    gate: jax.Array | None,
     key: jax.Array,
     dropout_rate: float,
 ) -> jax.Array:
@@ -190,21 +243,23 @@ def _blockwise(
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def attend(block) -> jax.Array:
-        query, others, key = block
-        weights = _attention_weights(query, keys, others["mask"], others["bias"])
+    def of_block(block) -> jax.Array:
+        query, (mask, bias, gate), key = block
+        weights = attention_weights(query, keys, mask, bias, gate)
         is_kept = jax.random.bernoulli(key, 1 - dropout_rate, weights.shape)
         weights = jnp.where(is_kept, weights / (1 - dropout_rate), 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
 
-    others = jax.tree.map(
-        lambda x: blocks(_for_all_queries(x, query), 2), {"mask": mask, "bias": bias}
+    rows = (
+        None if mask is None else blocks(_of_all_queries(mask, query), 2),
+        None if bias is None else blocks(bias, 2),
+        None if gate is None else blocks(gate, 1),
     )
-    by_block = (blocks(query, 1), others, jax.random.split(key, num_queries // size))
-    mixed = jnp.moveaxis(jax.lax.map(attend, by_block), 0, 1)  # [B, Q / size, size, H, D / H]
+    by_block = (blocks(query, 1), rows, jax.random.split(key, num_queries // size))
+    mixed = jnp.moveaxis(jax.lax.map(of_block, by_block), 0, 1)  # [B, Q / size, size, H, D / H]
     return mixed.reshape(*query.shape[:2], *mixed.shape[3:])
 
 
-def _for_all_queries(x: jax.Array, query: jax.Array) -> jax.Array:
-    """A mask or bias [., ., 1 or Q, K] as [., ., Q, K]."""
-    return jnp.broadcast_to(x, (*x.shape[:2], query.shape[1], x.shape[3]))
+def _of_all_queries(mask: jax.Array, query: jax.Array) -> jax.Array:
+    """A mask [., ., ., K] as [., ., Q, K]."""
+    return jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], mask.shape[3]))

@@ -1,17 +1,19 @@
-"""A Transformer encoder in the manner of XLM-R: GELU, learned positions, post-LN or pre-LN."""
+"""A Transformer encoder in the manner of XLM-R: GELU, post-LN or pre-LN, a choice of positions."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 from flax.linen.spmd import with_logical_partitioning
 
-from models.attention import Attention
-from models.layers import INIT_STDDEV, dense, gelu, layer_norm
+from models.attention import KERNELS, Attention, Kernel
+from models.layers import INIT_STDDEV, INITIALIZERS, dense, gelu, layer_norm
 from models.layout import embedded, split_batch
 from models.masks import segment_mask
-from models.positions import LearnedPositions
+from models.positions import DistanceBias, DistanceTable, LearnedPositions
+
+POSITIONS = ("learned", "rotary", "relative", "gated")
 
 # What a layer may keep for the backward pass, by model.remat.
 _REMAT = {
@@ -39,13 +41,22 @@ class EncoderSettings:
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
-      attention: how attention is computed, "xla" anywhere, "cudnn" by the fused kernel of a GPU in
-        bfloat16; with dropout on its weights by blocks of queries, see `models.attention`.
+      attention: how attention is computed: "xla" anywhere; on a GPU "cudnn" by its fused kernel, in
+        bfloat16 and without a gated bias, or "pallas" by one of our own for a bias by distance;
+        with dropout on its weights by blocks of queries, see `models.attention`.
       remat: what a layer keeps for the backward pass: "none" for everything to be kept, "dots" to
         keep products of matrices and compute the rest again, "full" to keep the layer's input
         alone.
       unroll: layers of a turn of the loop over layers; all of them take longer to compile and run
         faster where layers are small.
+      position: how tokens are told apart by their order (`models.positions`): "learned" embeddings
+        of positions, "rotary" queries and keys, a "relative" bias of the scores by distance, or
+        that bias "gated" by the query.
+      rotary_theta: longest wavelength of rotary embeddings, over 2 pi.
+      distance_buckets, max_distance: buckets that the distances of a bias are told apart by.
+      distance_slope: how steeply the bias falls with distance before training, in the first head;
+        0 for a bias of zeros.
+      initializer: of kernels of dense layers, "normal" or "fan_in", see `layers.dense`.
     """
 
     vocab_size: int
@@ -59,9 +70,20 @@ class EncoderSettings:
     dropout_rate: float
     attention_dropout_rate: float
     dtype: str
-    attention: Literal["xla", "cudnn"] = "xla"
+    attention: Kernel = "xla"
     remat: str = "none"
     unroll: int = 1
+    position: Literal["learned", "rotary", "relative", "gated"] = "learned"
+    rotary_theta: float = 10_000.0
+    distance_buckets: int = 32
+    max_distance: int = 128
+    distance_slope: float = 0.0
+    initializer: str = "normal"
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether positions are a bias of the attention scores."""
+        return self.position in ("relative", "gated")
 
     def __post_init__(self):
         if self.hidden_size % self.num_heads:
@@ -77,23 +99,64 @@ class EncoderSettings:
             raise ValueError(f"model.remat is {self.remat!r}, must be one of {tuple(_REMAT)}")
         if self.unroll < 1:
             raise ValueError(f"model.unroll is {self.unroll}, must be at least 1")
-        if self.attention not in ("xla", "cudnn"):
-            raise ValueError(f"model.attention is {self.attention!r}, must be xla or cudnn")
+        if self.initializer not in INITIALIZERS:
+            raise ValueError(
+                f"model.initializer is {self.initializer!r}, must be one of {INITIALIZERS}"
+            )
+        self._check_positions()
+        self._check_attention()
+
+    def _check_attention(self):
+        if self.attention not in KERNELS:
+            raise ValueError(f"model.attention is {self.attention!r}, must be one of {KERNELS}")
         if self.attention == "cudnn" and self.dtype != "bfloat16":
             raise ValueError(
                 f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
             )
+        if self.attention == "cudnn" and self.position == "gated":
+            raise ValueError(
+                'model.attention "cudnn" has no gradient for the bias of model.position "gated"; '
+                'set model.attention to "pallas" (GPU) or "xla"'
+            )
+        if self.attention == "pallas" and not self.has_bias:
+            raise ValueError(
+                f'model.attention "pallas" is for a bias by distance, model.position is '
+                f'{self.position!r}; set model.attention to "cudnn" (GPU) or "xla"'
+            )
+
+    def _check_positions(self):
+        if self.position not in POSITIONS:
+            raise ValueError(f"model.position is {self.position!r}, must be one of {POSITIONS}")
+        if self.position == "rotary" and (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
+                'odd; model.position "rotary" turns pairs of elements'
+            )
+        if self.rotary_theta <= 1:
+            raise ValueError(f"model.rotary_theta is {self.rotary_theta}, must be above 1")
+        if self.distance_buckets < 4 or self.distance_buckets % 4:
+            raise ValueError(
+                f"model.distance_buckets is {self.distance_buckets}, must be a multiple of 4"
+            )
+        if self.max_distance <= self.distance_buckets // 4:
+            raise ValueError(
+                f"model.max_distance is {self.max_distance}, must be above "
+                f"{self.distance_buckets // 4}, a fourth of model.distance_buckets"
+            )
+        if self.distance_slope < 0:
+            raise ValueError(f"model.distance_slope is {self.distance_slope}, must be at least 0")
 
 
 class Embeddings(nn.Module):
-    """Token and position embeddings, projected to the model width where that differs."""
+    """Embeddings of tokens, projected to the model width where that differs, and of positions."""
 
     settings: EncoderSettings
 
     def setup(self):
         s = self.settings
-        self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
-        nn.share_scope(self, self.learned_positions)  # their table lies beside that of tokens
+        if s.position == "learned":
+            self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
+            nn.share_scope(self, self.learned_positions)  # their table lies beside that of tokens
 
     @nn.compact
     def __call__(
@@ -112,8 +175,9 @@ class Embeddings(nn.Module):
             )
         x = embedded(table, tokens).astype(s.dtype)  # [B, L, E]
         if s.embedding_size != s.hidden_size:
-            x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, "project")(x)
-        x = x + self.learned_positions(positions)  # [B, L, D]
+            x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
+        if s.position == "learned":
+            x = x + self.learned_positions(positions)  # [B, L, D]
         x = layer_norm(s.dtype, "norm")(x)
         return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
 
@@ -126,8 +190,24 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         s = self.settings
-        hidden = dense(s.mlp_size, ("embed", "mlp"), s.dtype, "wide")(x)
-        return dense(s.hidden_size, ("mlp", "embed"), s.dtype, "output")(gelu(hidden))
+        hidden = dense(s.mlp_size, ("embed", "mlp"), s.dtype, s.initializer, "wide")(x)
+        return dense(s.hidden_size, ("mlp", "embed"), s.dtype, s.initializer, "output")(
+            gelu(hidden)
+        )
+
+
+class Order(NamedTuple):
+    """The order of the tokens of a batch, as the layers are told of it.
+
+    Attributes:
+      mask: bool that broadcasts to [B, H, L, L], see `models.masks`.
+      bias: of the scores; None if positions are none.
+      positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
+    """
+
+    mask: jax.Array
+    bias: DistanceBias | None
+    positions: jax.Array | None
 
 
 class EncoderLayer(nn.Module):
@@ -136,20 +216,19 @@ class EncoderLayer(nn.Module):
     settings: EncoderSettings
 
     @nn.compact
-    def __call__(
-        self, x: jax.Array, mask: jax.Array, deterministic: bool
-    ) -> tuple[jax.Array, None]:
+    def __call__(self, x: jax.Array, order: Order, deterministic: bool) -> tuple[jax.Array, None]:
         """Hidden states after this layer, as a step of `nn.scan`.
 
         Args:
           x: [B, L, D] hidden states before it.
-          mask: bool that broadcasts to [B, H, L, L].
+          order: of the tokens.
           deterministic: no dropout.
         """
         s = self.settings
         attention = Attention(
             s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.attention,
-            name="attention",
+            rotary_theta=s.rotary_theta if s.position == "rotary" else 0.0,
+            is_gated=s.position == "gated", initializer=s.initializer, name="attention",
         )  # fmt: skip
         feed_forward = FeedForward(s, name="mlp")
         attention_norm = layer_norm(s.dtype, "attention_norm")
@@ -157,7 +236,7 @@ class EncoderLayer(nn.Module):
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
 
         def attend(x: jax.Array) -> jax.Array:
-            return dropout(attention(x, mask=mask, deterministic=deterministic)[0])
+            return dropout(attention(x, **order._asdict(), deterministic=deterministic)[0])
 
         x = split_batch(x)
         if s.norm_position == "pre":
@@ -219,7 +298,9 @@ class MaskedLMHead(nn.Module):
             (s.vocab_size,),
         )
         hidden = split_batch(hidden)
-        hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, "dense")(hidden)
+        hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, s.initializer, "dense")(
+            hidden
+        )
         return split_batch(layer_norm(s.dtype, "norm")(gelu(hidden)))
 
 
@@ -229,9 +310,14 @@ class Encoder(nn.Module):
     settings: EncoderSettings
 
     def setup(self):
-        self.embeddings = Embeddings(self.settings)
-        if self.settings.num_layers:
-            self.layers = _layer(self.settings)
+        s = self.settings
+        self.embeddings = Embeddings(s)
+        if s.num_layers:
+            self.layers = _layer(s)
+        if s.num_layers and s.has_bias:
+            self.distances = DistanceTable(
+                s.num_heads, s.distance_buckets, s.max_distance, s.distance_slope, s.max_length
+            )
         if self.settings.norm_position == "pre":
             self.final_norm = layer_norm(self.settings.dtype)
         self.head = MaskedLMHead(self.settings)
@@ -245,6 +331,7 @@ class Encoder(nn.Module):
         deterministic: bool,
         num_layers: int | None = None,
         table: jax.Array | None = None,
+        positions_restart: bool = False,
     ) -> jax.Array:
         """Hidden states [B, L, D] after `num_layers` layers, all by default.
 
@@ -255,6 +342,8 @@ class Encoder(nn.Module):
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
           num_layers: hidden states after so many layers; 0 gives the embeddings.
           table: [R, E] rows that `tokens` are numbers of, in place of the token embeddings.
+          positions_restart: whether positions begin anew within a segment. Distances are then those
+            of positions; else they are those of indices, which is the same and costs less.
 
         Raises:
           ValueError: the encoder has fewer layers.
@@ -266,10 +355,19 @@ class Encoder(nn.Module):
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
             layers = _loop(self.settings, num_layers)
-            x, _ = layers(self.layers, x, segment_mask(segments), deterministic)
+            order = self._order(segments, positions, positions_restart)
+            x, _ = layers(self.layers, x, order, deterministic)
         if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)
         return x
+
+    def _order(self, segments: jax.Array, positions: jax.Array, positions_restart: bool) -> Order:
+        s, bias = self.settings, None
+        if s.has_bias:
+            bias = DistanceBias(
+                self.distances(), segments, positions if positions_restart else None
+            )
+        return Order(segment_mask(segments), bias, positions if s.position == "rotary" else None)
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """What the output layer compares with its embeddings: [..., D] -> [..., E]."""

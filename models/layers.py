@@ -8,9 +8,32 @@ INIT_STDDEV = 0.02
 _LAYER_NORM_EPSILON = 1e-5
 
 
-def dense(features: int, axes: tuple[str, str], dtype: str, name: str | None = None) -> nn.Dense:
-    """A dense layer; `axes` are the logical axis names of its kernel, [input, output]."""
-    kernel_init = with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), axes)
+# Standard deviations of a dense layer's kernel at the start, by model.initializer.
+_INITIALIZERS = {
+    "normal": nn.initializers.normal(INIT_STDDEV),
+    "fan_in": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
+}
+INITIALIZERS = tuple(_INITIALIZERS)
+
+
+def dense(
+    features: int,
+    axes: tuple[str, str],
+    dtype: str,
+    initializer: str = "normal",
+    name: str | None = None,
+) -> nn.Dense:
+    """A dense layer.
+
+    Args:
+      features: of its output.
+      axes: logical axis names of its kernel, [input, output].
+      dtype: of activations.
+      initializer: "normal" for a kernel of standard deviation 0.02, as XLM-R has it, "fan_in" for
+        one over the root of its inputs.
+      name: of the module.
+    """
+    kernel_init = with_logical_partitioning(_INITIALIZERS[initializer], axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
     return nn.Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
 

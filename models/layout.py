@@ -10,14 +10,16 @@ hand, such as the one sequence that parameters are initialised with.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.lax import with_sharding_constraint
 from jax.sharding import PartitionSpec as P
 
-# The axes of the mesh that a batch is split over.
-_BATCH_AXES = ("data", "fsdp")
+# The axes of the mesh that a batch is split over, and those that attention heads are.
+SEQUENCES = ("data", "fsdp")
+HEADS = "model"
 
 
 def split_batch(x: jax.Array) -> jax.Array:
@@ -25,7 +27,7 @@ def split_batch(x: jax.Array) -> jax.Array:
     if not _splits(x.shape[0]):
         return x
     others = [P.UNCONSTRAINED] * (x.ndim - 1)
-    return with_sharding_constraint(x, P(_BATCH_AXES, *others))
+    return with_sharding_constraint(x, P(SEQUENCES, *others))
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -43,6 +45,37 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
     return split_batch(rows)
 
 
+def on_each_shard(
+    function: Callable[..., jax.Array], inputs: Sequence[jax.Array | None], axes: Sequence, out_axes
+) -> jax.Array:
+    """A function that the compiler cannot split, such as a kernel, of each device's part of arrays.
+
+    Args:
+      function: of arrays, by sequences and by heads independent of each other.
+      inputs: its arguments.
+      axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, as far as one is split.
+      out_axes: of its result.
+    """
+    query = inputs[0]
+    assert query is not None
+    if _num_shards() == 1 and _mesh_size(HEADS) == 1:
+        return function(*inputs)
+    is_split = {SEQUENCES: _splits(len(query)), HEADS: query.shape[2] % _mesh_size(HEADS) == 0}
+
+    def spec(names) -> P:
+        return P(*(name if is_split.get(name) else None for name in names))
+
+    return jax.shard_map(
+        function,
+        in_specs=tuple(
+            None if x is None else spec(names) for x, names in zip(inputs, axes, strict=True)
+        ),
+        out_specs=spec(out_axes),
+        axis_names={*SEQUENCES, HEADS},
+        check_vma=False,
+    )(*inputs)
+
+
 def gathered(parameter: jax.Array) -> jax.Array:
     """A small parameter, whole on every device."""
     if _num_shards() == 1:
@@ -50,14 +83,21 @@ def gathered(parameter: jax.Array) -> jax.Array:
     return with_sharding_constraint(parameter, P())
 
 
+def num_batch_shards(batch_size: int) -> int:
+    """Parts that a batch lies on the devices in, one after the other."""
+    return _num_shards() if batch_size % _num_shards() == 0 else 1
+
+
 def _splits(batch_size: int) -> bool:
-    shards = _num_shards()
-    return shards > 1 and batch_size % shards == 0
+    return num_batch_shards(batch_size) > 1
 
 
 def _num_shards() -> int:
     """Parts that the mesh in context splits a batch into, if the compiler lays arrays on it."""
+    return math.prod(map(_mesh_size, SEQUENCES))
+
+
+def _mesh_size(axis: str) -> int:
+    """Devices along an axis of the mesh in context, 1 where the compiler lays nothing on it."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not set(_BATCH_AXES) <= set(mesh.auto_axes):
-        return 1
-    return math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
+    return mesh.shape[axis] if axis in mesh.auto_axes else 1

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW with a schedule and clipping, all rows of the embedding table or some."""
+"""The optimizer: AdamW, or Muon for the matrices of layers; all rows of a table, or some."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,10 +16,15 @@ from training.schedules import SCHEDULES, learning_rate_schedule
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW and its schedule; the `optimizer` section of a config.
+    """The optimizer and its schedule; the `optimizer` section of a config.
 
     Attributes:
-      learning_rate: peak of the schedule.
+      kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
+        else (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+      learning_rate: peak of the schedule, of AdamW.
+      muon_learning_rate: peak of the schedule, of Muon. An update has singular values of about 1,
+        times the root of outputs over inputs where these are fewer.
+      muon_momentum: of the gradients that Muon orthogonalises.
       warmup_steps: W, linear from a W-th of the peak at the first step to the peak.
       schedule: what follows: "polynomial" decay, "cosine" decay, or "wsd", the peak until
         polynomial decay in the last steps (see `schedules`).
@@ -48,8 +53,13 @@ class OptimizerSettings:
     decay_fraction: float = 0.1
     final_rate_ratio: float = 0.0
     frozen: tuple[str, ...] = ()
+    kind: str = "adamw"
+    muon_learning_rate: float = 0.02
+    muon_momentum: float = 0.95
 
     def __post_init__(self):
+        if self.kind not in ("adamw", "muon"):
+            raise ValueError(f"optimizer.kind is {self.kind!r}, must be adamw or muon")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"optimizer.schedule is {self.schedule!r}, must be in {SCHEDULES}")
         for name in ("decay_fraction", "final_rate_ratio"):
@@ -72,6 +82,77 @@ def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
     """By name: biases and scales of all layers together are matrices too."""
     del parameter
     return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
+
+
+def _is_matrix(path: tuple) -> bool:
+    """Whether a parameter is a matrix of the encoder's layers, by name."""
+    return {"layers", "kernel"} <= {getattr(key, "key", None) for key in path}
+
+
+def _scaled_by_shape(update: jax.Array) -> jax.Array:
+    """An update [..., inputs, outputs] times the root of outputs over inputs, at least 1."""
+    inputs, outputs = update.shape[-2:]
+    return update * max(1, outputs / inputs) ** 0.5
+
+
+def _muon(
+    settings: OptimizerSettings, schedule: optax.Schedule, adamw: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Muon for the matrices of all layers, `adamw` for everything else."""
+    ratio = settings.muon_learning_rate / settings.learning_rate
+    # Layers are an axis in front, which is neither.
+    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+    def axes_of(matrices):
+        return jax.tree.map(lambda _: axes, matrices)
+
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(beta=settings.muon_momentum, weight_dimension_numbers=axes_of),
+        optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
+        optax.add_decayed_weights(settings.weight_decay),
+        optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
+    )
+
+    def split(tree):
+        """Matrices, others; None in place of what is left out, its box included."""
+
+        def keep(matrices: bool):
+            return jax.tree.map_with_path(
+                lambda path, x: x if _is_matrix(path) == matrices else None,
+                tree,
+                is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned),
+            )
+
+        return keep(True), keep(False)
+
+    def init(params):
+        matrices, others = split(params)
+        return MuonState(muon.init(matrices), adamw.init(others))
+
+    def update(grads, state, params=None):
+        of_matrices, of_others = split(grads)
+        matrices, others = split(params)
+        of_matrices, matrices_state = muon.update(of_matrices, state.matrices, matrices)
+        of_others, others_state = adamw.update(of_others, state.others, others)
+        updates = jax.tree.map(
+            lambda one, two: two if one is None else one,
+            of_matrices, of_others, is_leaf=lambda x: x is None,
+        )  # fmt: skip
+        return updates, MuonState(matrices_state, others_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+class MuonState(NamedTuple):
+    """State of the optimizer that updates matrices by Muon.
+
+    Attributes:
+      matrices: of the matrices of layers.
+      others: of all other parameters.
+    """
+
+    matrices: Any
+    others: Any
 
 
 def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
@@ -109,7 +190,7 @@ class Optimizer(NamedTuple):
 def make_optimizer(
     settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
-    """AdamW as `settings` say, for a run of `num_steps`.
+    """The optimizer as `settings` say, for a run of `num_steps`.
 
     Args:
       settings: rates and kind of update.
@@ -126,6 +207,8 @@ def make_optimizer(
     adamw = optax.adamw(
         schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
+    if settings.kind == "muon":
+        adamw = _muon(settings, schedule, adamw)
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if settings.frozen:

@@ -18,6 +18,11 @@ from training.flops import matmul_flops
 BOS, PAD, EOS = 0, 1, 2
 POST = encoder_settings()
 PRE = encoder_settings(norm_position="pre")
+ROTARY, RELATIVE, GATED = (
+    encoder_settings(norm_position="pre", position=kind, distance_buckets=8, max_distance=6)
+    for kind in ("rotary", "relative", "gated")
+)
+ALL = (POST, PRE, ROTARY, RELATIVE, GATED)
 FIRST, SECOND = [BOS, 10, 11, 12, EOS], [BOS, 20, 21, EOS]
 
 
@@ -59,13 +64,41 @@ def slow_dense(x: np.ndarray, p) -> np.ndarray:
     return x @ p["kernel"] + p["bias"]
 
 
-def slow_attention(x: np.ndarray, p, num_heads: int) -> np.ndarray:
+def slow_rotate(x: np.ndarray, position: int) -> np.ndarray:
+    """A query or key of a head, its halves the parts of complex numbers."""
+    half = len(x) // 2
+    numbers = (x[:half] + 1j * x[half:]) * np.exp(
+        1j * position * 10_000.0 ** (-np.arange(half) / half)
+    )
+    return np.concatenate([numbers.real, numbers.imag])
+
+
+def slow_bucket(distance: int) -> int:
+    """Of eight, as T5 has them: 0, 1, 2-3, 4 and more, and the same for keys behind the query."""
+    return min(int(np.log2(abs(distance)) + 1) if distance else 0, 3) + 4 * (distance > 0)
+
+
+def slow_gate(query: np.ndarray, p, h: int) -> float:
+    update, reset = (1 / (1 + np.exp(-query @ p[name][h])) for name in ("update", "reset"))
+    return 1 + update + (1 - update) * p["scale"][h] * reset
+
+
+def slow_attention(x: np.ndarray, p, settings: EncoderSettings, bias) -> np.ndarray:
     """Attention of one document, head by head, query by query."""
     query, key, value = (slow_dense(x, p[name]) for name in ("query", "key", "value"))
     mixed = np.zeros_like(x)
-    for head in np.split(np.arange(x.shape[1]), num_heads):
+    for h, head in enumerate(np.split(np.arange(x.shape[1]), settings.num_heads)):
         for i in range(len(x)):
-            exps = np.exp(key[:, head] @ query[i, head] / math.sqrt(len(head)))
+            scores = key[:, head] @ query[i, head]
+            if settings.position == "rotary":
+                keys = np.stack([slow_rotate(one, j) for j, one in enumerate(key[:, head])])
+                scores = keys @ slow_rotate(query[i, head], i)
+            scores = scores / math.sqrt(len(head))
+            if bias is not None:
+                of_row = np.array([bias[slow_bucket(j - i), h] for j in range(len(x))])
+                is_gated = settings.position == "gated"
+                scores += of_row * (slow_gate(query[i, head], p["gate"], h) if is_gated else 1)
+            exps = np.exp(scores)
             mixed[i, head] = exps / exps.sum() @ value[:, head]
     return slow_dense(mixed, p["output"])
 
@@ -73,12 +106,18 @@ def slow_attention(x: np.ndarray, p, num_heads: int) -> np.ndarray:
 def slow_encode(document: list[int], settings: EncoderSettings) -> np.ndarray:
     """Hidden states [L, D] of one document, in float64."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), random_params(settings))
-    table, positions = p["embeddings"]["table"], p["embeddings"]["positions"]
-    x = slow_dense(table[document], p["embeddings"]["project"]) + positions[: len(document)]
+    x = slow_dense(p["embeddings"]["table"][document], p["embeddings"]["project"])
+    if settings.position == "learned":
+        x += p["embeddings"]["positions"][: len(document)]
     x = slow_norm(x, p["embeddings"]["norm"])
     for i in range(settings.num_layers):
         layer = jax.tree.map(lambda x, i=i: x[i], p["layers"])
-        attention = functools.partial(slow_attention, p=layer["attention"], num_heads=2)
+        attention = functools.partial(
+            slow_attention,
+            p=layer["attention"],
+            settings=settings,
+            bias=p["distances"]["bias"] if settings.has_bias else None,
+        )
 
         def mlp(x, p=layer["mlp"]):
             x = slow_dense(x, p["wide"])
@@ -97,13 +136,13 @@ def assert_close(actual, expected):
 
 
 class EncoderTest(parameterized.TestCase):
-    @parameterized.parameters(POST, PRE)
+    @parameterized.parameters(*ALL)
     def test_equals_numpy(self, settings: EncoderSettings):
         hidden = encode_packed(FIRST, SECOND, settings=settings)
         assert_close(hidden[:5], slow_encode(FIRST, settings))
         assert_close(hidden[5:9], slow_encode(SECOND, settings))
 
-    @parameterized.parameters(POST, PRE)
+    @parameterized.parameters(*ALL)
     def test_tokens_see_all_of_their_segment_and_nothing_else(self, settings: EncoderSettings):
         # Each token once, so that its row of the table stands for its position.
         tokens = np.arange(5, 5 + settings.max_length)
@@ -120,7 +159,7 @@ class EncoderTest(parameterized.TestCase):
         depends = np.asarray((jacobian != 0).any(axis=2))[:, tokens]
         np.testing.assert_array_equal(depends, segments[:, None] == segments[None, :])
 
-    @parameterized.parameters(POST, PRE)
+    @parameterized.parameters(*ALL)
     def test_document_packed_behind_another_is_encoded_as_if_alone(self, settings):
         packed = encode_packed(FIRST, SECOND, settings=settings)
         assert_close(packed[:5], encode_packed(FIRST, settings=settings)[:5])

@@ -1,0 +1,163 @@
+"""Positions as rotations and as a bias by distance, of packed and of restarted positions."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.encoder import Encoder
+from models.positions import (
+    DistanceBias,
+    DistanceTable,
+    RowGate,
+    by_index,
+    distance_buckets,
+    rotate,
+    slopes,
+)
+from tests.models.factories import encoder_settings, random_params
+
+L = 12
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+class RotateTest(parameterized.TestCase):
+    def test_products_depend_on_distances(self):
+        query, key = random(1, 1, 2, 6), random(1, 1, 2, 6, seed=1)
+
+        def product(i: int, j: int) -> jax.Array:
+            turned = (rotate(x, jnp.array([[at]]), 100.0) for x, at in ((query, i), (key, j)))
+            one, two = turned
+            return (one * two).sum(axis=-1)
+
+        np.testing.assert_allclose(product(3, 5), product(40, 42), rtol=1e-4, atol=1e-5)
+        self.assertGreater(np.abs(product(3, 5) - product(5, 3)).max(), 0.1)
+
+    def test_length_stays(self):
+        x = random(2, L, 2, 6)
+        turned = rotate(x, jnp.tile(jnp.arange(L), (2, 1)), 100.0)
+        np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1),
+                                   rtol=1e-5)  # fmt: skip
+        np.testing.assert_array_equal(turned[:, 0], x[:, 0])
+
+
+class BucketsTest(parameterized.TestCase):
+    def test_of_t5(self):
+        # Raffel et al. 2020: 32 buckets to 128; exact below 8, then eight up to 128 and beyond.
+        buckets = distance_buckets(32, 128, 1000)
+        of = dict(zip(range(-999, 1000), buckets, strict=True))
+        for distance in range(8):
+            self.assertEqual(of[-distance], distance)
+        edges = [8 * 16 ** (i / 8) for i in range(9)]
+        for distance in range(8, 1000):
+            expected = 8 + min(sum(edge <= distance + 1e-6 for edge in edges) - 1, 7)
+            self.assertEqual(of[-distance], expected, distance)
+            self.assertEqual(of[distance], expected + 16)
+        self.assertEqual(of[1], 17)
+
+    @parameterized.parameters((4, 2), (8, 128), (32, 128), (32, 9))
+    def test_each_side_rises_and_all_are_used(self, num_buckets: int, max_distance: int):
+        buckets = distance_buckets(num_buckets, max_distance, 4 * max_distance)
+        before, after = np.split(buckets, [4 * max_distance])
+        self.assertTrue((np.diff(before) <= 0).all() and (np.diff(after) >= 0).all())
+        self.assertLessEqual(buckets.max(), num_buckets - 1)
+        self.assertEqual(before[0], num_buckets // 2 - 1)
+
+
+class DistanceBiasTest(parameterized.TestCase):
+    def matrix(self, by_distance, positions) -> np.ndarray:
+        """One by one."""
+        zero = by_distance.shape[1] // 2
+        return np.array([
+            [[by_distance[h, j - i + zero] for j in positions] for i in positions]
+            for h in range(len(by_distance))
+        ])  # fmt: skip
+
+    @parameterized.parameters(L, L + 3)
+    def test_matrix_of_indices(self, num_distances: int):
+        by_distance = random(2, 2 * num_distances - 1)
+        found = DistanceBias(by_distance, jnp.zeros((3, L), jnp.int32)).matrix()
+        np.testing.assert_array_equal(found[0], self.matrix(by_distance, range(L)))
+
+    def test_matrix_of_positions(self):
+        by_distance, positions = random(2, 2 * L - 1), [0, 1, 2, 3, 0, 1, 2]
+        rows = jnp.array([positions, [*range(7)]])
+        found = DistanceBias(by_distance, jnp.zeros_like(rows), rows).matrix()
+        np.testing.assert_array_equal(found[0], self.matrix(by_distance, positions))
+        np.testing.assert_array_equal(found[1], self.matrix(by_distance, range(7)))
+
+    def test_gradient_is_a_sum_along_diagonals(self):
+        of_pairs = random(2, L, L)
+        (found,) = jax.vjp(by_index, random(2, 2 * L - 1))[1](of_pairs)
+        expected = [[np.trace(x, offset) for offset in range(1 - L, L)] for x in of_pairs]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class DistanceTableTest(parameterized.TestCase):
+    def table(self, slope: float, num_heads: int = 3) -> np.ndarray:
+        module = DistanceTable(num_heads, 8, 16, slope, max_length=20)
+        variables = nn.unbox(module.init(jax.random.key(0)))
+        return np.asarray(module.apply(variables))
+
+    def test_falls_with_distance_more_slowly_from_head_to_head(self):
+        by_distance = self.table(0.5)
+        before, after = by_distance[:, :20], by_distance[:, 19:]
+        np.testing.assert_array_equal(before[:, ::-1], after)
+        self.assertTrue((np.diff(after, axis=1) <= 0).all())
+        np.testing.assert_allclose(after[:, 1], [-0.5, -0.25, -0.125])
+        np.testing.assert_array_equal(after[:, 0], 0)
+
+    def test_no_slope_is_zero(self):
+        np.testing.assert_array_equal(self.table(0.0), 0)
+
+    def test_slopes_of_many_heads_end_above_nothing(self):
+        self.assertEqual(slopes(16)[0], 1)
+        self.assertGreater(slopes(16)[-1], 2**-8)
+
+
+class RowGateTest(absltest.TestCase):
+    def test_formula(self):
+        query, module = random(2, L, 3, 4), RowGate()
+        params = {"update": random(3, 4, seed=1), "reset": random(3, 4, seed=2),
+                  "scale": random(3, seed=3)}  # fmt: skip
+        found = module.apply({"params": params}, query)
+        one, two = (
+            1 / (1 + np.exp(-np.sum(query * params[name][None, None], axis=-1)))
+            for name in ("update", "reset")
+        )
+        expected = 1 + one + (1 - one) * np.asarray(params["scale"]) * two
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class RestartTest(parameterized.TestCase):
+    """A pair of sentences that see each other, the second one's positions from 0 on."""
+
+    @parameterized.parameters("relative", "gated", "rotary", "learned")
+    def test_order_of_the_sentences_is_nothing(self, position: str):
+        settings = encoder_settings(position=position, distance_buckets=8, max_distance=6)
+        tokens = np.array([[5, 6, 7, 8, 9, 10, 11]], np.int32)
+        positions = np.array([[0, 1, 2, 3, 0, 1, 2]], np.int32)
+        swapped = [4, 5, 6, 0, 1, 2, 3]
+
+        def encode(tokens, positions, **kwargs):
+            return Encoder(settings).apply(
+                {"params": random_params(settings)}, tokens, np.ones_like(tokens), positions,
+                deterministic=True, method="encode", **kwargs,
+            )  # fmt: skip
+
+        whole = encode(tokens, positions, positions_restart=True)
+        other = encode(tokens[:, swapped], positions[:, swapped], positions_restart=True)
+        np.testing.assert_allclose(other, whole[:, swapped], rtol=1e-4, atol=1e-5)
+        if settings.has_bias:
+            run_on = encode(tokens, np.arange(7)[None].astype(np.int32))
+            self.assertGreater(np.abs(run_on - whole).max(), 0.01)
+            again = encode(tokens, np.arange(7)[None].astype(np.int32), positions_restart=True)
+            np.testing.assert_allclose(again, run_on, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,90 @@
+"""Attention with a gradient of its own against the derived one of plain formulas."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.masks import segment_mask
+from models.softmax_attention import attend
+
+B, Q, K, H, D = 4, 5, 6, 2, 3
+SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [1] * 5, [1, 2, 3, 4, 5], [1, 1, 1, 2, 2]])
+# The last query of the first sequence sees nothing.
+OF_KEYS = jnp.array([[1, 1, 2, 2, 2, 1], [1] * 6, [5, 4, 3, 2, 1, 1], [1, 2, 1, 2, 1, 2]])
+
+
+def random(*shape: int, seed: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def plain(query, keys, values, mask=None, bias=None, gate=None) -> jax.Array:
+    """The formulas one by one, for jax to derive."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / jnp.sqrt(query.shape[-1])
+    if bias is not None:
+        of_examples = jnp.repeat(bias, len(query) // len(bias), axis=0)
+        scores += of_examples if gate is None else of_examples * jnp.moveaxis(gate, 1, 2)[..., None]
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e30)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), values)
+
+
+INPUTS = {
+    "query": random(B, Q, H, D, seed=0),
+    "keys": random(B, K, H, D, seed=1),
+    "values": random(B, K, H, D, seed=2),
+}
+MASK = segment_mask(SEGMENTS, OF_KEYS)
+GATE = random(B, Q, H, seed=3)
+
+
+def gradients(function, mask, inputs: dict):
+    direction = random(B, Q, H, D, seed=9)
+
+    def loss(inputs):
+        output = function(**inputs, mask=mask)
+        return (output * direction).sum(), output
+
+    return jax.jit(jax.grad(loss, has_aux=True))(inputs)
+
+
+class AttendTest(parameterized.TestCase):
+    @parameterized.product(
+        masked=(False, True),
+        biased=(None, 1, 2, B),
+        gated=(False, True),
+    )
+    def test_equals_derived_gradients(self, masked: bool, biased: int | None, gated: bool):
+        inputs = dict(INPUTS)
+        if biased:
+            inputs["bias"] = random(biased, H, Q, K, seed=4)
+        if biased and gated:
+            inputs["gate"] = GATE
+        mask = MASK if masked else None
+        found, expected = (gradients(function, mask, inputs) for function in (attend, plain))
+        check = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+        jax.tree.map(check, found, expected)
+
+    def test_jit_equals_eager(self):
+        bias = random(1, H, Q, K, seed=4)
+        eager = attend(*INPUTS.values(), MASK, bias, GATE)
+        np.testing.assert_allclose(
+            jax.jit(attend)(*INPUTS.values(), MASK, bias, GATE), eager, rtol=1e-5, atol=1e-6
+        )
+
+    def test_bfloat16_is_near_float32(self):
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), INPUTS)
+        grads, output = gradients(attend, MASK, half)
+        expected_grads, expected = gradients(plain, MASK, INPUTS)
+        self.assertEqual({x.dtype for x in jax.tree.leaves((grads, output))}, {jnp.bfloat16.dtype})
+        check = functools.partial(np.testing.assert_allclose, rtol=0.05, atol=0.05)
+        jax.tree.map(
+            lambda a, b: check(a.astype(jnp.float32), b),
+            (grads, output), (expected_grads, expected),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    absltest.main()
