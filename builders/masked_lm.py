@@ -1,5 +1,6 @@
 """Builder of masked language modelling, with its terms on pairs of translations."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,12 +51,15 @@ def build(setup: Setup) -> Objective:
     counts = token_counts(setup.store, data.pair_alpha)
     of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
     of_pairs = of_pairs._replace(languages=first[1].languages)
-    translation_lm = TranslationLM(**parts, name="tlm", statistics=of_pairs)
+    of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
     terms = {PACKED: Term(masked_lm, "mlm")}
     if data.pair_share:
+        restart = data.pair_positions == "restart"
+        translation_lm = dataclasses.replace(of_separate_pairs, positions_restart=restart)
         terms[PAIRS] = Term(translation_lm, "tlm")
     if data.contrast_share:
-        terms[SEPARATE_PAIRS] = Term(SentenceContrast(translation_lm, contrast), "mlm_and_contrast")
+        contrasted = SentenceContrast(of_separate_pairs, contrast)
+        terms[SEPARATE_PAIRS] = Term(contrasted, "mlm_and_contrast")
     return Mixture(terms)
 
 

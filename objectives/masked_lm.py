@@ -88,6 +88,7 @@ class MaskedLM(Objective):
     full_softmax_from: int | None = None
 
     tables = (TABLE,)
+    positions_restart = False
 
     def init(self, key: jax.Array):
         """Parameters of the model, boxed with their logical axis names."""
@@ -166,6 +167,7 @@ class MaskedLM(Objective):
             plan.positions,
             deterministic=rngs is None,
             table=rows.get(TABLE, output_table(params)[0]),
+            positions_restart=self.positions_restart,
             method="encode",
             rngs=rngs,
         )

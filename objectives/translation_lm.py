@@ -16,7 +16,12 @@ class TranslationLM(MaskedLM):
     """Predicts masked tokens of pairs: batches with `tokens`, `segments`, `positions` [B, L].
 
     A pair is one segment, or two where its sentences are not to see each other.
+
+    Attributes:
+      positions_restart: whether positions begin anew with the second sentence of a segment.
     """
+
+    positions_restart: bool = False
 
     def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         return batch["segments"], batch["positions"]
