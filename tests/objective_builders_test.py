@@ -14,7 +14,9 @@ from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
+from objectives.contrastive import SentenceContrast
 from objectives.masked_lm import MaskedLM
+from objectives.mixture import Term
 from objectives.objective import Objective
 from tests.builders_test import objective_of, runlocal, write_store
 from tests.training import program_test
@@ -130,7 +132,22 @@ class FitTest(parameterized.TestCase):
         self.assertBetween(found["sampling/sampled_loss"], 1, found["sampling/exact_loss"])
 
 
+def tokens_term(term: Term) -> MaskedLM:
+    """The masked LM that a term is or has."""
+    is_contrast = isinstance(term.objective, SentenceContrast)
+    return term.objective.masked_lm if is_contrast else term.objective
+
+
 class ObjectiveTest(parameterized.TestCase):
+    @parameterized.parameters("continue", "restart")
+    def test_distances_of_a_pair_in_one_segment_are_those_of_its_positions(self, positions: str):
+        config = program_test.config("pairs")
+        config.data.pair_positions = positions
+        terms = objectives.objective(config, program_test.store()).terms
+        restart = {kind: tokens_term(term).positions_restart for kind, term in terms.items()}
+        expected = {PACKED: False, PAIRS: positions == "restart", SEPARATE_PAIRS: False}
+        self.assertEqual(restart, expected)
+
     def test_the_target_probabilities_are_those_of_the_stream(self):
         objective = objective_of(runlocal(**{"data.alpha": 1.0}))
         # Three quarters of the text are English; both have counts that grow with the id.
@@ -149,7 +166,8 @@ class ObjectiveTest(parameterized.TestCase):
         config, store = program_test.config("pairs"), program_test.store()
         terms = objectives.objective(config, store).terms
         packed, pairs = terms[PACKED].objective, terms[PAIRS].objective
-        self.assertIs(terms[SEPARATE_PAIRS].objective.masked_lm, pairs)
+        separate = terms[SEPARATE_PAIRS].objective.masked_lm
+        self.assertIs(separate.statistics, pairs.statistics)
 
         # One set in two languages: each of its sentences is in one pair.
         ids = np.concatenate([store.bitext("set", one).ids for one in ("aa", "bb")])

@@ -13,7 +13,9 @@ from absl.testing import absltest, parameterized
 
 from models import attention
 from models.attention import Attention
+from models.fused_attention import gated_attention
 from models.masks import causal_mask, segment_mask
+from models.positions import DistanceBias
 from models.softmax_attention import attention_weights
 from tests.models.factories import random_like
 
@@ -176,6 +178,38 @@ class KernelTest(parameterized.TestCase):
     def test_decoding_takes_the_plain_one(self):
         module = Attention(D, H, 0.0, "float32", "cudnn")
         self.assertEmpty(self.kernels(module, X[:, :1], cache=module.empty_cache(B, Q)))
+
+
+class PallasTest(parameterized.TestCase):
+    """The fused kernel for a bias by distance, interpreted."""
+
+    @parameterized.parameters(False, True)
+    def test_equals_plain_attention(self, is_gated: bool):
+        bias = DistanceBias(random(H, 2 * Q + 1), SEGMENTS)
+        plain, fused = (
+            Attention(D, H, 0.0, "float32", kernel, is_gated=is_gated)
+            for kernel in ("xla", "pallas")
+        )
+        shapes = jax.eval_shape(
+            functools.partial(plain.init, deterministic=True, bias=bias), jax.random.key(0), X
+        )
+        params = random_like(nn.unbox(shapes))
+
+        def gradients(module: Attention):
+            def loss(params, by_distance):
+                use = {
+                    "bias": bias._replace(by_distance=by_distance),
+                    "mask": segment_mask(SEGMENTS),
+                }
+                return (module.apply(params, X, deterministic=True, **use)[0] ** 2).sum()
+
+            return jax.value_and_grad(loss, argnums=(0, 1))(params, bias.by_distance)
+
+        interpreted = functools.partial(gated_attention, interpret=True)
+        with mock.patch.object(attention, "gated_attention", interpreted):
+            found = gradients(fused)
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+        jax.tree.map(check, found, gradients(plain))
 
 
 class BlocksTest(parameterized.TestCase):

@@ -1,6 +1,9 @@
 """Activations on a mesh: split by sequences, whatever the parameters are split over."""
 
+import collections
+import dataclasses
 import functools
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -9,21 +12,28 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
-from models import layout
-from models.encoder import Encoder
+from models import attention, layout
+from models.encoder import Encoder, EncoderSettings
+from models.fused_attention import gated_attention
 from tests.models.factories import boxed_shapes
-from tests.models.sharded import SETTINGS, B, L, M, on_mesh
+from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
 from training.sharding import MeshSettings, make_mesh
 
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2))
 TOKENS = jnp.zeros((8, 6), jnp.int32)
+FUSED = dataclasses.replace(GATED, attention="pallas")
+# Kernels of a GPU, where there is none.
+interpreted = functools.partial(gated_attention, block_size=32, interpret=True)
 
 
 class LayoutTest(parameterized.TestCase):
-    @parameterized.parameters(*MESHES)
-    def test_values_are_those_of_one_device(self, *axes: int):
-        expected_loss, expected = on_mesh(1, 1, 1)()
-        found_loss, found = on_mesh(*axes)()
+    @parameterized.product(axes=MESHES, encoder=(SETTINGS, GATED, FUSED))
+    def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):
+        # On one device without the fused kernel.
+        plain = GATED if encoder is FUSED else encoder
+        expected_loss, expected = on_mesh(1, 1, 1, encoder=plain)()
+        with mock.patch.object(attention, "gated_attention", interpreted):
+            found_loss, found = on_mesh(*axes, encoder=encoder)()
         np.testing.assert_allclose(found_loss, expected_loss, rtol=1e-5)
         largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * largest)
@@ -32,6 +42,17 @@ class LayoutTest(parameterized.TestCase):
     def test_fsdp_takes_the_memory_of_data(self):
         data, fsdp = (on_mesh(*axes).temporary_bytes() for axes in ((8, 1, 1), (1, 8, 1)))
         self.assertLess(fsdp, 1.2 * data)
+
+    @parameterized.parameters((8, 1, 1), (1, 8, 1))
+    def test_of_a_bias_only_distances_are_summed_over_devices(self, *axes: int):
+        with_bias, without = on_mesh(*axes, encoder=GATED), on_mesh(*axes)
+        new = collections.Counter(with_bias.collective_sizes())
+        new.subtract(without.collective_sizes())
+        # By distance, and the vectors and numbers of the gate, maybe of both layers.
+        heads = GATED.num_heads
+        distances, gate = heads * (2 * L - 1), 2 * GATED.num_layers * (GATED.hidden_size + heads)
+        added = {size for size, count in new.items() if count > 0}
+        self.assertLessEqual(max(added, default=0), max(distances, gate))
 
     @parameterized.parameters(*MESHES)
     def test_nothing_is_sent_of_the_size_of_all_activations(self, *axes: int):

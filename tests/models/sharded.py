@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import quickstart
-from models.encoder import Encoder, output_table
+from models.encoder import Encoder, EncoderSettings, output_table
 from tests.models.factories import boxed_shapes, encoder_settings, random_like
 from training.sharding import (
     MeshSettings,
@@ -37,9 +37,12 @@ SETTINGS = encoder_settings(
 )
 
 
-def loss(params, batch: dict[str, jax.Array]) -> jax.Array:
+GATED = dataclasses.replace(SETTINGS, position="gated", distance_slope=0.5)
+
+
+def loss(settings: EncoderSettings, params, batch: dict[str, jax.Array]) -> jax.Array:
     """Mean negative log-likelihood of `targets` [B, M] at `masked` [B, M]."""
-    encoder = Encoder(SETTINGS)
+    encoder = Encoder(settings)
     states = encoder.apply(
         {"params": params},
         batch["tokens"],
@@ -76,16 +79,18 @@ class Sharded:
     """The compiled loss and gradients on a mesh, and where their arguments are to be.
 
     Attributes:
+      settings: of the encoder.
       step: (params, batch) -> (loss, gradients).
       shardings: of both arguments.
     """
 
+    settings: EncoderSettings
     step: jax.stages.Compiled
     shardings: tuple
 
     def __call__(self) -> tuple:
         """The loss of `batch()` and its gradients."""
-        params = random_like(nn.unbox(boxed_shapes(SETTINGS)))
+        params = random_like(nn.unbox(boxed_shapes(self.settings)))
         return jax.device_get(self.step(*jax.device_put((params, batch()), self.shardings)))
 
     def temporary_bytes(self) -> int:
@@ -102,12 +107,19 @@ class Sharded:
 
 
 @functools.cache
-def on_mesh(data: int, fsdp: int, model: int, *, constrained: bool = True) -> Sharded:
+def on_mesh(
+    data: int,
+    fsdp: int,
+    model: int,
+    *,
+    constrained: bool = True,
+    encoder: EncoderSettings = SETTINGS,
+) -> Sharded:
     """The loss on a mesh; without constraints its activations are the compiler's to lay out."""
     rules = quickstart.get_config().mesh.rules
     settings = MeshSettings(data, fsdp, model, vocab_multiple=8, rules=rules)
     mesh = make_mesh(settings, jax.devices()[: data * fsdp * model])
-    boxed = boxed_shapes(SETTINGS)
+    boxed = boxed_shapes(encoder)
     of_params = param_shardings(boxed, mesh, settings)
     shardings = (of_params, batch_sharding(mesh))
     arguments = jax.tree.map(
@@ -115,8 +127,9 @@ def on_mesh(data: int, fsdp: int, model: int, *, constrained: bool = True) -> Sh
         (nn.unbox(boxed), batch()),
         (of_params, dict.fromkeys(batch(), batch_sharding(mesh))),
     )
-    step = jax.jit(jax.value_and_grad(loss), out_shardings=(replicated(mesh), of_params))
+    of_encoder = functools.partial(loss, encoder)
+    step = jax.jit(jax.value_and_grad(of_encoder), out_shardings=(replicated(mesh), of_params))
     if constrained:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return Sharded(step.lower(*arguments).compile(), shardings)
-    return Sharded(step.lower(*arguments).compile(), shardings)
+            return Sharded(encoder, step.lower(*arguments).compile(), shardings)
+    return Sharded(encoder, step.lower(*arguments).compile(), shardings)
