@@ -6,7 +6,8 @@ device. Constraints at the boundaries of layers have it gather the parameters of
 
 The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
 constrained without one, where it does not split batches, and where it does not divide the batch at
-hand, such as the one sequence that parameters are initialised with.
+hand, such as the one sequence that parameters are initialised with. Inside `jax.shard_map` the batch
+at hand is that of a shard, and is split over the axes that are left to the compiler.
 """
 
 import math
@@ -25,7 +26,7 @@ def split_batch(x: jax.Array) -> jax.Array:
     if not _splits(x.shape[0]):
         return x
     others = [P.UNCONSTRAINED] * (x.ndim - 1)
-    return with_sharding_constraint(x, P(_BATCH_AXES, *others))
+    return with_sharding_constraint(x, P(_auto_axes(), *others))
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -36,10 +37,12 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
-    divides = table.shape[1] % jax.sharding.get_abstract_mesh().shape["fsdp"] == 0
-    tokens = with_sharding_constraint(tokens, P("data"))
+    data, fsdp = (axis if axis in _auto_axes() else None for axis in _BATCH_AXES)
+    if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
+        fsdp = None
+    tokens = with_sharding_constraint(tokens, P(data))
     rows = jnp.take(table, tokens, axis=0)
-    rows = with_sharding_constraint(rows, P("data", None, "fsdp" if divides else None))
+    rows = with_sharding_constraint(rows, P(data, None, fsdp))
     return split_batch(rows)
 
 
@@ -56,8 +59,12 @@ def _splits(batch_size: int) -> bool:
 
 
 def _num_shards() -> int:
-    """Parts that the mesh in context splits a batch into, if the compiler lays arrays on it."""
+    """Parts that the compiler splits the batch at hand into."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not set(_BATCH_AXES) <= set(mesh.auto_axes):
-        return 1
-    return math.prod(mesh.shape[axis] for axis in _BATCH_AXES)
+    return math.prod(mesh.shape[axis] for axis in _auto_axes())
+
+
+def _auto_axes() -> tuple[str, ...]:
+    """Those of the batch's axes over which the compiler lays arrays, on the mesh in context."""
+    auto_axes = jax.sharding.get_abstract_mesh().auto_axes
+    return tuple(axis for axis in _BATCH_AXES if axis in auto_axes)

@@ -1,14 +1,19 @@
 """Gradients of a batch that is too large to be worked on at once, part by part."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
-from objectives.objective import Extra, Objective, gathered_rows
+from objectives.objective import Extra, Objective, Touched, gathered_rows
+
+# The axis of the mesh over which gradients are summed once a step.
+_DATA = "data"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,12 @@ def accumulate(
     sampling the classes of the softmax, of a batch of its size. Sums are added over the parts and
     divided once, so parts weigh as much as they have targets.
 
+    On a mesh whose `data` axis has S > 1 devices, an objective that says how (`example_axes`) is
+    differentiated shard by shard: a device adds up gradients of its own examples, and the sums are
+    added over `data` once, after the last part. Over `fsdp` and `model` each part is summed by
+    itself. Each shard draws its dropout by a key of its own, so masks of dropout are not those of
+    one device. Other objectives have the gradients of each part summed over all devices.
+
     Args:
       objective: what is learned.
       params: all up to date.
@@ -75,17 +86,20 @@ def accumulate(
         lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
     )
 
+    first = jax.tree.map(lambda x: x[0], parts)
+    shard_axes = _shard_axes(objective, extra, first, key, step)
+    is_sharded = shard_axes is not None
+    gradients = _gradients_of(objective)
+    if is_sharded:
+        gradients = _by_shard(gradients, shard_axes)
+
     def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
         part = jax.tree.map(lambda x: x[number], parts)
         part_key = jax.random.fold_in(key, number)
         plan, touched = objective.plan(extra, part, part_key, step)
-
-        def total_loss(params):
-            rows = gathered_rows(params, touched)
-            metrics, observed = objective.loss(params, rows, plan, part_key)
-            return metrics["loss"][0], (metrics, observed)
-
-        grads, (metrics, observed) = jax.grad(total_loss, has_aux=True)(params)
+        grads, (metrics, observed) = gradients(params, plan, touched, part_key)
+        if is_sharded:
+            observed = _added(observed)
         return grads, metrics, objective.learn(extra, observed)
 
     num_used = accumulation.parts_at(step)
@@ -101,7 +115,69 @@ def accumulate(
     shapes = jax.eval_shape(of_part, jnp.int32(0), extra)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
     grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
+    if is_sharded:
+        grads, metrics = _added((grads, metrics))
     weight = jnp.maximum(metrics["loss"][1], 1)
     used = jnp.float32(num_used * (num_examples // num_parts))
     metrics["batch_rows"] = (used, jnp.float32(1))
     return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
+
+
+def _gradients_of(objective: Objective) -> Callable:
+    """(params, plan, touched, key) -> gradients of the summed loss, (metrics, observed)."""
+
+    def gradients(params: Any, plan: Any, touched: Touched, key: jax.Array) -> tuple[Any, Any]:
+        def total_loss(params):
+            rows = gathered_rows(params, touched)
+            metrics, observed = objective.loss(params, rows, plan, key)
+            return metrics["loss"][0], (metrics, observed)
+
+        return jax.grad(total_loss, has_aux=True)(params)
+
+    return gradients
+
+
+def _shard_axes(
+    objective: Objective, extra: Extra, part: Batch, key: jax.Array, step: jax.Array
+) -> Any | None:
+    """See `Objective.example_axes`, of a part on the mesh in context; None for no shards."""
+    num_shards = jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
+    if num_shards == 1 or part.num_examples % num_shards:
+        return None
+    plan, _ = jax.eval_shape(objective.plan, extra, part, key, step)
+    return objective.example_axes(plan, num_shards)
+
+
+def _by_shard(gradients: Callable, axes: Any) -> Callable:
+    """`gradients` of each of the S shards of the examples, [S, ...] and split over `data`.
+
+    Args:
+      gradients: from `_gradients_of`.
+      axes: of the examples in the plan.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    by_example = jax.tree.map(
+        lambda axis: P() if axis is None else P(*[None] * axis, _DATA),
+        axes,
+        is_leaf=lambda axis: axis is None,
+    )
+
+    def of_shard(params, plan, touched, key, shard):
+        found = gradients(params, plan, touched, jax.random.fold_in(key, shard[0]))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
+
+    mapped = jax.shard_map(
+        of_shard,
+        in_specs=(P(), by_example, P(), P(), P(_DATA)),
+        out_specs=P(_DATA),
+        # Those of a single device too: with nothing left to the compiler it has nothing to decide.
+        axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
+        # With it the gradients of what shards share would be summed over them here.
+        check_vma=False,
+    )
+    return lambda *args: mapped(*args, jnp.arange(mesh.shape[_DATA]))
+
+
+def _added(sharded: Any) -> Any:
+    """The sums of arrays [S, ...] over shards."""
+    return jax.tree.map(lambda x: x.sum(axis=0), sharded)
