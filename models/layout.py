@@ -6,8 +6,8 @@ device. Constraints at the boundaries of layers have it gather the parameters of
 
 The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
 constrained without one, where it does not split batches, and where it does not divide the batch at
-hand, such as the one sequence that parameters are initialised with. Inside `jax.shard_map` the batch
-at hand is that of a shard, and is split over the axes that are left to the compiler.
+hand, such as the one sequence that parameters are initialised with. Inside `jax.shard_map` the
+batch at hand is a shard's, and is split over those axes that are left to the compiler.
 """
 
 import math

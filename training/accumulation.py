@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
-from objectives.objective import Extra, Objective, Touched, gathered_rows
+from objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
 
 # The axis of the mesh over which gradients are summed once a step.
 _DATA = "data"
@@ -58,7 +58,9 @@ def accumulate(
     differentiated shard by shard: a device adds up gradients of its own examples, and the sums are
     added over `data` once, after the last part. Over `fsdp` and `model` each part is summed by
     itself. Each shard draws its dropout by a key of its own, so masks of dropout are not those of
-    one device. Other objectives have the gradients of each part summed over all devices.
+    one device. Gradients of each part are summed over all devices where the objective does not say
+    how, where both `fsdp` and `model` split the mesh, and where the parts touch so few table rows
+    that fewer numbers are sent so.
 
     Args:
       objective: what is learned.
@@ -86,17 +88,23 @@ def accumulate(
         lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
     )
 
-    first = jax.tree.map(lambda x: x[0], parts)
-    shard_axes = _shard_axes(objective, extra, first, key, step)
-    is_sharded = shard_axes is not None
-    gradients = _gradients_of(objective)
-    if is_sharded:
-        gradients = _by_shard(gradients, shard_axes)
-
-    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+    def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
         part = jax.tree.map(lambda x: x[number], parts)
         part_key = jax.random.fold_in(key, number)
-        plan, touched = objective.plan(extra, part, part_key, step)
+        return *objective.plan(extra, part, part_key, step), part_key
+
+    gradients = _gradients_of(objective)
+    axes = None
+    if _can_map_shards(num_examples // num_parts):
+        plan, touched, _ = jax.eval_shape(planned, jnp.int32(0), extra)
+        if _saves(params, touched, num_parts):
+            axes = objective.example_axes(plan, _num_shards())
+    is_sharded = axes is not None
+    if is_sharded:
+        gradients = _by_shard(gradients, axes)
+
+    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+        plan, touched, part_key = planned(number, extra)
         grads, (metrics, observed) = gradients(params, plan, touched, part_key)
         if is_sharded:
             observed = _added(observed)
@@ -137,15 +145,26 @@ def _gradients_of(objective: Objective) -> Callable:
     return gradients
 
 
-def _shard_axes(
-    objective: Objective, extra: Extra, part: Batch, key: jax.Array, step: jax.Array
-) -> Any | None:
-    """See `Objective.example_axes`, of a part on the mesh in context; None for no shards."""
-    num_shards = jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
-    if num_shards == 1 or part.num_examples % num_shards:
-        return None
-    plan, _ = jax.eval_shape(objective.plan, extra, part, key, step)
-    return objective.example_axes(plan, num_shards)
+def _num_shards() -> int:
+    """S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
+
+
+def _can_map_shards(num_examples: int) -> bool:
+    """Whether the mesh in context lets shards of so many examples be worked on apart."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
+    # Where two axes are left to it, XLA's partitioner aborts at the gather of the targets' logits.
+    return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
+
+
+def _saves(params: Any, touched: Touched, num_parts: int) -> bool:
+    """Whether gradients summed once are fewer numbers than those of each part by touched rows."""
+    once = each_part = sum(x.size for x in jax.tree.leaves(params))
+    for path, ids in touched.items():
+        num_rows, width = get_table(params, path).shape
+        each_part -= (num_rows - ids.size) * width
+    return once < num_parts * each_part
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
@@ -175,7 +194,7 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         # With it the gradients of what shards share would be summed over them here.
         check_vma=False,
     )
-    return lambda *args: mapped(*args, jnp.arange(mesh.shape[_DATA]))
+    return lambda *args: mapped(*args, jnp.arange(_num_shards()))
 
 
 def _added(sharded: Any) -> Any:
