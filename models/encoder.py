@@ -9,7 +9,7 @@ from flax.linen.spmd import with_logical_partitioning
 
 from models.attention import Attention
 from models.layers import INIT_STDDEV, dense, gelu, layer_norm
-from models.layout import embedded, split_batch
+from models.layout import embedded, only_data_is_split, split_batch
 from models.masks import segment_mask
 from models.positions import LearnedPositions
 
@@ -83,6 +83,14 @@ class EncoderSettings:
             raise ValueError(
                 f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
             )
+
+    def can_map_shards(self) -> bool:
+        """Whether shards of a batch can be encoded apart, by `jax.shard_map` over `data`.
+
+        On the mesh in context: JAX cannot lay out a fused kernel over axes that are left to the
+        compiler in there.
+        """
+        return self.attention != "cudnn" or only_data_is_split()
 
 
 class Embeddings(nn.Module):

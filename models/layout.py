@@ -53,6 +53,12 @@ def gathered(parameter: jax.Array) -> jax.Array:
     return with_sharding_constraint(parameter, P())
 
 
+def only_data_is_split() -> bool:
+    """Whether the mesh in context has several devices along no axis but `data`."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return all(size == 1 for axis, size in shape.items() if axis != "data")
+
+
 def _splits(batch_size: int) -> bool:
     shards = _num_shards()
     return shards > 1 and batch_size % shards == 0

@@ -156,7 +156,8 @@ class MaskedLM(Objective):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """All but the classes are by sequence, and these are where shards hold whole groups."""
         sample = None if plan.sample is None else example_axes(plan.sample, num_shards)
-        if plan.sample is not None and sample is None:
+        crosses_shards = plan.sample is not None and sample is None
+        if crosses_shards or not self.encoder.settings.can_map_shards():
             return None
         by_sequence: Any = 0
         return Plan(

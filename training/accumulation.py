@@ -194,7 +194,11 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         # With it the gradients of what shards share would be summed over them here.
         check_vma=False,
     )
-    return lambda *args: mapped(*args, jnp.arange(_num_shards()))
+
+    def sharded(params: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
+        return mapped(params, plan, touched, key, jnp.arange(_num_shards()))
+
+    return sharded
 
 
 def _added(sharded: Any) -> Any:

@@ -1,6 +1,7 @@
 """Plans cut into shards of examples: their losses, gradients and metrics are those of the whole."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
+from models.encoder import Encoder
+from models.heads import make_head
 from objectives.batch import Batch
 from objectives.contrastive import ContrastSettings, SentenceContrast
+from objectives.fine_tuning import FineTuning
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from objectives.mixture import Mixture, Term
@@ -17,6 +21,7 @@ from objectives.objective import Objective, gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.objectives import fine_tuning_test
+from training.sharding import MeshSettings, make_abstract_mesh
 
 B = 4
 # Of one group or two the rows that are touched are gathered, of four the table is read.
@@ -112,6 +117,19 @@ class ShardsTest(parameterized.TestCase):
             extra = factories.first_extra(objective, factories.random_params(objective))
             plan, _ = objective.plan(extra, Batch(arrays(), "pairs"), KEY, jnp.int32(3))
             self.assertIsNone(objective.example_axes(plan, num_shards))
+
+    @parameterized.parameters(
+        ("cudnn", (4, 1, 1), True), ("cudnn", (4, 1, 2), False), ("xla", (4, 1, 2), True)
+    )
+    def test_a_fused_kernel_is_mapped_over_all_axes_or_none(self, attention, axes, expected):
+        settings = factories.encoder_settings(dtype="bfloat16", attention=attention)
+        fine_tuning = FineTuning(Encoder(settings), make_head("classification", 2, 0.0, "mean"), "")
+        full = factories.masked_lm(factories.output_layer_settings(kind="full"), settings)
+        mesh = make_abstract_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()), math.prod(axes))
+        with jax.sharding.use_abstract_mesh(mesh):
+            plan, _ = full.plan({}, Batch(arrays(), PACKED), KEY, jnp.int32(3))
+            self.assertEqual(full.example_axes(plan, 4) is not None, expected)
+            self.assertEqual(fine_tuning.example_axes(plan, 4) is not None, expected)
 
 
 if __name__ == "__main__":
