@@ -72,6 +72,24 @@ def values_at(values: jax.Array, ids: jax.Array) -> jax.Array:
     return values.at[ids].get(mode="fill", fill_value=0)
 
 
+def example_axes(sample: Sample, num_shards: int) -> Sample | None:
+    """The axis of the sequences in each array of a sample, None for those that are read whole.
+
+    Equal shards of the batch hold whole groups, or parts of the only one.
+
+    Returns:
+      None if groups go across shards.
+    """
+    groups = sample.candidates.ids.shape[0]
+    if groups != 1 and groups % num_shards:
+        return None
+    by_group: Any = None if groups == 1 else 0
+    labels: Any = 1 if groups == 1 else 0
+    # The largest union chooses the amount of work, which is to be the same on all devices.
+    union_size: Any = None
+    return Sample(Candidates(by_group, labels, union_size), by_group, by_group, by_group)
+
+
 def first_slots(sample: Sample, size: int) -> Sample:
     """The sample with the first `size` slots of each group only."""
     candidates, rows = sample.candidates, sample.candidate_rows

@@ -27,9 +27,12 @@ class TableSharding(NamedTuple):
 
     def split(self, rows: jax.Array) -> jax.Array:
         """Rows [G, C, E] of candidates, split over the devices that the table's rows are."""
-        if self.mesh is None or not self.splits_rows:
+        # Inside `jax.shard_map` no array can be laid out over the axes that it maps.
+        mapped = jax.sharding.get_abstract_mesh().manual_axes
+        axes = tuple(axis for axis in self.vocab_axes if axis not in mapped)
+        if self.mesh is None or not axes or not self.splits_rows:
             return rows
-        by_row = NamedSharding(self.mesh, P(P.UNCONSTRAINED, self.vocab_axes, None))
+        by_row = NamedSharding(self.mesh, P(P.UNCONSTRAINED, axes, None))
         return jax.lax.with_sharding_constraint(rows, by_row)
 
 

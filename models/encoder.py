@@ -9,7 +9,7 @@ from flax.linen.spmd import with_logical_partitioning
 
 from models.attention import KERNELS, Attention, Kernel
 from models.layers import INIT_STDDEV, INITIALIZERS, dense, gelu, layer_norm
-from models.layout import embedded, split_batch
+from models.layout import embedded, only_data_is_split, split_batch
 from models.masks import segment_mask
 from models.positions import DistanceBias, DistanceTable, LearnedPositions
 
@@ -145,6 +145,14 @@ class EncoderSettings:
             )
         if self.distance_slope < 0:
             raise ValueError(f"model.distance_slope is {self.distance_slope}, must be at least 0")
+
+    def can_map_shards(self) -> bool:
+        """Whether shards of a batch can be encoded apart, by `jax.shard_map` over `data`.
+
+        On the mesh in context: JAX cannot lay out a fused kernel over axes that are left to the
+        compiler in there.
+        """
+        return self.attention == "xla" or only_data_is_split()
 
 
 class Embeddings(nn.Module):

@@ -6,7 +6,8 @@ device. Constraints at the boundaries of layers have it gather the parameters of
 
 The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
 constrained without one, where it does not split batches, and where it does not divide the batch at
-hand, such as the one sequence that parameters are initialised with.
+hand, such as the one sequence that parameters are initialised with. Inside `jax.shard_map` the
+batch at hand is a shard's, and is split over those axes that are left to the compiler.
 """
 
 import math
@@ -27,7 +28,7 @@ def split_batch(x: jax.Array) -> jax.Array:
     if not _splits(x.shape[0]):
         return x
     others = [P.UNCONSTRAINED] * (x.ndim - 1)
-    return with_sharding_constraint(x, P(SEQUENCES, *others))
+    return with_sharding_constraint(x, P(_auto_axes(), *others))
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -38,10 +39,12 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
-    divides = table.shape[1] % jax.sharding.get_abstract_mesh().shape["fsdp"] == 0
-    tokens = with_sharding_constraint(tokens, P("data"))
+    data, fsdp = (axis if axis in _auto_axes() else None for axis in SEQUENCES)
+    if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
+        fsdp = None
+    tokens = with_sharding_constraint(tokens, P(data))
     rows = jnp.take(table, tokens, axis=0)
-    rows = with_sharding_constraint(rows, P("data", None, "fsdp" if divides else None))
+    rows = with_sharding_constraint(rows, P(data, None, fsdp))
     return split_batch(rows)
 
 
@@ -60,10 +63,12 @@ def on_each_shard(
     assert query is not None
     if _num_shards() == 1 and _mesh_size(HEADS) == 1:
         return function(*inputs)
-    is_split = {SEQUENCES: _splits(len(query)), HEADS: query.shape[2] % _mesh_size(HEADS) == 0}
+    sequences = _auto_axes() if _splits(len(query)) else None
+    heads = HEADS if query.shape[2] % _mesh_size(HEADS) == 0 else None
+    split_over = {SEQUENCES: sequences, HEADS: heads, None: None}
 
     def spec(names) -> P:
-        return P(*(name if is_split.get(name) else None for name in names))
+        return P(*(split_over[name] for name in names))
 
     return jax.shard_map(
         function,
@@ -71,7 +76,7 @@ def on_each_shard(
             None if x is None else spec(names) for x, names in zip(inputs, axes, strict=True)
         ),
         out_specs=spec(out_axes),
-        axis_names={*SEQUENCES, HEADS},
+        axis_names={*_auto_axes(), HEADS},
         check_vma=False,
     )(*inputs)
 
@@ -88,13 +93,25 @@ def num_batch_shards(batch_size: int) -> int:
     return _num_shards() if batch_size % _num_shards() == 0 else 1
 
 
+def only_data_is_split() -> bool:
+    """Whether the mesh in context has several devices along no axis but `data`."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return all(size == 1 for axis, size in shape.items() if axis != "data")
+
+
 def _splits(batch_size: int) -> bool:
     return num_batch_shards(batch_size) > 1
 
 
 def _num_shards() -> int:
-    """Parts that the mesh in context splits a batch into, if the compiler lays arrays on it."""
+    """Parts that the compiler splits the batch at hand into."""
     return math.prod(map(_mesh_size, SEQUENCES))
+
+
+def _auto_axes() -> tuple[str, ...]:
+    """Those of the batch's axes over which the compiler lays arrays, on the mesh in context."""
+    auto_axes = jax.sharding.get_abstract_mesh().auto_axes
+    return tuple(axis for axis in SEQUENCES if axis in auto_axes)
 
 
 def _mesh_size(axis: str) -> int:

@@ -45,6 +45,10 @@ class FineTuning(Objective):
         batch = {"words": row, "answerable": row > 0}
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
 
+    def example_axes(self, plan: Batch, num_shards: int) -> int | None:
+        """All arrays are by example."""
+        return 0 if self.encoder.settings.can_map_shards() else None
+
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
         """Loss of a batch, and its accuracy where there are classes.
 

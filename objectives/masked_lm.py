@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
+from knn_sampling.samples import example_axes
 from knn_sampling.working_rows import num_distinct_rows, working_rows
 from models.encoder import Encoder, output_table
 from models.segments import packed_segments
@@ -152,6 +153,24 @@ class MaskedLM(Objective):
         sample = sample._replace(candidate_rows=rows.candidates)
         plan = plan._replace(tokens=rows.tokens, sample=sample, num_rows=rows.num_needed)
         return plan, {TABLE: rows.ids}
+
+    def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
+        """All but the classes are by sequence, and these are where shards hold whole groups."""
+        sample = None if plan.sample is None else example_axes(plan.sample, num_shards)
+        crosses_shards = plan.sample is not None and sample is None
+        if crosses_shards or not self.encoder.settings.can_map_shards():
+            return None
+        by_sequence: Any = 0
+        return Plan(
+            masked=by_sequence,
+            segments=by_sequence,
+            positions=by_sequence,
+            tokens=by_sequence,
+            sample=sample,
+            num_rows=None,
+            language=by_sequence,
+            mask_rate=None,
+        )
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Negative log-likelihood of the masked tokens; without dropout if there is no key."""

@@ -87,6 +87,10 @@ class Mixture(Objective):
         found = {**found, f"{term.name}_loss": (total, weight)}
         return {**found, "loss": (term.weight * total, weight)}, _TermPlan(plan.kind, observed)
 
+    def example_axes(self, plan: _TermPlan, num_shards: int) -> _TermPlan | None:
+        axes = self._term(plan.kind).objective.example_axes(plan.plan, num_shards)
+        return None if axes is None else _TermPlan(plan.kind, axes)
+
     def learn(self, extra: Extra, observed: _TermPlan) -> Extra:
         return self._term(observed.kind).objective.learn(extra, observed.plan)
 

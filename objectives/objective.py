@@ -7,6 +7,7 @@ A step goes through an objective in this order; the engine knows nothing else ab
     loss_and_metrics, observed = objective.loss(params, rows, plan, key)           # differentiated
     extra = objective.learn(extra, observed)
 
+Shards of the examples can be differentiated apart where the plan says how (`example_axes`),
 and before steps that are due, `extra` is renewed from the parameters (`due`, `refresh`).
 """
 
@@ -74,6 +75,25 @@ class Objective:
         """
         del extra, key, step
         return batch, {}
+
+    def example_axes(self, plan: Any, num_shards: int) -> Any | None:
+        """The axis of the examples in each array of a plan, if `loss` is a sum over examples.
+
+        The loss of a plan that can be cut along these axes is the sum of the losses of its shards,
+        of which each has its examples and what all share: so are all metrics, sums and weights
+        alike, up to a common factor of both, and what is observed is added up as well.
+        Accumulation then sums the gradients of the shards once a step, not once a part.
+
+        Args:
+          plan: from `plan`, or its shapes.
+          num_shards: equal shards of the examples.
+
+        Returns:
+          A prefix of the plan's tree as `in_axes` of `jax.vmap` is, with None for arrays that every
+          shard reads whole; None in place of the tree if the losses do not add up.
+        """
+        del plan, num_shards
+        return None
 
     def init_extra(self) -> Extra:
         """The extra state before the first step."""

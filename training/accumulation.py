@@ -1,14 +1,19 @@
 """Gradients of a batch that is too large to be worked on at once, part by part."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
-from objectives.objective import Extra, Objective, gathered_rows
+from objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
+
+# The axis of the mesh over which gradients are summed once a step.
+_DATA = "data"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,14 @@ def accumulate(
     sampling the classes of the softmax, of a batch of its size. Sums are added over the parts and
     divided once, so parts weigh as much as they have targets.
 
+    On a mesh whose `data` axis has S > 1 devices, an objective that says how (`example_axes`) is
+    differentiated shard by shard: a device adds up gradients of its own examples, and the sums are
+    added over `data` once, after the last part. Over `fsdp` and `model` each part is summed by
+    itself. Each shard draws its dropout by a key of its own, so masks of dropout are not those of
+    one device. Gradients of each part are summed over all devices where the objective does not say
+    how, where both `fsdp` and `model` split the mesh, and where the parts touch so few table rows
+    that fewer numbers are sent so.
+
     Args:
       objective: what is learned.
       params: all up to date.
@@ -75,17 +88,26 @@ def accumulate(
         lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
     )
 
-    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+    def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
         part = jax.tree.map(lambda x: x[number], parts)
         part_key = jax.random.fold_in(key, number)
-        plan, touched = objective.plan(extra, part, part_key, step)
+        return *objective.plan(extra, part, part_key, step), part_key
 
-        def total_loss(params):
-            rows = gathered_rows(params, touched)
-            metrics, observed = objective.loss(params, rows, plan, part_key)
-            return metrics["loss"][0], (metrics, observed)
+    gradients = _gradients_of(objective)
+    axes = None
+    if _can_map_shards(num_examples // num_parts):
+        plan, touched, _ = jax.eval_shape(planned, jnp.int32(0), extra)
+        if _saves(params, touched, num_parts):
+            axes = objective.example_axes(plan, _num_shards())
+    is_sharded = axes is not None
+    if is_sharded:
+        gradients = _by_shard(gradients, axes)
 
-        grads, (metrics, observed) = jax.grad(total_loss, has_aux=True)(params)
+    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+        plan, touched, part_key = planned(number, extra)
+        grads, (metrics, observed) = gradients(params, plan, touched, part_key)
+        if is_sharded:
+            observed = _added(observed)
         return grads, metrics, objective.learn(extra, observed)
 
     num_used = accumulation.parts_at(step)
@@ -101,7 +123,84 @@ def accumulate(
     shapes = jax.eval_shape(of_part, jnp.int32(0), extra)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
     grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
+    if is_sharded:
+        grads, metrics = _added((grads, metrics))
     weight = jnp.maximum(metrics["loss"][1], 1)
     used = jnp.float32(num_used * (num_examples // num_parts))
     metrics["batch_rows"] = (used, jnp.float32(1))
     return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
+
+
+def _gradients_of(objective: Objective) -> Callable:
+    """(params, plan, touched, key) -> gradients of the summed loss, (metrics, observed)."""
+
+    def gradients(params: Any, plan: Any, touched: Touched, key: jax.Array) -> tuple[Any, Any]:
+        def total_loss(params):
+            rows = gathered_rows(params, touched)
+            metrics, observed = objective.loss(params, rows, plan, key)
+            return metrics["loss"][0], (metrics, observed)
+
+        return jax.grad(total_loss, has_aux=True)(params)
+
+    return gradients
+
+
+def _num_shards() -> int:
+    """S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
+
+
+def _can_map_shards(num_examples: int) -> bool:
+    """Whether the mesh in context lets shards of so many examples be worked on apart."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
+    # Where two axes are left to it, XLA's partitioner aborts at the gather of the targets' logits.
+    return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
+
+
+def _saves(params: Any, touched: Touched, num_parts: int) -> bool:
+    """Whether gradients summed once are fewer numbers than those of each part by touched rows."""
+    once = each_part = sum(x.size for x in jax.tree.leaves(params))
+    for path, ids in touched.items():
+        num_rows, width = get_table(params, path).shape
+        each_part -= (num_rows - ids.size) * width
+    return once < num_parts * each_part
+
+
+def _by_shard(gradients: Callable, axes: Any) -> Callable:
+    """`gradients` of each of the S shards of the examples, [S, ...] and split over `data`.
+
+    Args:
+      gradients: from `_gradients_of`.
+      axes: of the examples in the plan.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    by_example = jax.tree.map(
+        lambda axis: P() if axis is None else P(*[None] * axis, _DATA),
+        axes,
+        is_leaf=lambda axis: axis is None,
+    )
+
+    def of_shard(params, plan, touched, key, shard):
+        found = gradients(params, plan, touched, jax.random.fold_in(key, shard[0]))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
+
+    mapped = jax.shard_map(
+        of_shard,
+        in_specs=(P(), by_example, P(), P(), P(_DATA)),
+        out_specs=P(_DATA),
+        # Those of a single device too: with nothing left to the compiler it has nothing to decide.
+        axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
+        # With it the gradients of what shards share would be summed over them here.
+        check_vma=False,
+    )
+
+    def sharded(params: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
+        return mapped(params, plan, touched, key, jnp.arange(_num_shards()))
+
+    return sharded
+
+
+def _added(sharded: Any) -> Any:
+    """The sums of arrays [S, ...] over shards."""
+    return jax.tree.map(lambda x: x.sum(axis=0), sharded)

@@ -19,7 +19,7 @@ from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from training.loop import train
 from training.metrics import read_metrics
 from training.settings import TrainSettings
-from training.sharding import MeshSettings, batch_sharding
+from training.sharding import MeshSettings, batch_sharding, traced_on
 from training.step import TrainFunctions
 
 V, E, B = 20, 3, 8
@@ -70,6 +70,17 @@ class Lookup(Objective):
         total = (losses * weight).sum()
         metrics = {"loss": (total, weight.sum()), "drawn": (drawn[0].astype(jnp.float32), 1.0)}
         return metrics, total
+
+
+class ShardedLookup(Lookup):
+    """The same, taken shard by shard; a metric says what a shard drew in its loss."""
+
+    def example_axes(self, plan, num_shards):
+        return 0, None, 0
+
+    def loss(self, params, rows, plan, key):
+        metrics, observed = super().loss(params, rows, plan, key)
+        return {**metrics, "noise": (jax.random.uniform(key), 1.0)}, observed
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:
@@ -136,10 +147,35 @@ class AccumulationTest(parameterized.TestCase):
         for name, change in jax.tree.map(lambda a, b: np.abs(a - b).max(), found[0], first).items():
             self.assertGreater(change, 0.01, name)
 
-    def test_devices_do_not_change_it(self):
-        objective, accumulation = Lookup(draws=True), Accumulation(2, 0)
+    @parameterized.product(
+        of=(Lookup, ShardedLookup),
+        axes=((4, 1, 2), (2, 2, 1)),
+        warmup_steps=(0, 2),
+        embedding_update=("dense", "rows"),
+    )
+    def test_devices_do_not_change_it(self, of, axes, warmup_steps, embedding_update):
+        objective, accumulation = of(draws=True), Accumulation(2, warmup_steps)
         expected = run(functions_of(objective, accumulation))
-        self.assert_equal(run(functions_of(objective, accumulation, axes=(4, 1, 2))), expected)
+        found = run(functions_of(objective, accumulation, axes, embedding_update))
+        self.assert_equal(found, expected)
+        np.testing.assert_allclose(found[2]["last"], expected[2]["last"], rtol=1e-5)
+        self.assertEqual((found[2]["seen"], expected[2]["seen"]), (6 - bool(warmup_steps),) * 2)
+
+    @parameterized.parameters((ShardedLookup, 4), (Lookup, 1))
+    def test_each_shard_has_a_key_of_its_own(self, of, num_shards):
+        objective, key = of(draws=True), jax.random.key(3)
+        mesh = functions_of(objective, axes=(4, 1, 1)).mesh
+        accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(2, 0))
+        batch = Batch(jax.device_put(arrays_of(0), batch_sharding(mesh)), "lookups")
+        args = objective.init(key), objective.init_extra(), batch, key, jnp.int32(0)
+        metrics = jax.jit(traced_on(mesh, accumulated))(*args)[1]
+        self.assertEqual(metrics["drawn"][1], 2 * num_shards)
+        if of is ShardedLookup:
+            keys = [
+                jax.random.fold_in(jax.random.fold_in(key, n), i) for n in (0, 1) for i in range(4)
+            ]
+            expected = sum(map(jax.random.uniform, keys))
+            np.testing.assert_allclose(metrics["noise"][0], expected, rtol=1e-5)
 
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):

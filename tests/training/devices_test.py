@@ -14,11 +14,15 @@ from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
 from objectives.batch import Batch
 from objectives.contrastive import ContrastSettings, SentenceContrast
+from objectives.loss_and_metrics import means
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
+from objectives.mixture import Mixture, Term
 from objectives.objective import gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
+from tests.collectives import collectives_of
+from training.accumulation import Accumulation
 from training.sharding import MeshSettings, batch_sharding, make_mesh, traced_on
 from training.step import TrainFunctions
 
@@ -33,18 +37,25 @@ def mesh_of(axes: tuple[int, int, int]) -> tuple[MeshSettings, jax.sharding.Mesh
     return settings, make_mesh(settings, jax.devices()[: math.prod(axes)])
 
 
-def masked_lm_on(axes: tuple[int, int, int], kind: str, of: type[MaskedLM] = MaskedLM) -> MaskedLM:
+def masked_lm_on(
+    axes: tuple[int, int, int],
+    kind: str,
+    of: type[MaskedLM] = MaskedLM,
+    dropout_rate: float = 0.1,
+    **layer,
+) -> MaskedLM:
     settings, mesh = mesh_of(axes)
-    layer = factories.output_layer_settings(
-        kind=kind, k=4, capacity=64, num_negatives=16, group_size=2, log_q_correction=True
+    defaults = {"k": 4, "capacity": 64, "num_negatives": 16, "group_size": 2}
+    layer_settings = factories.output_layer_settings(
+        **{**defaults, **layer}, kind=kind, log_q_correction=True
     )
     encoder = factories.encoder_settings(
         vocab_size=V, embedding_size=E, hidden_size=E, mlp_size=E, max_length=L,
-        norm_position="post", attention_dropout_rate=0.1,
+        norm_position="post", attention_dropout_rate=dropout_rate, dropout_rate=dropout_rate,
     )  # fmt: skip
     uniform = np.full(V, 1 / V)
     return factories.masked_lm(
-        layer,
+        layer_settings,
         encoder,
         kind=of,
         num_valid=V,
@@ -59,18 +70,22 @@ def masked_lm_on(axes: tuple[int, int, int], kind: str, of: type[MaskedLM] = Mas
 
 
 def functions_on(
-    axes: tuple[int, int, int], kind: str, update: str, row_capacity: int = 0
+    axes: tuple[int, int, int], kind: str, update: str, num_parts: int = 1, **layer
 ) -> TrainFunctions:
     optimizer = factories.optimizer_settings(
         weight_decay=0.01, clip_norm=1.0, embedding_update=update
     )
-    objective = dataclasses.replace(masked_lm_on(axes, kind), row_capacity=row_capacity)
-    return factories.train_functions(objective, optimizer, mesh_of(axes)[0])
+    return factories.train_functions(
+        masked_lm_on(axes, kind, **layer),
+        optimizer,
+        mesh_of(axes)[0],
+        accumulation=Accumulation(num_parts, 0),
+    )
 
 
-def step_text(axes: tuple[int, int, int], kind: str, update: str, row_capacity: int = 0) -> str:
+def step_text(axes: tuple[int, int, int], kind: str, update: str, *args, **kwargs) -> str:
     """The compiled step, after the compiler has put the collectives in."""
-    functions = functions_on(axes, kind, update, row_capacity)
+    functions = functions_on(axes, kind, update, *args, **kwargs)
     tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(functions.mesh))
     batch = Batch({"tokens": tokens}, "packed")
     step = functions.train_step.lower(functions.objective, functions.abstract_state, batch)
@@ -160,6 +175,76 @@ class SameLossTest(parameterized.TestCase):
         jax.tree.map(check, gradients, one_device)
 
 
+def arrays_of(step: int) -> dict[str, np.ndarray]:
+    """2 B pairs of two segments, of 2 to L tokens and one without any."""
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(5, V, (2 * B, L)).astype(np.int32)
+    is_text = np.arange(L) < rng.integers(2, L + 1, (2 * B, 1))
+    is_text[step] = False
+    segments = np.where(is_text, 1 + (np.arange(L) >= L // 2), 0).astype(np.int32)
+    positions = np.tile(np.arange(L, dtype=np.int32), (2 * B, 1))
+    tokens = np.where(is_text, tokens, factories.PAD).astype(np.int32)
+    return {"tokens": tokens, "segments": segments, "positions": positions}
+
+
+@functools.cache
+def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, layer: tuple):
+    """Parameters after three steps in two parts without dropout, and the metrics of each step."""
+    of = {
+        name: masked_lm_on(axes, kind, TranslationLM, dropout_rate=0.0, **dict(layer))
+        for name, kind in (("pairs", kinds[0]), ("separate_pairs", kinds[-1]))
+    }
+    contrast = SentenceContrast(of["separate_pairs"], CONTRAST)
+    mixture = Mixture({"pairs": Term(of["pairs"], "tlm"), "separate_pairs": Term(contrast, "both")})
+    functions = factories.train_functions(
+        mixture if len(kinds) > 1 else of["pairs"],
+        factories.optimizer_settings(
+            epsilon=0.1, weight_decay=0.1, clip_norm=0.05, embedding_update=update
+        ),
+        mesh_of(axes)[0],
+        accumulation=Accumulation(2, warmup_steps),
+    )
+    state, metrics = functions.init(np.int32(0)), []
+    params = jax.tree.map(
+        lambda x, like: jax.device_put(x, like.sharding), random_params(), state.params
+    )
+    state = dataclasses.replace(state, params=params)
+    if names := functions.objective.due(0):
+        state, _ = functions.refresh(names, state)
+    for step in range(3):
+        arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
+        kind = ("pairs", "separate_pairs")[step % len(kinds)]
+        state, found = functions.train_step(functions.objective, state, Batch(arrays, kind))
+        metrics.append(means(jax.device_get(found)))
+    return jax.device_get(functions.apply_pending_updates(state).params), metrics
+
+
+class AccumulatedTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ((4, 1, 2), ("knn",), "rows", 2, {"capacity": 512}),  # groups within shards
+        ((4, 2, 1), ("knn",), "dense", 0, {"capacity": 2100, "group_size": 0}),  # one group
+        ((8, 1, 1), ("knn",), "dense", 0, {"capacity": 1024, "group_size": 4}),  # across shards
+        ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512}),  # two other axes
+        ((4, 1, 2), ("nce",), "dense", 0, {"num_negatives": 512}),
+        ((4, 1, 2), ("full",), "dense", 2, {}),
+        ((4, 2, 1), ("full",), "rows", 0, {}),
+        ((4, 1, 1), ("blockwise",), "dense", 0, {}),
+        ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step by whole batches
+    )
+    def test_steps_in_parts_are_those_of_one_device(self, axes, kinds, update, warmup_steps, layer):
+        rest = kinds, update, warmup_steps, tuple(layer.items())
+        params, metrics = three_steps(axes, *rest)
+        expected, expected_metrics = three_steps((1, 1, 1), *rest)
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(check, params, expected)
+        table, first = (one["embeddings"]["table"] for one in (params, random_params()))
+        self.assertGreater(np.abs(table - first).max(), 0.01)
+        for one, other in zip(metrics, expected_metrics, strict=True):
+            self.assertEqual(one.keys(), other.keys())
+            for name in one:
+                check(one[name], other[name], err_msg=name)
+
+
 class CollectivesTest(parameterized.TestCase):
     @parameterized.parameters(((4, 1, 2), "knn"), ((1, 1, 8), "knn"), ((2, 1, 4), "nce"))
     def test_a_sampled_step_sends_nothing_of_the_table_size(self, axes, kind):
@@ -170,7 +255,7 @@ class CollectivesTest(parameterized.TestCase):
     @parameterized.parameters((0, 64 * 4 + B * L), (128, 128))
     def test_gradients_of_the_table_are_summed_by_rows(self, row_capacity, num_rows):
         """Over the devices of the data axis; both the output's and the embeddings'."""
-        text = step_text((8, 1, 1), "knn", "rows", row_capacity)
+        text = step_text((8, 1, 1), "knn", "rows", row_capacity=row_capacity)
         reduced = re.findall(r"f32\[(\d+),16\]", "".join(collectives(text, "all-reduce")))
         self.assertEqual(max(map(int, reduced)), num_rows)
 
@@ -178,6 +263,31 @@ class CollectivesTest(parameterized.TestCase):
         # Or else the test above would not know such a collective if it saw one.
         sizes = collective_sizes(step_text((4, 1, 2), "full", "dense"))
         self.assertGreaterEqual(max(sizes), V * E / 2)
+
+    @parameterized.product(axes=((4, 1, 1), (4, 1, 2), (4, 2, 1)), kind=("knn", "full"))
+    def test_gradients_of_parts_are_summed_over_data_once(self, axes, kind):
+        repeated, once = self.most_over_data(axes, kind, capacity=512)
+        self.assertLess(repeated, 512 * E)  # a quarter of the rows' gradients; ids are fewer
+        self.assertGreaterEqual(once, V * E / 2)
+
+    @parameterized.parameters(((4, 1, 2), 64), ((2, 2, 2), 512))
+    def test_or_in_each_part(self, axes, capacity):
+        """Those of few rows, which are fewer numbers; and where two other axes are split."""
+        repeated, once = self.most_over_data(axes, "knn", capacity=capacity)
+        self.assertGreaterEqual(repeated, (4 * capacity + 4 * L) * E / 4)
+        self.assertLess(once, E * E)
+
+    def most_over_data(self, axes, kind, **layer) -> tuple[int, int]:
+        """Most elements of an array that is sent along `data` inside loops, and outside."""
+        text = step_text(axes, kind, "dense", num_parts=2, group_size=1, **layer)
+        size, *others = axes
+        sent = [
+            (one.in_loop, max(one.sizes))
+            for one in collectives_of(text, math.prod(axes))
+            if one.is_over(math.prod(others), size)
+        ]
+        inside, outside = ([n for is_in, n in sent if is_in == where] for where in (True, False))
+        return max(inside), max(outside, default=0)
 
 
 if __name__ == "__main__":

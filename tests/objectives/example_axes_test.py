@@ -1,0 +1,136 @@
+"""Plans cut into shards of examples: their losses, gradients and metrics are those of the whole."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from input_pipeline.stream import PACKED
+from models.encoder import Encoder
+from models.heads import make_head
+from objectives.batch import Batch
+from objectives.contrastive import ContrastSettings, SentenceContrast
+from objectives.fine_tuning import FineTuning
+from objectives.masked_lm import MaskedLM
+from objectives.masking import MaskSettings
+from objectives.mixture import Mixture, Term
+from objectives.objective import Objective, gathered_rows
+from objectives.translation_lm import TranslationLM
+from tests import factories
+from tests.objectives import fine_tuning_test
+from training.sharding import MeshSettings, make_abstract_mesh
+
+B = 4
+# Of one group or two the rows that are touched are gathered, of four the table is read.
+SETTINGS = factories.encoder_settings(vocab_size=136, num_layers=0)
+KEY = jax.random.key(3)
+
+
+def masked_lm(kind: str = "knn", group_size: int = 0, of: type[MaskedLM] = MaskedLM):
+    layer = factories.output_layer_settings(
+        kind=kind, group_size=group_size, k=2, capacity=32, log_q_correction=True
+    )
+    mask = MaskSettings(0.3, 0.8, 0.1, final_rate=0.5)
+    return factories.masked_lm(layer, SETTINGS, kind=of, mask=mask, languages=("de", "fr"))
+
+
+def arrays() -> dict[str, jax.Array]:
+    """Sequences of different numbers of targets, in two languages."""
+    tokens = factories.packed_tokens()
+    tokens[1, 3:] = factories.PAD
+    segments = np.ones_like(tokens)
+    positions = np.tile(np.arange(tokens.shape[1], dtype=np.int32), (B, 1))
+    language = np.array([0, 1, 1, 1], np.int32)
+    arrays = {"tokens": tokens, "segments": segments, "positions": positions, "language": language}
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def shard(plan, axes, number: int, num_shards: int):
+    """The arrays of a shard of a plan."""
+
+    def cut(axis, arrays):
+        if axis is None:
+            return arrays
+        return jax.tree.map(lambda x: jnp.split(x, num_shards, axis)[number], arrays)
+
+    return jax.tree.map(cut, axes, plan, is_leaf=lambda x: x is None)
+
+
+def of_plan(objective: Objective, params, plan, touched):
+    """The gradient and the loss and metrics, without dropout."""
+
+    def loss(params):
+        found, observed = objective.loss(params, gathered_rows(params, touched), plan, None)
+        assert not jax.tree.leaves(observed)
+        return found["loss"][0], found
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+class ShardsTest(parameterized.TestCase):
+    def check(self, objective: Objective, batch: Batch, params, num_shards: int):
+        extra = factories.first_extra(objective, params)
+        plan, touched = objective.plan(extra, batch, KEY, jnp.int32(3))
+        axes = objective.example_axes(plan, num_shards)
+        compute = jax.jit(functools.partial(of_plan, objective))
+        expected = compute(params, plan, touched)
+        shards = [
+            compute(params, shard(plan, axes, i, num_shards), touched) for i in range(num_shards)
+        ]
+        grads, metrics = jax.tree.map(lambda *found: sum(found), *shards)
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(check, grads, expected[0])
+        for name, (total, weight) in expected[1].items():
+            factor = metrics[name][1] / weight
+            self.assertIn(factor, (1, num_shards), name)
+            check(metrics[name][0], factor * total, err_msg=name)
+        self.assertEqual(metrics["loss"][1], expected[1]["loss"][1])
+
+    @parameterized.parameters(
+        ("full", 0), ("blockwise", 0), ("knn", 0), ("knn", 1), ("knn", 2), ("target_sampling", 0),
+        ("nce", 2), ("neg", 0),
+    )  # fmt: skip
+    def test_masked_lm(self, kind, group_size):
+        objective = masked_lm(kind, group_size)
+        batch = Batch(arrays(), PACKED)
+        self.check(objective, batch, factories.random_params(objective), 2)
+
+    def test_a_mixture(self):
+        tlm = masked_lm("full", of=TranslationLM)
+        mixture = Mixture({"one": Term(masked_lm(), "mlm"), "two": Term(tlm, "tlm", 0.5)})
+        for kind in mixture.terms:
+            self.check(mixture, Batch(arrays(), kind), factories.random_params(mixture), 4)
+
+    @parameterized.parameters(*fine_tuning_test.KINDS)
+    def test_fine_tuning(self, kind):
+        objective, batch = fine_tuning_test.objective(kind), fine_tuning_test.of_kind(kind)
+        self.check(objective, Batch(batch, kind), fine_tuning_test.params(kind), 2)
+
+    def test_losses_that_do_not_add_up(self):
+        contrast = SentenceContrast(masked_lm("full"), ContrastSettings(1.0, 0.1))
+        mixture = Mixture({"pairs": Term(contrast, "contrast")})
+        across_shards = masked_lm("knn", group_size=2)
+        for objective, num_shards in ((contrast, 2), (mixture, 2), (across_shards, 4)):
+            extra = factories.first_extra(objective, factories.random_params(objective))
+            plan, _ = objective.plan(extra, Batch(arrays(), "pairs"), KEY, jnp.int32(3))
+            self.assertIsNone(objective.example_axes(plan, num_shards))
+
+    @parameterized.parameters(
+        ("cudnn", (4, 1, 1), True), ("cudnn", (4, 1, 2), False), ("xla", (4, 1, 2), True)
+    )
+    def test_a_fused_kernel_is_mapped_over_all_axes_or_none(self, attention, axes, expected):
+        settings = factories.encoder_settings(dtype="bfloat16", attention=attention)
+        fine_tuning = FineTuning(Encoder(settings), make_head("classification", 2, 0.0, "mean"), "")
+        full = factories.masked_lm(factories.output_layer_settings(kind="full"), settings)
+        mesh = make_abstract_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()), math.prod(axes))
+        with jax.sharding.use_abstract_mesh(mesh):
+            plan, _ = full.plan({}, Batch(arrays(), PACKED), KEY, jnp.int32(3))
+            self.assertEqual(full.example_axes(plan, 4) is not None, expected)
+            self.assertEqual(fine_tuning.example_axes(plan, 4) is not None, expected)
+
+
+if __name__ == "__main__":
+    absltest.main()
