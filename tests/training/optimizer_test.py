@@ -115,6 +115,89 @@ class AdamWTest(parameterized.TestCase):
             dataclasses.replace(SETTINGS, embedding_update="lazy")
 
 
+LAYERED = {
+    "layers": {"kernel": np.full((2, 3, 6), 2.0, np.float32), "bias": np.ones((2, 6), "f")},
+    "head": {"kernel": np.full((4, 3), 2.0, np.float32)},
+}
+
+
+class MuonTest(parameterized.TestCase):
+    SETTINGS = dataclasses.replace(
+        SETTINGS, kind="muon", learning_rate=0.2, muon_learning_rate=0.5, muon_momentum=0.8
+    )
+
+    def gradients(self, seed: int):
+        rng = np.random.default_rng(seed)
+        return jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), LAYERED)
+
+    def take(self, settings: OptimizerSettings, num_steps: int = 4) -> list:
+        """Parameters after each step."""
+        optimizer, params, found = make_optimizer(settings, 10), LAYERED, []
+        state = optimizer.init(params)
+        for step in range(num_steps):
+            _, held = optimizer.read(params, state, {})
+            params, state = jax.jit(optimizer.update)(self.gradients(step), held, params, state)
+            found.append(params)
+        return found
+
+    def orthogonalised(self, matrix: np.ndarray) -> np.ndarray:
+        """Five steps of Jordan's iteration, which brings singular values near 1."""
+        x = matrix / np.linalg.norm(matrix)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        return x
+
+    def test_matrices_of_layers_follow_the_formula_one_by_one(self):
+        schedule = learning_rate_schedule(self.SETTINGS, num_steps=10)
+        for layer in range(2):
+            matrix = LAYERED["layers"]["kernel"][layer].astype(np.float64)
+            mean = np.zeros_like(matrix)
+            for step, params in enumerate(self.take(self.SETTINGS)):
+                gradient = self.gradients(step)["layers"]["kernel"][layer]
+                mean = 0.8 * mean + 0.2 * gradient
+                ahead = 0.8 * mean / (1 - 0.8 ** (step + 2))  # Nesterov's, unbiased
+                ahead += 0.2 * gradient / (1 - 0.8 ** (step + 1))
+                update = self.orthogonalised(ahead) * np.sqrt(6 / 3) + 0.1 * matrix
+                matrix = matrix - 0.5 / 0.2 * float(schedule(step)) * update
+                np.testing.assert_allclose(params["layers"]["kernel"][layer], matrix, rtol=1e-4)
+
+    def test_all_else_follows_adamw(self):
+        adamw = self.take(dataclasses.replace(self.SETTINGS, kind="adamw"))
+        for found, expected in zip(self.take(self.SETTINGS), adamw, strict=True):
+            np.testing.assert_array_equal(found["head"]["kernel"], expected["head"]["kernel"])
+            np.testing.assert_array_equal(found["layers"]["bias"], expected["layers"]["bias"])
+            moved = np.abs(found["layers"]["kernel"] - expected["layers"]["kernel"])
+            self.assertGreater(moved.max(), 0.01)
+
+    def test_frozen_matrices_stay(self):
+        found = self.take(dataclasses.replace(self.SETTINGS, frozen=("layers",)))[-1]
+        jax.tree.map(np.testing.assert_array_equal, found["layers"], LAYERED["layers"])
+        self.assertTrue((found["head"]["kernel"] != LAYERED["head"]["kernel"]).any())
+
+    def test_another_kind(self):
+        with self.assertRaisesRegex(ValueError, "optimizer.kind is 'sgd', must be adamw or muon"):
+            dataclasses.replace(self.SETTINGS, kind="sgd")
+
+    def test_its_state_has_the_names_of_the_matrices(self):
+        names = {"kernel": ("layers", "embed", "mlp"), "bias": ("layers", "mlp")}
+        boxed = {
+            "layers": {
+                name: nn.LogicallyPartitioned(LAYERED["layers"][name], names[name])
+                for name in names
+            },
+            "head": LAYERED["head"],
+        }
+        optimizer = make_optimizer(self.SETTINGS, 10)
+        state, plain = optimizer.init(boxed), optimizer.init(LAYERED)
+        self.assertEqual(jax.tree.structure(nn.unbox(state)), jax.tree.structure(plain))
+        found = {
+            x.names for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "names"))
+            if hasattr(x, "names")
+        }  # fmt: skip
+        self.assertEqual(found, set(names.values()))
+
+
 V, E, NUM_STEPS = 40, 3, 60
 PATH = "embeddings/table"
 # A large epsilon, so that the size of a gradient matters, and with it a wrong clipping.
@@ -124,7 +207,11 @@ ROWS = dataclasses.replace(DENSE, embedding_update="rows")
 
 def large_params():
     rng = np.random.default_rng(0)
-    shapes = {"embeddings": {"table": (V, E), "norm": (E,)}, "head": {"kernel": (E, E)}}
+    shapes = {
+        "embeddings": {"table": (V, E), "norm": (E,)},
+        "layers": {"kernel": (1, E, E)},
+        "head": {"kernel": (E, E)},
+    }
     draw = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -225,10 +312,11 @@ class TableTest(parameterized.TestCase):
         np.testing.assert_array_equal(params["embeddings"]["table"], expected)
         self.assertEqual(held[PATH].tolist(), [7, V, 3])
 
-    @parameterized.parameters(1.0, 0.3)
-    def test_some_rows_follow_dense(self, clip_norm: float):
+    @parameterized.parameters((1.0, "adamw"), (0.3, "adamw"), (0.3, "muon"))
+    def test_some_rows_follow_dense(self, clip_norm: float, kind: str):
+        change = {"clip_norm": clip_norm, "kind": kind}
         dense, rows = (
-            Run(dataclasses.replace(settings, clip_norm=clip_norm)).take(NUM_STEPS // 2, by_ids)
+            Run(dataclasses.replace(settings, **change)).take(NUM_STEPS // 2, by_ids)
             for settings, by_ids in ((DENSE, False), (ROWS, True))
         )
         # The other parameters are dense in both, and the norm of all gradients clips them.
