@@ -75,24 +75,30 @@ def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
         return dot_product(x, bias=(bias_of(x) * by_row).astype(x["query"].dtype))
 
     def rotary(x: Inputs) -> jax.Array:
-        turned = (rotate(x[name], positions, 10_000.0) for name in ("query", "keys"))
-        return attend(*turned, x["values"], mask)
+        turned = {name: rotate(x[name], positions, 10_000.0) for name in ("query", "keys")}
+        return ours({**x, **turned})
+
+    def ours(x: Inputs, *bias: jax.Array) -> jax.Array:
+        return attend(x["query"], x["keys"], x["values"], mask, *bias)
+
+    def fused(x: Inputs) -> jax.Array:
+        return gated_attention(
+            x["query"], x["keys"], x["values"], x["gate"], x["by_distance"], segments
+        )
 
     found: dict[str, Callable[[Inputs], jax.Array]] = {PEER: dot_product}
     if "xla" in _KERNELS.value:
-        parts = ("query", "keys", "values")
         found |= {
-            "none": lambda x: attend(*(x[name] for name in parts), mask),
+            "none": ours,
             "rotary": rotary,
-            "relative": lambda x: attend(*(x[name] for name in parts), mask, bias_of(x)),
-            FACTORS: lambda x: attend(*(x[name] for name in parts), mask, bias_of(x), x["gate"]),
+            "relative": lambda x: ours(x, bias_of(x)),
+            FACTORS: lambda x: ours(x, bias_of(x), x["gate"]),
             ARRAY: array,
         }
     if "cudnn" in _KERNELS.value:
         found["none, cudnn"] = functools.partial(dot_product, kernel="cudnn")
     if "pallas" in _KERNELS.value:
-        names = ("query", "keys", "values", "gate", "by_distance")
-        found[FUSED] = lambda x: gated_attention(*(x[name] for name in names), segments)
+        found[FUSED] = fused
     return found
 
 
