@@ -13,6 +13,7 @@ keys and values given. Forms of the same function are checked to agree before th
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ PEER = "none, jax.nn.dot_product_attention"
 # Forms of the gated bias, which give the same output.
 ARRAY, FACTORS, FUSED = "gated, bias as an array", "gated", "gated, pallas"
 Inputs = dict[str, jax.Array]
+Peer = Literal["xla", "cudnn"]
 
 
 def inputs() -> Inputs:
@@ -61,7 +63,7 @@ def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
     mask = segment_mask(segments)
     positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
 
-    def dot_product(x: Inputs, kernel: str = "xla", bias: jax.Array | None = None) -> jax.Array:
+    def dot_product(x: Inputs, kernel: Peer = "xla", bias: jax.Array | None = None) -> jax.Array:
         whole = jnp.broadcast_to(mask, (*mask.shape[:2], *[segments.shape[1]] * 2))
         return jax.nn.dot_product_attention(
             x["query"], x["keys"], x["values"], bias=bias, mask=whole, implementation=kernel
