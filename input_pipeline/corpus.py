@@ -44,9 +44,9 @@ class CorpusSpec:
       parallel_heldout_fraction: the same for `parallel`.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
       seed: picks the blocks.
-      exclude: test sets, as glob patterns of files of lines or of tab-separated cells: sentences of
-        `text`, and rows of `parallel`, that stand in one of them are left out (see
-        `input_pipeline.exclusion`).
+      exclude: test sets, as glob patterns of files of lines, of tab-separated cells or of tagged
+        words: sentences of `text`, and rows of `parallel`, that stand in one of them are left out
+        (see `input_pipeline.exclusion`).
     """
 
     root: str

@@ -1,14 +1,18 @@
 """Text that must not be trained on, since something is tested on it."""
 
+import itertools
 import logging
 import pathlib
+import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from input_pipeline import text_files
 from input_pipeline.text_files import Document
 
 _Row = tuple[str, ...]
+# A label of a word, such as NOUN, O or B-PER; a whole column of them is no text.
+_TAG = re.compile(r"[A-Z_]+(-[A-Za-z]+)?")
 
 
 def letters(sentence: str) -> str:
@@ -17,20 +21,36 @@ def letters(sentence: str) -> str:
     return "".join(c for c in folded if unicodedata.category(c)[0] in "LMN")
 
 
+def sentences_of(path: pathlib.Path) -> Iterator[str]:
+    """Yields the sentences of a test set, of a form that its lines tell.
+
+    Of a file of tagged words (a word, a tab and a label such as NOUN or B-PER on each line, a blank
+    line after a sentence) the words of each sentence, without spaces; of any other, each line, or
+    cell between tabs.
+
+    Raises:
+      ValueError: the file is at fault, see `text_files.read_lines`.
+    """
+    rows = [line.split("\t") for line in text_files.read_lines(path)]
+    if not all(row == [""] or (len(row) == 2 and _TAG.fullmatch(row[1])) for row in rows):
+        yield from itertools.chain.from_iterable(rows)
+        return
+    for has_words, sentence in itertools.groupby(rows, key=lambda row: len(row) == 2):
+        if has_words:
+            yield "".join(word for word, _ in sentence)
+
+
 class Exclusion:
     """The sentences of test sets, compared by their letters, marks and digits alone."""
 
     def __init__(self, paths: Iterable[pathlib.Path]):
-        """Reads the files at `paths`, of which every line, or cell between tabs, is a sentence.
+        """Reads the files at `paths`, see `sentences_of`.
 
         Raises:
           ValueError: a file is at fault, see `text_files.read_lines`.
         """
         self._sentences = {
-            letters(cell)
-            for path in paths
-            for line in text_files.read_lines(path)
-            for cell in line.split("\t")
+            letters(sentence) for path in paths for sentence in sentences_of(path)
         } - {""}
 
     def __contains__(self, sentence: str) -> bool:

@@ -16,15 +16,23 @@ class ExclusionTest(parameterized.TestCase):
         with lzma.open(self.folder / "de-en.tsv.xz", "wt", encoding="utf-8") as file:
             file.write("Wo bist du?\tWhere are u?\n\n!\t\n")
         (self.folder / "zh.txt").write_text("你在哪里？\n", encoding="utf-8")
+        tagged = "Trả lời\tVERB\n,\tPUNCT\nông\tNOUN\n\n\nRom\tB-LOC\n.\tO\n"
+        (self.folder / "vi.tsv").write_text(tagged, encoding="utf-8")
+        # Cells that are like tags in most lines only.
+        (self.folder / "en-de.tsv").write_text("I see\tOK\nI go\tIch gehe\n", encoding="utf-8")
         self.exclusion = Exclusion(sorted(self.folder.iterdir()))
 
     @parameterized.parameters(
-        "Wo bist du?", "wo bist du", " WO  BIST DU !", "你在哪里", "Ｗｈｅｒｅ are u?"
+        "Wo bist du?", "wo bist du", " WO  BIST DU !", "你在哪里", "Ｗｈｅｒｅ are u?",
+        "Trả lời, ông!", "Rom", "I see", "OK", "ich gehe",
     )  # fmt: skip
     def test_found(self, sentence):
         self.assertIn(sentence, self.exclusion)
 
-    @parameterized.parameters("Wo bist?", "Wo bist du, Tom?", "", "?", "你在哪", "Where are ü?")
+    @parameterized.parameters(
+        "Wo bist?", "Wo bist du, Tom?", "", "?", "你在哪", "Where are ü?",
+        "Trả lời", "ông", "Trả lời, ông Rom.", "NOUN", "I see OK",
+    )  # fmt: skip
     def test_not_found(self, sentence):
         self.assertNotIn(sentence, self.exclusion)
 
