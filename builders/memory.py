@@ -71,7 +71,10 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
     sizes = masked_lm.encoder.settings
-    masked = rows * masked_lm.mask.slots(store.length)
+    slots = masked_lm.mask.slots(store.length)
+    masked = rows * slots
+    sequences = config.output_layer.group_size or config.train.batch_size // parts
+    classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     activations = ActivationSizes(
         tokens=rows * store.length,
         length=store.length,
@@ -82,7 +85,7 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
         remat=sizes.remat,
         has_attention_weights=sizes.attention == "xla",
-        logits=masked * _classes_at_once(masked_lm.output_layer) // mesh.shape["model"],
+        logits=masked * classes // mesh.shape["model"],
         model_shards=mesh.shape["model"],
     )
     return Estimate(
@@ -92,15 +95,15 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     )
 
 
-def _classes_at_once(layer: OutputLayer) -> int:
-    """Classes whose logits are held together, of every masked position."""
+def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
+    """Classes whose logits are held together, of every masked position of a group."""
     if isinstance(layer, FullSoftmax):
         return layer.num_valid
     if isinstance(layer, BlockwiseSoftmax):
         return layer.block_size
-    if isinstance(layer, NCE | NegativeSampling):
-        return layer.num_negatives
-    assert isinstance(layer, KNNSampling | TargetSampling)
-    if not layer.sharding.splits_rows:
+    assert isinstance(layer, KNNSampling | TargetSampling | NCE | NegativeSampling)
+    if not isinstance(layer, NCE | NegativeSampling) and not layer.sharding.splits_rows:
         return layer.block_size
-    return layer.capacity if isinstance(layer, KNNSampling) else layer.num_valid
+    if isinstance(layer, KNNSampling):
+        return layer.capacity
+    return min(num_targets + layer.num_negatives, layer.num_valid)

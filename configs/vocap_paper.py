@@ -34,8 +34,7 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 | short_nce, short_neg | 56.0, 61.8, 41.1, 1.40; 56.5, 62.9, 40.1, 1.40 |
 | short_beta0, short_beta3, short_beta10 (beta 0, 0.3, 1) | XNLI 66.9, 69.0, 69.5 |
 
-short_target_sampling takes the batch's targets alone, where the paper draws 50,000 classes. NER and
-MLQA of the beta runs are in Table 4, which is also where beta = 0.7 is: short_full.
+NER and MLQA of the beta runs are in Table 4, which is also where beta = 0.7 is: short_full.
 
 xlmr_base and xlmr_large are XLM-R's own: 1.5 million updates of 8,192 sequences (stated of Large),
 expected XNLI 76.2 of Base (XY-LENT, Table 1) and 80.1 of Large.

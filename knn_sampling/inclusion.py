@@ -56,6 +56,29 @@ def log_inclusion(q: jax.Array, num_targets: int | jax.Array) -> jax.Array:
     return jnp.log(_drawn(q, num_targets))
 
 
+def log_inclusion_with_draws(
+    p: jax.Array, num_targets: int | jax.Array, time: jax.Array
+) -> jax.Array:
+    """log Q_j where V' holds W targets and the further classes of `noise.draw_distinct`.
+
+    Token j is missing if it is neither a target nor drawn by `time`:
+    Q_j = 1 - (1 - p_j)^W exp(-p_j t). A token that was drawn had exactly that chance, given when
+    all others arrived; so a sum over V' of anything over Q is right in the mean over batches. Of
+    targets, which are out of the race, t is one arrival too late: an error of the order of 1 / S.
+
+    Args:
+      p: [G, C] float, how often each token is a target, and drawn.
+      num_targets: W of each group, [G, 1] or a number.
+      time: [G, 1] float, t, see `noise.draw_distinct`.
+
+    Returns:
+      [G, C] float32, finite and at most 0.
+    """
+    p = jnp.clip(p.astype(jnp.float32), _LEAST, 1.0)
+    missing = jnp.maximum(num_targets, 1) * jnp.log1p(-p) - p * time
+    return jnp.log(-jnp.expm1(missing))
+
+
 def log_inclusion_after_overflow(
     q: jax.Array,
     p: jax.Array,

@@ -1,8 +1,8 @@
-"""Losses that tell targets from noise, the baselines of paper Table 2: NCE and negative sampling.
+"""Draws from the unigram distribution, and the losses that tell targets from them (paper Table 2).
 
-Both turn the softmax into logistic regressions, target against classes drawn from the unigram
-distribution. The draw is shared: all positions of a batch see the same negatives, so that one
-matrix product scores them.
+NCE and negative sampling turn the softmax into logistic regressions, target against classes drawn
+from the unigram distribution. The draw is shared: all positions of a batch see the same negatives,
+so that one matrix product scores them.
 """
 
 import jax
@@ -68,6 +68,39 @@ def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> j
       [S] int32 ids, repeats included.
     """
     return classes_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
+
+
+# Later than any class with a chance worth the name arrives; finite, so that 0 t is no NaN.
+_NEVER = 1e30
+
+
+def draw_distinct(
+    key: jax.Array, probabilities: jax.Array, is_out: jax.Array, num_samples: int
+) -> tuple[jax.Array, jax.Array]:
+    """S different classes, as drawing one by one and leaving out repeats would find them.
+
+    Class j arrives at a time from the exponential distribution of rate p_j, and the first S stay.
+
+    Args:
+      key: random key.
+      probabilities: [V] float, p; classes of probability zero are not drawn.
+      is_out: [G, V] bool, classes that a group is not to draw.
+      num_samples: S, at least 1; all classes are drawn where there are not so many.
+
+    Returns:
+      [G, min(S, V)] int32 ids, V where there are no more; [G, 1] float32, the time before which the
+      drawn classes arrived: that of the next one.
+    """
+    vocab_size = probabilities.size
+    p = probabilities[None, :]
+    can_come = ~is_out & (p > 0)
+    waiting = jax.random.exponential(key, is_out.shape) / jnp.where(can_come, p, 1.0)
+    arrivals = jnp.where(can_come, jnp.minimum(waiting, _NEVER), 2 * _NEVER)
+    first = min(num_samples, vocab_size)
+    times, ids = jax.lax.top_k(-arrivals, min(first + 1, vocab_size))
+    drawn = jnp.where(times[:, :first] >= -_NEVER, ids[:, :first], vocab_size)
+    next_time = -times[:, first:] if first < vocab_size else jnp.full_like(times[:, :1], _NEVER)
+    return drawn.astype(jnp.int32), next_time
 
 
 def nce_loss(

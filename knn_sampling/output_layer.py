@@ -77,11 +77,12 @@ class OutputLayerSettings:
     Attributes:
       kind: "full" for the softmax over the vocabulary; "blockwise" for the same in blocks, without
         holding its logits; "knn" for k-NN target sampling; "target_sampling" for the softmax over
-        the group's targets (Jean et al. 2015); "nce" for noise-contrastive estimation; "neg" for
-        negative sampling.
+        the group's targets and further classes (Jean et al. 2015); "nce" for noise-contrastive
+        estimation; "neg" for negative sampling.
       k: neighbours per target, K.
       capacity: C, slots of a group's candidate set.
-      num_negatives: S, classes drawn from the unigram distribution for a group (nce, neg).
+      num_negatives: S, classes drawn from the unigram distribution for a group: with repetitions
+        (nce, neg), or different ones that are no targets (target_sampling; 0 for targets alone).
       group_size: sequences that share a V'; 0 for the whole batch.
       refresh_every: n of Algorithm 2, steps.
       log_q_correction: correct the softmax over V' by `inclusion.log_inclusion`. The paper does
@@ -116,6 +117,8 @@ class OutputLayerSettings:
             _require(self.k >= 1, "k", self.k, "at least 1")
         if self.kind in ("nce", "neg"):
             _require(self.num_negatives >= 1, "num_negatives", self.num_negatives, "at least 1")
+        if self.kind == "target_sampling":
+            _require(self.num_negatives >= 0, "num_negatives", self.num_negatives, "0 or more")
 
     @property
     def is_sampled(self) -> bool:
@@ -165,7 +168,7 @@ def make_output_layer(
         return NegativeSampling(num_negatives=settings.num_negatives, **common)
     common["log_q_correction"] = settings.log_q_correction
     if settings.kind == "target_sampling":
-        return TargetSampling(**common)
+        return TargetSampling(num_negatives=settings.num_negatives, **common)
     limit = f"between 1 and the vocabulary's {num_valid} pieces"
     _require(settings.k <= num_valid, "k", settings.k, limit)
     return KNNSampling(

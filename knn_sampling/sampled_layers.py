@@ -14,10 +14,11 @@ from knn_sampling.inclusion import (
     inclusion,
     log_inclusion,
     log_inclusion_after_overflow,
+    log_inclusion_with_draws,
 )
 from knn_sampling.losses import candidate_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
-from knn_sampling.noise import nce_loss, neg_loss, sample_classes
+from knn_sampling.noise import draw_distinct, nce_loss, neg_loss, sample_classes
 from knn_sampling.report import same_group_share, staleness
 from knn_sampling.samples import (
     Sample,
@@ -166,7 +167,17 @@ class KNNSampling(_CandidateSoftmax):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetSampling(_CandidateSoftmax):
-    """The softmax over the group's targets (Jean et al. 2015), of Table 2."""
+    """The softmax over the group's targets and further classes (Jean et al. 2015), of Table 2.
+
+    The paper samples 50,000 "negative subword units per batch" for target sampling, NCE and NEG
+    alike, and does not say from which distribution; here all three draw from the unigram
+    distribution. Target sampling draws different classes that are no targets, since V' is a set.
+
+    Attributes:
+      num_negatives: S, further classes of a group; 0 for the targets alone.
+    """
+
+    num_negatives: int = 0
 
     def sample(
         self,
@@ -176,15 +187,22 @@ class TargetSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """The targets of each group, see `OutputLayer.sample`."""
+        """Targets and further classes of each group, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        nothing = jnp.zeros((targets.shape[0], 0), jnp.int32)
-        vocab_size = statistics.probabilities.shape[0]
-        candidates = union_of_classes(targets, weights, nothing, vocab_size)
+        p = statistics.probabilities
+        if self.num_negatives:
+            used = jnp.where(weights > 0, targets, p.size)
+            is_target = jax.vmap(marked, in_axes=(0, None))(used, p.size)
+            further, time = draw_distinct(key, p, is_target, self.num_negatives)
+        else:
+            further = jnp.zeros((targets.shape[0], 0), jnp.int32)
+        candidates = union_of_classes(targets, weights, further, p.size)
         if not self.log_q_correction:
             return _softmax_sample(candidates)
-        p = values_at(statistics.probabilities, candidates.ids)
-        return _softmax_sample(candidates, log_inclusion(p, _num_live(weights)))
+        p, num_targets = values_at(p, candidates.ids), _num_live(weights)
+        if not self.num_negatives:
+            return _softmax_sample(candidates, log_inclusion(p, num_targets))
+        return _softmax_sample(candidates, log_inclusion_with_draws(p, num_targets, time))
 
 
 def _num_live(weights: jax.Array) -> jax.Array:

@@ -107,6 +107,23 @@ class EstimateTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "no run 'vocap'; there are vocap_500k_knn, "):
             vocap_paper.get_config("vocap,DATA")
 
+    def test_logits_of_a_split_table_are_of_all_candidates(self):
+        config = vocap_paper.get_config("short_nce")
+        config.mesh.update(model=2)
+
+        def logits(**changes) -> float:
+            config.output_layer.update(kind="full")
+            full = memory.estimate(config, 8).bytes["activations"]
+            config.output_layer.update(changes)
+            return (full - memory.estimate(config, 8).bytes["activations"]) / 8
+
+        # 64 sequences a device with 77 masked positions each; groups of 32.
+        masked, targets = 64 * 77 // 2, 32 * 77
+        for kind in ("nce", "neg", "target_sampling"):
+            left_out = 500_000 - 50_000 - targets
+            self.assertEqual(logits(kind=kind, num_negatives=50_000), masked * left_out)
+        self.assertEqual(logits(num_negatives=500_000), 0)
+
     def test_cudnn_is_not_needed(self):
         config = vocap_paper.get_config("vocap_250k")
         config.model.attention = "cudnn"

@@ -28,7 +28,12 @@ def neighbours_of(kind: str) -> jax.Array:
 
 def fixed_point(layer: OutputLayer, neighbours: jax.Array) -> jax.Array:
     """Log probabilities [V] of the model without context, a bias alone, of the least mean loss."""
-    index = NeighbourIndex(neighbours, inclusion(neighbours, STATISTICS.probabilities))
+    has_index = neighbours is not None
+    index = (
+        NeighbourIndex(neighbours, inclusion(neighbours, STATISTICS.probabilities))
+        if has_index
+        else None
+    )
 
     def loss(bias, key):
         targets = jax.random.categorical(key, jnp.log(STATISTICS.probabilities), shape=(1, W))
@@ -60,7 +65,7 @@ class FixedPointTest(parameterized.TestCase):
     @parameterized.parameters("knn", "target_sampling")
     def test_log_q_brings_it_to_the_truth(self, kind):
         neighbours = neighbours_of(kind)
-        settings = {"capacity": V, "num_valid": V, "k": 3, "group_size": 0}
+        settings = {"capacity": V, "num_valid": V, "k": 3, "group_size": 0, "num_negatives": 0}
         published = fixed_point(layer_of(kind, **settings), neighbours)
         corrected = fixed_point(layer_of(kind, log_q_correction=True, **settings), neighbours)
         log_q = log_inclusion(inclusion(neighbours, STATISTICS.probabilities), W)
@@ -70,6 +75,19 @@ class FixedPointTest(parameterized.TestCase):
         self.assertBetween(divergence(published) / expected, 0.9, 1.2)
         # A residual is left, since V' depends on the target.
         self.assertLess(divergence(corrected), 0.03 * expected)
+
+    def test_log_q_of_targets_and_further_classes_is_the_truth(self):
+        settings = {"num_valid": V, "group_size": 0, "num_negatives": 5}
+        published, corrected = (
+            divergence(
+                fixed_point(
+                    layer_of("target_sampling", log_q_correction=corrects, **settings), None
+                )
+            )
+            for corrects in (False, True)
+        )
+        self.assertGreater(published, 0.01)
+        self.assertLess(corrected, 0.05 * published)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.inclusion import inclusion, log_inclusion, log_inclusion_after_overflow
+from knn_sampling.inclusion import (
+    inclusion,
+    log_inclusion,
+    log_inclusion_after_overflow,
+    log_inclusion_with_draws,
+)
+from knn_sampling.noise import draw_distinct
 
 
 class InclusionTest(parameterized.TestCase):
@@ -50,6 +56,39 @@ class InclusionTest(parameterized.TestCase):
         actual = log_inclusion(q, jnp.array([[5], [2]]))
         for group, num_targets in enumerate((5, 2)):
             np.testing.assert_array_equal(actual[group], log_inclusion(q[group], num_targets))
+
+
+class DrawsTest(absltest.TestCase):
+    def test_equals_a_simulation(self):
+        rng = np.random.default_rng(0)
+        vocab_size, num_targets, num_draws, num_batches = 60, 12, 15, 50_000
+        p = rng.dirichlet(np.full(vocab_size, 0.7)).astype(np.float32) + 2e-3
+        p /= p.sum()
+        targets = rng.choice(vocab_size, (num_batches, num_targets), p=p)
+        in_set = np.zeros((num_batches, vocab_size + 1), bool)
+        rows = np.arange(num_batches)[:, None]
+        in_set[rows, targets] = True
+        draws, time = draw_distinct(
+            jax.random.key(0), jnp.asarray(p), jnp.asarray(in_set[:, :-1]), num_draws
+        )
+        in_set[rows, np.asarray(draws)] = True
+        self.assertFalse(in_set[:, -1].any())
+        in_set = in_set[:, :-1]
+        given_p = jnp.broadcast_to(jnp.asarray(p), in_set.shape)
+        chance = np.exp(log_inclusion_with_draws(given_p, num_targets, time))
+        # The mean over batches of [j in V'] / Q_j is one, with standard deviations up to 0.02.
+        found = (in_set / chance).mean(axis=0)
+        np.testing.assert_allclose(found, 1, atol=0.05)
+        targets_alone = np.exp(log_inclusion(jnp.asarray(p), num_targets))
+        self.assertGreater(np.abs((in_set / targets_alone).mean(axis=0) - 1).max(), 1)
+
+    def test_without_time_it_is_that_of_targets(self):
+        p, num_targets = jnp.array([[0.3, 1e-9, 0.0], [0.5, 1.0, 0.1]]), jnp.array([[5], [0]])
+        found = log_inclusion_with_draws(p, num_targets, jnp.zeros((2, 1)))
+        np.testing.assert_allclose(found, log_inclusion(p, num_targets), rtol=1e-6)
+        # Everything that can come has come.
+        found = log_inclusion_with_draws(p, num_targets, jnp.full((2, 1), 2e30))
+        np.testing.assert_array_equal(found, 0)
 
 
 class OverflowTest(absltest.TestCase):

@@ -12,6 +12,7 @@ from jax.test_util import check_grads
 from knn_sampling.noise import (
     classes_at,
     cumulative_thresholds,
+    draw_distinct,
     nce_loss,
     neg_loss,
     sample_classes,
@@ -245,6 +246,41 @@ class OptimumTest(parameterized.TestCase):
         log_draws = np.log(counts)[None, :]
         expected = np.log(data) - (log_draws if kind == "neg" else 0)
         np.testing.assert_allclose(scores, expected, atol=1e-3)
+
+
+class DrawDistinctTest(parameterized.TestCase):
+    P = np.array([0.4, 0.0, 0.3, 0.15, 0.1, 0.05])
+
+    def test_as_often_as_one_by_one(self):
+        rng = np.random.default_rng(0)
+        num_batches, out = 20_000, [0]
+        is_out = np.zeros((num_batches, 6), bool)
+        is_out[:, out] = True
+        drawn, _ = draw_distinct(jax.random.key(1), jnp.asarray(self.P), jnp.asarray(is_out), 2)
+        left = np.where(np.isin(np.arange(6), out), 0, self.P)
+        expected = [rng.choice(6, 2, replace=False, p=left / left.sum()) for _ in range(5000)]
+        found, expected = (
+            np.bincount(np.ravel(x), minlength=6) / len(x) for x in (drawn, expected)
+        )
+        np.testing.assert_allclose(found, expected, atol=0.03)  # four standard deviations
+        np.testing.assert_array_equal(found[[0, 1]], 0)
+
+    @parameterized.parameters(1, 3, 4, 5, 6, 100)
+    def test_different_classes_that_may_come(self, num_samples: int):
+        is_out = jnp.asarray(np.arange(6) == 3)[None].repeat(50, 0)
+        drawn, time = draw_distinct(jax.random.key(2), jnp.asarray(self.P), is_out, num_samples)
+        self.assertEqual((drawn.shape, time.shape), ((50, min(num_samples, 6)), (50, 1)))
+        self.assertEqual((drawn.dtype, time.dtype), (jnp.int32, jnp.float32))
+        self.assertTrue(np.isfinite(time).all())
+        for row in np.asarray(drawn):
+            real = row[row < 6]
+            self.assertLen(set(real), min(num_samples, 4))
+            self.assertTrue(set(real) <= {0, 2, 4, 5})
+
+    def test_groups_draw_their_own(self):
+        p = jnp.full(100, 0.01)
+        drawn, _ = draw_distinct(jax.random.key(3), p, jnp.zeros((2, 100), bool), 10)
+        self.assertNotEqual(set(drawn[0].tolist()), set(drawn[1].tolist()))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
+from knn_sampling import sampled_layers
 from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, inclusion, log_inclusion
@@ -97,7 +98,8 @@ class SampledTest(parameterized.TestCase):
         itself = jnp.arange(V, dtype=jnp.int32)[:, None]
         index = NeighbourIndex(itself, inclusion(itself, statistics_of().probabilities))
         targets, knn = (
-            layer_of(kind, k=1, log_q_correction=corrects) for kind in ("target_sampling", "knn")
+            layer_of(kind, k=1, log_q_correction=corrects, num_negatives=0)
+            for kind in ("target_sampling", "knn")
         )
         assert_close(sampled(targets), sampled(knn, index=index))
         self.assertLessEqual(sample_of(targets, random_batch()).candidates.ids.shape[1], WG)
@@ -146,7 +148,7 @@ class SampledTest(parameterized.TestCase):
 class CorrectionTest(parameterized.TestCase):
     @parameterized.parameters("knn", "target_sampling")
     def test_log_q_of_so_many_targets_is_taken_from_the_logits(self, kind: str):
-        layer = layer_of(kind, log_q_correction=True)
+        layer = layer_of(kind, log_q_correction=True, num_negatives=0)
         batch, index, p = random_batch(), index_of(layer), statistics_of().probabilities
         batch["weights"] = jnp.ones((B, M)).at[:, 0].set(0)
         sample = sample_of(layer, batch, index)
@@ -165,12 +167,12 @@ class CorrectionTest(parameterized.TestCase):
         shifted = batch | {"bias": batch["bias"] - log_q[:V]}
         corrected = value_and_gradients(layer, batch, sample)
         assert_close(corrected, value_and_gradients(layer, shifted, plain))
-        without = sample_of(layer_of(kind), batch, index)
+        without = sample_of(layer_of(kind, num_negatives=0), batch, index)
         np.testing.assert_array_equal(without.logit_bias, 0)
 
     @parameterized.product(kind=("knn", "target_sampling"), group_size=(0, 2))
     def test_unused_positions_do_not_change_the_loss(self, kind: str, group_size: int):
-        layer = layer_of(kind, log_q_correction=True, group_size=group_size)
+        layer = layer_of(kind, log_q_correction=True, group_size=group_size, num_negatives=0)
         batch, index = random_batch(), index_of(layer)
         losses, _ = sampled(layer, batch, index)
         more = {name: jnp.repeat(batch[name], 2, axis=1) for name in ("hidden", "targets")}
@@ -212,6 +214,47 @@ class CorrectionTest(parameterized.TestCase):
         losses, gradients = value_and_gradients(layer, batch, sample)
         np.testing.assert_array_equal(losses[: B // G], 0)
         self.assertTrue(all(np.isfinite(x).all() for x in gradients))
+
+
+class TargetSamplingTest(parameterized.TestCase):
+    @parameterized.parameters(1, 5, 1000)
+    def test_as_many_further_classes_as_asked_for(self, num_negatives: int):
+        layer, batch = layer_of("target_sampling", num_negatives=num_negatives), random_batch()
+        p = statistics_of().probabilities
+        targets, weights = (np.asarray(batch[x]).reshape(G, WG) for x in ("targets", "weights"))
+        further = []
+        for seed in (0, 1):
+            found = sample_of(layer, batch, seed=seed).candidates
+            for group in range(G):
+                ids = found.ids[group][found.ids[group] < V].tolist()
+                own = set(targets[group][weights[group] > 0].tolist())
+                further.append(set(ids) - own)
+                self.assertLen(ids, found.union_size[group])
+                self.assertTrue(own <= set(ids))
+                self.assertLen(further[-1], min(num_negatives, np.sum(p > 0) - len(own)))
+        if num_negatives == 5:
+            self.assertGreater(len(set(map(frozenset, further))), 2)
+
+    def test_log_q_is_of_targets_and_draws(self):
+        layer = layer_of("target_sampling", num_negatives=5, log_q_correction=True)
+        with mock.patch.object(sampled_layers, "draw_distinct") as draw:
+            time = jnp.array([[3.0], [7.0]])
+            draw.return_value = (jnp.array([[1, 2], [3, 3]]), time)
+            batch, p = random_batch(), np.asarray(statistics_of().probabilities)
+            arguments = (batch["targets"], batch["weights"], statistics_of(), None)
+            sample = layer.sample(jax.random.key(0), *arguments)
+        num_targets = (batch["weights"].reshape(G, WG) > 0).sum(axis=1)
+        for group in range(G):
+            ids = np.asarray(sample.candidates.ids[group])
+            ids = ids[ids < V]
+            missing = (1 - p[ids]) ** num_targets[group] * np.exp(-p[ids] * time[group])
+            found = -sample.logit_bias[group][: len(ids)]
+            np.testing.assert_allclose(found, np.log(1 - missing), rtol=1e-5)
+
+    @parameterized.parameters(False, True)
+    def test_all_classes_equal_the_full_softmax(self, corrects: bool):
+        layer = layer_of("target_sampling", num_negatives=V, log_q_correction=corrects)
+        assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
 
 
 class NegativesTest(parameterized.TestCase):
@@ -341,6 +384,7 @@ class BlocksAndBucketsTest(parameterized.TestCase):
         # Softmaxes over V' go in blocks on one device, in the smallest bucket that fits on many.
         num_valid, num_rows = 602, 608
         changes = {"k": k, "capacity": 500, "log_q_correction": True, "num_valid": num_valid}
+        changes["num_negatives"] = 0 if kind == "target_sampling" else 10
         batch, statistics = random_batch(num_rows, num_valid), statistics_of(num_rows, num_valid)
         # A smaller union in one of the groups.
         batch["weights"] *= jnp.array([[1.0] * M, [1.0] * M, [1.0] + [0.0] * (M - 1), [0.0] * M])
@@ -428,6 +472,10 @@ class SettingsTest(parameterized.TestCase):
         ({"exact_fraction": -0.1}, "exact_fraction is -0.1, must be between 0 and 1"),
         ({"kind": "nce", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         ({"kind": "neg", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
+        (
+            {"kind": "target_sampling", "num_negatives": -1},
+            "num_negatives is -1, must be 0 or more",
+        ),
     )
     def test_settings_that_cannot_work(self, change: dict, message: str):
         with self.assertRaisesRegex(ValueError, f"output_layer.{message}"):

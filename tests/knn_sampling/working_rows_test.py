@@ -134,7 +134,9 @@ class WorkingRowsTest(parameterized.TestCase):
 NUM_ROWS, NUM_VALID = 40, 37
 LAYERS = {
     "knn": layer_of("knn", capacity=NUM_ROWS, num_valid=NUM_VALID, log_q_correction=True),
-    "target_sampling": layer_of("target_sampling", num_valid=NUM_VALID, log_q_correction=True),
+    "target_sampling": layer_of(
+        "target_sampling", num_valid=NUM_VALID, log_q_correction=True, num_negatives=0
+    ),
     "nce": layer_of("nce", num_valid=NUM_VALID, num_negatives=20),
     "neg": layer_of("neg", num_valid=NUM_VALID, num_negatives=20),
 }
