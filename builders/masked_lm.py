@@ -1,11 +1,13 @@
 """Builder of masked language modelling, with its terms on pairs of translations."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from builders.data import data_settings
@@ -100,6 +102,7 @@ def _parts(setup: Setup) -> dict[str, Any]:
         )
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
+    _check_refresh_interval(setup, settings, mask)
     layout: dict[str, Any] = {
         "num_valid": store.vocab_size,
         "mesh": setup.mesh,
@@ -134,6 +137,22 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
             f"can have {targets} distinct targets, all of which must fit; raise the capacity or "
             "lower output_layer.group_size or train.batch_size"
         )
+
+
+def _check_refresh_interval(
+    setup: Setup, settings: OutputLayerSettings, mask: MaskSettings
+) -> None:
+    """Warns where |V| << n |W| (VoCap, Section 3.1) does not hold by any reading."""
+    targets = setup.config.train.batch_size * mask.slots(setup.store.length)
+    vocab_size, n = setup.store.vocab_size, settings.refresh_every
+    if settings.kind == "knn" and n * targets < vocab_size:
+        logging.warning(
+            "output_layer.refresh_every is %d: a refresh compares %d tokens with all others, and "
+            "the %d targets of these steps (%d each, train.batch_size x mask.rate x store.length) "
+            "are fewer, so the full softmax would cost less; set refresh_every to %d or more "
+            "(10 times the vocabulary), or raise train.batch_size",
+            n, vocab_size, n * targets, targets, math.ceil(10 * vocab_size / targets),
+        )  # fmt: skip
 
 
 def language_shares(
