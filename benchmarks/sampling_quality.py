@@ -1,21 +1,25 @@
-"""What each output layer learns in the same steps: exact held-out loss and speed (Tables 2 and 3).
+"""What each output layer learns in the same steps: exact loss, fine-tuning, speed (Tables 2, 3).
 
     python -m benchmarks.sampling_quality --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality
 
 Pre-trains one encoder for every setting and seed, by the ordinary stages, on one vocabulary and one
-row store. Runs of a seed share first parameters, masks and the order of the data; settings differ
-in the section `output_layer` alone. Each run has one core and one thread, --workers of them at a
-time. Then all settings take turns at a few steps each, from the last states of the first seed, on
-one core: that is the speed. Tables and two plots go to WORKDIR/report.
+row store. Runs of a seed share first parameters (but for half embeddings), masks and the order of
+the data; settings differ in the section `output_layer`, or in the embedding size. Some of them are
+then fine-tuned on English, see `benchmarks.sampling_tasks`. Each run has one core and one thread,
+--workers of them at a time; the first seed of all methods comes first, their other seeds, the
+fine-tuning, then k, n and half embeddings. At last all settings take turns at a few steps each,
+from the last states of the first seed, on one core: that is the speed. Tables and plots go to
+WORKDIR/report.
 
-Run again after a stop, it does what is missing; --report_only prints the tables of what is there.
+Run again after a stop, it does what is missing; --report_only prints the tables of what is there,
+and says what is not.
 On an accelerator: --workers=1 --nopin, and a larger job by keys, such as
 --config.vocab.target_size=500000 --config.model.hidden_size=512 --config.train.num_steps=20000.
 """
 
 import concurrent.futures
-import dataclasses
+import functools
 import os
 import pathlib
 import queue
@@ -24,15 +28,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 import artifacts
 import entry_point
-from benchmarks import sampling_report
-from benchmarks.sampling_report import FULL
+from benchmarks import sampling_report, sampling_tasks
+from benchmarks.sampling_settings import Setting, study
 from builders import data as builders
 from training.metrics import read_metrics
 
@@ -40,6 +44,9 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share."
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _SETTINGS = flags.DEFINE_list("settings", [], "Names of settings to run; all by default.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of parameters, masks and data order.")
+_TASKS = flags.DEFINE_list(
+    "tasks", list(sampling_tasks.TASKS), "Tasks to fine-tune on, which DATA has; none if empty."
+)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
 _PIN = flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each setting when speed is measured.")
@@ -51,61 +58,6 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One output layer of the study.
-
-    Attributes:
-      name: in folders and --settings.
-      label: in tables.
-      group: the table it is in: "method", "k" or "n".
-      change: keys of `output_layer` that differ from the config.
-    """
-
-    name: str
-    label: str
-    group: str
-    change: Mapping[str, Any]
-
-    def overrides(self, seed: int) -> dict[str, Any]:
-        """The keys of a run's config that differ from the study's."""
-        layer = {f"output_layer.{key}": value for key, value in self.change.items()}
-        return {**layer, "train.seed": seed}
-
-    def config(self, config: ConfigDict, seed: int = 0) -> ConfigDict:
-        """The config of a run."""
-        config = config.copy_and_resolve_references()
-        config.update_from_flattened_dict(self.overrides(seed))
-        return config
-
-
-def study(config: ConfigDict) -> tuple[Setting, ...]:
-    """All settings. "knn" is the config itself, which should be k-NN sampling as published."""
-    layer, steps = config.output_layer, config.train.num_steps
-    correction, tenth = {"log_q_correction": True}, {"exact_fraction": 0.1}
-    methods = (
-        Setting(FULL, "full softmax", "method", {"kind": "full"}),
-        Setting("knn", f"k-NN (k = {layer.k}, n = {layer.refresh_every})", "method", {}),
-        Setting("knn_log_q", "k-NN, log Q correction", "method", correction),
-        Setting("knn_tenth", "k-NN, last tenth exact", "method", tenth),
-        Setting("knn_both", "k-NN, both", "method", {**correction, **tenth}),
-        Setting("target_sampling", "target sampling", "method", {"kind": "target_sampling"}),
-        Setting("nce", "NCE", "method", {"kind": "nce"}),
-        Setting("neg", "NEG", "method", {"kind": "neg"}),
-    )
-    ks = [k for k in (5, 10, 25, 50, 100) if k != layer.k]
-    ns = dict.fromkeys(n for n in (10, 100, 1000, steps) if n <= steps and n != layer.refresh_every)
-    return (
-        *methods,
-        *(Setting(f"k{k}", f"k = {k}", "k", {"k": k}) for k in ks),
-        *(Setting(f"n{n}", _interval(n, steps), "n", {"refresh_every": n}) for n in ns),
-    )
-
-
-def _interval(n: int, steps: int) -> str:
-    return f"n = {n}" if n < steps else "before the first step only"
-
-
 def run_folders(workdir: pathlib.Path, setting: Setting, seed: int) -> builders.Folders:
     """Where a run keeps its results."""
     return builders.Folders(workdir / "runs" / setting.name / f"seed{seed}")
@@ -114,18 +66,35 @@ def run_folders(workdir: pathlib.Path, setting: Setting, seed: int) -> builders.
 # 1. Runs.
 
 
+def own_config() -> list[str]:
+    """The flags of this command that make its config."""
+    return [flag for flag in sys.argv if flag.startswith(("--config=", "--config."))]
+
+
 def call(
-    script: Sequence[str], workdir: pathlib.Path, change: Mapping[str, Any], log: pathlib.Path
+    script: Sequence[str],
+    workdir: pathlib.Path,
+    change: Mapping[str, Any],
+    log: pathlib.Path,
+    config: Sequence[str] = (),
 ) -> None:
-    """Runs an entry point under the config of this command, changed.
+    """Runs an entry point under a config, changed.
+
+    Args:
+      script: the entry point, and flags of it.
+      workdir: of the entry point.
+      change: keys of the config.
+      log: what it says is added to this file.
+      config: flags that make the config; those of this command by default.
 
     Raises:
       ValueError: it failed.
     """
-    config = [flag for flag in sys.argv if flag.startswith(("--config=", "--config."))]
     changed = [f"--config.{key}={value}" for key, value in change.items()]
-    command = [sys.executable, *script, *config, *changed, f"--workdir={workdir.absolute()}"]
-    environment = dict(os.environ)
+    command = [sys.executable, *script, *(config or own_config()), *changed]
+    command.append(f"--workdir={workdir.absolute()}")
+    compiled = pathlib.Path(_WORKDIR.value).absolute() / "compiled"
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(compiled), **os.environ}
     if _PIN.value:
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +105,7 @@ def call(
         raise ValueError(f"{' '.join(script)} failed; {log} ends with: {last}")
 
 
-def do_run(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path) -> bool:
+def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path) -> bool:
     """Trains and evaluates a setting under a seed and keeps its record, unless that is done.
 
     Returns:
@@ -166,7 +135,7 @@ def record(config: ConfigDict, setting: Setting, seed: int, folders: builders.Fo
     results = artifacts.read_json(folders.report / "results.json")["losses"]
     metrics = read_metrics(folders.train / "metrics.jsonl")
     steps, layer = config.train.num_steps, config.output_layer
-    last = steps if setting.name == FULL else steps - round(layer.exact_fraction * steps)
+    last = steps if layer.kind == "full" else steps - round(layer.exact_fraction * steps)
 
     def late(name: str) -> float | None:
         found = [one[name] for one in metrics if name in one and last / 2 < one["step"] <= last]
@@ -211,14 +180,24 @@ def plain_speed(
     return statistics.median(one["steps_per_second"] for one in plain or sampled)
 
 
-def do_runs(
-    config: ConfigDict, settings: Sequence[Setting], seeds: Sequence[int], workdir: pathlib.Path
-) -> None:
-    """All runs, seed by seed, so that a stopped study has whole tables of its first seeds.
+def fine_tune(config: ConfigDict, run: sampling_tasks.TaskRun, workdir: pathlib.Path) -> bool:
+    """Fine-tunes or searches; finetune.py itself knows whether that is done. Returns True."""
+    folder = run.folder(workdir)
+    encoder = run_folders(workdir, run.encoder, run.seed).workdir
+    arguments = sampling_tasks.arguments(config, run, encoder.absolute())
+    call(["finetune.py"], folder, arguments.change, folder / "log.txt", [arguments.config])
+    return True
 
-    Raises:
-      ValueError: a run failed; the others have been done.
-    """
+
+class Job(NamedTuple):
+    """A piece of work: its name, and what does it and says whether there was anything to do."""
+
+    name: str
+    work: Callable[[], bool]
+
+
+def do_all(jobs: Sequence[Job]) -> list[str]:
+    """Does jobs, --workers of them at a time; returns what went wrong."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
     for worker in range(_WORKERS.value):
@@ -229,22 +208,52 @@ def do_runs(
             # The calling thread alone, and the processes that it starts.
             os.sched_setaffinity(0, {cores.get()})
 
-    def run(setting: Setting, seed: int) -> str:
+    def do(job: Job) -> str:
         begin = time.monotonic()
         try:
-            done = do_run(config, setting, seed, workdir)
+            done = job.work()
         except ValueError as error:
-            logging.error("%s, seed %d: %s", setting.name, seed, error)
+            logging.error("%s: %s", job.name, error)
             return str(error)
         took = f"{time.monotonic() - begin:.0f} s" if done else "done before"
-        logging.info("%s, seed %d: %s", setting.name, seed, took)
+        logging.info("%s: %s", job.name, took)
         return ""
 
     with concurrent.futures.ThreadPoolExecutor(_WORKERS.value, initializer=pin) as pool:
-        pairs = [(setting, seed) for seed in seeds for setting in settings]
-        errors = [error for error in pool.map(run, *zip(*pairs, strict=True)) if error]
+        return [error for error in pool.map(do, jobs) if error]
+
+
+def do_runs(
+    config: ConfigDict,
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    tasks: Sequence[str],
+    workdir: pathlib.Path,
+) -> None:
+    """All runs, those that say most first.
+
+    Raises:
+      ValueError: runs failed; the others have been done.
+    """
+
+    def pretraining(group: Sequence[Setting]) -> list[Job]:
+        return [
+            Job(f"{one.name}, seed {seed}", functools.partial(pretrain, config, one, seed, workdir))
+            for seed in seeds
+            for one in group
+        ]
+
+    tuning = [
+        Job(run.name, functools.partial(fine_tune, config, run, workdir))
+        for run in sampling_tasks.task_runs(settings, seeds, tasks)
+    ]
+    # Fine-tuning waits for all methods, of which it takes some.
+    methods = pretraining([one for one in settings if one.group == "method"])
+    rest = pretraining([one for one in settings if one.group != "method"])
+    errors = [error for phase in (methods, tuning, rest) for error in do_all(phase)]
     if errors:
-        raise ValueError(f"{len(errors)} of {len(pairs)} runs failed: {errors[0]}")
+        count = len(methods) + len(tuning) + len(rest)
+        raise ValueError(f"{len(errors)} of {count} runs failed: {errors[0]}")
 
 
 # 2. Speed.
@@ -327,94 +336,13 @@ def _turn(
     return turn
 
 
-def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
-    """Mean over a whole run under `config`, refreshes and exact steps included."""
-    layer, steps = config.output_layer, config.train.num_steps
-    exact = round(layer.exact_fraction * steps) if "exact" in times else 0
-    refreshes = -(-(steps - exact) // layer.refresh_every) if "refresh" in times else 0
-    total = (
-        (steps - exact) * times["step"]
-        + exact * times.get("exact", 0)
-        + refreshes * times.get("refresh", 0)
-    )
-    return total / steps
-
-
-# 3. Report.
-
-
-def write_report(config: ConfigDict, workdir: pathlib.Path) -> str:
-    """Tables and plots of all records in `workdir`; returns the text.
-
-    Raises:
-      ValueError: there are none.
-    """
-    settings = study(config)
-    records = [artifacts.read_json(path) for path in sorted(workdir.glob("runs/*/*/record.json"))]
-    if not records:
-        raise ValueError(f"{workdir} has no finished runs to report")
-    rows = sampling_report.summarise({one.name: one.label for one in settings}, records)
-    found = _read_speed(workdir)
-    speed = speed_ratios(config, settings, found["times"])
-    unigram = records[0]["unigram"]
-    train = config.train
-    parts = [
-        f"# Output layers: {len(unigram)} languages, {records[0]['vocab_size']} pieces",
-        f"{train.num_steps} steps of {train.batch_size} rows. Unigram distributions of the "
-        f"languages: {statistics.fmean(unigram.values()):.3f} nats a token. "
-        f"Speed: full = 1, side by side; {found['machine'] or 'not measured yet'}.",
-    ]
-    titles = {"method": "Methods", "k": "Neighbours k", "n": "Steps between refreshes n"}
-    for group, title in titles.items():
-        # The first two methods, full and k-NN as published, are the reference of all tables.
-        names = [one.name for one in settings if one.group == group or one in settings[:2]]
-        own = [rows[name] for name in names if name in rows]
-        parts += [f"## {title}", sampling_report.table(own, speed)]
-    methods = [rows[one.name] for one in settings if one.group == "method" and one.name in rows]
-    by_k = {
-        one.config(config).output_layer.k: rows[one.name]
-        for one in settings
-        if one.name in rows and (one.group == "k" or not one.change)
-    }
-    folder = workdir / "report"
-    sampling_report.plot_methods(methods, folder / "methods.png")
-    sampling_report.plot_k(by_k, rows.get(FULL), folder / "neighbours.png")
-    parts += ["## Languages", sampling_report.language_table(methods, unigram)]
-    parts += ["![Loss by method](methods.png)", "![Loss by k](neighbours.png)"]
-    text = "\n\n".join(parts) + "\n"
-    artifacts.write_text(folder / "report.md", text)
-    return text
-
-
-def speed_ratios(
-    config: ConfigDict, settings: Sequence[Setting], times: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
-    """How many times as fast as the full softmax, a step and a whole run; none without times."""
-    if FULL not in times:
-        return {}
-    full = times[FULL]["step"]
-    return {
-        one.name: {
-            "step": full / times[one.name]["step"],
-            "run": full / seconds_a_step(one.config(config), times[one.name]),
-        }
-        for one in settings
-        if one.name in times
-    }
-
-
-def _read_speed(workdir: pathlib.Path) -> dict[str, Any]:
-    path = workdir / "speed.json"
-    return artifacts.read_json(path) if path.exists() else {"times": {}, "machine": ""}
-
-
 def _run_all(config: ConfigDict, settings: Sequence[Setting], workdir: pathlib.Path) -> None:
     """Vocabulary, rows, runs and speed, as far as they are missing."""
     log, seeds = workdir / "log.txt", [int(seed) for seed in _SEEDS.value]
     for script in ("build_vocab.py", "prepare_data.py"):
         call([script], workdir, {}, log)
-    do_runs(config, settings, seeds, workdir)
-    if set(_read_speed(workdir)["times"]) >= {one.name for one in settings}:
+    do_runs(config, settings, seeds, _TASKS.value, workdir)
+    if set(sampling_report.read_speed(workdir)["times"]) >= {one.name for one in settings}:
         return
     # In a process of its own: jax takes its flags when it starts.
     names = ("pin", "turns", "steps_a_turn", "settings", "seeds")
@@ -436,13 +364,13 @@ def _chosen(settings: Sequence[Setting]) -> list[Setting]:
 
 def main(_) -> None:
     config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
-    settings = _chosen(study(config))
+    settings, seeds = _chosen(study(config)), [int(seed) for seed in _SEEDS.value]
     if _SPEED_ONLY.value:
-        measure_speed(config, settings, int(_SEEDS.value[0]), workdir)
+        measure_speed(config, settings, seeds[0], workdir)
         return
     if not _REPORT_ONLY.value:
         _run_all(config, settings, workdir)
-    print(write_report(config, workdir))
+    print(sampling_report.write_report(config, settings, seeds, _TASKS.value, workdir))
     print(f"report: {(workdir / 'report' / 'report.md').absolute()}")
 
 

@@ -1,10 +1,11 @@
-"""Tables and plots of `benchmarks.sampling_quality`, from its records alone.
+"""Report of `benchmarks.sampling_quality`: tables and plots, from its records alone.
 
 Losses of a run are means over languages, in nats a token.
 """
 
 import dataclasses
 import pathlib
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from ml_collections import ConfigDict
 
 import artifacts
+from benchmarks import sampling_tasks
+from benchmarks.sampling_settings import CORRECTED, FULL, GROUPS, PUBLISHED, Setting, study
 
-FULL = "full"
 _NEAR = 0.5  # nats, see `plot_methods`
 
 
@@ -28,7 +31,9 @@ class Row:
       name: of the setting.
       label: in tables and plots.
       loss: exact held-out loss of each seed.
-      difference: the same less that of the full softmax, of each seed that both have.
+      above_unigram: the same less the cross-entropy of the languages' unigram distributions.
+      difference: the same less that of the full softmax whose output bias starts alike, of each
+        seed that both have; none of a full softmax itself with the whole embedding.
       languages: loss of each language, means over seeds.
       candidates, overflow, steps_per_second: means over seeds.
       staleness: share of the index that a refresh changes, mean over seeds; None without an index.
@@ -38,6 +43,7 @@ class Row:
     name: str
     label: str
     loss: Mapping[int, float]
+    above_unigram: Mapping[int, float]
     difference: Mapping[int, float]
     languages: Mapping[str, float]
     candidates: float
@@ -47,11 +53,107 @@ class Row:
     vocab_size: int
 
 
-def summarise(labels: Mapping[str, str], records: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
-    """Rows of the settings that have records, in the order of the labels.
+def write_report(
+    config: ConfigDict,
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    tasks: Sequence[str],
+    workdir: pathlib.Path,
+) -> str:
+    """Tables and plots of all records in `workdir`, and what is missing; returns the text.
+
+    Raises:
+      ValueError: there are none.
+    """
+    records = [artifacts.read_json(path) for path in sorted(workdir.glob("runs/*/*/record.json"))]
+    if not records:
+        raise ValueError(f"{workdir} has no finished runs to report")
+    everything = study(config)
+    rows = summarise(everything, records)
+    found = read_speed(workdir)
+    speed = speed_ratios(config, everything, found["times"])
+    unigram = records[0]["unigram"]
+    train, layer = config.train, config.output_layer
+    parts = [
+        f"# Output layers: {len(unigram)} languages, {records[0]['vocab_size']} pieces",
+        f"{train.num_steps} steps of {train.batch_size} rows; S = {layer.num_negatives}. Unigram "
+        f"distributions of the languages: {statistics.fmean(unigram.values()):.3f} nats a token. "
+        "Differences are means of those of each seed; from the full softmax they are taken where "
+        "the output bias starts alike. "
+        f"Speed: full softmax = 1, side by side; {found['machine'] or 'not measured yet'}.",
+        _missing(settings, seeds, tasks, rows, workdir),
+    ]
+    for group, title in GROUPS.items():
+        names = [one.name for one in everything if one.group == group and one.name in rows]
+        if names:
+            # The full softmax and k-NN as published are in all tables, for comparison.
+            shown = [name for name in dict.fromkeys([FULL, PUBLISHED, *names]) if name in rows]
+            parts += [f"## {title}", table([rows[name] for name in shown], speed)]
+    methods = [rows[one.name] for one in everything if one.group == "method" and one.name in rows]
+    folder = workdir / "report"
+    plot_methods(methods, folder / "methods.png")
+    _plot_k(config, everything, rows, folder / "neighbours.png")
+    parts += ["## Languages", language_table(methods, unigram)]
+    scores = sampling_tasks.read_scores(workdir)
+    labels = sampling_tasks.labels(everything)
+    parts += ["## Fine-tuning", sampling_tasks.table(scores, labels)]
+    parts += ["![Loss by method](methods.png)", "![Loss by k](neighbours.png)"]
+    text = "\n\n".join(parts) + "\n"
+    artifacts.write_text(folder / "report.md", text)
+    return text
+
+
+def _plot_k(
+    config: ConfigDict,
+    settings: Sequence[Setting],
+    rows: Mapping[str, Row],
+    path: pathlib.Path,
+) -> None:
+    """Plots what k-NN sampling gives as published and corrected, as far as it has rows."""
+    by_form: dict[str, dict[int, Row]] = {}
+    full = {}
+    for one in settings:
+        if one.name in rows and (one.group == "k" or one.name in (PUBLISHED, CORRECTED)):
+            form = "as published" if one.reference == FULL else "corrected"
+            by_form.setdefault(form, {})[one.config(config).output_layer.k] = rows[one.name]
+            if one.reference in rows:
+                full[form] = rows[one.reference]
+    if by_form:
+        plot_k(by_form, full, path)
+
+
+def _missing(
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    tasks: Sequence[str],
+    rows: Mapping[str, Row],
+    workdir: pathlib.Path,
+) -> str:
+    """Says which of the wanted runs have no result yet."""
+    runs = sampling_tasks.task_runs(settings, seeds, tasks)
+    wanted = [(one.name, seed) for one in settings for seed in seeds]
+    absent = [
+        (name, seed) for name, seed in wanted if name not in rows or seed not in rows[name].loss
+    ]
+    absent += [
+        (f"{run.task} of {run.column}", run.seed)
+        for run in runs
+        if not run.result(workdir).exists()
+    ]
+    by_name: dict[str, list[str]] = {}
+    for name, seed in absent:
+        by_name.setdefault(name, []).append(str(seed))
+    if not by_name:
+        return f"All {len(wanted) + len(runs)} runs are done."
+    listed = "; ".join(f"{name} ({', '.join(seeds)})" for name, seeds in by_name.items())
+    return f"**Missing**, {len(absent)} of {len(wanted) + len(runs)} runs (seeds): {listed}."
+
+
+def summarise(settings: Sequence[Setting], records: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
+    """Rows of the settings that have records, in the order of the settings.
 
     Args:
-      labels: of each setting.
+      settings: all of them.
       records: of finished runs, see `sampling_quality.record`.
     """
     by_setting: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -61,18 +163,22 @@ def summarise(labels: Mapping[str, str], records: Iterable[Mapping[str, Any]]) -
         name: {seed: float(np.mean(list(one["loss"].values()))) for seed, one in own.items()}
         for name, own in by_setting.items()
     }
-    full = losses.get(FULL, {})
     rows = {}
-    for name, label in labels.items():
+    for setting in settings:
+        name = setting.name
         if name not in by_setting:
             continue
         own, loss = list(by_setting[name].values()), losses[name]
+        unigram = _mean(own[0]["unigram"].values())
+        is_reference = name == setting.reference
+        full = {} if is_reference else losses.get(setting.reference, {})
         languages = {lang: _mean(one["loss"][lang] for one in own) for lang in own[0]["loss"]}
         stale = [one["staleness"] for one in own if one["staleness"] is not None]
         rows[name] = Row(
             name,
-            label,
+            setting.label,
             loss=loss,
+            above_unigram={seed: one - unigram for seed, one in loss.items()},
             difference={seed: loss[seed] - full[seed] for seed in loss if seed in full},
             languages=languages,
             candidates=_mean(one["candidates"] for one in own),
@@ -85,8 +191,8 @@ def summarise(labels: Mapping[str, str], records: Iterable[Mapping[str, Any]]) -
 
 
 _HEADER = (
-    "| | seeds | exact loss | min to max | against full | min to max | V' | of V | overflow "
-    "| stale % | steps/s | speed of a step | of a run |\n|---|" + "---:|" * 12
+    "| | seeds | exact loss | minus unigram | least to largest | minus full | least to largest "
+    "| V' | of V | overflow | stale % | speed of a step | of a run |\n|---|" + "---:|" * 12
 )
 
 
@@ -102,13 +208,13 @@ def table(rows: Sequence[Row], speed: Mapping[str, Mapping[str, float]]) -> str:
         fast = speed.get(row.name, {})
         cells = [
             str(len(row.loss)),
-            *_spread(row.loss.values(), "{:.3f}"),
-            *_spread([] if row.name == FULL else row.difference.values(), "{:+.3f}"),
+            f"{_mean(row.loss.values()):.3f}",
+            *_spread(row.above_unigram.values(), "{:+.3f}"),
+            *_spread(row.difference.values(), "{:+.3f}"),
             f"{row.candidates:.0f}",
             f"{row.candidates / row.vocab_size:.3f}",
             f"{row.overflow:.0f}",
             "" if row.staleness is None else f"{100 * row.staleness:.0f}",
-            f"{row.steps_per_second:.2f}",
             *(f"{fast[what]:.2f}" if what in fast else "" for what in ("step", "run")),
         ]
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
@@ -127,58 +233,114 @@ def language_table(rows: Sequence[Row], unigram: Mapping[str, float]) -> str:
 
 
 def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
-    """Loss by method, seeds and mean; a second panel where some are near the full softmax."""
-    full = [_mean(row.loss.values()) for row in rows if row.name == FULL]
-    near = [loss for row in rows for loss in row.loss.values() if full and loss < full[0] + _NEAR]
+    """Loss minus unigram by method, seeds and mean; a second panel near the full softmax."""
+    full = [_mean(row.above_unigram.values()) for row in rows if row.name == FULL]
+    near = [
+        loss for row in rows for loss in row.above_unigram.values()
+        if full and abs(loss - full[0]) < _NEAR
+    ]  # fmt: skip
     count = 2 if near else 1
     figure, panels = plt.subplots(
-        1, count, figsize=(5.5 * count, 1 + 0.35 * len(rows)), sharey=True, layout="constrained"
+        1,
+        count,
+        figsize=(3 + 4.5 * count, 1.2 + 0.36 * len(rows)),
+        sharey=True,
+        layout="constrained",
     )
     panels = np.atleast_1d(panels)
     for axes in panels:
         for place, row in enumerate(rows):
-            losses = list(row.loss.values())
+            losses = list(row.above_unigram.values())
             axes.plot(losses, [place] * len(losses), "o", color="tab:blue", alpha=0.5)
             axes.plot(_mean(losses), place, "|", color="black", ms=16, mew=2)
         for mean in full:
             axes.axvline(mean, color="tab:red", lw=1, label="full softmax")
             axes.axvspan(mean - 0.02, mean + 0.02, color="tab:red", alpha=0.12, label="± 0.02")
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
-        axes.set_xlabel("exact held-out loss (nats a token)")
+        axes.set_xlabel("exact held-out loss minus unigram (nats a token)")
         axes.grid(alpha=0.3)
+    panels[0].axvline(0, color="gray", ls="--", lw=1)
     panels[0].invert_yaxis()
     if near:
         margin = 0.1 * (max(near) - min(near)) + 0.03
         panels[1].set_xlim(min(near) - margin, max(near) + margin)
-        panels[1].set_title(f"less than {_NEAR} nats behind the full softmax")
+        panels[1].set_title(f"within {_NEAR} nats of the full softmax", fontsize=10)
         panels[1].legend()
     _save(figure, path)
 
 
-def plot_k(by_k: Mapping[int, Row], full: Row | None, path: pathlib.Path) -> None:
-    """Loss against k, seeds and mean, beside the full softmax with the range of its seeds."""
-    figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
-    ks = sorted(by_k)
-    for k in ks:
-        losses = list(by_k[k].loss.values())
-        axes.plot([k] * len(losses), losses, "o", color="tab:blue", alpha=0.4)
-        share = f"{100 * by_k[k].candidates / by_k[k].vocab_size:.0f} %"
-        axes.annotate(share, (k, max(losses)), (0, 7), textcoords="offset points", ha="center")
-    means = [_mean(by_k[k].loss.values()) for k in ks]
-    axes.plot(ks, means, "-", color="tab:blue", label="k-NN; its |V'| in % of V")
-    if full:
-        losses = list(full.loss.values())
-        axes.axhline(_mean(losses), color="tab:red", lw=1, label="full softmax")
-        axes.axhspan(min(losses), max(losses), color="tab:red", alpha=0.12)
-    axes.set_xscale("log")
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.minorticks_off()
-    axes.margins(y=0.2)
-    axes.set_xlabel("neighbours k")
-    axes.set_ylabel("exact held-out loss (nats a token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
+def plot_k(
+    by_form: Mapping[str, Mapping[int, Row]], full: Mapping[str, Row], path: pathlib.Path
+) -> None:
+    """Loss minus unigram against k, seeds and mean, a panel for each form of k-NN sampling.
+
+    Args:
+      by_form: rows by k of each form.
+      full: for each form the full softmax that it is compared with, as far as there is one.
+      path: of the image.
+    """
+    figure, panels = plt.subplots(
+        1, len(by_form), figsize=(5.5 * len(by_form), 4), layout="constrained"
+    )
+    for axes, (form, by_k) in zip(np.atleast_1d(panels), by_form.items(), strict=True):
+        ks = sorted(by_k)
+        for k in ks:
+            losses = list(by_k[k].above_unigram.values())
+            axes.plot([k] * len(losses), losses, "o", color="tab:blue", alpha=0.4)
+            share = f"{100 * by_k[k].candidates / by_k[k].vocab_size:.0f} %"
+            axes.annotate(share, (k, max(losses)), (0, 7), textcoords="offset points", ha="center")
+        means = [_mean(by_k[k].above_unigram.values()) for k in ks]
+        axes.plot(ks, means, "-", color="tab:blue", label="k-NN; its |V'| in % of V")
+        if form in full:
+            losses = list(full[form].above_unigram.values())
+            axes.axhline(_mean(losses), color="tab:red", lw=1, label=full[form].label)
+            axes.axhspan(min(losses), max(losses), color="tab:red", alpha=0.12)
+        axes.set_xscale("log")
+        axes.set_xticks(ks, [str(k) for k in ks])
+        axes.minorticks_off()
+        axes.margins(y=0.2)
+        axes.set_title(form, fontsize=10)
+        axes.set_xlabel("neighbours k")
+        axes.set_ylabel("exact held-out loss minus unigram (nats a token)")
+        axes.grid(alpha=0.3)
+        axes.legend()
     _save(figure, path)
+
+
+def read_speed(workdir: pathlib.Path) -> dict[str, Any]:
+    """Seconds of each setting, and the machine; none before they are measured."""
+    path = workdir / "speed.json"
+    return artifacts.read_json(path) if path.exists() else {"times": {}, "machine": ""}
+
+
+def speed_ratios(
+    config: ConfigDict, settings: Sequence[Setting], times: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """How many times as fast as the full softmax, a step and a whole run; none without times."""
+    if FULL not in times:
+        return {}
+    full = times[FULL]["step"]
+    return {
+        one.name: {
+            "step": full / times[one.name]["step"],
+            "run": full / seconds_a_step(one.config(config), times[one.name]),
+        }
+        for one in settings
+        if one.name in times
+    }
+
+
+def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
+    """Mean over a whole run under `config`, refreshes and exact steps included."""
+    layer, steps = config.output_layer, config.train.num_steps
+    exact = round(layer.exact_fraction * steps) if "exact" in times else 0
+    refreshes = -(-(steps - exact) // layer.refresh_every) if "refresh" in times else 0
+    total = (
+        (steps - exact) * times["step"]
+        + exact * times.get("exact", 0)
+        + refreshes * times.get("refresh", 0)
+    )
+    return total / steps
 
 
 def _mean(values: Iterable[float]) -> float:

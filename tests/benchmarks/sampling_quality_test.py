@@ -1,3 +1,4 @@
+import importlib
 import os
 import pathlib
 import subprocess
@@ -8,7 +9,8 @@ from unittest import mock
 from absl.testing import absltest, flagsaver, parameterized
 
 import artifacts
-from benchmarks import sampling_quality, sampling_report
+from benchmarks import sampling_quality, sampling_report, sampling_settings, sampling_tasks
+from benchmarks.sampling_settings import Setting
 from configs import sampling_quality as sampling_quality_config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -29,9 +31,15 @@ def record(setting: str, seed: int, a: float, b: float, **changed) -> dict:
     }
 
 
+def setting(name: str, bias: bool = False) -> Setting:
+    return Setting(name, name.upper(), "method", {"output_layer.frequency_bias": bias})
+
+
 class ReportTest(parameterized.TestCase):
     def rows(self, *records: dict) -> dict[str, sampling_report.Row]:
-        return sampling_report.summarise({"full": "FULL", "knn": "KNN", "nce": "NCE"}, records)
+        settings = [setting(name) for name in ("full", "knn", "nce")]
+        settings += [setting("full_bias", bias=True), setting("knn_bias", bias=True)]
+        return sampling_report.summarise(settings, records)
 
     def test_means_and_paired_differences(self):
         rows = self.rows(
@@ -43,12 +51,23 @@ class ReportTest(parameterized.TestCase):
         )
         self.assertEqual(list(rows), ["full", "knn"])
         self.assertEqual(rows["full"].loss, {0: 5.5, 1: 7.0})
+        self.assertEqual(rows["full"].above_unigram, {0: -2.0, 1: -0.5})
+        self.assertEqual(rows["full"].difference, {})
         # Seed 2 of knn has no full run to be compared with.
         self.assertEqual(rows["knn"].difference, {0: 0.125, 1: 0.5})
         self.assertEqual(rows["knn"].loss[2], 1.0)
         self.assertEqual(rows["full"].languages, {"a": 6.0, "b": 6.5})
         self.assertEqual(rows["knn"].candidates, 100.0)
         self.assertEqual(rows["knn"].staleness, 0.375)
+
+    def test_the_full_softmax_of_the_same_bias_is_compared_with(self):
+        rows = self.rows(
+            record("full", 0, 5.0, 6.0),
+            record("full_bias", 0, 4.0, 5.0),
+            record("knn_bias", 0, 4.25, 5.0),
+        )
+        self.assertEqual(rows["knn_bias"].difference, {0: 0.125})
+        self.assertEqual(rows["full_bias"].difference, {})
 
     def test_table(self):
         rows = self.rows(
@@ -63,12 +82,14 @@ class ReportTest(parameterized.TestCase):
         width = header.count("|")
         self.assertEqual([line.count("|") for line in lines], [width] * 3)
         full, knn, nce = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
-        self.assertEqual(full[:6], ["FULL", "2", "6.250", "5.500 to 7.000", "", ""])
-        self.assertEqual(knn[2:6], ["6.188", "5.625 to 6.750", "-0.062", "-0.250 to +0.125"])
-        self.assertEqual(knn[6:8], ["150", "0.150"])
-        self.assertEqual(knn[-3:], ["2.00", "3.00", "2.50"])
+        self.assertEqual(full[1:4], ["2", "6.250", "-1.250"])
+        self.assertEqual(full[4:7], ["-2.000 to -0.500", "", ""])
+        self.assertEqual(knn[2:5], ["6.188", "-1.312", "-1.875 to -0.750"])
+        self.assertEqual(knn[5:7], ["-0.062", "-0.250 to +0.125"])
+        self.assertEqual(knn[7:9], ["150", "0.150"])
+        self.assertEqual(knn[-2:], ["3.00", "2.50"])
         self.assertEqual(nce[-2:], ["", ""])
-        self.assertEqual(nce[4], "+3.500")
+        self.assertEqual(nce[5], "+3.500")
 
     def test_language_table(self):
         rows = self.rows(record("full", 0, 5.0, 6.0), record("full", 1, 7.0, 7.0))
@@ -99,25 +120,110 @@ class ReportTest(parameterized.TestCase):
         config.train.num_steps = 100
         config.output_layer.refresh_every = 30
         times = {"step": 1.0, "refresh": 50.0}
-        self.assertEqual(sampling_quality.seconds_a_step(config, times), 1 + 4 * 0.5)
-        self.assertEqual(sampling_quality.seconds_a_step(config, {"step": 1.0}), 1.0)
+        self.assertEqual(sampling_report.seconds_a_step(config, times), 1 + 4 * 0.5)
+        self.assertEqual(sampling_report.seconds_a_step(config, {"step": 1.0}), 1.0)
         # With the last tenth exact, the refreshes before steps 0, 30 and 60 are left.
         config.output_layer.exact_fraction = 0.1
         times["exact"] = 11.0
-        self.assertEqual(sampling_quality.seconds_a_step(config, times), 0.9 + 1.1 + 3 * 0.5)
+        self.assertEqual(sampling_report.seconds_a_step(config, times), 0.9 + 1.1 + 3 * 0.5)
 
-    def test_settings_differ_in_the_output_layer_and_the_seed(self):
-        config = sampling_quality_config.get_config("runlocal")
-        config.train.num_steps = 20
+    def test_fine_tuning_table(self):
+        scores = {
+            "udpos": {
+                "full": {
+                    0: {"en": 90.0, "de": 40.0, "ru": 20.0},
+                    1: {"en": 90, "de": 42, "ru": 20},
+                },
+                "knn": {1: {"en": 80.0, "de": 44.0, "ru": 20.0}, 2: {"en": 80, "de": 0, "ru": 0}},
+            }
+        }
+        lines = sampling_tasks.table(scores, {"full": "FULL", "knn": "KNN", "other": "O"})
+        header, _, full, knn = (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines()
+        )
+        self.assertEqual(header[:6], ["POS, F1", "seeds", "en", "de", "ru", "mean but en"])
+        self.assertEqual(full[:7], ["FULL", "2", "90.0", "41.0", "20.0", "30.5", "30.0 to 31.0"])
+        self.assertEqual(full[7:], ["", ""])
+        # One seed is common.
+        self.assertEqual(knn[5:], ["16.0", "0.0 to 32.0", "+1.0", "+1.0 to +1.0"])
+
+
+class SettingsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.config = sampling_quality_config.get_config("DATA")
+        self.settings = {one.name: one for one in sampling_settings.study(self.config)}
+
+    def test_they_differ_in_what_they_name_alone(self):
         seen = []
-        for setting in sampling_quality.study(config):
-            own = setting.config(config, seed=7)
+        for setting in self.settings.values():
+            own = setting.config(self.config, seed=7)
             self.assertEqual(own.train.seed, 7)
-            self.assertNotIn(own.output_layer, seen)
-            seen.append(own.output_layer)
+            self.assertNotIn((own.output_layer, own.model), seen)
+            seen.append((own.output_layer, own.model))
             with own.unlocked():
-                own.output_layer, own.train.seed = config.output_layer, config.train.seed
-            self.assertEqual(own, config)
+                own.output_layer, own.train.seed = self.config.output_layer, self.config.train.seed
+                if setting.group == "half":
+                    self.assertEqual(own.model.embedding_size, own.model.hidden_size // 2)
+                    own.model.embedding_size = own.model.hidden_size
+            self.assertEqual(own, self.config)
+
+    def test_labels_name_what_a_method_has(self):
+        parts = {
+            "log Q": "log_q_correction", "frequency bias": "frequency_bias",
+            "exact last tenth": "exact_fraction",
+        }  # fmt: skip
+        for setting in self.settings.values():
+            layer = setting.config(self.config).output_layer
+            for part, key in parts.items():
+                named = part in setting.label or "corrected" in setting.label
+                self.assertEqual(named, bool(layer[key]), f"{setting.label}: {key}")
+            if "as published" in setting.label:
+                self.assertEqual(layer.kind, "knn")
+            reference = self.settings[setting.reference].config(self.config).output_layer
+            self.assertEqual(
+                (reference.kind, reference.frequency_bias), ("full", layer.frequency_bias)
+            )
+
+    def test_one_interval_breaks_the_rule_and_is_labelled(self):
+        config = self.config
+        targets = config.train.batch_size * 13  # 0.2 of 64
+        for setting in self.settings.values():
+            layer = setting.config(config).output_layer
+            if layer.kind == "knn":
+                keeps = layer.refresh_every * targets >= 10 * config.vocab.target_size
+                self.assertEqual(keeps, "breaks" not in setting.label)
+        broken = [one for one in self.settings.values() if "breaks" in one.label]
+        self.assertEqual([one.name for one in broken], ["n25", "n25_corrected"])
+        self.assertLess(25 * targets, config.vocab.target_size)
+
+
+class TasksTest(absltest.TestCase):
+    def test_languages_that_the_study_and_the_task_have(self):
+        config = sampling_quality_config.get_config("DATA")
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        config.corpus.root = str(folder)
+        for language in ("de", "en", "xx", "ru"):
+            artifacts.write_text(folder / "udpos" / "test" / f"{language}.tsv.xz", "")
+        settings = sampling_settings.study(config)
+        runs = sampling_tasks.task_runs(settings, [0, 4], ["udpos"])
+        encoders = ["full", "knn", "knn_corrected", "random"]
+        self.assertEqual(
+            [(r.column, r.seed) for r in runs], [(e, s) for s in (0, 4) for e in encoders]
+        )
+        flag, change = sampling_tasks.arguments(config, runs[-1], pathlib.Path("/runs/full"))
+        self.assertEqual(flag, f"--config=configs/finetune/udpos.py:{folder}")
+        self.assertEqual(change["task.test_languages"], ("de", "en", "ru"))
+        self.assertEqual((change["train.seed"], change["random_init"]), (4, True))
+        self.assertFalse(sampling_tasks.arguments(config, runs[0], folder).change["random_init"])
+        for name in sampling_tasks.TASKS:  # keys of the task's config
+            own = importlib.import_module(f"configs.finetune.{name}").get_config("DATA")
+            own.update_from_flattened_dict(sampling_tasks.TASKS[name].change)
+        with self.assertRaisesRegex(ValueError, "no tatoeba_retrieval/LANGUAGE-en.tsv.xz in a"):
+            run = sampling_tasks.task_runs(settings, [0], ["tatoeba"])[0]
+            sampling_tasks.arguments(config, run, folder)
+        with self.assertRaisesRegex(ValueError, "--tasks: no xnli; there are udpos, wikiann"):
+            sampling_tasks.task_runs(settings, [0], ["xnli"])
 
 
 class RunsTest(absltest.TestCase):
@@ -128,12 +234,21 @@ class RunsTest(absltest.TestCase):
         artifacts.write_json(self.workdir / "rows" / "meta.json", {"vocab_size": 600})
         self.enter_context(flagsaver.as_parsed(workers="2", pin="false"))
         self.config = sampling_quality_config.get_config("runlocal")
-        self.settings = sampling_quality.study(self.config)[:2]
+        everything = {one.name: one for one in sampling_settings.study(self.config)}
+        self.settings = [everything[name] for name in ("full", "knn", "k10")]
+        self.tasks = ["tatoeba"]
         self.calls: list[tuple[str, str]] = []
         self.broken = ""
 
-    def call(self, script, workdir, change, log):
+    def call(self, script, workdir, change, log, config=()):
         """Stands for the stages."""
+        if script[0] == "finetune.py":
+            encoder, seed, _ = workdir.parts[-3:]
+            self.calls.append((script[0], f"{encoder} {seed.removeprefix('seed')}"))
+            self.assertTrue((change["init_from"] / "record.json").exists())
+            scores = {"de": {"accuracy": 0.25}}
+            artifacts.write_json(workdir / "results.json", {"test": scores})
+            return
         self.calls.append((script[0], f"{workdir.parent.name} {change['train.seed']}"))
         if self.calls[-1] == (script[0], self.broken):
             raise ValueError("broken")
@@ -150,23 +265,48 @@ class RunsTest(absltest.TestCase):
         artifacts.write_json(workdir / "report" / "results.json", {"losses": losses})
 
     def do_runs(self, *seeds: int):
-        with mock.patch.object(sampling_quality, "call", self.call):
-            sampling_quality.do_runs(self.config, self.settings, seeds, self.workdir)
+        arguments = sampling_tasks.Arguments("--config=a", {})
 
-    def test_finished_runs_are_not_repeated(self):
-        self.do_runs(0)
+        def of_run(config, run, encoder):
+            return arguments._replace(change={"init_from": encoder, "train.seed": run.seed})
+
+        with (
+            mock.patch.object(sampling_quality, "call", self.call),
+            mock.patch.object(sampling_tasks, "arguments", of_run),
+        ):
+            sampling_quality.do_runs(self.config, self.settings, seeds, self.tasks, self.workdir)
+
+    def report(self, *seeds: int) -> str:
+        arguments = (self.config, self.settings, seeds, self.tasks, self.workdir)
+        return sampling_report.write_report(*arguments)
+
+    def test_order_and_finished_runs_are_not_repeated(self):
         stages = ("train.py", "evaluate.py")
-        self.assertCountEqual(self.calls, [(s, f"{n} 0") for s in stages for n in ("full", "knn")])
-        self.calls.clear()
-        self.do_runs(0, 1)
-        self.assertCountEqual(self.calls, [(s, f"{n} 1") for s in stages for n in ("full", "knn")])
+
+        def pretraining(seed, *names):
+            return [(stage, f"{name} {seed}") for name in names for stage in stages]
+
+        def tuning(*seeds):
+            columns = ("full", "knn", "random")
+            return [("finetune.py", f"{name} {seed}") for seed in seeds for name in columns]
+
+        with flagsaver.as_parsed(workers="1"):
+            self.do_runs(0)
+            first = [*pretraining(0, "full", "knn"), *tuning(0), *pretraining(0, "k10")]
+            self.assertEqual(self.calls, first)
+            self.calls.clear()
+            self.do_runs(0, 1)
+        # finetune.py itself knows what is done.
+        second = [*pretraining(1, "full", "knn"), *tuning(0, 1), *pretraining(1, "k10")]
+        self.assertEqual(self.calls, second)
         self.config.model.num_layers = 3
         with self.assertRaisesRegex(ValueError, "model.num_layers: there 2, now 3"):
             self.do_runs(0)
 
     def test_a_failed_run_is_repeated_and_stops_no_other(self):
+        self.tasks = []
         self.broken = "full 0"
-        with self.assertRaisesRegex(ValueError, "1 of 4 runs failed: broken"):
+        with self.assertRaisesRegex(ValueError, "1 of 6 runs failed: broken"):
             self.do_runs(0, 1)
         self.broken = ""
         self.calls.clear()
@@ -175,13 +315,22 @@ class RunsTest(absltest.TestCase):
 
     def test_report_of_what_is_there(self):
         with self.assertRaisesRegex(ValueError, "no finished runs"):
-            sampling_quality.write_report(self.config, self.workdir)
-        self.settings = self.settings[1:]
+            self.report(0)
+        chosen, self.settings = self.settings, self.settings[1:]
         self.do_runs(0, 1)
-        text = sampling_quality.write_report(self.config, self.workdir)
-        self.assertRegex(text, r"\| k-NN \(k = 4, n = 2\) \| 2 \| 5.500 \| 5.000 to 6.000 \|")
+        text = self.report(0, 1)
+        self.assertIn("All 6 runs are done.", text)
+        label = r"\| k-NN \(k = 4, n = 2\) as published \| 2 \| 5.500 \| -0.500 \|"
+        self.assertRegex(text, label + r" -1.000 to \+0.000 \|  \|")
+        self.assertRegex(text, r"as published \| 2 \| 25.0 \| 25.0 \| 25.0 to 25.0 \|  \|")
         for name in ("report.md", "methods.png", "neighbours.png"):
             self.assertTrue((self.workdir / "report" / name).exists())
+        self.settings = chosen
+        self.assertIn(
+            "12 of 18 runs (seeds): full (0, 1, 2); knn (2); k10 (2); tatoeba of full (0, 1, 2); "
+            "tatoeba of random (0, 1, 2); tatoeba of knn (2).",
+            self.report(0, 1, 2),
+        )
 
 
 class MiniatureTest(absltest.TestCase):
@@ -191,7 +340,7 @@ class MiniatureTest(absltest.TestCase):
             *(sys.executable, "-m", "benchmarks.sampling_quality"),
             "--config=configs/sampling_quality.py:runlocal",
             "--config.train.num_steps=4",
-            *("--settings=knn", "--seeds=3", "--turns=1", f"--workdir={workdir}"),
+            *("--settings=knn", "--seeds=3", "--turns=1", "--tasks=", f"--workdir={workdir}"),
         ]
         environment = {
             **os.environ,

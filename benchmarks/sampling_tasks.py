@@ -1,0 +1,233 @@
+"""Fine-tuning of the study's encoders: POS and NER in other languages than English, retrieval.
+
+An encoder is trained on English and tested in the languages of the study that a task has; what is
+kept is what does best on English development data. Retrieval trains nothing. The English scores of
+NER are on the data that selects, since WikiANN's development data serve as test data: means leave
+English out.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+import artifacts
+from benchmarks.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
+
+# Embeddings as they are: tokens of other languages keep their neighbours.
+_FROZEN = {
+    "optimizer.frozen": ("embeddings",),
+    "model.attention_dropout_rate": 0.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A downstream task.
+
+    Attributes:
+      title: in tables.
+      test: pattern of its test files below the data folder.
+      change: keys of its config that differ.
+    """
+
+    title: str
+    test: str
+    change: Mapping[str, Any]
+
+
+TASKS = {
+    "udpos": Task(
+        "POS, F1",
+        "udpos/test/{}.tsv.xz",
+        {
+            **_FROZEN,
+            "train.epochs": 2.0,
+            "train.evaluations": 2,
+            "optimizer.learning_rate": 3e-4,
+        },
+    ),
+    "wikiann": Task(
+        "NER, F1",
+        "wikiann_ner/dev/{}.tsv.xz",
+        {
+            **_FROZEN,
+            "train.epochs": 3.0,
+            "train.evaluations": 3,
+            "optimizer.learning_rate": 1e-3,
+        },
+    ),
+    "tatoeba": Task("Tatoeba, accuracy", "tatoeba_retrieval/{}-en.tsv.xz", {"task.layer": 1}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRun:
+    """One task, from one encoder, under one seed.
+
+    Attributes:
+      task: of `TASKS`.
+      encoder: the setting that it was pre-trained with.
+      seed: of the pre-training and of the fine-tuning.
+      is_random: whether random parameters take the place of the encoder's.
+    """
+
+    task: str
+    encoder: Setting
+    seed: int
+    is_random: bool = False
+
+    @property
+    def column(self) -> str:
+        return RANDOM if self.is_random else self.encoder.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} of {self.column}, seed {self.seed}"
+
+    def folder(self, workdir: pathlib.Path) -> pathlib.Path:
+        """Its working directory below the study's."""
+        return workdir / "fine_tuning" / self.column / f"seed{self.seed}" / self.task
+
+    def result(self, workdir: pathlib.Path) -> pathlib.Path:
+        """What it ends with."""
+        return self.folder(workdir) / "results.json"
+
+
+def task_runs(
+    settings: Sequence[Setting], seeds: Sequence[int], tasks: Sequence[str]
+) -> list[TaskRun]:
+    """The runs of the chosen settings that are fine-tuned, seed by seed.
+
+    Raises:
+      ValueError: there is no such task.
+    """
+    if unknown := sorted(set(tasks) - set(TASKS)):
+        raise ValueError(f"--tasks: no {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    encoders = [(one, False) for one in settings if one.name in FINE_TUNED]
+    encoders += [(one, True) for one in settings if one.name == FULL]
+    return [
+        TaskRun(task, encoder, seed, is_random)
+        for seed in seeds
+        for encoder, is_random in encoders
+        for task in tasks
+    ]
+
+
+class Arguments(NamedTuple):
+    """How finetune.py is called: the flag of its config, and keys that differ."""
+
+    config: str
+    change: dict[str, Any]
+
+
+def arguments(config: ConfigDict, run: TaskRun, encoder: pathlib.Path) -> Arguments:
+    """The call of a run.
+
+    Args:
+      config: of the study, which names data and languages.
+      run: the run.
+      encoder: working directory of the pre-training.
+
+    Raises:
+      ValueError: there is no test data in any language of the study.
+    """
+    task, root = TASKS[run.task], pathlib.Path(config.corpus.root)
+    languages = tuple(
+        language
+        for language in config.corpus.languages
+        if (root / task.test.format(language)).exists()
+    )
+    if not languages:
+        raise ValueError(
+            f"{root} has no {task.test.format('LANGUAGE')} in a language of corpus.languages; add "
+            f"them, or leave {run.task} out of --tasks"
+        )
+    return Arguments(
+        f"--config=configs/finetune/{run.task}.py:{root.absolute()}",
+        {
+            **task.change,
+            "init_from": encoder,
+            "random_init": run.is_random,
+            "model_name": run.column,
+            "task.max_length": config.store.length,
+            "task.test_languages": languages,
+            "train.seed": run.seed,
+        },
+    )
+
+
+# Scores by task, encoder, seed and language.
+Scores = dict[str, dict[str, dict[int, dict[str, float]]]]
+
+
+def read_scores(workdir: pathlib.Path) -> Scores:
+    """The first metric of each finished run, in per cent."""
+    scores: Scores = {}
+    for path in sorted(workdir.glob("fine_tuning/*/*/*/results.json")):
+        column, seed, task = path.parts[-4:-1]
+        found = artifacts.read_json(path)["test"]
+        of_task = scores.setdefault(task, {}).setdefault(column, {})
+        of_task[int(seed.removeprefix("seed"))] = {
+            language: 100 * next(iter(metrics.values())) for language, metrics in found.items()
+        }
+    return scores
+
+
+def labels(settings: Iterable[Setting]) -> dict[str, str]:
+    """Of the encoders that are fine-tuned, in the order of the tables."""
+    return {
+        RANDOM: "random parameters",
+        **{one.name: one.label for one in settings if one.name in FINE_TUNED},
+    }
+
+
+def table(scores: Scores, labels: Mapping[str, str]) -> str:
+    """Markdown: for each task its languages, the mean but English, and the difference from full."""
+    parts = []
+    for name in TASKS:
+        if name not in scores:
+            continue
+        by_encoder = scores[name]
+        languages = list(next(iter(next(iter(by_encoder.values())).values())))
+        header = " | ".join(languages)
+        lines = [
+            f"| {TASKS[name].title} | seeds | {header} | mean but en | least to largest "
+            "| against full | least to largest |",
+            "|---|" + "---:|" * (len(languages) + 5),
+        ]
+        means = {
+            encoder: {seed: _mean_but_english(one) for seed, one in by_seed.items()}
+            for encoder, by_seed in by_encoder.items()
+        }
+        for encoder, label in labels.items():
+            if encoder not in by_encoder:
+                continue
+            own, full = means[encoder], means.get(FULL, {})
+            by_language = [
+                f"{np.mean([one[language] for one in by_encoder[encoder].values()]):.1f}"
+                for language in languages
+            ]
+            shared = [own[seed] - full[seed] for seed in own if seed in full and encoder != FULL]
+            cells = [str(len(own)), *by_language, *_spread(own.values(), "{:.1f}")]
+            cells += _spread(shared, "{:+.1f}")
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "Nothing yet."
+
+
+def _mean_but_english(scores: Mapping[str, float]) -> float:
+    return float(np.mean([score for language, score in scores.items() if language != "en"]))
+
+
+def _spread(values: Iterable[float], form: str) -> list[str]:
+    found = list(values)
+    if not found:
+        return ["", ""]
+    return [
+        form.format(np.mean(found)),
+        f"{form.format(min(found))} to {form.format(max(found))}",
+    ]
