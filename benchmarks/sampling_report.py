@@ -18,7 +18,15 @@ from ml_collections import ConfigDict
 
 import artifacts
 from benchmarks import sampling_tasks
-from benchmarks.sampling_settings import CORRECTED, FULL, GROUPS, PUBLISHED, Setting, study
+from benchmarks.sampling_settings import (
+    CORRECTED,
+    FULL,
+    FULL_BIAS,
+    GROUPS,
+    PUBLISHED,
+    Setting,
+    study,
+)
 
 _NEAR = 0.5  # nats, see `plot_methods`
 
@@ -86,8 +94,9 @@ def write_report(
     for group, title in GROUPS.items():
         names = [one.name for one in everything if one.group == group and one.name in rows]
         if names:
-            # The full softmax and k-NN as published are in all tables, for comparison.
-            shown = [name for name in dict.fromkeys([FULL, PUBLISHED, *names]) if name in rows]
+            # What the others are compared with is in all tables.
+            common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in rows]
+            shown = names if group == "method" else [*common, *names]
             parts += [f"## {title}", table([rows[name] for name in shown], speed)]
     methods = [rows[one.name] for one in everything if one.group == "method" and one.name in rows]
     folder = workdir / "report"
@@ -257,6 +266,7 @@ def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
             axes.axvline(mean, color="tab:red", lw=1, label="full softmax")
             axes.axvspan(mean - 0.02, mean + 0.02, color="tab:red", alpha=0.12, label="± 0.02")
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel("exact held-out loss minus unigram (nats a token)")
         axes.grid(alpha=0.3)
     panels[0].axvline(0, color="gray", ls="--", lw=1)

@@ -84,15 +84,15 @@ def _corrected(**more: Any) -> dict[str, Any]:
 
 def _methods(config: ConfigDict) -> tuple[Setting, ...]:
     layer = config.output_layer
-    knn, drawn = f"k-NN (k = {layer.k}, n = {layer.refresh_every})", f"S = {layer.num_negatives}"
+    drawn, published = f"S = {layer.num_negatives}", f"k = {layer.k}, n = {layer.refresh_every}"
     named = {
         FULL: ("full softmax", _change("full")),
         FULL_BIAS: ("full softmax, frequency bias", _change("full", bias=True)),
-        PUBLISHED: (f"{knn} as published", _change("knn")),
-        "knn_bias": (f"{knn}, frequency bias", _change("knn", bias=True)),
-        "knn_log_q": (f"{knn}, log Q", _change("knn", log_q=True)),
-        "knn_tenth": (f"{knn}, exact last tenth", _change("knn", tenth=True)),
-        CORRECTED: (f"{knn} corrected: log Q, frequency bias, exact last tenth", _corrected()),
+        PUBLISHED: (f"k-NN as published ({published})", _change("knn")),
+        "knn_bias": ("k-NN, frequency bias", _change("knn", bias=True)),
+        "knn_log_q": ("k-NN, log Q", _change("knn", log_q=True)),
+        "knn_tenth": ("k-NN, exact last tenth", _change("knn", tenth=True)),
+        CORRECTED: ("k-NN corrected: log Q, frequency bias, exact last tenth", _corrected()),
         "target_sampling": (f"target sampling ({drawn})", _change("target_sampling")),
         "target_sampling_log_q": (
             f"target sampling ({drawn}), log Q", _change("target_sampling", log_q=True),
@@ -124,7 +124,7 @@ def _with_n(config: ConfigDict, n: int) -> tuple[Setting, ...]:
     more: dict[str, Any] = {"output_layer.refresh_every": n}
     label = f"n = {n}"
     if n < config.output_layer.refresh_every:
-        label += " (breaks |V| << n |W|)"
+        label += " (breaks V << n W)"
     elif n == config.train.num_steps:
         label = "index of the first embeddings kept"
     return (

@@ -157,6 +157,7 @@ class SettingsTest(absltest.TestCase):
     def test_they_differ_in_what_they_name_alone(self):
         seen = []
         for setting in self.settings.values():
+            self.assertNotIn("|", setting.label)  # it would end a cell
             own = setting.config(self.config, seed=7)
             self.assertEqual(own.train.seed, 7)
             self.assertNotIn((own.output_layer, own.model), seen)
@@ -320,9 +321,11 @@ class RunsTest(absltest.TestCase):
         self.do_runs(0, 1)
         text = self.report(0, 1)
         self.assertIn("All 6 runs are done.", text)
-        label = r"\| k-NN \(k = 4, n = 2\) as published \| 2 \| 5.500 \| -0.500 \|"
+        label = r"\| k-NN as published \(k = 4, n = 2\) \| 2 \| 5.500 \| -0.500 \|"
         self.assertRegex(text, label + r" -1.000 to \+0.000 \|  \|")
-        self.assertRegex(text, r"as published \| 2 \| 25.0 \| 25.0 \| 25.0 to 25.0 \|  \|")
+        self.assertRegex(
+            text, r"as published \(k = 4, n = 2\) \| 2 \| 25.0 \| 25.0 \| 25.0 to 25.0 \|  \|"
+        )
         for name in ("report.md", "methods.png", "neighbours.png"):
             self.assertTrue((self.workdir / "report" / name).exists())
         self.settings = chosen
