@@ -24,7 +24,7 @@ from builders import model as builders
 from builders import objectives
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
-from interop import vocabulary, xlm_roberta
+from interop import model_folder, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from training.checkpoint import Checkpoints
 from vocap import merge
@@ -77,19 +77,19 @@ class EntryPointsTest(absltest.TestCase):
             lambda x: rng.normal(size=x.shape).astype(np.float32), nn.unbox(shapes)
         )
         folder = self.parent / "model"
-        xlm_roberta.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
+        model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
         return folder
 
     def logits(self, folder: pathlib.Path, text: str) -> np.ndarray:
         """[L, V] logits of a text by a folder's model and tokenizer."""
-        sizes, params = xlm_roberta.read_model(folder)
-        processor = spm.SentencePieceProcessor(model_proto=xlm_roberta.read_tokenizer(folder))
+        sizes, params = model_folder.read_model(folder)
+        processor = spm.SentencePieceProcessor(model_proto=model_folder.read_tokenizer(folder))
         tokens = jnp.array([[merge.BOS_ID, *processor.encode(text), merge.EOS_ID]])
         encoder = Encoder(EncoderSettings(**sizes, dtype="float32"))
         predicted = jax.jit(encoder.apply)(
             {"params": params}, tokens, jnp.ones_like(tokens), jnp.arange(tokens.shape[1])[None]
         )
-        table, bias = xlm_roberta.table_of(params)
+        table, bias = model_folder.table_of(params)
         return np.asarray(predicted[0]) @ table.T + bias
 
     def test_a_model_on_another_vocabulary(self):
@@ -100,15 +100,15 @@ class EntryPointsTest(absltest.TestCase):
         self.assertEqual(
             printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
         )
-        before, after = (xlm_roberta.read_model(f)[1] for f in (folder, output))
+        before, after = (model_folder.read_model(f)[1] for f in (folder, output))
         swapped = vocabulary.swap(
             vocabulary.vocabulary(TOKENIZER),
             vocabulary.vocabulary(OTHER),
-            *xlm_roberta.table_of(before),
+            *model_folder.table_of(before),
         )
-        expected = xlm_roberta.with_table(before, swapped.table, swapped.bias)
+        expected = model_folder.with_table(before, swapped.table, swapped.bias)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
-        self.assertEqual(xlm_roberta.read_tokenizer(output), OTHER)
+        self.assertEqual(model_folder.read_tokenizer(output), OTHER)
         self.assert_refused("is not empty; remove it", "import_model.py", *flags)
 
     def test_a_model_of_other_origin_keeps_its_pieces(self):
@@ -132,11 +132,11 @@ class EntryPointsTest(absltest.TestCase):
         printed = self.succeed("import_model.py", f"--model={folder}", f"--output={output}")
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
         self.assertEqual(
-            vocabulary.vocabulary(xlm_roberta.read_tokenizer(output)).pieces,
+            vocabulary.vocabulary(model_folder.read_tokenizer(output)).pieces,
             vocabulary.vocabulary(TOKENIZER).pieces,
         )
         (before, _), (after, _) = (
-            xlm_roberta.table_of(xlm_roberta.read_model(f)[1]) for f in (folder, output)
+            model_folder.table_of(model_folder.read_model(f)[1]) for f in (folder, output)
         )
         last, order = VOCAB - 1, np.arange(VOCAB)
         expected = np.concatenate([order[:4], [last], order[4:last]])
@@ -203,16 +203,16 @@ class EntryPointsTest(absltest.TestCase):
             f"--output={output}",
         )
         self.succeed("export_model.py", *flags)
-        sizes, found = xlm_roberta.read_model(output)
+        sizes, found = model_folder.read_model(output)
         self.assertEqual((sizes["num_layers"], sizes["vocab_size"]), (2, VOCAB))
-        table, bias = xlm_roberta.table_of(params)
-        expected = xlm_roberta.with_table(params, table[:VOCAB], bias[:VOCAB])
+        table, bias = model_folder.table_of(params)
+        expected = model_folder.with_table(params, table[:VOCAB], bias[:VOCAB])
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-        self.assertEqual(xlm_roberta.read_tokenizer(output), TOKENIZER)
+        self.assertEqual(model_folder.read_tokenizer(output), TOKENIZER)
 
         # And a run of the same settings can start from it.
         settings = {**config.model.to_dict(), "vocab_size": len(table)}
-        start = xlm_roberta.initial_params(output, settings, TOKENIZER)
+        start = model_folder.initial_params(output, settings, TOKENIZER)
         self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
 
     def test_what_cannot_be_exported_is_said_before_anything_is_restored(self):
