@@ -120,8 +120,7 @@ def write_model(
     check_writable(folder)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
-    model_type = (vocap_encoder if xlm_roberta.differences(sizes) else xlm_roberta).MODEL_TYPE
-    form = _FORMS[model_type]
+    form: _Form = vocap_encoder if xlm_roberta.differences(sizes) else xlm_roberta
     with _new_folder(folder) as aside:
         huggingface.export_tokenizer(tokenizer, aside)
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)

@@ -183,6 +183,17 @@ class ParityTest(parameterized.TestCase):
         for name in ("bos", "pad", "eos"):
             self.assertEqual(ids[f"{name}_token_id"], getattr(loaded, f"{name}_token_id"))
 
+    def test_of_our_own_form_the_tokenizer_is_loaded_and_the_model_is_not(self):
+        gated = dataclasses.replace(SETTINGS, position="gated")
+        sizes = dataclasses.asdict(gated)
+        model_folder.write_model(self.folder, params_of(gated), sizes, tokenizer())
+        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
+        processor = spm.SentencePieceProcessor(model_proto=tokenizer())
+        expected = [merge.BOS_ID, *processor.encode("the thing"), merge.EOS_ID]
+        self.assertEqual(loaded("the thing")["input_ids"], expected)
+        with self.assertRaisesRegex(ValueError, "vocap-encoder"):
+            transformers().AutoModelForMaskedLM.from_pretrained(self.folder)
+
 
 if __name__ == "__main__":
     absltest.main()

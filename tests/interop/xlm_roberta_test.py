@@ -365,6 +365,8 @@ class WriteTest(FolderTest):
         shapes = {name: array.shape for name, array in tensors.items()}
         self.assertEqual(shapes, {name: array.shape for name, array in their_tensors().items()})
         self.assertFalse(tensors["roberta.embeddings.token_type_embeddings.weight"].any())
+        config = artifacts.read_json(self.folder / "config.json")
+        self.assertEqual(config, config | CONFIG | {"architectures": ["XLMRobertaForMaskedLM"]})
 
     def test_nothing_is_left_of_a_folder_that_could_not_be_written(self):
         wrong = {**SIZES, "mlp_size": 20}
