@@ -18,7 +18,7 @@ from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
 from evaluation.sampled_loss import SampledLoss
 from input_pipeline.row_store import RowStore
-from interop import xlm_roberta
+from interop import model_folder
 from objectives.masked_lm import MaskedLM
 from objectives.objective import Objective
 from training.checkpoint import restore_latest_params
@@ -50,8 +50,8 @@ def initial_params(
         folders.read_tokenizer(),
     )
     if not (folders.train / "checkpoints").exists():
-        xlm_roberta.check_initial(*args)  # now, before the folder of training is claimed
-    return lambda: xlm_roberta.initial_params(*args)
+        model_folder.check_initial(*args)  # now, before the folder of training is claimed
+    return lambda: model_folder.initial_params(*args)
 
 
 def mesh(config: ConfigDict) -> Mesh:
