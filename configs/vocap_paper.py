@@ -163,6 +163,7 @@ def _base() -> ConfigDict:
     config.corpus.text = (".",)
     config.corpus.parallel = ()
     config.corpus.heldout_fraction = 0.001
+    config.data.contrast_share = 0.0
 
     config.vocab.compare = ()
     config.vocab.target_size = 250_000
