@@ -151,15 +151,15 @@ def get_config(arg: str = "") -> ConfigDict:
     )
 
     config.train = ConfigDict()
-    config.train.num_steps = 1000
+    config.train.num_steps = 1200
     config.train.batch_size = 16
     config.train.accumulation_steps = 1
     config.train.batch_warmup_steps = 0
     config.train.seed = 0
     config.train.init_from = ""
     config.train.log_every = 10
-    config.train.evaluate_every = 200
-    config.train.checkpoint_every = 200
+    config.train.evaluate_every = 300
+    config.train.checkpoint_every = 300
     config.train.keep_checkpoints = 2
     config.train.keep_every = 0
     config.train.tensorboard = False
