@@ -2,8 +2,9 @@
 
     python evaluate.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, plots and results.json. On
-several hosts, start the same command on each with the flags that train.py has; the first writes.
+Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, which opens with the loss
+against the unigram level and examples of predictions, plots and results.json. On several hosts,
+start the same command on each with the flags that train.py has; the first writes.
 """
 
 import pathlib
@@ -38,10 +39,12 @@ def main(_) -> None:
     trained = builders.restore(config, store, folders, mesh)
     masked_lm = masked_lm_of(trained.objective)
     losses = builders.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
+    examples = builders.examples(config, masked_lm, store, folders, mesh)
     results = report.Results(
         step=trained.step,
         losses=losses.run(trained.params),
         retrieval=builders.retrieval(config, masked_lm, store, mesh).run(trained.params),
+        examples=examples.run(trained.params),
     )
     if jax.process_index():
         return

@@ -1,9 +1,11 @@
-"""Writes the latest checkpoint of a working directory as a folder of `transformers`.
+"""Writes the latest checkpoint of a working directory as a folder, for `transformers` if it can be.
 
     python export_model.py --config=configs/quickstart.py --workdir=DIR --output=FOLDER
 
-`AutoModelForMaskedLM.from_pretrained(FOLDER)` and `AutoTokenizer.from_pretrained(FOLDER)` read the
-result, an XLM-R; so do import_model.py and prune_model.py. docs/interop.md has more.
+An XLM-R is written as one: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. For an encoder
+with other positions, pre-LN or half embedding `transformers` has no class, and the folder is in a
+form of our own. import_model.py, prune_model.py, finetune.py and train.init_from read both, and so
+does `AutoTokenizer`. docs/interop.md has more.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from builders import data as data_builders
 from builders import model as builders
 from builders import objectives
 from builders.masked_lm import masked_lm_of
-from interop import xlm_roberta
+from interop import model_folder
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
@@ -32,13 +34,20 @@ def main(_) -> None:
     store = data_builders.open_row_store(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     # Before the checkpoint is read: the folder may be at fault.
+    model_folder.check_writable(output)
     encoder = masked_lm_of(objectives.objective(config, store)).encoder
     sizes = dataclasses.asdict(encoder.settings)
-    xlm_roberta.check_writable(output, sizes)
     trained = builders.restore(config, store, folders)
     params = jax.device_get(trained.params)
-    xlm_roberta.write_model(output, params, sizes, folders.read_tokenizer())
+    model_folder.write_model(output, params, sizes, folders.read_tokenizer())
     logging.info("wrote the model of step %d to %s", trained.step, output)
+    if reason := model_folder.why_not_transformers(sizes):
+        logging.warning(
+            "%s. %s has a form of our own, which import_model.py, prune_model.py, finetune.py and "
+            "train.init_from read; its tensors can be read with safetensors (docs/interop.md)",
+            reason,
+            output,
+        )
 
 
 if __name__ == "__main__":

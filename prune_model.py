@@ -15,7 +15,7 @@ from absl import flags
 
 import entry_point
 from input_pipeline import text_files
-from interop import vocabulary, xlm_roberta
+from interop import model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _TEXTS = flags.DEFINE_multi_string(
@@ -26,15 +26,15 @@ _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or em
 
 def main(_) -> None:
     folder, output = pathlib.Path(_MODEL.value), pathlib.Path(_OUTPUT.value)
-    sizes, params = xlm_roberta.read_model(folder)
-    xlm_roberta.check_writable(output, sizes)
-    tokenizer = xlm_roberta.read_tokenizer(folder)
-    table, bias = xlm_roberta.table_of(params)
+    model_folder.check_writable(output)
+    sizes, params = model_folder.read_model(folder)
+    tokenizer = model_folder.read_tokenizer(folder)
+    table, bias = model_folder.table_of(params)
 
     texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
     tokenizer, kept = vocabulary.prune(tokenizer, texts)
-    params = xlm_roberta.with_table(params, table[kept], bias[kept])
-    xlm_roberta.write_model(output, params, sizes, tokenizer)
+    params = model_folder.with_table(params, table[kept], bias[kept])
+    model_folder.write_model(output, params, sizes, tokenizer)
     print(f"{len(kept)} of {len(table)} pieces")
 
 

@@ -59,6 +59,7 @@ _PRETRAINING = {
     "store.num_workers": 1,
     "store.length": 64,
     "data.loader": "threads",
+    "data.contrast_share": 0.0,
     "model.max_length": 64,
     "model.dropout_rate": 0.0,
     "output_layer.kind": "full",

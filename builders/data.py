@@ -69,7 +69,7 @@ class EvaluationSettings:
       num_folds: passes of the masked-LM evaluation, each masking one fold.
       max_rows: held-out rows per language; 0 for all.
       max_rows_in_training: the same for the evaluations during training.
-      seed: deals tokens to folds.
+      seed: deals tokens to folds, and draws the sentences that the report shows.
       retrieval_layer: layer whose states are averaged to a sentence vector.
       retrieval_pivot: language that the others are compared with.
       retrieval_max_sentences: pairs of a parallel set; 0 for all.

@@ -6,17 +6,19 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import sentencepiece as spm
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from builders import objectives
 from builders.data import Folders, evaluation_settings, settings
 from builders.masked_lm import has_masked_lm, masked_lm_of
+from evaluation.examples import Examples
 from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
 from evaluation.sampled_loss import SampledLoss
 from input_pipeline.row_store import RowStore
-from interop import xlm_roberta
+from interop import model_folder
 from objectives.masked_lm import MaskedLM
 from objectives.objective import Objective
 from training.checkpoint import restore_latest_params
@@ -48,8 +50,8 @@ def initial_params(
         folders.read_tokenizer(),
     )
     if not (folders.train / "checkpoints").exists():
-        xlm_roberta.check_initial(*args)  # now, before the folder of training is claimed
-    return lambda: xlm_roberta.initial_params(*args)
+        model_folder.check_initial(*args)  # now, before the folder of training is claimed
+    return lambda: model_folder.initial_params(*args)
 
 
 def mesh(config: ConfigDict) -> Mesh:
@@ -193,3 +195,12 @@ def retrieval(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Me
         max_sentences=options.retrieval_max_sentences,
         mesh=mesh,
     )
+
+
+def examples(
+    config: ConfigDict, masked_lm: MaskedLM, store: RowStore, folders: Folders, mesh: Mesh
+) -> Examples:
+    """Held-out sentences with a masked piece, of the tokenizer of a working directory."""
+    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
+    pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
+    return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)

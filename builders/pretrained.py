@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: a run of train.py, or a model in the form of `transformers`."""
+"""What fine-tuning starts from: a run of train.py, or a folder of export_model.py or the like."""
 
 import dataclasses
 import hashlib
@@ -13,7 +13,7 @@ import artifacts
 from builders import model
 from builders.data import Folders, open_row_store, settings
 from builders.masked_lm import masked_lm_of
-from interop import xlm_roberta
+from interop import model_folder
 from models.encoder import EncoderSettings
 from training.sharding import MeshSettings, make_mesh
 
@@ -52,16 +52,16 @@ class Pretrained:
 
 
 def read_pretrained(path: str) -> Pretrained:
-    """Reads an encoder from a working directory of train.py, or a folder of import_model.py.
+    """Reads an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
 
     Raises:
       ValueError: it is neither, or cannot be read.
     """
     folder = pathlib.Path(path)
     if (folder / "config.json").exists():
-        sizes, params = xlm_roberta.read_model(folder)
+        sizes, params = model_folder.read_model(folder)
         return Pretrained(
-            EncoderSettings(**sizes, dtype="float32"), params, xlm_roberta.read_tokenizer(folder)
+            EncoderSettings(**sizes, dtype="float32"), params, model_folder.read_tokenizer(folder)
         )
     if (folder / "train" / "settings.json").exists():
         return _of_run(Folders(folder))

@@ -42,8 +42,7 @@ NTREX_CODES = {
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
     config = quickstart.get_config("runlocal" if arg == "runlocal" else "")
-    config.data.pair_share = 0.5
-    config.data.pair_buckets = (64, 128)
+    config.data.update(pair_share=0.5, contrast_share=0.0, pair_buckets=(64, 128))
     if arg == "runlocal":
         config.train.num_steps = 4  # of which some are on pairs
         return config
@@ -61,9 +60,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.vocab.target_size = 24_000
     config.vocab.compare = ()
 
-    # Small and without dropout: few epochs of little text, and the plateau at the frequencies of
-    # words is what takes most of the steps.
-    config.model.update(num_layers=3, mlp_size=512, unroll=3, dropout_rate=0.0)
+    config.model.update(num_layers=3, mlp_size=512, unroll=3)
 
     config.output_layer.k = 20
     config.output_layer.capacity = 6144

@@ -27,7 +27,7 @@ from configs import bitext
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
     config = bitext.get_config(arg)
-    config.data.update(pair_share=0.2, contrast_share=0.6, pair_positions="restart")
+    config.data.update(pair_share=0.2, contrast_share=0.6)
     config.mask.rate = 0.2
     if arg == "runlocal":
         config.data.update(pair_share=0.4, contrast_share=0.4)

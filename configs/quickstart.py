@@ -73,8 +73,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.prefetch = 4
     config.data.across_documents = False
     config.data.pair_share = 0.0
-    config.data.contrast_share = 0.0
-    config.data.pair_buckets = (32, 64, 128)
+    config.data.contrast_share = 0.5
+    config.data.pair_buckets = (32,)
     config.data.pair_positions = "continue"
     config.data.pair_alpha = 0.5
 
@@ -86,17 +86,17 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.mlp_size = 256
     config.model.max_length = 128
     config.model.norm_position = "pre"
-    config.model.dropout_rate = 0.1
+    config.model.dropout_rate = 0.0
     config.model.attention_dropout_rate = 0.0
     config.model.dtype = "float32"
     config.model.attention = "xla"
     config.model.remat = "none"
     config.model.unroll = 2  # both layers: they are small
-    config.model.position = "learned"
+    config.model.position = "gated"
     config.model.rotary_theta = 10_000.0
     config.model.distance_buckets = 32
     config.model.max_distance = 128
-    config.model.distance_slope = 0.0
+    config.model.distance_slope = 0.5
     config.model.initializer = "normal"
 
     config.mask = ConfigDict()
@@ -122,7 +122,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.output_layer.frequency_bias = True
 
     config.optimizer = ConfigDict()
-    config.optimizer.kind = "adamw"
+    config.optimizer.kind = "muon"
     config.optimizer.muon_learning_rate = 0.02
     config.optimizer.muon_momentum = 0.95
     config.optimizer.learning_rate = 5e-3
@@ -151,15 +151,15 @@ def get_config(arg: str = "") -> ConfigDict:
     )
 
     config.train = ConfigDict()
-    config.train.num_steps = 1000
+    config.train.num_steps = 1200
     config.train.batch_size = 16
     config.train.accumulation_steps = 1
     config.train.batch_warmup_steps = 0
     config.train.seed = 0
     config.train.init_from = ""
     config.train.log_every = 10
-    config.train.evaluate_every = 200
-    config.train.checkpoint_every = 200
+    config.train.evaluate_every = 300
+    config.train.checkpoint_every = 300
     config.train.keep_checkpoints = 2
     config.train.keep_every = 0
     config.train.tensorboard = False
@@ -174,7 +174,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.evaluation.max_rows = 0
     config.evaluation.max_rows_in_training = 4
     config.evaluation.seed = 0
-    config.evaluation.retrieval_layer = 1
+    config.evaluation.retrieval_layer = 2
     config.evaluation.retrieval_pivot = "en"
     config.evaluation.retrieval_max_sentences = 0
 
@@ -192,6 +192,7 @@ def _shrink(config: ConfigDict) -> None:
     config.vocab.num_workers = 1
     config.store.num_workers = 1
     config.data.loader = "threads"
+    config.data.contrast_share = 0.0
     config.model.embedding_size = 16
     config.model.hidden_size = 32
     config.model.num_layers = 2

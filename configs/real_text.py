@@ -42,32 +42,34 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.corpus.root = arg
     config.corpus.text = (
-        "bible/train",
         "common_voice_text/train",
         "wikiann_text",
         "books",
         "thai_messages",
-        "ntrex/train",
     )
-    config.corpus.parallel = ()
+    config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")
     config.corpus.parallel_eval = ("ntrex/dev",)
     config.corpus.languages = LANGUAGES
     config.corpus.language_codes = ConfigDict(NTREX_CODES)
+    config.corpus.exclude = ("tatoeba_retrieval/*.tsv.xz",)
     config.corpus.heldout_fraction = 0.02
+    config.corpus.parallel_heldout_fraction = 0.02
     config.corpus.max_train_bytes = 1_500_000
 
     config.vocab.target_size = 30_000
     config.vocab.sizes = tuple(range(1000, 8001, 1000))
-    config.vocab.alp_probabilities = "model"  # the recorded run was made so
+    config.vocab.compare = ()
+
+    config.data.contrast_share = 0.4
+    config.data.pair_buckets = (64,)
+    config.data.pair_alpha = 0.3
 
     config.output_layer.k = 20
     config.output_layer.capacity = 6144
     config.output_layer.refresh_every = 100
 
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_steps = 250
-
-    config.train.num_steps = 1500
+    config.train.num_steps = 3000
+    config.train.batch_size = 32
     config.train.evaluate_every = 500
     config.train.checkpoint_every = 500
 

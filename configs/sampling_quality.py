@@ -42,7 +42,18 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "runlocal":
         return config
 
+    # All text as text of one language: the comparison is of masked language modelling alone.
+    config.corpus.text = (
+        "bible/train",
+        "common_voice_text/train",
+        "wikiann_text",
+        "books",
+        "thai_messages",
+        "ntrex/train",
+    )
+    config.corpus.parallel = ()
     config.corpus.parallel_eval = ()
+    config.data.contrast_share = 0.0
     config.corpus.languages = LANGUAGES
     config.corpus.max_train_bytes = 6_000_000
     config.corpus.exclude = (

@@ -41,6 +41,7 @@ def get_config(arg: str = "") -> ConfigDict:
         "thai_messages",
     )
     config.corpus.parallel = ()
+    config.data.contrast_share = 0.0
     config.corpus.languages = LANGUAGES
     config.corpus.heldout_fraction = 0.02
 

@@ -162,6 +162,7 @@ def _base() -> ConfigDict:
     config.corpus.text = (".",)
     config.corpus.parallel = ()
     config.corpus.heldout_fraction = 0.001
+    config.data.contrast_share = 0.0
 
     config.vocab.compare = ()
     config.vocab.target_size = 250_000
@@ -180,6 +181,9 @@ def _base() -> ConfigDict:
         attention_dropout_rate=0.1,
         dtype="bfloat16",
         unroll=1,
+        position="learned",
+        distance_slope=0.0,
+        initializer="normal",
     )
     config.mask.rate = 0.15
 
@@ -193,6 +197,7 @@ def _base() -> ConfigDict:
     config.output_layer.exact_fraction = 0.0
     config.output_layer.frequency_bias = False
 
+    config.optimizer.kind = "adamw"
     config.optimizer.learning_rate = 1e-4
     config.optimizer.warmup_steps = 10_000
     config.optimizer.clip_norm = 0.0

@@ -1,4 +1,4 @@
-"""How evaluations use several devices: batches split like those of training, results whole."""
+"""The rows of an evaluation, and how it uses several devices: batches split, results whole."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from training import sharding
+
+
+def spread_rows(rows: np.ndarray, max_rows: int) -> np.ndarray:
+    """At most `max_rows` of the rows [N, L], evenly spaced; 0 for all.
+
+    The first ones would be of the sources that come first, and their loss that of no others.
+    """
+    if not max_rows or len(rows) <= max_rows:
+        return rows
+    return rows[np.arange(max_rows) * len(rows) // max_rows]
 
 
 class BatchLayout:

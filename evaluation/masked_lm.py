@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from evaluation.batch_layout import BatchLayout
+from evaluation.batch_layout import BatchLayout, spread_rows
 from input_pipeline.row_store import RowStore
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
@@ -62,7 +62,7 @@ class ExactMaskedLM:
           store: held-out rows.
           num_folds: passes; 7 masks about 15 % at a time.
           batch_size: rows evaluated at once.
-          max_rows: held-out rows used per language; 0 for all.
+          max_rows: held-out rows used per language, see `spread_rows`.
           seed: deals tokens to folds.
           mesh: devices to split batches over, of all hosts; none for one device.
 
@@ -75,7 +75,7 @@ class ExactMaskedLM:
         self._batches = BatchLayout(mesh, batch_size)
         held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
         self._rows = {
-            lang: np.asarray(rows[: max_rows or None], np.int32)
+            lang: np.asarray(spread_rows(rows, max_rows), np.int32)
             for lang, rows in held_out.items()
             if len(rows)
         }

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import artifacts
+from evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.row_store import RowStore
@@ -23,11 +24,12 @@ from vocap.report import allocation_table
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What evaluation found after `step` steps; see `masked_lm` and `retrieval`."""
+    """What evaluation found after `step` steps; see `masked_lm`, `retrieval` and `examples`."""
 
     step: int
     losses: Mapping[str, LanguageLoss]
     retrieval: Mapping[str, Mapping[str, RetrievalResult]]
+    examples: Sequence[Example]
 
 
 def write_report(
@@ -43,12 +45,19 @@ def write_report(
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
     plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
-    if output_layer.kind == "knn":
+    if output_layer.is_sampled:
         exact_from -= round(output_layer.exact_fraction * results.step)
-    plot_loss(metrics, exact_from, folder / "loss.png")
+    plot_loss(metrics, _mean_losses(results)[1], exact_from, folder / "loss.png")
     sections = [
         "# Report",
         _summary(results, store),
+        "![Training loss, held-out loss and the unigram level](loss.png)",
+    ]
+    if output_layer.is_sampled:
+        sections.append(_SAMPLED_LOSS_NOTE)
+    if results.examples:
+        sections += ["## Examples", _EXAMPLES_NOTE, examples_table(results.examples)]
+    sections += [
         "## Evaluation",
         evaluation_table(results, store),
         _EVALUATION_NOTE,
@@ -59,10 +68,9 @@ def write_report(
     if allocated(allocation):
         plots.plot_sizes(allocation, folder / "sizes.png")
         sections.append("![Allocated sizes](sizes.png)")
-    sections += ["## Training", "![Training and evaluation loss](loss.png)"]
     if output_layer.kind == "knn":
         plot_candidates(metrics, output_layer.capacity, exact_from, folder / "candidates.png")
-        sections += [_TRAINING_NOTE, "![Candidates](candidates.png)"]
+        sections += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.png)"]
     path = folder / "report.md"
     artifacts.write_text(path, "\n\n".join(sections) + "\n")
     return path
@@ -75,21 +83,65 @@ _EVALUATION_NOTE = """\
 - *retrieval*: share of held-out sentences whose nearest neighbour, by cosine of mean hidden
   states, is their translation in the pivot language, and back; averaged over parallel sets."""
 
-_TRAINING_NOTE = """\
-The training loss runs over the candidate set V' only and understates the exact loss, except in the
-exact steps at the end: compare exact losses. V' is large until the first refresh, while neighbours
-are those of random embeddings; what exceeds the capacity is left out, farthest neighbours first."""
+_SAMPLED_LOSS_NOTE = """\
+The training loss runs over sampled classes only and is no measure of the exact loss, except in the
+exact steps at the end: compare exact losses."""
+
+_CANDIDATES_NOTE = """\
+V' is large until the first refresh, while neighbours are those of random embeddings; what exceeds
+the capacity is left out, farthest neighbours first."""
+
+_EXAMPLES_NOTE = f"""\
+A held-out sentence of each language with one piece masked, the five likeliest pieces, the truth and
+its rank, in the softmax over the whole vocabulary; \u2423 is the space before a word. The sentence
+is all that the model saw. `evaluation.seed` draws it, no model being asked, from the whole ones of
+{SHORTEST} to {LONGEST} pieces, or from parts of text where no marks end sentences, and draws the
+piece from those with a letter and {MIN_COUNT} occurrences or more in the language's training text.
+A sentence illustrates; the measure is the loss."""
 
 
 def _summary(results: Results, store: RowStore) -> str:
-    losses = list(results.losses.values())
+    """The loss against the unigram level, retrieval against chance."""
+    losses = results.losses.values()
+    loss, unigram = _mean_losses(results)
+    comparison, side = ("better", "below") if loss < unigram else ("no better", "above")
+    bits = np.mean([r.bits_per_character for r in losses])
     return (
+        f"The model predicts masked pieces {comparison} than their frequencies do: its exact "
+        f"held-out loss is {loss:.3f} nats a token, {abs(unigram - loss):.3f} {side} the unigram "
+        f"level of {unigram:.3f}, and {sum(r.loss < r.unigram for r in losses)} of {len(losses)} "
+        f"languages are below theirs.{_retrieval_summary(results)}\n\nMeans over "
         f"{len(store.languages)} languages, {store.vocab_size} pieces, {results.step} steps. "
-        f"Exact held-out loss {np.mean([r.loss for r in losses]):.3f} nats a token "
-        f"(unigram {np.mean([r.unigram for r in losses]):.3f}), "
-        f"{np.mean([r.bits_per_character for r in losses]):.3f} bits a character, "
-        "means over languages."
+        f"{bits:.3f} bits a character."
     )
+
+
+def _retrieval_summary(results: Results) -> str:
+    found = [mean for lang in results.losses if (mean := _mean_retrieval(results, lang))]
+    if not found:
+        return ""
+    forward, backward, chance = np.mean(found, axis=0)
+    share = (forward + backward) / 2
+    return (
+        f" {100 * share:.1f} % of held-out sentences find their translation, {share / chance:.1f} "
+        f"times the {100 * chance:.1f} % of chance."
+    )
+
+
+def _mean_retrieval(results: Results, language: str) -> list[float]:
+    """Forward, backward and chance, means over the sets of a language; nothing without any."""
+    found = [r[language] for r in results.retrieval.values() if language in r]
+    return [
+        float(np.mean([getattr(r, name) for r in found]))
+        for name in ("forward", "backward", "chance")
+        if found
+    ]
+
+
+def _mean_losses(results: Results) -> tuple[float, float]:
+    """Exact and unigram loss, means over languages."""
+    losses = results.losses.values()
+    return float(np.mean([r.loss for r in losses])), float(np.mean([r.unigram for r in losses]))
 
 
 def evaluation_table(results: Results, store: RowStore) -> str:
@@ -103,11 +155,7 @@ def evaluation_table(results: Results, store: RowStore) -> str:
     for language, loss in sorted(results.losses.items()):
         statistics = store.statistics[language]
         held_out = statistics["heldout"]
-        found = [r[language] for r in results.retrieval.values() if language in r]
-        retrieval = [
-            100 * float(np.mean([getattr(r, name) for r in found])) if found else float("nan")
-            for name in ("forward", "backward", "chance")
-        ]
+        retrieval = [100 * x for x in _mean_retrieval(results, language)] or [float("nan")] * 3
         columns.append([loss.loss, loss.unigram, loss.bits_per_character, *retrieval])
         unknown = 100 * held_out["unknown"] / max(held_out["tokens"], 1)
         lines.append(
@@ -146,14 +194,21 @@ def _save(figure, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def plot_loss(metrics: Sequence[Mapping[str, float]], exact_from: int, path: pathlib.Path) -> None:
-    """Training loss, and the exact evaluation loss with the spread of its languages.
+def plot_loss(
+    metrics: Sequence[Mapping[str, float]], unigram: float, exact_from: int, path: pathlib.Path
+) -> None:
+    """Training loss, the exact evaluation loss with the spread of its languages, the unigram level.
 
-    From step `exact_from` on training used the exact softmax.
+    From step `exact_from` on training used the exact softmax. Of a mixture of objectives, the
+    training loss is that of masked LM: the others are not of one kind with it.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     _shade_exact_steps(axes, metrics, exact_from)
-    axes.plot(*_series(metrics, "train/loss"), color="tab:blue", alpha=0.6, label="training")
+    is_mixture = any("train/mlm_loss" in record for record in metrics)
+    training = _series(metrics, "train/mlm_loss" if is_mixture else "train/loss")
+    axes.plot(*training, color="tab:blue", alpha=0.6, label="training")
+    label = f"unigram, mean of languages ({unigram:.3f})"
+    axes.axhline(unigram, color="black", linestyle="--", label=label)
     steps, mean = _series(metrics, "eval/loss")
     per_language = [
         [value for name, value in record.items() if name.startswith("eval/loss/")]
@@ -172,7 +227,7 @@ def plot_loss(metrics: Sequence[Mapping[str, float]], exact_from: int, path: pat
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats a masked token)")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2)
     _save(figure, path)
 
 

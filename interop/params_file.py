@@ -1,4 +1,4 @@
-"""Parameters in one safetensors file, with notes; for models that `transformers` has no form of."""
+"""Parameters in one safetensors file, with notes: an encoder and the head of a task."""
 
 import json
 import pathlib

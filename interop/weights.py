@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -21,19 +22,26 @@ class Weights:
     """The tensors of a folder by name."""
 
     def __init__(
-        self, folder: pathlib.Path, files: Mapping[pathlib.Path, Any], tied: Mapping[str, str]
+        self,
+        folder: pathlib.Path,
+        files: Mapping[pathlib.Path, Any],
+        remedy: str,
+        tied: Mapping[str, str],
     ):
         """See `open`; `files` are open ones."""
-        self._folder, self._tied = folder, tied
+        self._folder, self._remedy, self._tied = folder, remedy, tied
         self._files = {name: (path, file) for path, file in files.items() for name in file.keys()}  # noqa: SIM118
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: pathlib.Path, tied: Mapping[str, str]) -> Iterator["Weights"]:
+    def open(
+        cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
+    ) -> Iterator["Weights"]:
         """Opens model.safetensors, or the shards that its index lists.
 
         Args:
           folder: where they are.
+          remedy: how to make such a folder anew, for messages.
           tied: tensor -> another name of the same, which files may hold as well, or instead.
 
         Raises:
@@ -41,7 +49,7 @@ class Weights:
         """
         with contextlib.ExitStack() as stack:
             files = {}
-            for path in _weight_files(folder):
+            for path in _weight_files(folder, remedy):
                 try:
                     files[path] = stack.enter_context(safetensors.safe_open(path, framework="np"))
                 except FileNotFoundError:
@@ -53,9 +61,9 @@ class Weights:
                     raise ValueError(
                         f"{path}: cannot be read ({error}); copy or download it again"
                     ) from None
-            yield cls(folder, files, tied)
+            yield cls(folder, files, remedy, tied)
 
-    def check_names(self, wanted: Collection[str], unused: Collection[str]) -> None:
+    def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
         """Raises ValueError unless all of `wanted` are there and nothing else but `unused`."""
         found = set(self._files)
         missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
@@ -65,8 +73,7 @@ class Weights:
                 shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
                 raise ValueError(
                     f"{self._folder} {fault} tensors, {len(names)}: {shown}. It must hold one "
-                    "XLMRobertaForMaskedLM with as many layers as its config.json says; load it as "
-                    "that and write it with save_pretrained"
+                    f"model, that of its config.json; {self._remedy}"
                 )
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -97,20 +104,19 @@ class Weights:
         if array.dtype not in _TYPES:
             raise ValueError(
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
-                "load the model in float32 and write it again with save_pretrained"
+                f"{self._remedy}"
             )
         return array.astype(np.float32)
 
 
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / _INDEX
     if not index.exists():
         raise ValueError(
             f"{folder} has neither {WEIGHTS} nor {_INDEX}; other kinds of files, such as pickled "
-            "pytorch_model.bin, are never read: load the model with transformers and write it with "
-            "save_pretrained"
+            f"pytorch_model.bin, are never read: {remedy}"
         )
     try:
         names = sorted(set(artifacts.read_json(index)["weight_map"].values()))

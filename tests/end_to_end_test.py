@@ -98,7 +98,8 @@ class EndToEndTest(parameterized.TestCase):
         path = self.workdir / "report" / "report.md"
         page = path.read_text(encoding="utf-8")
         for language in ("en", "ka", "sw"):
-            self.assertRegex(page, rf"(?m)^\| {language} \|")
+            self.assertRegex(page, rf"(?m)^\| {language} \| [0-9]")
+            self.assertRegex(page, rf"(?m)^\| {language} \| [^|]*\[____\].* % \| [0-9]+ \|$")
         self.assertIn("3 languages, 600 pieces, 60 steps.", page)
         self.assertTrue((self.workdir / "report" / "loss.png").exists())
         printed = self.finished["evaluate"].stdout

@@ -1,5 +1,6 @@
 """Runs of every kind of task from files to results: learned, stopped, repeated, misused."""
 
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -16,6 +17,7 @@ from builders.pretrained import read_pretrained
 from evaluation import task_results, xtreme_runs
 from input_pipeline.row_store import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
+from interop import model_folder
 from interop.params_file import read_params
 from tests import tiny_tasks
 from training.signals import Stopped
@@ -138,6 +140,27 @@ class KindsTest(RunCase):
         config.optimizer.frozen = ("embedding",)
         with self.assertRaisesRegex(ValueError, r"optimizer.frozen names \['embedding'\], must be"):
             tiny_tasks.run(config, self.folder / "other")
+
+    def test_an_encoder_with_other_positions(self):
+        encoder = dataclasses.replace(
+            tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
+            position="gated", distance_buckets=8, max_distance=16,
+        )  # fmt: skip
+        exported = self.folder / "exported"
+        model_folder.write_model(
+            exported,
+            tiny_tasks.params(encoder),
+            dataclasses.asdict(encoder),
+            tiny_tasks.tokenizer(),
+        )
+        config = tiny_tasks.config("udpos", init_from=str(exported), train__epochs=24.0)
+        config.optimizer.learning_rate = 1e-2
+        results = self.results_of(config)
+        self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
+        params, notes = read_params(self.folder / "run" / "best.safetensors")
+        self.assertEqual(notes["encoder"]["position"], "gated")
+        before = tiny_tasks.params(encoder)["distances"]["bias"]
+        self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
 
     def test_random_parameters_are_others(self):
         results = [

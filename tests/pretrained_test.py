@@ -50,6 +50,7 @@ class PretrainedTest(absltest.TestCase):
     def test_a_run_of_train(self):
         config = quickstart.get_config("runlocal")
         config.model.update(num_layers=0, embedding_size=8, hidden_size=16, num_heads=2)
+        config.model.update(position="gated", distance_buckets=8, max_distance=16)
         config.output_layer.kind = "full"
         folders = data_builders.Folders(self.parent / "work")
         for folder in (folders.vocab, folders.rows):

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
 from builders import task_runs
-from interop import xlm_roberta
+from interop import model_folder
 from models.encoder import Encoder, EncoderSettings
 from training.sharding import make_mesh
 from vocap import merge
@@ -77,7 +77,7 @@ def encoder_folder(num_layers: int = 2) -> pathlib.Path:
     folder = scratch() / f"tiny-xlmr-{num_layers}"
     settings = dataclasses.replace(SETTINGS, num_layers=num_layers)
     sizes = dataclasses.asdict(settings)
-    xlm_roberta.write_model(folder, params(settings), sizes, tokenizer())
+    model_folder.write_model(folder, params(settings), sizes, tokenizer())
     return folder
 
 

@@ -54,5 +54,16 @@ class TableReadsTest(parameterized.TestCase):
         self.assertIn("output_layer.row_capacity", said)
 
 
+class ArchitectureTest(parameterized.TestCase):
+    @parameterized.parameters(*(run for run in vocap_paper.RUNS if run != "xlmr_xl"))
+    def test_is_that_of_the_papers_and_not_of_small_runs(self, run: str):
+        config = vocap_paper.get_config(run)
+        model = config.model
+        self.assertEqual((model.position, model.norm_position), ("learned", "post"))
+        self.assertEqual((model.initializer, model.distance_slope), ("normal", 0))
+        self.assertEqual(config.optimizer.kind, "adamw")
+        self.assertGreater(model.dropout_rate, 0)
+
+
 if __name__ == "__main__":
     absltest.main()

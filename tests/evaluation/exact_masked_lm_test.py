@@ -140,7 +140,7 @@ class LossTest(TestCase):
         np.testing.assert_array_equal(np.concatenate(list(again.values())), folds)
         self.assertFalse(np.array_equal(np.concatenate(list(other.values())), folds))
 
-    def test_fewer_rows_are_the_first_ones(self):
+    def test_fewer_rows(self):
         found = self.evaluator(max_rows=1).run(params())
         for language, rows in self.rows.items():
             count = (~np.isin(rows[0], SPECIAL.special_ids())).sum()

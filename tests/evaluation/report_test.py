@@ -1,5 +1,6 @@
 """The numbers of the table, and the pages and plots of a report."""
 
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -7,6 +8,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from evaluation import report
+from evaluation.examples import Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.row_store import RowStore
@@ -24,6 +26,10 @@ RETRIEVAL = {
     },
     "news": {"sw": RetrievalResult(forward=1.0, backward=0.75, chance=0.01, sentences=100)},
 }
+EXAMPLES = [
+    Example("sw", "a [____] | b", "▁c", 0.25, 2, [("▁d", 0.5), ("▁c", 0.25)]),
+    Example("en", "[____]s it", "▁i", 0.75, 1, [("▁i", 0.75), ("▁wa", 0.125)]),
+]
 ALLOCATION = {
     "pieces": 600,
     "languages": {
@@ -49,8 +55,8 @@ METRICS = [
 ]
 
 
-def results(retrieval=RETRIEVAL) -> report.Results:
-    return report.Results(step=10, losses=LOSSES, retrieval=retrieval)
+def results(retrieval=RETRIEVAL, losses=LOSSES, examples=EXAMPLES) -> report.Results:
+    return report.Results(step=10, losses=losses, retrieval=retrieval, examples=examples)
 
 
 def store() -> RowStore:
@@ -104,12 +110,12 @@ class EvaluationTableTest(absltest.TestCase):
 
 class WriteReportTest(parameterized.TestCase):
     def write(
-        self, kind: str, metrics=METRICS, retrieval=RETRIEVAL, allocation=ALLOCATION
+        self, kind: str, metrics=METRICS, allocation=ALLOCATION, **found
     ) -> tuple[str, pathlib.Path]:
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "report"
         path = report.write_report(
             folder,
-            results(retrieval),
+            results(**found),
             store=store(),
             output_layer=factories.output_layer_settings(kind=kind, exact_fraction=0.1),
             allocation=allocation,
@@ -132,7 +138,43 @@ class WriteReportTest(parameterized.TestCase):
         self.assertIn(report.evaluation_table(results(retrieval), store()), page)
         self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
         self.assertIn("3 languages, 600 pieces, 10 steps.", page)
-        self.assertIn("loss 3.167 nats a token (unigram 5.000), 1.000 bits a character", page)
+        self.assertIn("1.000 bits a character", page)
+
+    def test_it_opens_with_what_was_learned(self):
+        page, _ = self.write("knn")
+        opening = (
+            "# Report",
+            "The model predicts masked pieces better than their frequencies do: its exact held-out "
+            "loss is 3.167 nats a token, 1.833 below the unigram level of 5.000, and 3 of 3 "
+            "languages are below theirs. 53.1 % of held-out sentences find their translation, 13.3 "
+            "times the 4.0 % of chance.",
+            "](loss.png)",
+            examples_table(EXAMPLES),
+            "## Evaluation",
+        )
+        places = [page.find(part) for part in opening]
+        self.assertNotIn(-1, places)
+        self.assertEqual(places, sorted(places))
+
+    def test_nothing_learned_is_said(self):
+        worse = {
+            language: dataclasses.replace(
+                loss, loss=loss.unigram + (-0.5 if language == "en" else 1)
+            )
+            for language, loss in LOSSES.items()
+        }
+        page, _ = self.write("full", losses=worse, retrieval={})
+        self.assertIn(
+            "The model predicts masked pieces no better than their frequencies do: its exact "
+            "held-out loss is 5.500 nats a token, 0.500 above the unigram level of 5.000, and 1 of "
+            "3 languages are below theirs.\n",
+            page,
+        )
+        self.assertNotIn("chance.", page)
+
+    def test_without_examples(self):
+        page, _ = self.write("full", examples=[])
+        self.assertNotIn("## Examples", page)
 
     def test_a_vocabulary_that_gave_no_language_a_size(self):
         languages = {
@@ -150,6 +192,8 @@ class WriteReportTest(parameterized.TestCase):
         self.assertEqual(found["step"], 10)
         self.assertEqual(found["losses"]["sw"]["loss"], 4.0)
         self.assertEqual(found["retrieval"]["news"]["sw"]["sentences"], 100)
+        self.assertEqual(found["examples"][0]["likeliest"], [["▁d", 0.5], ["▁c", 0.25]])
+        self.assertEqual(found["examples"][1]["rank"], 1)
 
     def test_a_run_without_evaluations_so_far(self):
         page, _ = self.write("knn", metrics=METRICS[:2])
@@ -163,6 +207,24 @@ class WriteReportTest(parameterized.TestCase):
             pages.append({p.name: p.read_bytes() for p in folder.glob("*.png")})
         changed = {name for name in pages[0] if pages[0][name] != pages[1][name]}
         self.assertEqual(changed, {"loss.png"})
+
+    def test_the_plot_of_a_mixture_is_of_its_masked_lm(self):
+        plots = []
+        for other in (5.0, 50.0):
+            own = {**METRICS[0], "train/mlm_loss": 6.0}
+            contrast = {"step": 2, "train/loss": other, "train/contrast_loss": other}
+            _, folder = self.write("full", metrics=[own, contrast, METRICS[2]])
+            plots.append((folder / "loss.png").read_bytes())
+        self.assertEqual(*plots)
+
+    def test_the_plot_has_the_unigram_level(self):
+        losses = {"en": dataclasses.replace(LOSSES["en"], unigram=7.0)}
+        plots = [
+            (self.write("full", **changes)[1] / "loss.png").read_bytes()
+            for changes in ({}, {}, {"losses": losses})
+        ]
+        self.assertEqual(plots[0], plots[1])
+        self.assertNotEqual(plots[0], plots[2])
 
 
 if __name__ == "__main__":

@@ -14,19 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 import artifacts
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives
+from builders import objectives, streams
+from builders.masked_lm import masked_lm_of
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
-from interop import vocabulary, xlm_roberta
+from interop import model_folder, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from training.checkpoint import Checkpoints
+from training.loop import train
+from training.sharding import MeshSettings, make_mesh
 from vocap import merge
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -34,6 +37,8 @@ SPACE = "\u2581"
 PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc", SPACE + "de", "fgh", "zz"]
 TOKENIZER = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
 VOCAB = len(merge.SPECIALS) + len(PIECES)
+# Nothing that transformers has a class for.
+GATED = {"position": "gated", "norm_position": "pre", "embedding_size": 4}
 OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0))
 
 
@@ -47,7 +52,7 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-class EntryPointsTest(absltest.TestCase):
+class EntryPointsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
@@ -63,13 +68,14 @@ class EntryPointsTest(absltest.TestCase):
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
 
-    def write_model(self) -> pathlib.Path:
-        """A folder with a small random model."""
-        settings = EncoderSettings(
-            vocab_size=VOCAB, embedding_size=8, hidden_size=8, num_layers=1, num_heads=2,
-            mlp_size=12, max_length=16, norm_position="post", dropout_rate=0.1,
-            attention_dropout_rate=0.0, dtype="float32",
-        )  # fmt: skip
+    def write_model(self, **changes: Any) -> pathlib.Path:
+        """A folder with a small random model, an XLM-R but for the changes."""
+        sizes: dict[str, Any] = {
+            "vocab_size": VOCAB, "embedding_size": 8, "hidden_size": 8, "num_layers": 1,
+            "num_heads": 2, "mlp_size": 12, "max_length": 16, "norm_position": "post",
+            "dropout_rate": 0.1, "attention_dropout_rate": 0.0, "dtype": "float32",
+        }  # fmt: skip
+        settings = EncoderSettings(**(sizes | changes))
         row = jnp.zeros((1, 4), jnp.int32)
         shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
         rng = np.random.default_rng(0)
@@ -77,38 +83,40 @@ class EntryPointsTest(absltest.TestCase):
             lambda x: rng.normal(size=x.shape).astype(np.float32), nn.unbox(shapes)
         )
         folder = self.parent / "model"
-        xlm_roberta.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
+        model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
         return folder
 
     def logits(self, folder: pathlib.Path, text: str) -> np.ndarray:
         """[L, V] logits of a text by a folder's model and tokenizer."""
-        sizes, params = xlm_roberta.read_model(folder)
-        processor = spm.SentencePieceProcessor(model_proto=xlm_roberta.read_tokenizer(folder))
+        sizes, params = model_folder.read_model(folder)
+        processor = spm.SentencePieceProcessor(model_proto=model_folder.read_tokenizer(folder))
         tokens = jnp.array([[merge.BOS_ID, *processor.encode(text), merge.EOS_ID]])
         encoder = Encoder(EncoderSettings(**sizes, dtype="float32"))
         predicted = jax.jit(encoder.apply)(
             {"params": params}, tokens, jnp.ones_like(tokens), jnp.arange(tokens.shape[1])[None]
         )
-        table, bias = xlm_roberta.table_of(params)
+        table, bias = model_folder.table_of(params)
         return np.asarray(predicted[0]) @ table.T + bias
 
-    def test_a_model_on_another_vocabulary(self):
-        folder, output, new = self.write_model(), self.parent / "new", self.parent / "new.model"
+    @parameterized.parameters({}, GATED)
+    def test_a_model_on_another_vocabulary(self, **changes):
+        folder = self.write_model(**changes)
+        output, new = self.parent / "new", self.parent / "new.model"
         new.write_bytes(OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
         printed = self.succeed("import_model.py", *flags)
         self.assertEqual(
             printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
         )
-        before, after = (xlm_roberta.read_model(f)[1] for f in (folder, output))
+        before, after = (model_folder.read_model(f)[1] for f in (folder, output))
         swapped = vocabulary.swap(
             vocabulary.vocabulary(TOKENIZER),
             vocabulary.vocabulary(OTHER),
-            *xlm_roberta.table_of(before),
+            *model_folder.table_of(before),
         )
-        expected = xlm_roberta.with_table(before, swapped.table, swapped.bias)
+        expected = model_folder.with_table(before, swapped.table, swapped.bias)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
-        self.assertEqual(xlm_roberta.read_tokenizer(output), OTHER)
+        self.assertEqual(model_folder.read_tokenizer(output), OTHER)
         self.assert_refused("is not empty; remove it", "import_model.py", *flags)
 
     def test_a_model_of_other_origin_keeps_its_pieces(self):
@@ -132,18 +140,19 @@ class EntryPointsTest(absltest.TestCase):
         printed = self.succeed("import_model.py", f"--model={folder}", f"--output={output}")
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
         self.assertEqual(
-            vocabulary.vocabulary(xlm_roberta.read_tokenizer(output)).pieces,
+            vocabulary.vocabulary(model_folder.read_tokenizer(output)).pieces,
             vocabulary.vocabulary(TOKENIZER).pieces,
         )
         (before, _), (after, _) = (
-            xlm_roberta.table_of(xlm_roberta.read_model(f)[1]) for f in (folder, output)
+            model_folder.table_of(model_folder.read_model(f)[1]) for f in (folder, output)
         )
         last, order = VOCAB - 1, np.arange(VOCAB)
         expected = np.concatenate([order[:4], [last], order[4:last]])
         np.testing.assert_array_equal(after, before[expected])
 
-    def test_a_pruned_model_says_the_same(self):
-        folder, output = self.write_model(), self.parent / "small"
+    @parameterized.parameters({}, GATED)
+    def test_a_pruned_model_says_the_same(self, **changes):
+        folder, output = self.write_model(**changes), self.parent / "small"
         text, lines = self.parent / "xx.txt.gz", ["ab cd", "deab abc"]
         with gzip.open(text, "wt") as file:
             file.write("\n\n".join(lines))
@@ -167,7 +176,9 @@ class EntryPointsTest(absltest.TestCase):
             folder.mkdir(parents=True)
         folders.tokenizer.write_bytes(TOKENIZER)
         np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
-        one = {"rows": 1, "tokens": 1000, "characters": 3000}
+        rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
+        np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
+        one = {"rows": 8, "tokens": 1000, "characters": 3000}
         store = RowStore(
             folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
             SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {"aa": {"train": one}}, {},
@@ -189,8 +200,12 @@ class EntryPointsTest(absltest.TestCase):
             checkpoints.save(7, state)
         return jax.device_get(state.params)
 
-    def test_the_last_checkpoint_is_exported(self):
-        overrides = {"model.norm_position": "post", "model.embedding_size": 32}
+    @parameterized.parameters(
+        ({"model.norm_position": "post", "model.embedding_size": 32}, ""),
+        # And pre-LN and half embedding, which are the config's own.
+        ({"model.position": "gated"}, "model.position is 'gated', there 'learned'; model.norm_pos"),
+    )
+    def test_the_last_checkpoint_is_exported(self, overrides, warning):
         config = quickstart.get_config("runlocal")
         config.update_from_flattened_dict(overrides)
         folders, store = self.write_workdir(config)
@@ -202,28 +217,61 @@ class EntryPointsTest(absltest.TestCase):
             f"--workdir={folders.workdir}",
             f"--output={output}",
         )
-        self.succeed("export_model.py", *flags)
-        sizes, found = xlm_roberta.read_model(output)
+        result = run("export_model.py", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual("transformers cannot load this model" in result.stderr, bool(warning))
+        self.assertIn(warning, result.stderr)
+        sizes, found = model_folder.read_model(output)
         self.assertEqual((sizes["num_layers"], sizes["vocab_size"]), (2, VOCAB))
-        table, bias = xlm_roberta.table_of(params)
-        expected = xlm_roberta.with_table(params, table[:VOCAB], bias[:VOCAB])
+        table, bias = model_folder.table_of(params)
+        expected = model_folder.with_table(params, table[:VOCAB], bias[:VOCAB])
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-        self.assertEqual(xlm_roberta.read_tokenizer(output), TOKENIZER)
+        self.assertEqual(model_folder.read_tokenizer(output), TOKENIZER)
 
         # And a run of the same settings can start from it.
         settings = {**config.model.to_dict(), "vocab_size": len(table)}
-        start = xlm_roberta.initial_params(output, settings, TOKENIZER)
+        start = model_folder.initial_params(output, settings, TOKENIZER)
         self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
 
-    def test_what_cannot_be_exported_is_said_before_anything_is_restored(self):
-        # Pre-LN, half embedding, and no checkpoint yet.
-        folders, _ = self.write_workdir(quickstart.get_config("runlocal"))
+    def test_what_cannot_be_written_is_said_before_anything_is_restored(self):
+        folders, _ = self.write_workdir(quickstart.get_config("runlocal"))  # no checkpoint yet
         flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
-        output = self.parent / "exported"
-        self.assert_refused(
-            "model.norm_position is 'pre'", "export_model.py", *flags, f"--output={output}"
+        output = f"--output={folders.rows}"
+        self.assert_refused("rows is not empty; remove it", "export_model.py", *flags, output)
+
+    def test_a_run_goes_on_from_a_folder(self):
+        config = quickstart.get_config("runlocal")
+        rate, output = 1e-3, self.parent / "exported"
+        config.model.update(GATED, num_layers=1, distance_buckets=8, max_distance=16)
+        config.output_layer.kind = "full"
+        config.optimizer.update(learning_rate=rate, final_rate_ratio=1.0, weight_decay=0.0)
+        config.train.update(num_steps=2, init_from=str(output))
+        folders, store = self.write_workdir(config)
+        mesh = make_mesh(
+            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
         )
-        self.assertFalse(output.exists())
+        objective = objectives.objective(config, store, mesh)
+        settings = dataclasses.asdict(masked_lm_of(objective).encoder.settings)
+        del settings["vocab_size"]
+        model = self.write_model(**settings)
+        model.rename(output)
+        read = builders.initial_params(config, objective, folders)
+        assert read is not None
+        start = read()
+        cut = model_folder.with_table(start, *(x[:VOCAB] for x in model_folder.table_of(start)))
+        jax.tree.map(np.testing.assert_array_equal, cut, model_folder.read_model(output)[1])
+
+        state = train(
+            builders.train_functions(config, objective, mesh), builders.train_settings(config),
+            folders.train, streams.training_data(config, store, mesh), initial_params=read,
+        )  # fmt: skip
+        # Adam moves a parameter by the rate in a step, and values at random are 1 apart.
+        moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), state.params, start)
+        self.assertLess(max(jax.tree.leaves(moved)), 3 * rate)
+        for name in ("distances", "embeddings", "head"):
+            self.assertGreater(min(jax.tree.leaves(moved[name])), rate / 2, name)
+        gate = moved["layers"]["attention"]["gate"]
+        self.assertGreater(min(jax.tree.leaves(gate)), rate / 2)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
 import artifacts
-from interop import xlm_roberta
+from interop import model_folder
 from models.encoder import Encoder, EncoderSettings
 from tests.interop.xlm_roberta_test import (
     CONFIG,
@@ -84,7 +84,7 @@ def ours(params, settings: EncoderSettings, tokens, is_text) -> tuple[list[jax.A
         )
         for num_layers in range(settings.num_layers + 1)
     ]  # fmt: skip
-    table, bias = xlm_roberta.table_of(params)
+    table, bias = model_folder.table_of(params)
     return hidden, model.apply(variables, hidden[-1], method="predict") @ table.T + bias[None, None]
 
 
@@ -122,7 +122,7 @@ class ParityTest(parameterized.TestCase):
     def test_theirs_here(self, **sizes):
         model = their_model(**sizes)
         model.save_pretrained(self.folder)
-        found, params = xlm_roberta.read_model(self.folder)
+        found, params = model_folder.read_model(self.folder)
         settings = EncoderSettings(**found, dtype="float32")
         self.assertEqual(settings.max_length, LENGTH)
         self.assert_agree(model, params, settings, sizes.get("pad_id", 1))
@@ -139,37 +139,37 @@ class ParityTest(parameterized.TestCase):
     def test_ours_there(self, num_layers):
         settings = dataclasses.replace(PADDED, num_layers=num_layers)
         params = params_of(settings)
-        xlm_roberta.write_model(self.folder, params, dataclasses.asdict(settings), tokenizer())
-        table, bias = xlm_roberta.table_of(params)
+        model_folder.write_model(self.folder, params, dataclasses.asdict(settings), tokenizer())
+        table, bias = model_folder.table_of(params)
         self.assert_agree(
             self.load(),
-            xlm_roberta.with_table(params, table[:VOCAB], bias[:VOCAB]),
+            model_folder.with_table(params, table[:VOCAB], bias[:VOCAB]),
             dataclasses.replace(settings, vocab_size=VOCAB),
         )
 
     def test_there_and_back_and_there(self):
-        xlm_roberta.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
         model = self.load()
         self.folder = self.parent / "saved"
         model.save_pretrained(self.folder, max_shard_size="10KB")
         self.assertGreater(len(list(self.folder.glob("*.safetensors"))), 1)
-        sizes, params = xlm_roberta.read_model(self.folder)
+        sizes, params = model_folder.read_model(self.folder)
         jax.tree.map(np.testing.assert_array_equal, params, params_of(SETTINGS))
         self.assertEqual(sizes, {key: SIZES[key] for key in sizes})
 
     def test_bfloat16_saved_there(self):
         model = their_model().bfloat16()
         model.save_pretrained(self.folder)
-        _, params = xlm_roberta.read_model(self.folder)
+        _, params = model_folder.read_model(self.folder)
         self.assert_agree(model.float(), params, SETTINGS)
 
     def test_a_model_without_its_head_is_refused(self):
         their_model().roberta.save_pretrained(self.folder)
         with self.assertRaisesRegex(ValueError, "lacks tensors"):
-            xlm_roberta.read_model(self.folder)
+            model_folder.read_model(self.folder)
 
     def test_the_tokenizer_is_exported_with_it(self):
-        xlm_roberta.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
         loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
         processor = spm.SentencePieceProcessor(model_proto=tokenizer())
         lines = ["the thing", "a \u00e9 b", "", "zz  THING"]
@@ -182,6 +182,17 @@ class ParityTest(parameterized.TestCase):
         ids = artifacts.read_json(self.folder / "config.json")
         for name in ("bos", "pad", "eos"):
             self.assertEqual(ids[f"{name}_token_id"], getattr(loaded, f"{name}_token_id"))
+
+    def test_of_our_own_form_the_tokenizer_is_loaded_and_the_model_is_not(self):
+        gated = dataclasses.replace(SETTINGS, position="gated")
+        sizes = dataclasses.asdict(gated)
+        model_folder.write_model(self.folder, params_of(gated), sizes, tokenizer())
+        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
+        processor = spm.SentencePieceProcessor(model_proto=tokenizer())
+        expected = [merge.BOS_ID, *processor.encode("the thing"), merge.EOS_ID]
+        self.assertEqual(loaded("the thing")["input_ids"], expected)
+        with self.assertRaisesRegex(ValueError, "vocap-encoder"):
+            transformers().AutoModelForMaskedLM.from_pretrained(self.folder)
 
 
 if __name__ == "__main__":

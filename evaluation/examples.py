@@ -1,0 +1,233 @@
+"""Examples of predictions: one held-out sentence of each language, with one piece masked."""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from evaluation.batch_layout import BatchLayout
+from input_pipeline.row_store import RowStore
+from knn_sampling.losses import ABSENT
+from models.encoder import output_table
+from objectives.masked_lm import MaskedLM
+
+GAP = "[____]"
+# Pieces of a sentence.
+SHORTEST, LONGEST = 8, 48
+# Occurrences in the training text of the language, for a piece to be masked.
+MIN_COUNT = 10
+NUM_LIKELIEST = 5
+
+_SPACE = "\u2581"  # of SentencePiece, where a word begins
+# A mark before a space, with what closes a quotation; marks of scripts without spaces anywhere.
+_SENTENCE_END = re.compile(rf"[.!?…؟۔।॥။።។][\"'”’»)\]]*(?={_SPACE})|[。！？][”’」』)]*")
+_MAX_ROWS = 32  # of a language, to draw a sentence from
+_BATCH = 16  # logits [B, V] are held at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A sentence with a gap, and the model's predictions for the gap.
+
+    Attributes:
+      language: its code.
+      text: the sentence, all that the model saw, with `GAP` in place of the masked piece.
+      truth: the masked piece.
+      probability: of the truth, in the softmax over the whole vocabulary.
+      rank: of the truth among all pieces, 1 for the likeliest.
+      likeliest: the likeliest pieces and their probabilities, in order.
+    """
+
+    language: str
+    text: str
+    truth: str
+    probability: float
+    rank: int
+    likeliest: Sequence[tuple[str, float]]
+
+
+class Cloze(NamedTuple):
+    """A sentence [n] of token ids without specials, and the position of the one to mask."""
+
+    language: str
+    tokens: np.ndarray
+    position: int
+
+
+class Examples:
+    """Predicts the masked piece of one held-out sentence of each language."""
+
+    def __init__(
+        self,
+        objective: MaskedLM,
+        store: RowStore,
+        pieces: Sequence[str],
+        *,
+        seed: int,
+        mesh: Mesh | None = None,
+    ):
+        """Chooses the sentences.
+
+        Args:
+          objective: the model.
+          store: held-out rows.
+          pieces: [V] the tokenizer's, by id.
+          seed: draws the sentences.
+          mesh: devices to split batches over, of all hosts; none for one device.
+        """
+        self._objective = objective
+        self._special, self._length = store.special, store.length
+        self._pieces = pieces
+        self._batches = BatchLayout(mesh, _BATCH)
+        self._predict = self._batches.jit(self._predictions)
+        self.clozes = choose(store, pieces, seed)
+
+    def run(self, params) -> list[Example]:
+        """An example of each language that has a sentence to choose."""
+        size = self._batches.size
+        found: list[Example] = []
+        for start in range(0, len(self.clozes), size):
+            clozes = self.clozes[start : start + size]
+            arrays = self._batches.placed(*self._arrays(clozes))
+            # Rows of padding fill the last batch.
+            predictions = zip(*jax.device_get(self._predict(params, *arrays)), strict=True)
+            found += map(self._example, clozes, predictions)
+        return found
+
+    def _arrays(self, clozes: Sequence[Cloze]) -> tuple[np.ndarray, ...]:
+        """Tokens [B, L] with masks, positions [B] of the masks and ids [B] of the truth, int32."""
+        special, size = self._special, self._batches.size
+        tokens = np.full((size, self._length), special.pad, np.int32)
+        positions, targets = np.zeros((2, size), np.int32)
+        for i, (_, sentence, position) in enumerate(clozes):
+            # Ended like a segment of the rows, which stops inside a sentence as well.
+            tokens[i, : len(sentence) + 2] = [special.bos, *sentence, special.eos]
+            targets[i], positions[i] = sentence[position], position + 1
+            tokens[i, positions[i]] = special.mask
+        return tokens, positions, targets
+
+    def _predictions(self, params, tokens: jax.Array, positions: jax.Array, targets: jax.Array):
+        """The largest probabilities [B, 5] and their ids, those of the targets [B], their ranks."""
+        hidden = self._objective.predictions(params, tokens, positions[:, None])[:, 0]  # [B, E]
+        table, bias = output_table(params)
+        is_piece = jnp.arange(len(bias)) < self._objective.exact_layer.num_valid
+        logits = jnp.dot(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+        logits += jnp.where(is_piece, bias.astype(jnp.float32), ABSENT)[None, :]
+        probabilities = jax.nn.softmax(logits)
+        largest, ids = jax.lax.top_k(probabilities, NUM_LIKELIEST)
+        own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)
+        # Of equals the first, as in `top_k`.
+        is_first = jnp.arange(len(bias))[None, :] < targets[:, None]
+        before = (probabilities > own) | ((probabilities == own) & is_first)
+        return largest, ids, own[:, 0], 1 + before.sum(axis=1)
+
+    def _example(self, cloze: Cloze, predictions) -> Example:
+        largest, ids, own, rank = predictions
+        language, tokens, position = cloze
+        shown = [self._pieces[token] for token in tokens]
+        truth = shown[position]
+        shown[position] = _SPACE * truth.startswith(_SPACE) + GAP
+        return Example(
+            language=language,
+            text="".join(shown).replace(_SPACE, " ").strip(),
+            truth=truth,
+            probability=float(own),
+            rank=int(rank),
+            likeliest=[(self._pieces[i], float(p)) for i, p in zip(ids, largest, strict=True)],
+        )
+
+
+def choose(store: RowStore, pieces: Sequence[str], seed: int) -> list[Cloze]:
+    """Draws a held-out sentence of each language, and a piece of it; no model is asked.
+
+    The sentence is drawn from the whole ones of `SHORTEST` to `LONGEST` pieces, or from parts of
+    that many pieces where there are none of these. The piece is one that has a letter and occurs
+    `MIN_COUNT` times or more in the language's training text. Languages without one are left out.
+
+    Args:
+      store: held-out rows, and counts of the training text.
+      pieces: [V] the tokenizer's, by id.
+      seed: draws rows, sentences and pieces.
+    """
+    is_word = np.array([_is_word(piece) for piece in pieces])
+    is_word[list(dataclasses.astuple(store.special))] = False
+    found = []
+    for i, language in enumerate(store.languages):
+        rng = np.random.default_rng([seed, i])
+        can_mask = is_word & (store.token_counts(language) >= MIN_COUNT)
+        rows = store.rows(language, "heldout")
+        sentences = [
+            (sentence, is_whole)
+            for row in rng.permutation(len(rows))[:_MAX_ROWS]
+            for sentence, is_whole in _sentences(rows[row], store, pieces)
+            if len(sentence) >= SHORTEST and can_mask[sentence].any()
+        ]
+        if sentences:
+            drawn = [one for one, is_whole in sentences if is_whole] or [
+                one for one, _ in sentences
+            ]
+            sentence = drawn[rng.integers(len(drawn))]
+            position = int(rng.choice(np.flatnonzero(can_mask[sentence])))
+            found.append(Cloze(language, sentence, position))
+    return found
+
+
+def _is_word(piece: str) -> bool:
+    return any(map(str.isalpha, piece)) and not piece.startswith("<0x")  # a byte
+
+
+def _sentences(
+    row: np.ndarray, store: RowStore, pieces: Sequence[str]
+) -> list[tuple[np.ndarray, bool]]:
+    """Sentences of a row [L], token ids of at most `LONGEST` pieces, and whether each is whole."""
+    found: list[np.ndarray] = []
+    for segment in np.split(row, np.flatnonzero(row == store.special.bos)):
+        text = segment[~np.isin(segment, store.special.special_ids())].astype(np.int32)
+        shown = [pieces[token] for token in text]
+        ends = np.cumsum([len(piece) for piece in shown])
+        marks = [match.end() for match in _SENTENCE_END.finditer("".join(shown))]
+        parts = np.split(text, np.flatnonzero(np.isin(ends, marks)) + 1)
+        found += [part for part in parts if len(part)]
+    longest = min(LONGEST, store.length - 2)
+    # Documents go on from row to row, so that the first and the last sentence may be torn.
+    return [
+        (sentence[:longest], 0 < i < len(found) - 1 and len(sentence) <= longest)
+        for i, sentence in enumerate(found)
+    ]
+
+
+def examples_table(examples: Sequence[Example]) -> str:
+    """Markdown: one row per example."""
+    lines = ["| language | sentence | likeliest pieces | truth | rank |", "|---|---|---|---|---:|"]
+    for one in examples:
+        likeliest = " · ".join(
+            f"**{_prediction(*pair)}**" if pair[0] == one.truth else _prediction(*pair)
+            for pair in one.likeliest
+        )
+        sentence = _shown(one.text).replace(_escaped(GAP), GAP)
+        truth = _prediction(one.truth, one.probability)
+        lines.append(f"| {one.language} | {sentence} | {likeliest} | {truth} | {one.rank} |")
+    return "\n".join(lines)
+
+
+def _prediction(piece: str, probability: float) -> str:
+    percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
+    # A mark that stands on a letter is shown on a placeholder.
+    holder = "◌" * unicodedata.category(piece[0]).startswith("M")
+    return f"{_shown(holder + piece.replace(_SPACE, '␣'))} {percent} %"
+
+
+def _shown(text: str) -> str:
+    """Text as a Markdown cell shows it; from right to left apart from what stands beside it."""
+    is_right_to_left = any(unicodedata.bidirectional(c) in ("R", "AL") for c in text)
+    return f"\u2068{_escaped(text)}\u2069" if is_right_to_left else _escaped(text)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_|<>\[\]~$&])", r"\\\1", text)

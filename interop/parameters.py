@@ -1,0 +1,107 @@
+"""The parameters of `models.encoder.Encoder` by name.
+
+A name is the path of a parameter joined by dots, such as layers.mlp.wide.kernel. Kernels are
+[in, out]; what begins with layers has an axis of layers in front.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_Shapes = dict[str, tuple[int, ...]]
+
+# Whose first axis is the vocabulary, which may be padded.
+_BY_PIECE = ("embeddings.table", "head.bias")
+
+
+def shapes(sizes: Mapping[str, Any]) -> _Shapes:
+    """Names and shapes of all parameters, for sizes by the names of `EncoderSettings`."""
+    width, embedding_size, position = (
+        sizes[key] for key in ("hidden_size", "embedding_size", "position")
+    )
+    found: _Shapes = {
+        "embeddings.table": (sizes["vocab_size"], embedding_size),
+        **_norm("embeddings.norm", width),
+        **_dense("head.dense", width, embedding_size),
+        **_norm("head.norm", embedding_size),
+        "head.bias": (sizes["vocab_size"],),
+    }
+    if embedding_size != width:
+        found |= _dense("embeddings.project", embedding_size, width)
+    if position == "learned":
+        found["embeddings.positions"] = (sizes["max_length"], width)
+    if sizes["norm_position"] == "pre":
+        found |= _norm("final_norm", width)
+    if sizes["num_layers"]:
+        layer = _layer(width, sizes["mlp_size"], sizes["num_heads"], position == "gated")
+        found |= {f"layers.{name}": (sizes["num_layers"], *layer[name]) for name in layer}
+        if position in ("relative", "gated"):
+            found["distances.bias"] = (sizes["distance_buckets"], sizes["num_heads"])
+    return found
+
+
+def _layer(width: int, mlp_size: int, num_heads: int, is_gated: bool) -> _Shapes:
+    found: _Shapes = {}
+    for name in ("query", "key", "value", "output"):
+        found |= _dense(f"attention.{name}", width, width)
+    if is_gated:
+        found |= {
+            "attention.gate.update": (num_heads, width // num_heads),
+            "attention.gate.reset": (num_heads, width // num_heads),
+            "attention.gate.scale": (num_heads,),
+        }
+    return {
+        **found,
+        **_norm("attention_norm", width),
+        **_dense("mlp.wide", width, mlp_size),
+        **_dense("mlp.output", mlp_size, width),
+        **_norm("mlp_norm", width),
+    }
+
+
+def _dense(name: str, num_inputs: int, num_outputs: int) -> _Shapes:
+    return {f"{name}.kernel": (num_inputs, num_outputs), f"{name}.bias": (num_outputs,)}
+
+
+def _norm(name: str, width: int) -> _Shapes:
+    return {f"{name}.scale": (width,), f"{name}.bias": (width,)}
+
+
+def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Parameters as float32 arrays by name.
+
+    Args:
+      params: nested dicts of arrays.
+      sizes: by the names of `EncoderSettings`; rows of the table and of the output bias beyond
+        `vocab_size` are padding and left out.
+
+    Raises:
+      ValueError: a parameter does not have the shape that follows from the sizes.
+    """
+    found = {}
+    for name, shape in shapes(sizes).items():
+        value: Any = params
+        for key in name.split("."):
+            value = value[key]
+        array = np.asarray(value, np.float32)
+        array = array[: sizes["vocab_size"]] if name in _BY_PIECE else array
+        if array.shape != shape:
+            raise ValueError(
+                f"parameter {name} has shape {array.shape}, must be {shape}; are the sizes those "
+                "of another model?"
+            )
+        found[name] = array
+    return found
+
+
+def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays by name as nested dicts."""
+    params: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *path, last = name.split(".")
+        place = params
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = array
+    return params

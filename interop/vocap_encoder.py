@@ -1,0 +1,91 @@
+"""Our own form of a model's folder, for encoders that `transformers` has no class for.
+
+config.json holds the settings by the names of `models.encoder.EncoderSettings`, all but those that
+say how to compute (`dtype`, `attention`, `remat`, `unroll`). A tensor is a parameter, by the name
+and in the shape that `interop.parameters` gives it.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from interop import parameters
+from interop.weights import Weights
+
+MODEL_TYPE = "vocap-encoder"
+METADATA: Mapping[str, str] = {}
+_VERSION = 1
+_EXPORT_AGAIN = "write the folder again with export_model.py"
+
+# Keys of config.json besides model_type and format_version, with the least value or the choices.
+_COUNTS = {
+    "vocab_size": 1, "embedding_size": 1, "hidden_size": 1, "num_layers": 0, "num_heads": 1,
+    "mlp_size": 1, "max_length": 1, "distance_buckets": 1, "max_distance": 1,
+}  # fmt: skip
+_NUMBERS = ("dropout_rate", "attention_dropout_rate", "rotary_theta", "distance_slope")
+_CHOICES = {
+    "norm_position": ("post", "pre"),
+    "position": ("learned", "rotary", "relative", "gated"),
+    "initializer": ("normal", "fan_in"),
+}
+_SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
+
+
+def config(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of config.json."""
+    settings = {key: sizes[key] for key in _SETTINGS}
+    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings}
+
+
+def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """All tensors of the file, for parameters by name."""
+    del sizes
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """The settings of config.json.
+
+    Raises:
+      ValueError: it is of another version, or a setting is missing or none that there can be.
+    """
+    if (version := config.get("format_version")) != _VERSION:
+        raise ValueError(
+            f"{path}: format_version is {version!r}, must be {_VERSION}; read it with the version "
+            "of this project that wrote it, or export the run again with this one"
+        )
+    for key, least in _COUNTS.items():
+        if type(config.get(key)) is not int or config[key] < least:
+            _refuse(path, config, key, f"a whole number of at least {least}")
+    for key in _NUMBERS:
+        if type(config.get(key)) not in (int, float) or not config[key] >= 0:
+            _refuse(path, config, key, "a number of at least 0")
+    for key, choices in _CHOICES.items():
+        if config.get(key) not in choices:
+            _refuse(path, config, key, f"one of {choices}")
+    if config["hidden_size"] % config["num_heads"]:
+        _refuse(path, config, "num_heads", f"a divisor of hidden_size {config['hidden_size']}")
+    return {key: config[key] for key in _SETTINGS}
+
+
+def _refuse(path: pathlib.Path, config: Mapping[str, Any], key: str, wanted: str) -> None:
+    raise ValueError(f"{path}: {key} is {config.get(key)!r}, must be {wanted}; {_EXPORT_AGAIN}")
+
+
+def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The parameters by name, float32.
+
+    Args:
+      folder: with model.safetensors.
+      config: the value of config.json, which `read_sizes` has passed.
+
+    Raises:
+      ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of another
+        shape.
+    """
+    shapes = parameters.shapes(config)
+    with Weights.open(folder, _EXPORT_AGAIN) as weights:
+        weights.check_names(shapes)
+        return {name: weights.read(name, shape) for name, shape in shapes.items()}

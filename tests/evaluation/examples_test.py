@@ -1,0 +1,261 @@
+"""The sentences that are chosen, what is predicted for them against a slow softmax, their table."""
+
+import functools
+import json
+import math
+import pathlib
+import re
+import tempfile
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation import examples
+from evaluation.examples import Example, Examples, choose, examples_table
+from input_pipeline.row_store import RowStore, pack_rows
+from models.encoder import output_table
+from tests import factories
+from tests.factories import SPECIAL_IDS as SPECIAL
+from training.sharding import MeshSettings, make_mesh, param_shardings
+
+VOCAB, L = 30, 32
+STOP, COMMA, NUMBER, BYTE, RARE = range(5, 10)
+FIRST = 10  # of the pieces that can be masked
+LETTERS = [f"{'▁' * (i % 2)}w{i}x" for i in range(FIRST, VOCAB)]
+PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", ".", ",", "▁12", "<0x41>", "▁rare", *LETTERS]
+ENCODER = factories.encoder_settings(max_length=L, dropout_rate=0.5)
+OBJECTIVE = factories.masked_lm(encoder=ENCODER)
+
+
+@functools.cache
+def params():
+    found = factories.random_params(OBJECTIVE, 0.5)
+    found["head"]["bias"][VOCAB:] = 50  # padding would be the likeliest
+    return found
+
+
+def sentence(rng: np.random.Generator, length: int) -> list[int]:
+    """So many ids of all kinds of pieces, a stop, and a piece that begins a word at the start."""
+    others = np.delete(np.arange(VOCAB), SPECIAL.special_ids())
+    return [11, *rng.choice(others, length - 2), STOP]
+
+
+def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> RowStore:
+    """Languages of these held-out documents."""
+    counts = np.full(VOCAB, examples.MIN_COUNT)
+    counts[RARE] -= 1
+    for language, of_language in documents.items():
+        rows = pack_rows(map(np.array, of_language), L, SPECIAL, np.dtype(np.uint16))
+        np.save(folder / f"{language}.heldout.npy", rows)
+        np.save(folder / f"{language}.counts.npy", counts)
+    return RowStore(folder, VOCAB, L, "", SPECIAL, {key: {} for key in documents}, {})
+
+
+class TestCase(parameterized.TestCase):
+    def store(self, documents: dict[str, list[list[int]]]) -> RowStore:
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        return write_store(folder, documents)
+
+    def many(self, num_languages: int) -> RowStore:
+        rng = np.random.default_rng(0)
+        lengths = [[rng.integers(3, 20) for _ in range(8)] for _ in range(num_languages)]
+        return self.store(
+            {
+                f"l{i:02}": [sentence(rng, length) for length in of_language]
+                for i, of_language in enumerate(lengths)
+            }
+        )
+
+
+class ChooseTest(TestCase):
+    def test_of_held_out_text_only_pieces_with_letters_that_are_frequent(self):
+        store = self.many(3)
+        positions = set()
+        for seed in range(40):
+            for cloze in choose(store, PIECES, seed):
+                self.assertGreaterEqual(cloze.tokens[cloze.position], FIRST)
+                positions.add(cloze.position)
+                self.assertBetween(len(cloze.tokens), examples.SHORTEST, L - 2)
+                rows = np.ravel(store.rows(cloze.language, "heldout")).astype(np.int32)
+                self.assertIn(cloze.tokens.tobytes(), rows.tobytes())
+                self.assertEmpty(set(cloze.tokens.tolist()) & set(SPECIAL.special_ids()))
+        self.assertGreater(len(positions), 5)
+
+    def test_a_seed_draws(self):
+        store = self.many(6)
+        first, again, other = (str(choose(store, PIECES, seed)) for seed in (0, 0, 1))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+
+    def test_the_draw_of_a_language_is_its_own(self):
+        store = self.many(2)
+        before = choose(store, PIECES, 0)
+        np.save(store.folder / "l01.heldout.npy", store.rows("l01", "heldout")[:1])
+        self.assertEqual(str(before[0]), str(choose(store, PIECES, 0)[0]))
+
+    def test_whole_sentences_before_torn_ones(self):
+        whole = [11, *range(FIRST, FIRST + 8), STOP]
+        torn = [11, *range(FIRST, FIRST + 7), COMMA]
+        # The middle one of a row; what is first or last in it may be a part of more.
+        document = [*torn, STOP, *whole, *torn]
+        for seed in range(10):
+            (cloze,) = choose(self.store({"aa": [document]}), PIECES, seed)
+            self.assertEqual(cloze.tokens.tolist(), whole)
+        (cloze,) = choose(self.store({"aa": [torn]}), PIECES, 0)
+        self.assertEqual(cloze.tokens.tolist(), torn)
+
+    def test_ends_of_sentences(self):
+        pieces = ["▁a", "b", ".", "”", "5", "。", "▁"]
+        for text, ends in (
+            ("▁a b . ▁a b", [3]),
+            ("▁a . ” ▁a", [3]),
+            ("▁a . 5 b", []),  # no space after it
+            ("a 。 b 。 b", [2, 4]),
+        ):
+            ids = np.array([SPECIAL.unk + 2 + [*pieces, "a"].index(p) for p in text.split()])
+            every = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *pieces, "a"]
+            store = self.store({"aa": [[11]]})
+            found = examples._sentences(np.array([SPECIAL.bos, *ids, SPECIAL.eos]), store, every)
+            self.assertEqual(np.cumsum([len(one) for one, _ in found])[:-1].tolist(), ends)
+
+    def test_sentences_are_cut_at_the_length_of_a_row(self):
+        (cloze,) = choose(self.store({"aa": [[FIRST] * 100]}), PIECES, 0)
+        self.assertLen(cloze.tokens, L - 2)
+
+    def test_languages_without_a_sentence(self):
+        documents = {
+            "short": [[FIRST] * (examples.SHORTEST - 1)],
+            "none": [],
+            "others": [[NUMBER, BYTE, RARE, SPECIAL.unk, COMMA] * 4],
+            "some": [[FIRST] * examples.SHORTEST],
+        }
+        store = self.store(documents)
+        self.assertEqual([cloze.language for cloze in choose(store, PIECES, 0)], ["some"])
+        self.assertEqual(
+            Examples(OBJECTIVE, self.store({"none": []}), PIECES, seed=0).run(params()), []
+        )
+
+
+class PredictTest(TestCase):
+    def test_equals_a_slow_softmax(self):
+        store = self.many(2 * examples._BATCH + 1)  # the last batch is nearly empty
+        chosen = Examples(OBJECTIVE, store, PIECES, seed=0)
+        found = chosen.run(params())
+        self.assertEqual([one.language for one in found], list(store.languages))
+        predict = jax.jit(OBJECTIVE.predictions)
+        table, bias = (np.asarray(x, np.float64)[:VOCAB] for x in output_table(params()))
+        for one, cloze in zip(found, chosen.clozes, strict=True):
+            row = np.full((1, L), SPECIAL.pad, np.int32)
+            row[0, : len(cloze.tokens) + 2] = [SPECIAL.bos, *cloze.tokens, SPECIAL.eos]
+            at = np.array([[1 + cloze.position]])
+            truth = row[0, at[0, 0]]
+            row[0, at[0, 0]] = SPECIAL.mask
+            hidden = predict(params(), row, at)
+            exps = np.exp(np.asarray(hidden, np.float64)[0, 0] @ table.T + bias)
+            order = np.argsort(-exps)
+            self.assertEqual([piece for piece, _ in one.likeliest], [PIECES[i] for i in order[:5]])
+            np.testing.assert_allclose(
+                [one.probability, *(p for _, p in one.likeliest)],
+                exps[[truth, *order[:5]]] / exps.sum(),
+                rtol=1e-4,
+            )
+            self.assertEqual((one.truth, one.rank), (PIECES[truth], 1 + list(order).index(truth)))
+            # The loss that the report averages is of the same probability.
+            loss = OBJECTIVE.exact_layer.loss(
+                hidden, jnp.array([[truth]]), jnp.ones((1, 1)), *output_table(params()), None
+            )
+            self.assertAlmostEqual(float(loss[0, 0]), -math.log(one.probability), places=4)
+
+    def test_split_over_devices(self):
+        layout = MeshSettings(2, 2, 2, 8, (("vocab", "model"), ("embed", "fsdp")))
+        mesh = make_mesh(layout, jax.devices()[:8])
+        objective = factories.masked_lm(encoder=ENCODER, mesh=mesh, mesh_settings=layout)
+        boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+        placed = jax.device_put(params(), param_shardings(boxed, mesh, layout))
+        self.assertEqual(
+            placed["embeddings"]["table"].sharding.shard_shape((32, 8)), (16, 4), nn.unbox(boxed)
+        )
+        store = self.many(examples._BATCH + 2)
+        split = Examples(objective, store, PIECES, seed=0, mesh=mesh).run(placed)
+        whole = Examples(OBJECTIVE, store, PIECES, seed=0).run(params())
+        for one, other in zip(split, whole, strict=True):
+            self.assertEqual((one.text, one.truth, one.rank), (other.text, other.truth, other.rank))
+            pieces, probabilities = zip(*one.likeliest, strict=True)
+            other_pieces, other_probabilities = zip(*other.likeliest, strict=True)
+            self.assertEqual(pieces, other_pieces)
+            np.testing.assert_allclose(probabilities, other_probabilities, rtol=1e-5)
+
+    def test_of_equals_the_first_is_likelier(self):
+        blind = jax.tree.map(np.zeros_like, params())
+        chosen = Examples(OBJECTIVE, self.many(5), PIECES, seed=0)
+        for one in chosen.run(blind):
+            self.assertEqual([piece for piece, _ in one.likeliest], PIECES[:5])
+            self.assertEqual(one.rank, 1 + PIECES.index(one.truth))
+            self.assertAlmostEqual(one.probability, 1 / VOCAB, places=6)
+
+    def test_the_text_has_a_gap_where_the_piece_was(self):
+        chosen = Examples(OBJECTIVE, self.many(12), PIECES, seed=0)
+        for one, cloze in zip(chosen.run(params()), chosen.clozes, strict=True):
+            text = "".join(PIECES[i] for i in cloze.tokens).replace("▁", " ").strip()
+            filled = one.text.replace("[____]", one.truth.removeprefix("▁"))
+            self.assertEqual(filled, text)
+            self.assertEqual(one.text.count("[____]"), 1)
+
+    def test_can_be_written(self):
+        chosen = Examples(OBJECTIVE, self.many(1), PIECES, seed=0)
+        json.dumps([vars(one) for one in chosen.run(params())])
+
+
+def cells(line: str) -> list[str]:
+    """Cells of a row of a Markdown table, as shown."""
+    found = re.split(r"(?<!\\)\|", line)[1:-1]
+    return [re.sub(r"\\([^a-z ])", r"\1", cell).strip() for cell in found]
+
+
+class TableTest(parameterized.TestCase):
+    def table(self, text="a [____] b", truth="▁c", probability=0.25, rank=2):
+        likeliest = [("▁d", 0.5), (truth, probability)]
+        one = Example("en", text, truth, probability, rank, likeliest)
+        return examples_table([one]).splitlines()[-1]
+
+    def test_a_row(self):
+        self.assertEqual(self.table(), "| en | a [____] b | ␣d 50 % · **␣c 25 %** | ␣c 25 % | 2 |")
+
+    @parameterized.parameters(
+        "|", "*a*", "<b>", "`", "_", "[a](b)", "&lt;", "$x$", "~~", "\\", "\\|"
+    )
+    def test_marks_of_markdown_are_text(self, mark):
+        row = self.table(text=f"{mark} [____] {mark}", truth=f"▁{mark}")
+        self.assertEqual(
+            cells(row),
+            ["en", f"{mark} [____] {mark}", f"␣d 50 % · **␣{mark} 25 %**", f"␣{mark} 25 %", "2"],
+        )
+        self.assertIn(" [____] ", row)
+        plain = re.sub(r"\\.", "", row.replace("[____]", "").replace("**", ""))
+        self.assertNotRegex(plain.replace("|", ""), r"[\\`*_<>\[\]~$&]")
+
+    @parameterized.parameters(
+        (1.0, "100 %"), (0.9996, "100 %"), (0.123, "12 %"), (0.05, "5 %"), (0.00012, "0.012 %")
+    )
+    def test_two_digits(self, probability, shown):
+        self.assertEqual(cells(self.table(probability=probability))[3], f"␣c {shown}")
+
+    def test_text_from_right_to_left_stands_apart(self):
+        self.assertEqual(
+            cells(self.table(text="قبل [____]", truth="▁أن"))[1:4],
+            [
+                "\u2068قبل [____]\u2069",
+                "␣d 50 % · **\u2068␣أن\u2069 25 %**",
+                "\u2068␣أن\u2069 25 %",
+            ],
+        )
+
+    def test_a_mark_that_stands_on_a_letter(self):
+        self.assertEqual(cells(self.table(truth="ี"))[3], "◌ี 25 %")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,202 @@
+"""Our own form of a model's folder: written, read, started from, and folders that do not fit."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from safetensors.numpy import load_file, save_file
+
+import artifacts
+from interop import model_folder
+from models.encoder import POSITIONS, EncoderSettings
+from tests.interop.xlm_roberta_test import (
+    PADDED,
+    SETTINGS,
+    VOCAB,
+    FolderTest,
+    flat,
+    params_of,
+    tokenizer,
+)
+
+COMPUTING = ("dtype", "attention", "remat", "unroll")  # not the model's
+GATED = dataclasses.replace(
+    SETTINGS, position="gated", distance_buckets=8, max_distance=6, distance_slope=0.5,
+    initializer="fan_in",
+)  # fmt: skip
+OTHERS = [
+    dataclasses.replace(GATED, position=position, norm_position=norm, embedding_size=size)
+    for position, norm, size in itertools.product(POSITIONS, ("post", "pre"), (8, 16))
+    if (position, norm, size) != ("learned", "post", 16)
+]
+
+
+class OwnFormTest(FolderTest):
+    def write(self, settings: EncoderSettings = GATED) -> None:
+        model_folder.write_model(
+            self.folder, params_of(settings), dataclasses.asdict(settings), tokenizer()
+        )
+
+    def change_config(self, **changes: Any) -> None:
+        """Writes other values into config.json; None takes a key out."""
+        path = self.folder / "config.json"
+        config = artifacts.read_json(path) | changes
+        artifacts.write_json(path, {k: v for k, v in config.items() if v is not None})
+
+
+class RoundTripTest(OwnFormTest):
+    @parameterized.parameters(*OTHERS, dataclasses.replace(GATED, num_layers=0))
+    def test_what_was_written_is_read_bit_by_bit(self, settings):
+        self.write(settings)
+        sizes, found = model_folder.read_model(self.folder)
+        expected = dataclasses.asdict(settings)
+        self.assertEqual(sizes, {k: v for k, v in expected.items() if k not in COMPUTING})
+        self.assert_same_bits(found, params_of(settings))
+        self.assertEqual(jax.tree.structure(found), jax.tree.structure(params_of(settings)))
+
+    def test_the_files_say_it_without_our_code(self):
+        self.write()
+        config = artifacts.read_json(self.folder / "config.json")
+        self.assertEqual((config["model_type"], config["format_version"]), ("vocap-encoder", 1))
+        self.assertNotIn("architectures", config)
+        tensors = load_file(self.folder / "model.safetensors")
+        named = {name.replace("/", "."): array for name, array in flat(params_of(GATED)).items()}
+        self.assertEqual(tensors.keys(), named.keys())
+        jax.tree.map(np.testing.assert_array_equal, tensors, named)
+        names = {path.name for path in self.folder.iterdir()}
+        tokenizers = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+        self.assertEqual(names, {"config.json", "model.safetensors", "spm.model", *tokenizers})
+
+    def test_padding_is_left_out_and_put_back(self):
+        padded = dataclasses.replace(GATED, vocab_size=PADDED.vocab_size)
+        self.write(padded)
+        sizes, found = model_folder.read_model(self.folder)
+        self.assertEqual(sizes["vocab_size"], VOCAB)
+        params = params_of(padded)
+        table, bias = model_folder.table_of(params)
+        cut = model_folder.with_table(params, table[:VOCAB], bias[:VOCAB])
+        self.assert_same_bits(found, cut)
+        start = model_folder.initial_params(self.folder, dataclasses.asdict(padded), tokenizer())
+        table, bias = table.copy(), bias.copy()
+        table[VOCAB:], bias[VOCAB:] = 0, 0
+        self.assert_same_bits(start, model_folder.with_table(params, table, bias))
+
+    @parameterized.parameters(
+        ({}, ""),
+        ({"position": "relative"}, "XLM-R, and model.position is 'relative', there 'learned'$"),
+        (
+            {"norm_position": "pre", "embedding_size": 8},
+            "model.norm_position is 'pre', there 'post'; model.embedding_size is 8 and "
+            "model.hidden_size 16, there equal$",
+        ),
+    )
+    def test_why_transformers_cannot_load_it(self, change, message):
+        settings = dataclasses.replace(SETTINGS, **change)
+        reason = model_folder.why_not_transformers(dataclasses.asdict(settings))
+        self.assertRegex(reason, message or "^$")
+        self.write(settings)
+        model_type = artifacts.read_json(self.folder / "config.json")["model_type"]
+        self.assertEqual(model_type, "vocap-encoder" if change else "xlm-roberta")
+
+
+class RefusedTest(OwnFormTest):
+    @parameterized.parameters(
+        ({"model_type": "bert"}, "model_type is 'bert', must be 'xlm-roberta' or 'vocap-encoder'"),
+        ({"model_type": ["bert"]}, r"model_type is \['bert'\], must be"),
+        ({"format_version": 2}, "format_version is 2, must be 1; read it with the version"),
+        ({"format_version": None}, "format_version is None"),
+        ({"hidden_size": "16"}, "hidden_size is '16', must be a whole number of at least 1; write"),
+        ({"mlp_size": 0}, "mlp_size is 0, must be a whole number of at least 1"),
+        ({"num_layers": -1}, "num_layers is -1, must be a whole number of at least 0"),
+        ({"max_distance": None}, "max_distance is None, must be a whole number"),
+        ({"rotary_theta": None}, "rotary_theta is None, must be a number of at least 0"),
+        ({"dropout_rate": float("nan")}, "dropout_rate is nan, must be a number"),
+        ({"position": "alibi"}, "position is 'alibi', must be one of .'learned', 'rotary', 'rel"),
+        ({"norm_position": None}, "norm_position is None, must be one of .'post', 'pre'"),
+        ({"num_heads": 3}, "num_heads is 3, must be a divisor of hidden_size 16"),
+    )  # fmt: skip
+    def test_settings_that_cannot_be_are_named(self, changes, message):
+        self.write()
+        self.change_config(**changes)
+        with self.assertRaisesRegex(ValueError, f"config.json: {message}"):
+            model_folder.read_model(self.folder)
+
+    @parameterized.parameters(
+        ("layers.attention.gate.scale", None, "lacks tensors, 1: layers.attention.gate.scale. "),
+        ("embeddings.positions", (18, 16), "has unknown tensors, 1: embeddings.positions. "),
+        ("distances.bias", (4, 2), r"distances.bias has shape \(4, 2\), must be \(8, 2\)"),
+    )
+    def test_tensors_that_do_not_fit_are_named(self, name, shape, message):
+        self.write()
+        path = self.folder / "model.safetensors"
+        tensors = load_file(path)
+        tensors.pop(name, None)
+        if shape is not None:
+            tensors[name] = np.ones(shape, np.float32)
+        save_file(tensors, path)
+        with self.assertRaisesRegex(ValueError, message):
+            model_folder.read_model(self.folder)
+
+    def test_files_that_are_missing_or_damaged_are_named(self):
+        self.write()
+        weights = self.folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        with self.assertRaisesRegex(ValueError, "model.safetensors: cannot be read"):
+            model_folder.read_model(self.folder)
+        weights.unlink()
+        with self.assertRaisesRegex(ValueError, "has neither .* again with export_model.py"):
+            model_folder.read_model(self.folder)
+
+    def test_parameters_of_other_sizes_are_not_written(self):
+        sizes = dataclasses.asdict(dataclasses.replace(GATED, distance_buckets=16))
+        with self.assertRaisesRegex(ValueError, r"distances.bias has shape \(8, 2\), must be \(16"):
+            model_folder.write_model(self.folder, params_of(GATED), sizes, tokenizer())
+        self.assertEmpty(list(self.parent.iterdir()))
+
+
+class InitialTest(OwnFormTest):
+    def differing(self, there: EncoderSettings, **change: Any) -> list[str]:
+        """Lines of the error of a run that differs from a folder's model; none without error."""
+        self.write(there)
+        now = dataclasses.asdict(dataclasses.replace(there, **change))
+        try:
+            model_folder.check_initial(self.folder, now, tokenizer())
+        except ValueError as error:
+            return str(error).splitlines()[1:-1]
+        return []
+
+    @parameterized.parameters(
+        {"position": "relative"}, {"distance_buckets": 12}, {"max_distance": 7},
+        {"embedding_size": 8}, {"num_layers": 2}, {"norm_position": "pre"},
+    )  # fmt: skip
+    def test_a_setting_that_differs_is_named(self, **change):
+        ((key, value),) = change.items()
+        expected = f"  model.{key}: there {getattr(GATED, key)!r}, now {value!r}"
+        self.assertEqual(self.differing(GATED, **change), [expected])
+
+    def test_all_that_differ_are_named(self):
+        found = self.differing(GATED, position="learned", distance_buckets=12, rotary_theta=5.0)
+        self.assertEqual(
+            found,
+            [
+                "  model.position: there 'gated', now 'learned'",
+                "  model.distance_buckets: there 8, now 12",
+            ],
+        )
+
+    def test_what_its_positions_do_not_use_is_free(self):
+        rotary = dataclasses.replace(GATED, position="rotary")
+        changes = {"distance_buckets": 12, "distance_slope": 0.0, "initializer": "normal"}
+        self.assertEqual(self.differing(rotary, **changes, dropout_rate=0.0), [])
+        self.folder = self.parent / "other"
+        self.assertEqual(
+            self.differing(rotary, rotary_theta=5e5),
+            ["  model.rotary_theta: there 10000.0, now 500000.0"],
+        )
+
+
+if __name__ == "__main__":
+    absltest.main()
