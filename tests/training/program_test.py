@@ -332,7 +332,7 @@ class LayoutTest(TestCase):
         _, fsdp, model = axes
         rows = PADDED // model
         table, bias = output_table(state.params)
-        others = state.opt_state.others[0]  # Adam's
+        matrices, (adam, *_) = state.opt_state.others.matrices[0], state.opt_state.others.others
         moments = state.opt_state.tables[TABLE]
         for array, shape in (
             (table, (rows, 8 // fsdp)),
@@ -341,8 +341,8 @@ class LayoutTest(TestCase):
             (moments.last_step, (rows,)),
             (moments.last_log_decay, (rows,)),
             (bias, (rows,)),
-            (others.mu["head"]["bias"], (rows,)),
-            (others.nu["layers"]["mlp"]["wide"]["kernel"], (1, 16 // fsdp, 16 // model)),
+            (adam.mu["head"]["bias"], (rows,)),
+            (matrices.mu["layers"]["mlp"]["wide"]["kernel"], (1, 16 // fsdp, 16 // model)),
         ):
             self.assertLen(array.addressable_shards, 8)
             self.assertEqual({shard.data.shape for shard in array.addressable_shards}, {shape})
