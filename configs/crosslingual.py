@@ -13,9 +13,10 @@ learnt; no sentence is trained on that the retrieval tasks ask for (`corpus.excl
 The vocabulary is large for so small an encoder, and that is what makes it learn: with 96,000 pieces
 many are whole words, which can be matched with words of another language.
 
-Hardware: one CPU core, 45 minutes. With learned positions and AdamW it gave, in the mean of languages that fine-tuning has not seen,
-F1 of 33 in POS and accuracy of 13 % in Tatoeba, where the same encoder with random parameters has
-20 and 3, frozen embeddings in both (docs/results.md); as it is now it was not run.
+Hardware: one CPU core, 45 minutes. With learned positions and AdamW it gave, in the mean of
+languages that fine-tuning has not seen, F1 of 33 in POS and accuracy of 13 % in Tatoeba, where the
+same encoder with random parameters has 20 and 3, frozen embeddings in both (docs/results.md); as it
+is now it was not run.
 `configs/crosslingual.py:runlocal` is the same on the embedded corpus in miniature.
 """
 

@@ -7,8 +7,8 @@
 DATA is a folder with, per language, the Bible (`bible/train`), prompts of a speech corpus
 (`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`), messages
 (`thai_messages`) and news (`ntrex/train`, and for retrieval `ntrex/dev`), as `<lang>.txt.xz`, and
-pairs of short sentences (`tatoeba_bitext`). The Bible, news and these pairs are contrasted with their
-translations in two steps of five. Another collection needs other folder names only.
+pairs of short sentences (`tatoeba_bitext`). The Bible, news and these pairs are contrasted with
+their translations in two steps of five. Another collection needs other folder names only.
 
 For the same run with the full softmax: --config.output_layer.kind=full and another --workdir
 that shares `vocab` and `rows`.
