@@ -96,10 +96,10 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 
 
 def _muon(
-    settings: OptimizerSettings, schedule: optax.Schedule, adamw: optax.GradientTransformation
+    settings: OptimizerSettings, num_steps: int, adamw: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """Muon for the matrices of all layers, `adamw` for everything else."""
-    ratio = settings.muon_learning_rate / settings.learning_rate
+    rates = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
     # Layers are an axis in front, which is neither.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 
@@ -110,7 +110,7 @@ def _muon(
         optax.contrib.scale_by_muon(beta=settings.muon_momentum, weight_dimension_numbers=axes_of),
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
         optax.add_decayed_weights(settings.weight_decay),
-        optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
+        optax.scale_by_learning_rate(learning_rate_schedule(rates, num_steps)),
     )
 
     def split(tree):
@@ -208,7 +208,7 @@ def make_optimizer(
         schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
     if settings.kind == "muon":
-        adamw = _muon(settings, schedule, adamw)
+        adamw = _muon(settings, num_steps, adamw)
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if settings.frozen:
