@@ -53,6 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.parallel = ("bible/train", "ntrex/train", "tico19")
     config.corpus.parallel_eval = ("ntrex/dev",)
     config.corpus.parallel_heldout_fraction = 0.02
+    config.corpus.exclude = real_text.TESTED
     config.corpus.languages = LANGUAGES
     config.corpus.language_codes = ConfigDict(NTREX_CODES)
     config.corpus.heldout_fraction = 0.02

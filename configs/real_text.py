@@ -8,7 +8,8 @@ DATA is a folder with, per language, the Bible (`bible/train`), prompts of a spe
 (`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`), messages
 (`thai_messages`) and news (`ntrex/train`, and for retrieval `ntrex/dev`), as `<lang>.txt.xz`, and
 pairs of short sentences (`tatoeba_bitext`). The Bible, news and these pairs are contrasted with
-their translations in two steps of five. Another collection needs other folder names only.
+their translations in two steps of five. Sentences of the folder's test sets (`TESTED`) are left
+out. Another collection needs other folder names only.
 
 For the same run with the full softmax: --config.output_layer.kind=full and another --workdir
 that shares `vocab` and `rows`.
@@ -35,6 +36,15 @@ NTREX_CODES = {
     "swa": "sw", "tam": "ta", "tha": "th", "tur": "tr", "vie": "vi", "zho-CN": "zh",
 }  # fmt: skip
 
+# Sentences that encoders are tested on; none of them is trained on.
+TESTED = (
+    "tatoeba_retrieval/*.tsv.xz",
+    "bucc2018/*.tsv.xz",
+    "udpos/dev/*.tsv.xz",
+    "udpos/test/*.tsv.xz",
+    "wikiann_ner/dev/*.tsv.xz",
+)
+
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
@@ -53,7 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.parallel_eval = ("ntrex/dev",)
     config.corpus.languages = LANGUAGES
     config.corpus.language_codes = ConfigDict(NTREX_CODES)
-    config.corpus.exclude = ("tatoeba_retrieval/*.tsv.xz",)
+    config.corpus.exclude = TESTED
     config.corpus.heldout_fraction = 0.02
     config.corpus.parallel_heldout_fraction = 0.02
     config.corpus.max_train_bytes = 1_500_000

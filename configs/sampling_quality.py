@@ -56,12 +56,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.contrast_share = 0.0
     config.corpus.languages = LANGUAGES
     config.corpus.max_train_bytes = 6_000_000
-    config.corpus.exclude = (
-        "tatoeba_retrieval/*.tsv.xz",
-        "udpos/dev/*.tsv.xz",
-        "udpos/test/*.tsv.xz",
-        "wikiann_ner/dev/*.tsv.xz",
-    )
 
     config.vocab.compare = ()
     config.vocab.target_size = 16_384
