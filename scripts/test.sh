@@ -4,5 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment requirements-dev.txt
-# By file: what the tests of a file share is made once.
-"$PYTHON" -m pytest -n 2 --dist loadfile "$@"
+# By file: what the tests of a file share is made once. A process that dies is one failure, and is
+# not started again with the tests that it had left.
+"$PYTHON" -m pytest -n 2 --dist loadfile --max-worker-restart=0 "$@"

@@ -18,7 +18,19 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most programs run once here, so what optimising them would take is more than it would save.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drop_compiled_programs():
+    """Unload the programs of a module.
+
+    Each takes several memory maps, a module up to 30,000, of the 65,530 that Linux lets a process
+    have; where there are no more, XLA ends in a segmentation fault.
+    """
+    yield
+    jax.clear_caches()

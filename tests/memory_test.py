@@ -68,6 +68,10 @@ LAYOUT = {
 }
 
 
+def tearDownModule():
+    sharded.on_mesh.cache_clear()  # or its programs would stay loaded
+
+
 def sized(size: str, fsdp: int, model: int):
     run, changes = SIZES[size]
     config = vocap_paper.get_config(run)

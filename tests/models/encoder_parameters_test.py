@@ -103,7 +103,7 @@ class EncoderParametersTest(parameterized.TestCase):
         ({"norm_position": "sandwich"}, "model.norm_position is 'sandwich', must be post or pre"),
         ({"remat": "some"}, "model.remat is 'some', must be one of .*'dots'"),
         ({"unroll": 0}, "model.unroll is 0, must be at least 1"),
-        ({"attention": "flash"}, "model.attention is 'flash', must be xla or cudnn"),
+        ({"attention": "flash"}, "model.attention is 'flash', must be one of .*'pallas'"),
         ({"attention": "cudnn"}, "needs model.dtype \"bfloat16\", which is 'float32'"),
     )
     def test_settings_that_cannot_work(self, change: dict, message: str):

@@ -26,6 +26,10 @@ FUSED = dataclasses.replace(GATED, attention="pallas")
 interpreted = functools.partial(gated_attention, block_size=32, interpret=True)
 
 
+def tearDownModule():
+    on_mesh.cache_clear()  # or its programs would stay loaded
+
+
 class LayoutTest(parameterized.TestCase):
     @parameterized.product(axes=MESHES, encoder=(SETTINGS, GATED, FUSED))
     def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):

@@ -380,7 +380,8 @@ class GroupsTest(absltest.TestCase):
         self.assertGreater(one_group, 1.05 * halves)
 
     def test_a_group_is_so_many_sequences_one_after_another(self):
-        layer = dataclasses.replace(SAMPLED, kind="target_sampling", group_size=2)
+        # The targets alone, none drawn.
+        layer = dataclasses.replace(SAMPLED, kind="target_sampling", group_size=2, num_negatives=0)
         batch = Batch({"tokens": jnp.asarray(packed_tokens(num_valid=LARGE))}, PACKED)
         plan, _ = jax.jit(large_objective(layer).plan)({}, batch, jax.random.key(0), jnp.int32(0))
         targets, used = np.asarray(plan.masked.targets), np.asarray(plan.masked.weights) > 0
