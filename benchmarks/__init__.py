@@ -1,1 +1,1 @@
-"""Studies of speed, memory and quality; each prints one table. Run as python -m benchmarks.NAME."""
+"""Measurements of speed and memory; each prints one table. Run as python -m benchmarks.NAME."""

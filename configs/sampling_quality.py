@@ -1,6 +1,6 @@
 """Six languages, 16,384 pieces, a small encoder: what every output layer gives on the same steps.
 
-    python -m benchmarks.sampling_quality --config=configs/sampling_quality.py:DATA \\
+    python -m studies.sampling_quality --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality
 
 DATA is a folder as for `configs/real_text.py`, with `udpos`, `wikiann_ner` and `tatoeba_retrieval`

@@ -1,6 +1,6 @@
 """Does a vocabulary that fits a language better make a better encoder of it? (Table 5, Figures 1-3)
 
-    python -m benchmarks.monolingual_study --data=DATA --workdir=runs/monolingual --cores=1
+    python -m studies.monolingual --data=DATA --workdir=runs/monolingual --cores=1
 
 For each language and vocabulary size: a vocabulary of that size for this language alone, an encoder
 pre-trained with it, and part-of-speech tagging and named entities in the same language, by the
@@ -28,7 +28,6 @@ Hardware: one CPU core, an hour and a half with --seeds=0,1.
 import dataclasses
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,14 +38,13 @@ from ml_collections import ConfigDict, config_flags
 
 import artifacts
 import entry_point
-from benchmarks import machine, monolingual_report
-from benchmarks.monolingual_report import TASKS, Cell
+from benchmarks import machine
 from builders import task_runs
 from input_pipeline.tasks.files import read_text
+from studies import monolingual_report, runs
+from studies.monolingual_report import TASKS, Cell
 from training.signals import EXIT_STOPPED, Stopped
 from vocap.merge import SPECIALS
-
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # What encoders of all sizes share. Small batches: context is learned after so many steps rather
 # than after so many tokens.
@@ -217,20 +215,13 @@ def call(script: str, data: str, workdir: pathlib.Path, change: Mapping[str, Any
     Raises:
       ValueError: it failed.
     """
-    command = [
-        *(sys.executable, script, f"--config=configs/real_text.py:{pathlib.Path(data).absolute()}"),
-        *(f"--config.{key}={value}" for key, value in change.items()),
-        f"--workdir={workdir.absolute()}",
-    ]
-    workdir.mkdir(parents=True, exist_ok=True)
-    log = workdir / "log.txt"
-    with open(log, "a", encoding="utf-8") as file:
-        done = subprocess.run(command, cwd=_ROOT, stdout=file, stderr=file)
-    if done.returncode == EXIT_STOPPED:
-        sys.exit(EXIT_STOPPED)
-    if done.returncode:
-        last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-        raise ValueError(f"{script} failed; {log} ends with: {last}")
+    runs.call(
+        [script],
+        [f"--config=configs/real_text.py:{pathlib.Path(data).absolute()}"],
+        change,
+        workdir,
+        log=workdir / "log.txt",
+    )
 
 
 def pretrain(job: Job, data: str, steps: int, workdir: pathlib.Path) -> bool:
@@ -337,7 +328,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
     for name in TASKS:  # a config flag with a default reads the file at once
         config_flags.DEFINE_config_file(
-            name, str(_ROOT / "configs" / "finetune" / f"{name}.py"), "Of the runs of the task."
+            name, str(runs.ROOT / "configs" / "finetune" / f"{name}.py"), "Of the runs of the task."
         )
 
 

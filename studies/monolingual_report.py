@@ -1,4 +1,4 @@
-"""Tables and plots of `benchmarks.monolingual_study`, from its results alone.
+"""Tables and plots of `studies.monolingual`, from its results alone.
 
 Scores are F1 between 0 and 1, shown in per cent.
 """

@@ -1,12 +1,12 @@
 """What each output layer learns in the same steps: exact loss, fine-tuning, speed (Tables 2, 3).
 
-    python -m benchmarks.sampling_quality --config=configs/sampling_quality.py:DATA \\
+    python -m studies.sampling_quality --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality
 
 Pre-trains one encoder for every setting and seed, by the ordinary stages, on one vocabulary and one
 row store. Runs of a seed share first parameters (but for half embeddings), masks and the order of
 the data; settings differ in the section `output_layer`, or in the embedding size. Some of them are
-then fine-tuned on English, see `benchmarks.sampling_tasks`. Each run has one core and one thread,
+then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread,
 --workers of them at a time; the first seed of all methods comes first, their other seeds, the
 fine-tuning, then k, n and half embeddings. At last all settings take turns at a few steps each,
 from the last states of the first seed, on one core: that is the speed. Tables and plots go to
@@ -18,26 +18,23 @@ On an accelerator: --workers=1 --nopin, and a larger job by keys, such as
 --config.vocab.target_size=500000 --config.model.hidden_size=512 --config.train.num_steps=20000.
 """
 
-import concurrent.futures
 import functools
 import os
 import pathlib
-import queue
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from absl import flags, logging
+from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 import artifacts
 import entry_point
-from benchmarks import sampling_report, sampling_tasks
-from benchmarks.sampling_settings import Setting, study
 from builders import data as builders
+from studies import runs, sampling_report, sampling_tasks
+from studies.runs import Job
+from studies.sampling_settings import Setting, study
 from training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share.")
@@ -54,15 +51,6 @@ _STEPS_A_TURN = flags.DEFINE_integer("steps_a_turn", 4, "Steps in a turn.")
 _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
 _SPEED_ONLY = flags.DEFINE_bool("speed_only", False, "Measure the speed of finished runs.")
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Without these glibc maps large blocks afresh in each step, which slows some programs only.
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-
 
 def run_folders(workdir: pathlib.Path, setting: Setting, seed: int) -> builders.Folders:
     """Where a run keeps its results."""
@@ -72,11 +60,6 @@ def run_folders(workdir: pathlib.Path, setting: Setting, seed: int) -> builders.
 # 1. Runs.
 
 
-def own_config() -> list[str]:
-    """The flags of this command that make its config."""
-    return [flag for flag in sys.argv if flag.startswith(("--config=", "--config."))]
-
-
 def call(
     script: Sequence[str],
     workdir: pathlib.Path,
@@ -84,31 +67,16 @@ def call(
     log: pathlib.Path,
     config: Sequence[str] = (),
 ) -> None:
-    """Runs an entry point under a config, changed.
-
-    Args:
-      script: the entry point, and flags of it.
-      workdir: of the entry point.
-      change: keys of the config.
-      log: what it says is added to this file.
-      config: flags that make the config; those of this command by default.
-
-    Raises:
-      ValueError: it failed.
-    """
-    changed = [f"--config.{key}={value}" for key, value in change.items()]
-    command = [sys.executable, *script, *(config or own_config()), *changed]
-    command.append(f"--workdir={workdir.absolute()}")
-    compiled = pathlib.Path(_WORKDIR.value).absolute() / "compiled"
-    environment = {**_ALLOCATOR, "JAX_COMPILATION_CACHE_DIR": str(compiled), **os.environ}
-    if _PIN.value:
-        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as file:
-        done = subprocess.run(command, cwd=_ROOT, env=environment, stdout=file, stderr=file)
-    if done.returncode:
-        last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-        raise ValueError(f"{' '.join(script)} failed; {log} ends with: {last}")
+    """Runs a stage, see `runs.call`; under the config of this command unless told otherwise."""
+    runs.call(
+        script,
+        config or runs.own_config(),
+        change,
+        workdir,
+        log=log,
+        compiled=pathlib.Path(_WORKDIR.value) / "compiled",
+        one_thread=_PIN.value,
+    )
 
 
 def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path) -> bool:
@@ -195,40 +163,6 @@ def fine_tune(config: ConfigDict, run: sampling_tasks.TaskRun, workdir: pathlib.
     return True
 
 
-class Job(NamedTuple):
-    """A piece of work: its name, and what does it and says whether there was anything to do."""
-
-    name: str
-    work: Callable[[], bool]
-
-
-def do_all(jobs: Sequence[Job]) -> list[str]:
-    """Does jobs, --workers of them at a time; returns what went wrong."""
-    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for worker in range(_WORKERS.value):
-        cores.put(available[worker % len(available)] if available else 0)
-
-    def pin() -> None:
-        if _PIN.value and available:
-            # The calling thread alone, and the processes that it starts.
-            os.sched_setaffinity(0, {cores.get()})
-
-    def do(job: Job) -> str:
-        begin = time.monotonic()
-        try:
-            done = job.work()
-        except ValueError as error:
-            logging.error("%s: %s", job.name, error)
-            return str(error)
-        took = f"{time.monotonic() - begin:.0f} s" if done else "done before"
-        logging.info("%s: %s", job.name, took)
-        return ""
-
-    with concurrent.futures.ThreadPoolExecutor(_WORKERS.value, initializer=pin) as pool:
-        return [error for error in pool.map(do, jobs) if error]
-
-
 def do_runs(
     config: ConfigDict,
     settings: Sequence[Setting],
@@ -256,7 +190,11 @@ def do_runs(
     # Fine-tuning waits for all methods, of which it takes some.
     methods = pretraining([one for one in settings if one.group == "method"])
     rest = pretraining([one for one in settings if one.group != "method"])
-    errors = [error for phase in (methods, tuning, rest) for error in do_all(phase)]
+    errors = [
+        error
+        for phase in (methods, tuning, rest)
+        for error in runs.do_all(phase, workers=_WORKERS.value, pin=_PIN.value)
+    ]
     if errors:
         count = len(methods) + len(tuning) + len(rest)
         raise ValueError(f"{len(errors)} of {count} runs failed: {errors[0]}")
@@ -354,7 +292,7 @@ def _run_all(config: ConfigDict, settings: Sequence[Setting], workdir: pathlib.P
     names = ("pin", "turns", "steps_a_turn", "settings", "seeds")
     options = [flags.FLAGS[name].serialize() for name in names]
     call(
-        ["-m", "benchmarks.sampling_quality", "--speed_only", *filter(None, options)],
+        ["-m", "studies.sampling_quality", "--speed_only", *filter(None, options)],
         workdir,
         {},
         log,

@@ -1,4 +1,4 @@
-"""Report of `benchmarks.sampling_quality`: tables and plots, from its records alone.
+"""Report of `studies.sampling_quality`: tables and plots, from its records alone.
 
 Losses of a run are means over languages, in nats a token.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import artifacts
-from benchmarks import sampling_tasks
-from benchmarks.sampling_settings import (
+from studies import sampling_tasks
+from studies.sampling_settings import (
     CORRECTED,
     FULL,
     FULL_BIAS,

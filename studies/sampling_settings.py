@@ -1,4 +1,4 @@
-"""The settings that `benchmarks.sampling_quality` compares, each labelled with all it has."""
+"""The settings that `studies.sampling_quality` compares, each labelled with all it has."""
 
 import dataclasses
 from collections.abc import Mapping

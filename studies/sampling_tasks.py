@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import artifacts
-from benchmarks.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
+from studies.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
 
 # Embeddings as they are: tokens of other languages keep their neighbours.
 _FROZEN = {

@@ -9,15 +9,15 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import artifacts
-from benchmarks import monolingual_report, monolingual_study
-from benchmarks.monolingual_report import Cell
-from benchmarks.monolingual_study import Job
 from builders import data as data_builders
 from builders import task_data
 from configs import real_text
 from configs.finetune import udpos, wikiann
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.tasks import TASKS
+from studies import monolingual, monolingual_report
+from studies.monolingual import Job
+from studies.monolingual_report import Cell
 from training.signals import EXIT_STOPPED, Stopped
 
 CONFIGS = {"udpos": udpos.get_config(), "wikiann": wikiann.get_config()}
@@ -127,7 +127,7 @@ class ReportTest(absltest.TestCase):
 
 class PlanTest(parameterized.TestCase):
     def test_languages_are_finished_one_by_one(self):
-        found = monolingual_study.jobs(["ru", "fi"], [2000, 500, 2000])
+        found = monolingual.jobs(["ru", "fi"], [2000, 500, 2000])
         expected = [Job("ru", 500), Job("ru", 2000), Job("fi", 500), Job("fi", 2000)]
         self.assertEqual(found, expected)
 
@@ -172,13 +172,13 @@ class SplitsTest(parameterized.TestCase):
             artifacts.write_bytes(self.data / path / "fi.tsv.xz", lzma.compress(text.encode()))
 
     def read(self, task: str, split: str) -> list[str]:
-        root = monolingual_study.split_folder(self.workdir)
+        root = monolingual.split_folder(self.workdir)
         pattern = f"{task}/{split}/{{language}}.tsv"
         examples = loading.load_examples(TASKS[task], root, (pattern,), "fi")
         return [one.words[0] for one in examples]
 
     def test_every_example_is_in_one_split_in_its_order(self):
-        monolingual_study.write_splits(self.data, self.workdir, ["fi"])
+        monolingual.write_splits(self.data, self.workdir, ["fi"])
         pos = {split: self.read("udpos", split) for split in task_data.SPLITS}
         ner = {split: self.read("wikiann", split) for split in task_data.SPLITS}
         dev = [f"udpos/dev/{i}" for i in range(23)]
@@ -193,7 +193,7 @@ class SplitsTest(parameterized.TestCase):
 
     def test_a_language_without_data(self):
         with self.assertRaisesRegex(ValueError, "udpos/dev/xx.tsv.xz does not exist; .*'xx'"):
-            monolingual_study.write_splits(self.data, self.workdir, ["fi", "xx"])
+            monolingual.write_splits(self.data, self.workdir, ["fi", "xx"])
 
 
 class RunsTest(absltest.TestCase):
@@ -204,10 +204,8 @@ class RunsTest(absltest.TestCase):
         self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.done: list[tuple] = []
         self.broken: tuple = ()
-        self.enter_context(mock.patch.object(monolingual_study, "call", self.call))
-        self.enter_context(
-            mock.patch.object(monolingual_study.task_runs, "run", self.run_fine_tuning)
-        )
+        self.enter_context(mock.patch.object(monolingual, "call", self.call))
+        self.enter_context(mock.patch.object(monolingual.task_runs, "run", self.run_fine_tuning))
 
     def note(self, *what):
         self.done.append(what)
@@ -237,8 +235,8 @@ class RunsTest(absltest.TestCase):
         return results
 
     def run_all(self, sizes=(10, 20), seeds=(0,), steps=5, data="DATA") -> list[str]:
-        jobs = monolingual_study.jobs(["fi", "ru"], sizes)
-        return monolingual_study.run_all(
+        jobs = monolingual.jobs(["fi", "ru"], sizes)
+        return monolingual.run_all(
             jobs, seeds, self.workdir, data=data, steps=steps, configs=CONFIGS
         )
 
@@ -275,7 +273,7 @@ class RunsTest(absltest.TestCase):
         self.assertEqual(self.run_all(), ["fi, 20 pieces: broken"])
         self.assertNotIn(("evaluate.py", "fi", 20), self.done)
         self.assertIn(("wikiann", "ru", 20, 0), self.done)
-        found = [(one.language, one.size) for one in monolingual_study.cells(self.workdir)]
+        found = [(one.language, one.size) for one in monolingual.cells(self.workdir)]
         self.assertCountEqual(found, [("fi", 10), ("ru", 10), ("ru", 20)])
         self.broken = ()
         self.done.clear()
@@ -286,55 +284,18 @@ class RunsTest(absltest.TestCase):
         )
 
     def test_asked_to_stop(self):
-        stopped = mock.patch.object(monolingual_study.task_runs, "run", side_effect=Stopped(3))
+        stopped = mock.patch.object(monolingual.task_runs, "run", side_effect=Stopped(3))
         with stopped, self.assertRaises(SystemExit) as caught:
             self.run_all()
         self.assertEqual(caught.exception.code, EXIT_STOPPED)
 
     def test_collected(self):
         self.run_all(sizes=(10, 500), seeds=(1, 2))
-        by_name = {(one.language, one.size): one for one in monolingual_study.cells(self.workdir)}
+        by_name = {(one.language, one.size): one for one in monolingual.cells(self.workdir)}
         self.assertLen(by_name, 4)
         scores = {"udpos": {1: 0.51, 2: 0.52}, "wikiann": {1: 0.26, 2: 0.27}}
         self.assertEqual(by_name["ru", 500], Cell("ru", 500, -2.0, 5.0, 5.5, scores))
         self.assertEqual(by_name["fi", 10].alp, -100)
-
-
-class CallTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "one"
-
-    def call(self, status: int, says: str = ""):
-        def run(command, stdout, **_):
-            stdout.write(says)
-            self.command = command
-            return mock.Mock(returncode=status)
-
-        with mock.patch.object(monolingual_study.subprocess, "run", run):
-            monolingual_study.call("train.py", "/d", self.workdir, {"vocab.sizes": (5,)})
-
-    def test_command(self):
-        self.call(0, "fine\n")
-        self.assertEqual(
-            self.command[1:],
-            [
-                "train.py",
-                "--config=configs/real_text.py:/d",
-                "--config.vocab.sizes=(5,)",
-                f"--workdir={self.workdir}",
-            ],
-        )
-        self.assertEqual((self.workdir / "log.txt").read_text(), "fine\n")
-
-    def test_failure(self):
-        with self.assertRaisesRegex(ValueError, "train.py failed; .*log.txt ends with: error: x"):
-            self.call(1, "first\nerror: x\n")
-
-    def test_stop(self):
-        with self.assertRaises(SystemExit) as caught:
-            self.call(EXIT_STOPPED)
-        self.assertEqual(caught.exception.code, EXIT_STOPPED)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from unittest import mock
 from absl.testing import absltest, flagsaver, parameterized
 
 import artifacts
-from benchmarks import sampling_quality, sampling_report, sampling_settings, sampling_tasks
-from benchmarks.sampling_settings import Setting
 from configs import sampling_quality as sampling_quality_config
+from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
+from studies.sampling_settings import Setting
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -340,7 +340,7 @@ class MiniatureTest(absltest.TestCase):
     def test_one_setting(self):
         workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         command = [
-            *(sys.executable, "-m", "benchmarks.sampling_quality"),
+            *(sys.executable, "-m", "studies.sampling_quality"),
             "--config=configs/sampling_quality.py:runlocal",
             "--config.train.num_steps=4",
             *("--settings=knn", "--seeds=3", "--turns=1", "--tasks=", f"--workdir={workdir}"),

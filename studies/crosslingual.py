@@ -1,0 +1,371 @@
+"""What pre-training gives other languages, with frozen embeddings and with everything trained.
+
+    python -m studies.crosslingual --config=configs/crosslingual.py:DATA --workdir=runs/cells
+
+Pre-trains an encoder for every seed, by the ordinary stages, on one vocabulary and one row store.
+Each is fine-tuned on English, for POS and NER, in four cells: from its parameters or from random
+ones of the same shapes, with its embeddings kept as they are or with everything trained. The
+learning rate of a cell is the one of --rates that does best on English development data under the
+first seed; other seeds have that rate alone. All cells of a task have the same epochs. Tatoeba is
+searched after every layer, embeddings (layer 0) included.
+
+WikiANN's development data serve as its test data, so the English scores of NER are on the data that
+select; means leave English out. No test sentence is in the text or the pairs of the pre-training
+(`corpus.exclude`).
+
+Tables go to WORKDIR/report/report.md. Run again after a stop, it does what is missing;
+--report_only prints the tables of what is there.
+
+Hardware: 2 CPU cores, some two hours; --workers=1 --nopin on an accelerator.
+`configs/crosslingual.py:runlocal` has no data to fine-tune on.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+import artifacts
+import entry_point
+from studies import runs
+from studies.runs import Job
+
+ENCODERS = {"pretrained": "pre-trained", "random": "random parameters"}
+TRAINED = {"frozen": "embeddings frozen", "all": "everything trained"}
+# The title of a task, its test files, and its epochs.
+TASKS = {
+    "udpos": ("POS, F1", "udpos/test/{}.tsv.xz", 2.0),
+    "wikiann": ("NER, F1", "wikiann_ner/dev/{}.tsv.xz", 3.0),
+}
+_TATOEBA = "tatoeba_retrieval/{}-en.tsv.xz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is run.
+
+    Attributes:
+      config: of the pre-training.
+      workdir: where results go.
+      seeds: of pre-training and fine-tuning; the first chooses the rates.
+      rates: learning rates of fine-tuning.
+      workers: runs at a time.
+      pin: whether each has one core and one thread.
+    """
+
+    config: ConfigDict
+    workdir: pathlib.Path
+    seeds: Sequence[int]
+    rates: Sequence[str]
+    workers: int
+    pin: bool
+
+    def encoder(self, seed: int) -> pathlib.Path:
+        """Returns the working directory of a pre-training."""
+        return self.workdir / "encoders" / f"seed{seed}"
+
+    def call(
+        self, script: str, workdir: pathlib.Path, change: dict[str, Any], config: Sequence[str] = ()
+    ) -> None:
+        """Runs a stage; under the config of this command unless told otherwise."""
+        runs.call(
+            [script],
+            config or runs.own_config(),
+            change,
+            workdir,
+            log=workdir / "log.txt",
+            compiled=self.workdir / "compiled",
+            one_thread=self.pin,
+        )
+
+    def do(self, jobs: Iterable[Job]) -> list[str]:
+        """Does jobs; returns what went wrong."""
+        return runs.do_all(list(jobs), workers=self.workers, pin=self.pin)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A fine-tuning run, or with the task "tatoeba" a search.
+
+    Attributes:
+      task: "udpos", "wikiann" or "tatoeba".
+      encoder: a key of `ENCODERS`.
+      trained: a key of `TRAINED`; "" of a search.
+      choice: the learning rate, or the layer.
+      seed: of the pre-training and of the run.
+    """
+
+    task: str
+    encoder: str
+    trained: str
+    choice: str
+    seed: int
+
+    def folder(self, workdir: pathlib.Path) -> pathlib.Path:
+        """Returns its working directory below the study's."""
+        cell = "-".join(part for part in (self.encoder, self.trained) if part)
+        return workdir / "tasks" / self.task / cell / self.choice / f"seed{self.seed}"
+
+    def results(self, workdir: pathlib.Path) -> dict[str, Any] | None:
+        """Returns what it ended with; None if it has not."""
+        path = self.folder(workdir) / "results.json"
+        return artifacts.read_json(path) if path.exists() else None
+
+
+def cells(task: str) -> list[tuple[str, str, str]]:
+    """Returns task, encoder and what is trained of the four cells."""
+    return [(task, encoder, trained) for encoder in ENCODERS for trained in TRAINED]
+
+
+def chosen_rate(study: Study, cell: tuple[str, str, str]) -> str | None:
+    """Returns the rate with the best development score; None while one is missing."""
+    found = {rate: Run(*cell, rate, study.seeds[0]).results(study.workdir) for rate in study.rates}
+    scores = {rate: one["selected"]["value"] for rate, one in found.items() if one is not None}
+    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(study.rates) else None
+
+
+# 1. Runs.
+
+
+def pretrain(study: Study, seed: int) -> bool:
+    """Trains and evaluates an encoder; the stages know what is done. Returns True."""
+    folder = study.encoder(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for shared in ("vocab", "rows"):
+        if not (folder / shared).is_symlink():
+            (folder / shared).symlink_to(os.path.relpath(study.workdir / shared, folder))
+    for script in ("train.py", "evaluate.py"):
+        study.call(script, folder, {"train.seed": seed})
+    return True
+
+
+def languages(config: ConfigDict, test: str) -> tuple[str, ...]:
+    """Returns the languages of the pre-training that a task has test data in.
+
+    Raises:
+      ValueError: there are none.
+    """
+    root = pathlib.Path(config.corpus.root)
+    found = tuple(
+        language for language in config.corpus.languages if (root / test.format(language)).exists()
+    )
+    if not found:
+        raise ValueError(
+            f"{root} has no {test.format('LANGUAGE')} in a language of corpus.languages; add them"
+        )
+    return found
+
+
+def change_of(study: Study, run: Run) -> dict[str, Any]:
+    """Returns the keys of a run that differ from its task's config."""
+    shared = {
+        "init_from": study.encoder(run.seed).absolute(),
+        "random_init": run.encoder == "random",
+        "model_name": run.encoder,
+        "train.seed": run.seed,
+    }
+    if run.task == "tatoeba":
+        own = languages(study.config, _TATOEBA)
+        return {**shared, "task.layer": int(run.choice), "task.test_languages": own}
+    _, test, epochs = TASKS[run.task]
+    return {
+        **shared,
+        "task.test_languages": languages(study.config, test),
+        "optimizer.frozen": ("embeddings",) if run.trained == "frozen" else (),
+        "optimizer.learning_rate": float(run.choice),
+        "model.attention_dropout_rate": 0.0,
+        "train.epochs": epochs,
+        "train.evaluations": round(epochs),
+    }
+
+
+def do_run(study: Study, run: Run) -> bool:
+    """Fine-tunes or searches, unless that is done; returns whether it was not."""
+    if run.results(study.workdir) is not None:
+        return False
+    root = pathlib.Path(study.config.corpus.root).absolute()
+    study.call(
+        "finetune.py",
+        run.folder(study.workdir),
+        change_of(study, run),
+        [f"--config=configs/finetune/{run.task}.py:{root}"],
+    )
+    return True
+
+
+def searches(study: Study) -> list[Run]:
+    """Returns the runs of Tatoeba: every layer of both encoders, by seed."""
+    return [
+        Run("tatoeba", encoder, "", str(layer), seed)
+        for seed in study.seeds
+        for encoder in ENCODERS
+        for layer in range(study.config.model.num_layers + 1)
+    ]
+
+
+def do_study(study: Study) -> None:
+    """Does all runs.
+
+    Raises:
+      ValueError: runs failed; the others have been done.
+    """
+
+    def jobs(some: Iterable[Run]) -> list[Job]:
+        return [Job(str(run), functools.partial(do_run, study, run)) for run in some]
+
+    for script in ("build_vocab.py", "prepare_data.py"):
+        study.call(script, study.workdir, {})
+    errors = study.do(
+        Job(f"encoder, seed {seed}", functools.partial(pretrain, study, seed))
+        for seed in study.seeds
+    )
+    everything = [cell for task in TASKS for cell in cells(task)]
+    first, *others = study.seeds
+    errors += study.do(jobs(Run(*cell, rate, first) for cell in everything for rate in study.rates))
+    chosen = [(cell, chosen_rate(study, cell)) for cell in everything]
+    errors += study.do(
+        jobs(Run(*cell, rate, seed) for seed in others for cell, rate in chosen if rate is not None)
+    )
+    errors += study.do(jobs(searches(study)))
+    if errors:
+        raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
+
+
+# 2. Report.
+
+
+def score_table(
+    title: str, lines: Sequence[tuple[str, Sequence[dict[str, float]]]], *, choice: str
+) -> str:
+    """Returns Markdown: a line for each cell, in per cent, means over seeds.
+
+    Args:
+      title: of the first column.
+      lines: the label of each line with its scores by language, of each seed.
+      choice: the header of what labels end with.
+    """
+    names = list(lines[0][1][0])
+    header = (
+        f"| {title} | {choice} | seeds | {' | '.join(names)} | mean but en | least to largest |"
+    )
+    text = [header, "|---|---|" + "---:|" * (len(names) + 3)]
+    for label, seeds in lines:
+        by_language = [statistics.fmean(100 * one[name] for one in seeds) for name in names]
+        means = [100 * _mean_but_english(one) for one in seeds]
+        numbers = " | ".join(f"{one:.1f}" for one in (*by_language, statistics.fmean(means)))
+        spread = f"{min(means):.1f} to {max(means):.1f}"
+        text.append(f"| {label} | {len(seeds)} | {numbers} | {spread} |")
+    return "\n".join(text)
+
+
+def _mean_but_english(scores: dict[str, float]) -> float:
+    return statistics.fmean(score for language, score in scores.items() if language != "en")
+
+
+def rate_table(study: Study) -> str:
+    """Returns Markdown: development scores in per cent, by which rates are chosen."""
+    header = " | ".join(study.rates)
+    text = [f"| English development data | {header} |", "|---|" + "---:|" * len(study.rates)]
+    for task, (title, _, _) in TASKS.items():
+        for cell in cells(task):
+            found = [Run(*cell, one, study.seeds[0]).results(study.workdir) for one in study.rates]
+            values = [f"{100 * one['selected']['value']:.1f}" if one else "" for one in found]
+            text.append(f"| {title}: {_label(cell)} | {' | '.join(values)} |")
+    return "\n".join(text)
+
+
+def _label(cell: tuple[str, str, str]) -> str:
+    _, encoder, trained = cell
+    return f"{ENCODERS[encoder]}, {TRAINED[trained]}"
+
+
+def _of_seeds(study: Study, make: Callable[[int], Run]) -> list[dict[str, float]]:
+    """Returns the first metric by language of each run that has ended."""
+    found = (make(seed).results(study.workdir) for seed in study.seeds)
+    return [
+        {language: next(iter(metrics.values())) for language, metrics in one["test"].items()}
+        for one in found
+        if one is not None
+    ]
+
+
+def tables(study: Study) -> list[str]:
+    """Returns the tables of scores, of what is there."""
+    parts = []
+    for task, (title, _, _) in TASKS.items():
+        lines = []
+        for cell in cells(task):
+            rate = chosen_rate(study, cell)
+            if rate is not None:
+                found = _of_seeds(study, functools.partial(Run, *cell, rate))
+                lines.append((f"{_label(cell)} | {rate}", found))
+        if lines:
+            parts.append(score_table(title, lines, choice="rate"))
+    lines = []
+    for encoder, label in ENCODERS.items():
+        for layer in range(study.config.model.num_layers + 1):
+            search = functools.partial(Run, "tatoeba", encoder, "", str(layer))
+            if found := _of_seeds(study, search):
+                lines.append((f"{label} | {layer}", found))
+    if lines:
+        parts.append(score_table("Tatoeba, accuracy", lines, choice="layer"))
+    return parts
+
+
+def write_report(study: Study) -> str:
+    """Writes the tables of what is there; returns the text.
+
+    Raises:
+      ValueError: nothing is.
+    """
+    found = tables(study)
+    if not found:
+        raise ValueError(f"{study.workdir} has no finished runs to report")
+    parts = [
+        "# What pre-training gives other languages",
+        f"Fine-tuned on English; seeds {', '.join(map(str, study.seeds))} of pre-training and "
+        "fine-tuning. Means leave English out; least and largest are of the seeds.",
+        *found,
+        rate_table(study),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    artifacts.write_text(study.workdir / "report" / "report.md", text)
+    return text
+
+
+def define_flags() -> None:
+    """Those of the command: as a module of the tests it shares a process with other commands."""
+    config_flags.DEFINE_config_file("config", None, "Of the pre-training.")
+    flags.DEFINE_string("workdir", None, "Where results go.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and fine-tuning.")
+    flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Learning rates of fine-tuning.")
+    flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
+    flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
+    flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    study = Study(
+        given.config,
+        pathlib.Path(given.workdir),
+        [int(seed) for seed in given.seeds],
+        given.rates,
+        given.workers,
+        given.pin,
+    )
+    if not given.report_only:
+        do_study(study)
+    print(write_report(study))
+    print(f"report: {(study.workdir / 'report' / 'report.md').absolute()}")
+
+
+if __name__ == "__main__":
+    define_flags()
+    entry_point.run(main)

@@ -1,0 +1,106 @@
+import os
+import pathlib
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+
+from studies import runs
+from studies.runs import Job
+from training.signals import EXIT_STOPPED
+
+
+class CallTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "one"
+
+    def call(self, status: int, says: str = "", **options):
+        def run(command, stdout, env, **_):
+            stdout.write(says)
+            self.command, self.environment = command, env
+            return mock.Mock(returncode=status)
+
+        with mock.patch.object(runs.subprocess, "run", run):
+            runs.call(
+                ["train.py", "-v"],
+                ["--config=configs/real_text.py:/d"],
+                {"vocab.sizes": (5,)},
+                self.workdir,
+                log=self.workdir / "log.txt",
+                **options,
+            )
+
+    def test_command(self):
+        self.call(0, "fine\n")
+        self.assertEqual(
+            self.command[1:],
+            [
+                *("train.py", "-v"),
+                "--config=configs/real_text.py:/d",
+                "--config.vocab.sizes=(5,)",
+                f"--workdir={self.workdir}",
+            ],
+        )
+        self.assertEqual((self.workdir / "log.txt").read_text(), "fine\n")
+
+    def test_environment(self):
+        one = "intra_op_parallelism_threads=1"
+        with mock.patch.dict(os.environ, {"XLA_FLAGS": "--a=1"}):
+            os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+            self.call(0, compiled=self.workdir / "compiled", one_thread=True)
+            self.assertRegex(self.environment["XLA_FLAGS"], rf"--a=1 .*{one}")
+            compiled = str(self.workdir / "compiled")
+            self.assertEqual(self.environment["JAX_COMPILATION_CACHE_DIR"], compiled)
+            self.call(0)
+            self.assertEqual(self.environment["XLA_FLAGS"], "--a=1")
+            # That of the caller wins.
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = "/mine"
+            self.call(0, compiled=self.workdir / "compiled")
+            self.assertEqual(self.environment["JAX_COMPILATION_CACHE_DIR"], "/mine")
+
+    def test_failure(self):
+        with self.assertRaisesRegex(ValueError, "train.py -v failed; .*log.txt ends with: error"):
+            self.call(1, "first\nerror: x\n")
+
+    def test_stop(self):
+        with self.assertRaises(SystemExit) as caught:
+            self.call(EXIT_STOPPED)
+        self.assertEqual(caught.exception.code, EXIT_STOPPED)
+
+
+class DoAllTest(absltest.TestCase):
+    def test_so_many_at_a_time_and_a_failure_stops_no_other(self):
+        together = threading.Barrier(2, timeout=60)  # passed by two at a time only
+        done = []
+
+        def work(name: str) -> bool:
+            together.wait()
+            done.append(name)
+            if name == "b":
+                raise ValueError("broken")
+            return True
+
+        jobs = [Job(name, lambda name=name: work(name)) for name in "abcd"]
+        self.assertEqual(runs.do_all(jobs, workers=2, pin=False), ["broken"])
+        self.assertCountEqual(done, "abcd")
+
+    def test_each_worker_keeps_to_a_core(self):
+        available = os.sched_getaffinity(0)
+        together = threading.Barrier(2, timeout=60)
+        found = []
+
+        def work() -> bool:
+            together.wait()
+            found.append(os.sched_getaffinity(0))
+            return True
+
+        runs.do_all([Job("a", work), Job("b", work)], workers=2, pin=True)
+        self.assertEqual([len(cores) for cores in found], [1, 1])
+        self.assertLen(set.union(*found), min(2, len(available)))
+        self.assertEqual(os.sched_getaffinity(0), available)
+
+
+if __name__ == "__main__":
+    absltest.main()
