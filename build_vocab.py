@@ -5,7 +5,7 @@
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
 probabilities and every step. Run again with other settings of the `vocab` section, and no rows made
 yet, it makes anew only what depends on them. With --config.vocab.tables=FOLDER it reads no text,
-but the tables of run counts that count_text.py makes.
+but the tables of run counts that tools.count_text makes.
 """
 
 import dataclasses
@@ -16,9 +16,8 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
-import artifacts
-import entry_point
 from builders import data as builders
+from common import artifacts, entry_point
 from input_pipeline.corpus import load_corpus
 from vocap import report
 from vocap.build import CACHE_VERSION, Source, build_vocabulary, source_digest

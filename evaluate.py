@@ -13,12 +13,11 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-import artifacts
-import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from builders.data import settings
 from builders.masked_lm import masked_lm_of
+from common import artifacts, entry_point
 from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
 from training import hosts

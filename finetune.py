@@ -3,10 +3,10 @@
     python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-CHECKPOINT is a working directory of train.py, or a folder of import_model.py. The parameters that
-do best on the development data are kept in DIR/best.safetensors, scores in DIR/results.json,
+CHECKPOINT is a working directory of train.py, or a folder of tools.import_model. The parameters
+that do best on the development data are kept in DIR/best.safetensors, scores in DIR/results.json,
 predictions in DIR/predictions. Run again after a stop, it goes on. Tatoeba and BUCC need no
-training: the encoder is evaluated as it is. xtreme_table.py makes one table of many runs,
+training: the encoder is evaluated as it is. tools.xtreme_table makes one table of many runs,
 predict.py takes a user's own text.
 """
 
@@ -16,8 +16,8 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-import entry_point
 from builders import task_data, task_runs
+from common import entry_point
 from evaluation import task_results
 from training.signals import EXIT_STOPPED, Stopped
 

@@ -20,9 +20,8 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-import artifacts
-import entry_point
 from builders import prediction, task_data
+from common import artifacts, entry_point
 from evaluation.tasks import Line
 from input_pipeline.tasks import unlabelled
 

@@ -13,9 +13,8 @@ from absl import flags, logging
 from ml_collections import config_flags
 from tqdm import tqdm
 
-import artifacts
-import entry_point
 from builders import data as builders
+from common import artifacts, entry_point
 from input_pipeline.corpus import load_corpus
 from input_pipeline.row_store import tokenizer_hash
 from input_pipeline.tokenization import write_rows

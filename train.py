@@ -17,10 +17,10 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
-import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
+from common import entry_point
 from training import hosts
 from training.loop import train
 from training.signals import EXIT_STOPPED, Stopped, StopRequest

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 from absl import app, flags
 
-import artifacts
+from common import artifacts
 
 _ALLOCATION = flags.DEFINE_string("allocation", None, "An allocation.json of build_vocab.py.")
 _PUBLISHED = flags.DEFINE_string("published", None, "JSON, {language: size}.")

@@ -40,10 +40,9 @@ from typing import Any
 
 from absl import app, flags, logging
 
-import artifacts
-import entry_point
 from benchmarks import recording_data
 from benchmarks.recording_comparison import compare, describe, flat
+from common import artifacts, entry_point
 
 QUICKSTART = "configs/quickstart.py"
 # Short, with all that happens in a run: refreshes, evaluations, steps with the whole softmax.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-import artifacts
+from common import artifacts
 from input_pipeline.corpus import CorpusSpec
 from input_pipeline.row_store import RowStore
 from input_pipeline.tokenization import RowStoreSettings
@@ -198,7 +198,7 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
     if parts := sorted(name for name in found if re.search("-[0-9]+-of-[0-9]+$", name)):
         raise ValueError(
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
-            "count_text.py --merge"
+            "tools.count_text --merge"
         )
     wanted = set(config.corpus.languages)
     heldout = {
@@ -211,12 +211,12 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
         missing = sorted(wanted - set(train))
         if missing:
             raise ValueError(
-                f"{folder} has no tables of {', '.join(missing)} (corpus.languages); count_text.py "
-                "makes them"
+                f"{folder} has no tables of {', '.join(missing)} (corpus.languages); "
+                "tools.count_text makes them"
             )
         train = {language: path for language, path in train.items() if language in wanted}
     if not train:
-        raise ValueError(f"{folder} has no tables <lang>.runs.gz; count_text.py makes them")
+        raise ValueError(f"{folder} has no tables <lang>.runs.gz; tools.count_text makes them")
     return train, {language: heldout[language] for language in train if language in heldout}
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import artifacts
 from builders import fine_tuning as builders
 from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
+from common import artifacts
 from evaluation import search, tasks
 from evaluation.tasks import Line
 from input_pipeline.row_store import tokenizer_hash

@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: a run of train.py, or a folder of export_model.py or the like."""
+"""Encoders that fine-tuning starts from: runs of train.py, folders of tools.export_model."""
 
 import dataclasses
 import hashlib
@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-import artifacts
 from builders import model
 from builders.data import Folders, open_row_store, settings
 from builders.masked_lm import masked_lm_of
+from common import artifacts
 from interop import model_folder
 from models.encoder import EncoderSettings
 from training.sharding import MeshSettings, make_mesh
@@ -67,7 +67,7 @@ def read_pretrained(path: str) -> Pretrained:
         return _of_run(Folders(folder))
     raise ValueError(
         f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
-        "train.py, or an --output of export_model.py or import_model.py"
+        "train.py, or an --output of tools.export_model or tools.import_model"
     )
 
 

@@ -9,10 +9,10 @@ import jax
 import tqdm
 from ml_collections import ConfigDict
 
-import artifacts
 from builders import fine_tuning as builders
 from builders import task_data
 from builders.pretrained import Pretrained, read_pretrained
+from common import artifacts
 from evaluation import tasks
 from evaluation.search import candidates, mined, retrieved
 from evaluation.selection import Selection

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from evaluation import xtreme_runs
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-import artifacts
+from common import artifacts
 from evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import artifacts
+from common import artifacts
 from evaluation.tasks import Line
 from input_pipeline.tasks.tasks import Task
 

@@ -9,7 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-import artifacts
+from common import artifacts
 from evaluation.xtreme_runs import Variant, average, averaged_metrics, names
 
 _AVERAGE = "average"

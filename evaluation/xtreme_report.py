@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from evaluation import xtreme_plots
 from evaluation.published import GROUPS, UNLISTED, Published
 from evaluation.xtreme_runs import (

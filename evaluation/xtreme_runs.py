@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from input_pipeline.tasks.tasks import TASKS
 
 RESULTS = "results.json"

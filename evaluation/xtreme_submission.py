@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import artifacts
+from common import artifacts
 from evaluation.xtreme_runs import XTREME, Run, Variant
 from input_pipeline.tasks.tasks import TASKS
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 
 SPLITS = ("train", "heldout")
 # A document is not begun at the end of a row for fewer tokens than this; the row is padded.

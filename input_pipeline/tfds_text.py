@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-import artifacts
+from common import artifacts
 
 # wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
 _WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n[^\n]*\n?")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import sentencepiece as spm
 
-import artifacts
+from common import artifacts
 from input_pipeline import row_store
 from input_pipeline.corpus import Corpus, ParallelText
 from input_pipeline.row_store import RowStore, SpecialIds

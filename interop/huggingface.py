@@ -34,7 +34,7 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-import artifacts
+from common import artifacts
 from interop import vocabulary
 from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 

@@ -17,7 +17,7 @@ import numpy as np
 import sentencepiece as spm
 from safetensors.numpy import save_file
 
-import artifacts
+from common import artifacts
 from interop import huggingface, parameters, vocap_encoder, xlm_roberta
 from interop.vocabulary import TOKENIZER
 from interop.weights import WEIGHTS
@@ -139,8 +139,8 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
         return (folder / TOKENIZER).read_bytes()
     except FileNotFoundError:
         raise ValueError(
-            f"{folder / TOKENIZER} does not exist; this takes folders of export_model.py and "
-            "import_model.py, which makes one of a model of other origin"
+            f"{folder / TOKENIZER} does not exist; this takes folders of tools.export_model and "
+            "tools.import_model, which makes one of a model of other origin"
         ) from None
 
 
@@ -167,7 +167,7 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
     if read_tokenizer(folder) != tokenizer:
         raise ValueError(
             f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "
-            "the model this vocabulary: import_model.py --vocabulary=WORKDIR/vocab/spm.model"
+            "the model this vocabulary: tools.import_model --vocabulary=WORKDIR/vocab/spm.model"
         )
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
@@ -187,7 +187,7 @@ def initial_params(
     """The parameters that a run starts from.
 
     Args:
-      folder: as `write_model` or import_model.py made it.
+      folder: as `write_model` or tools.import_model made it.
       settings: of the run's encoder, by the names of `EncoderSettings`; its `vocab_size` is the
         number of rows of the table, padding included.
       tokenizer: the SentencePiece model that the run's rows were made with.
@@ -213,7 +213,8 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
         config = artifacts.read_json(path)
     except FileNotFoundError:
         raise ValueError(
-            f"{path} does not exist; give the folder that save_pretrained or export_model.py wrote"
+            f"{path} does not exist; give the folder that save_pretrained or tools.export_model "
+            "wrote"
         ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error}); copy or download it again") from None
@@ -221,8 +222,8 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
     if model_type not in tuple(_FORMS):  # a list is no key
         raise ValueError(
             f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
-            "masked language models of XLM-R's architecture, and those that export_model.py wrote, "
-            "can be read"
+            "masked language models of XLM-R's architecture, and those that tools.export_model "
+            "wrote, can be read"
         )
     return _FORMS[model_type], config
 

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-import artifacts
+from common import artifacts
 
 _NOTES = "notes"
 

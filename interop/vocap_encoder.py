@@ -17,7 +17,7 @@ from interop.weights import Weights
 MODEL_TYPE = "vocap-encoder"
 METADATA: Mapping[str, str] = {}
 _VERSION = 1
-_EXPORT_AGAIN = "write the folder again with export_model.py"
+_EXPORT_AGAIN = "write the folder again with tools.export_model"
 
 # Keys of config.json besides model_type and format_version, with the least value or the choices.
 _COUNTS = {

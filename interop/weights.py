@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-import artifacts
+from common import artifacts
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

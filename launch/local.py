@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-import entry_point
+from common import entry_point
 from launch import jobs
 
 

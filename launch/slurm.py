@@ -17,7 +17,7 @@ import sys
 
 from absl import flags
 
-import entry_point
+from common import entry_point
 from launch import jobs
 
 

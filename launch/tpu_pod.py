@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-import entry_point
+from common import entry_point
 from launch import jobs
 
 _POLL_SECONDS = 30.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-import entry_point
+from common import entry_point
 from launch import jobs
 
 PLATFORMS = ("local", "docker", "vertex", "kubernetes")

@@ -31,8 +31,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-import artifacts
-import entry_point
+from common import artifacts, entry_point
 from studies import runs
 from studies.runs import Job
 

@@ -36,10 +36,9 @@ import jax
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-import artifacts
-import entry_point
 from benchmarks import machine
 from builders import task_runs
+from common import artifacts, entry_point
 from input_pipeline.tasks.files import read_text
 from studies import monolingual_report, runs
 from studies.monolingual_report import TASKS, Cell

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.stats
 from matplotlib import ticker
 
-import artifacts
+from common import artifacts
 
 TASKS = {"udpos": "POS", "wikiann": "NER"}
 

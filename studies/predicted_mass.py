@@ -15,9 +15,9 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
-import artifacts
 from builders import data, model
 from builders.masked_lm import masked_lm_of
+from common import artifacts
 from evaluation.predicted_mass import classes_of, measure
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")

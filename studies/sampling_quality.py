@@ -29,9 +29,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-import artifacts
-import entry_point
 from builders import data as builders
+from common import artifacts, entry_point
 from studies import runs, sampling_report, sampling_tasks
 from studies.runs import Job
 from studies.sampling_settings import Setting, study

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from ml_collections import ConfigDict
 
-import artifacts
+from common import artifacts
 from studies import sampling_tasks
 from studies.sampling_settings import (
     CORRECTED,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-import artifacts
+from common import artifacts
 from studies.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
 
 # Embeddings as they are: tokens of other languages keep their neighbours.

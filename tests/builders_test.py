@@ -11,10 +11,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-import artifacts
 from builders import data as data_builders
 from builders import masked_lm, objectives, streams
 from builders import model as builders
+from common import artifacts
 from configs import quickstart
 from input_pipeline.row_store import RowStore
 from tests import factories
@@ -255,7 +255,7 @@ class VocabularyTest(parameterized.TestCase):
     @parameterized.parameters(
         (("en", "ka", "sw"), ["en.runs.gz"], r"no tables of ka, sw \(corpus.languages\)"),
         (("en",), ["en.heldout.runs.gz"], "no tables of en "),
-        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; count_text.py makes them"),
+        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; tools.count_text makes them"),
         ((), [], "no tables <lang>.runs.gz"),
         (
             (),

@@ -11,9 +11,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-import artifacts
 from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
+from common import artifacts
 from evaluation import task_results, xtreme_runs
 from input_pipeline.row_store import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
@@ -42,7 +42,7 @@ class KindsTest(RunCase):
         return self.check(self.folder / "run")
 
     def check(self, folder: pathlib.Path) -> dict:
-        """The results of a run are what xtreme_table.py reads, and the printed table names them."""
+        """Results of a run are what tools.xtreme_table reads, and the printed table names them."""
         results = artifacts.read_json(folder / "results.json")
         found = xtreme_runs.read_run(folder)
         task = TASKS[results["task"]]

@@ -10,43 +10,43 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Of our own rooms, a room may import these (and itself).
 OURS = {
-    "artifacts":      set(),
-    "vocap":          {"artifacts"},
+    "common":         set(),
+    "vocap":          {"common"},
     "knn_sampling":   set(),
-    "input_pipeline": {"artifacts"},
+    "input_pipeline": {"common"},
     "models":         set(),
     "objectives":     {"models", "knn_sampling"},
-    "training":       {"objectives", "artifacts"},
+    "training":       {"objectives", "common"},
     "evaluation":     {"objectives", "models", "knn_sampling", "input_pipeline", "training",
-                       "vocap", "artifacts"},
-    "interop":        {"artifacts", "vocap"},
-    "builders":       {"evaluation", "training", "interop", "objectives", "models", "knn_sampling",
-                       "input_pipeline", "vocap", "artifacts"},
-    "launch":         {"configs", "entry_point"},
+                       "vocap", "common"},
+    "interop":        {"common", "vocap"},
+    "builders":       {"evaluation", "training", "interop", "objectives", "models",
+                       "knn_sampling", "input_pipeline", "vocap", "common"},
+    "launch":         {"configs", "common"},
     "configs":        set(),
-    "entry_point":    set(),
-    "build_vocab":    {"builders", "entry_point", "artifacts", "input_pipeline", "vocap"},
-    "prepare_data":   {"builders", "entry_point", "artifacts", "input_pipeline"},
-    "train":          {"builders", "entry_point", "training"},
-    "finetune":       {"builders", "entry_point", "evaluation", "training"},
-    "predict":        {"artifacts", "builders", "entry_point", "evaluation", "input_pipeline"},
-    "xtreme_table":   {"entry_point", "evaluation"},
-    "evaluate":       {"builders", "entry_point", "artifacts", "training", "evaluation",
-                       "knn_sampling"},
-    "count_text":     {"entry_point", "input_pipeline", "vocap"},
-    "estimate_memory": {"builders", "entry_point"},
-    "fetch_text":     {"entry_point", "input_pipeline"},
-    "export_tokenizer": {"entry_point", "input_pipeline", "interop"},
-    "export_model":   {"builders", "entry_point", "interop"},
-    "import_model":   {"entry_point", "interop"},
-    "prune_model":    {"entry_point", "input_pipeline", "interop"},
-    "benchmarks":     {"artifacts", "builders", "entry_point", "evaluation", "input_pipeline",
-                       "interop", "knn_sampling", "models", "objectives", "training", "vocap"},
+    "build_vocab":    {"builders", "common", "input_pipeline", "vocap"},
+    "prepare_data":   {"builders", "common", "input_pipeline"},
+    "train":          {"builders", "common", "training"},
+    "finetune":       {"builders", "common", "evaluation", "training"},
+    "predict":        {"common", "builders", "evaluation", "input_pipeline"},
+    "tools/xtreme_table":   {"common", "evaluation"},
+    "evaluate":       {"builders", "common", "training", "evaluation", "knn_sampling"},
+    "tools/count_text":     {"common", "input_pipeline", "vocap"},
+    "tools/estimate_memory": {"builders", "common"},
+    "tools/fetch_text":     {"common", "input_pipeline"},
+    "tools/export_tokenizer": {"common", "input_pipeline", "interop"},
+    "tools/export_model":   {"builders", "common", "interop"},
+    "tools/import_model":   {"common", "interop"},
+    "tools/prune_model":    {"common", "input_pipeline", "interop"},
+    "studies":        {"common", "benchmarks", "builders", "evaluation", "input_pipeline", "objectives",
+                       "training", "vocap"},
+    "benchmarks":     {"common", "builders", "evaluation", "input_pipeline", "interop",
+                       "knn_sampling", "models", "objectives", "training", "vocap"},
 }  # fmt: skip
 
 # Of other people's packages that not everyone may import, a room may import these.
 THEIRS = {
-    "artifacts":      set(),
+    "common":         set(),
     "vocap":          {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
                        "apache_beam"},
     "knn_sampling":   {"jax"},
@@ -59,21 +59,21 @@ THEIRS = {
     "launch":         {"ml_collections", "xmanager"},
     "builders":       {"jax", "flax", "ml_collections", "sentencepiece"},
     "configs":        {"ml_collections"},
-    "entry_point":    set(),
     "build_vocab":    {"ml_collections"},
     "prepare_data":   {"ml_collections"},
     "train":          {"jax", "ml_collections"},
     "finetune":       {"ml_collections"},
     "predict":        {"ml_collections"},
-    "xtreme_table":   set(),
+    "tools/xtreme_table":   set(),
     "evaluate":       {"jax", "ml_collections"},
-    "count_text":     set(),
-    "estimate_memory": {"ml_collections"},
-    "fetch_text":     set(),
-    "export_tokenizer": set(),
-    "export_model":   {"jax", "ml_collections"},
-    "import_model":   set(),
-    "prune_model":    set(),
+    "tools/count_text":     set(),
+    "tools/estimate_memory": {"ml_collections"},
+    "tools/fetch_text":     set(),
+    "tools/export_tokenizer": set(),
+    "tools/export_model":   {"jax", "ml_collections"},
+    "tools/import_model":   set(),
+    "tools/prune_model":    set(),
+    "studies":        {"jax", "matplotlib", "ml_collections", "scipy"},
     "benchmarks":     {"jax", "matplotlib", "ml_collections", "optax", "orbax", "safetensors",
                        "scipy", "sentencepiece", "tokenizers", "torch", "transformers"},
 }  # fmt: skip
@@ -124,7 +124,7 @@ class ImportTableTest(parameterized.TestCase):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             with self.subTest(str(path.relative_to(ROOT))):
                 found = set(imported(tree))
-                self.assertEmpty(found & set(OURS) - OURS[room] - {room})
+                self.assertEmpty(found & {*OURS, "tools"} - OURS[room] - {room})
                 self.assertEmpty(found & RESTRICTED - THEIRS[room])
 
     @parameterized.parameters(*OURS)
@@ -137,7 +137,8 @@ class ImportTableTest(parameterized.TestCase):
     def test_every_room_is_in_the_table(self):
         rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")}
         modules = {path.stem for path in ROOT.glob("*.py")}
-        self.assertEqual(rooms | modules, set(OURS))
+        tools = {f"tools/{path.stem}" for path in ROOT.glob("tools/*.py")} - {"tools/__init__"}
+        self.assertEqual(rooms - {"tools"} | modules | tools, set(OURS))
         self.assertEqual(set(OURS), set(THEIRS))
 
 

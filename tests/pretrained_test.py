@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-import artifacts
 from builders import data as data_builders
 from builders import model, objectives
 from builders.pretrained import read_pretrained
+from common import artifacts
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
 from tests import tiny_tasks
@@ -44,7 +44,7 @@ class PretrainedTest(absltest.TestCase):
         for path in tiny_tasks.encoder_folder(2).iterdir():
             if path.name != "spm.model":
                 (folder / path.name).write_bytes(path.read_bytes())
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*import_model.py"):
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*tools.import_model"):
             read_pretrained(str(folder))
 
     def test_a_run_of_train(self):

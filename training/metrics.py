@@ -8,7 +8,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-import artifacts
+from common import artifacts
 
 
 class MetricsWriter:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import tqdm
 
-import artifacts
+from common import artifacts
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics, means
 from objectives.objective import Objective

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from vocap import comparison, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
 

@@ -2,10 +2,10 @@
 
     python -m vocap.count_beam --input='gs://BUCKET/en-*.txt.gz' --output=gs://BUCKET/en \\
         --runner=DataflowRunner ...
-    python count_text.py --merge='en/*.runs.gz' --output=en.runs.gz
+    python -m tools.count_text --merge='en/*.runs.gz' --output=en.runs.gz
 
 The first command writes a folder of part tables. The second makes one table of them, byte for byte
-that of `count_text.py` on the same text. docs/counting.md has the commands for each runner.
+that of `tools.count_text` on the same text. docs/counting.md has the commands for each runner.
 
 Each bundle of lines is counted in memory and leaves as a few blocks: small tables, one for each
 part. A part is the sum of its blocks. So a run costs Beam nothing on its own, and what is shuffled
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     for folder in job.outputs.values():
         print(
             f"wrote {job.num_parts} tables to {folder}; where they can be read as files, merge "
-            f"them: python count_text.py --merge='{folder}/*{_SUFFIX}' --output=LANG{_SUFFIX}"
+            f"them: python -m tools.count_text --merge='{folder}/*{_SUFFIX}' --output=LANG{_SUFFIX}"
         )
 
 

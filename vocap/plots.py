@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 
-import artifacts
+from common import artifacts
 from vocap.curves import concave_envelope
 from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
 

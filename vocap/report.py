@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from vocap import plots
 from vocap.build import Vocabulary, VocabularySettings
 from vocap.merge import SPECIALS

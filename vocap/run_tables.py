@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-import artifacts
+from common import artifacts
 from vocap import runs
 
 Path = str | os.PathLike[str]

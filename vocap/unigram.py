@@ -9,7 +9,7 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-import artifacts
+from common import artifacts
 from vocap import lattice, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve

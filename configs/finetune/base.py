@@ -34,7 +34,7 @@ def base(
     if arg == TFDS:
         patterns = {split: (TFDS,) if files else () for split, files in patterns.items()}
     config = ConfigDict()
-    config.init_from = ""  # a working directory of train.py, or a folder of import_model.py
+    config.init_from = ""  # a working directory of train.py, or a folder of tools.import_model
     config.random_init = False  # that encoder with random parameters, to compare with
     config.model_name = ""  # in tables; the last folder of init_from by default
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-import artifacts
 from benchmarks import recording, recording_data
 from benchmarks.recording_comparison import Difference, compare, describe
 from builders import task_data
+from common import artifacts
 from input_pipeline.tasks import loading
 from training.checkpoint import Checkpoints
 from training.state import TrainState

@@ -18,7 +18,7 @@ import tokenizers
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-import artifacts
+from common import artifacts
 from interop import huggingface
 from vocap import merge
 
@@ -383,7 +383,12 @@ class EntryPointTest(absltest.TestCase):
         (self.folder / "spm.model").write_bytes(corpus_model())
 
     def run_entry_point(self, *flags: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "export_tokenizer.py", f"--model={self.folder / 'spm.model'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.export_tokenizer",
+            f"--model={self.folder / 'spm.model'}",
+        ]
         return subprocess.run(
             [*command, f"--output={self.folder / 'out'}", *flags],
             cwd=ROOT,

@@ -13,7 +13,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-import artifacts
+from common import artifacts
 from interop import huggingface
 from interop import vocabulary as vocabularies
 from interop.vocabulary import Vocabulary

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
 
-import artifacts
+from common import artifacts
 from interop import model_folder
 from models.encoder import POSITIONS, EncoderSettings
 from tests.interop.xlm_roberta_test import (
@@ -147,7 +147,7 @@ class RefusedTest(OwnFormTest):
         with self.assertRaisesRegex(ValueError, "model.safetensors: cannot be read"):
             model_folder.read_model(self.folder)
         weights.unlink()
-        with self.assertRaisesRegex(ValueError, "has neither .* again with export_model.py"):
+        with self.assertRaisesRegex(ValueError, "has neither .* again with tools.export_model"):
             model_folder.read_model(self.folder)
 
     def test_parameters_of_other_sizes_are_not_written(self):

@@ -13,7 +13,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-import artifacts
+from common import artifacts
 from interop import model_folder
 from models.encoder import Encoder, EncoderSettings
 from tests.interop.xlm_roberta_test import (

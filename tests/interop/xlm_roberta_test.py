@@ -14,7 +14,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
 
-import artifacts
+from common import artifacts
 from interop import model_folder
 from models.encoder import Encoder, EncoderSettings
 from vocap import merge
@@ -434,10 +434,10 @@ class InitialParamsTest(FolderTest):
 
     def test_another_vocabulary_is_refused(self):
         other = merge.write_model(PIECES, -np.arange(2.0, len(PIECES) + 2))
-        with self.assertRaisesRegex(ValueError, "is not the tokenizer .* import_model.py"):
+        with self.assertRaisesRegex(ValueError, "is not the tokenizer .* tools.import_model"):
             self.initial_params(PADDED, other)
         (self.folder / "spm.model").unlink()
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* import_model.py"):
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* tools.import_model"):
             self.initial_params(PADDED)
 
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-import artifacts
+from common import artifacts
 from configs import crosslingual as crosslingual_config
 from studies import crosslingual
 from studies.crosslingual import Run, Study

@@ -8,9 +8,9 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-import artifacts
 from builders import data as data_builders
 from builders import task_data
+from common import artifacts
 from configs import real_text
 from configs.finetune import udpos, wikiann
 from input_pipeline.tasks import loading

@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, flagsaver, parameterized
 
-import artifacts
+from common import artifacts
 from configs import sampling_quality as sampling_quality_config
 from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
 from studies.sampling_settings import Setting

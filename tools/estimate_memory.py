@@ -1,6 +1,6 @@
 """Tells what each device would hold, before any are rented: parameters, optimizer, activations.
 
-    python estimate_memory.py --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
+    python -m tools.estimate_memory --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
 
 Runs on any machine in seconds: nothing of the model's size is made. Needs no data either; the
 vocabulary is taken to have `vocab.target_size` pieces. The state is exact, activations are
@@ -11,8 +11,8 @@ the memory free. --layout adds a table of how every array is split.
 from absl import flags
 from ml_collections import config_flags
 
-import entry_point
 from builders import memory
+from common import entry_point
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list("devices", ["1", "8"], "Numbers of devices.")

@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-import artifacts
+from common import artifacts
 
 
 class ReplacingTest(absltest.TestCase):

@@ -1,6 +1,6 @@
 """Puts fine-tuning runs into one report: the cross-lingual table, and a submission to XTREME.
 
-    python xtreme_table.py --runs=DIR1,DIR2,... --output=DIR [--center=median] [--submission]
+    python -m tools.xtreme_table --runs=DIR1,DIR2,... --output=DIR [--center=median] [--submission]
 
 DIR may hold *, for many runs. OUTPUT gets report.md with its plots, scores.csv and averages.csv;
 --submission adds a folder for each model and setting that XTREME's evaluate.py reads.
@@ -11,7 +11,7 @@ import re
 
 from absl import flags, logging
 
-import entry_point
+from common import entry_point
 from evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
 
 _RUNS = flags.DEFINE_list("runs", None, "Folders of finished runs, with results.json each.")

@@ -15,10 +15,10 @@ import time
 from absl import flags
 from absl.testing import absltest, flagsaver, parameterized
 
-import count_text
+from tools import count_text
 from vocap import run_tables, runs
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
 
 
@@ -26,7 +26,7 @@ LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
 START = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_path("count_text.py", run_name="__main__")
+runpy.run_module("tools.count_text", run_name="__main__")
 """
 
 
@@ -40,7 +40,7 @@ class CountTextTest(parameterized.TestCase):
     def count(self, *args: str) -> None:
         """The program as it runs within a process."""
         with flagsaver.flagsaver():
-            count_text.main(flags.FLAGS(["count_text.py", *args]))
+            count_text.main(flags.FLAGS(["tools.count_text", *args]))
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -1,19 +1,19 @@
 """Puts a model on another vocabulary, ready for train.py to continue.
 
-    python import_model.py --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
+    python -m tools.import_model --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
 
 FOLDER is what `XLMRobertaForMaskedLM.save_pretrained` and the tokenizer's wrote, or of
-export_model.py; the output is of the same form. Pieces of both vocabularies keep their embeddings,
-new ones begin at the mean of their old parts. Without --vocabulary the model keeps its pieces, in
-this project's order; other people's need a sentencepiece.bpe.model beside them. docs/interop.md has
-more.
+tools.export_model; the output is of the same form. Pieces of both vocabularies keep their
+embeddings, new ones begin at the mean of their old parts. Without --vocabulary the model keeps its
+pieces, in this project's order; other people's need a sentencepiece.bpe.model beside them.
+docs/interop.md has more.
 """
 
 import pathlib
 
 from absl import flags
 
-import entry_point
+from common import entry_point
 from interop import model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")

@@ -1,10 +1,10 @@
 """Cuts a model's vocabulary to the pieces that some texts use, for deployment.
 
-    python prune_model.py --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
+    python -m tools.prune_model --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
 
-FOLDER is of export_model.py or import_model.py. The texts are cut into the same pieces before and
-after, and those pieces keep their embeddings; other text is cut into what is left. docs/interop.md
-has more.
+FOLDER is of tools.export_model or tools.import_model. The texts are cut into the same pieces before
+and after, and those pieces keep their embeddings; other text is cut into what is left.
+docs/interop.md has more.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-import entry_point
+from common import entry_point
 from input_pipeline import text_files
 from interop import model_folder, vocabulary
 

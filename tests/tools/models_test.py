@@ -18,11 +18,11 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-import artifacts
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
 from builders.masked_lm import masked_lm_of
+from common import artifacts
 from configs import quickstart
 from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
 from interop import model_folder, vocabulary
@@ -43,8 +43,9 @@ OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0)
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [script] if script.endswith(".py") else ["-m", script]
     return subprocess.run(
-        [sys.executable, script, *flags],
+        [sys.executable, *command, *flags],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
@@ -104,7 +105,7 @@ class EntryPointsTest(parameterized.TestCase):
         output, new = self.parent / "new", self.parent / "new.model"
         new.write_bytes(OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
-        printed = self.succeed("import_model.py", *flags)
+        printed = self.succeed("tools.import_model", *flags)
         self.assertEqual(
             printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
         )
@@ -117,7 +118,7 @@ class EntryPointsTest(parameterized.TestCase):
         expected = model_folder.with_table(before, swapped.table, swapped.bias)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
         self.assertEqual(model_folder.read_tokenizer(output), OTHER)
-        self.assert_refused("is not empty; remove it", "import_model.py", *flags)
+        self.assert_refused("is not empty; remove it", "tools.import_model", *flags)
 
     def test_a_model_of_other_origin_keeps_its_pieces(self):
         # As XLM-R comes: ids of fairseq, <mask> last.
@@ -137,7 +138,7 @@ class EntryPointsTest(parameterized.TestCase):
             (folder / name).unlink()
         (folder / "sentencepiece.bpe.model").write_bytes(proto.SerializeToString())
 
-        printed = self.succeed("import_model.py", f"--model={folder}", f"--output={output}")
+        printed = self.succeed("tools.import_model", f"--model={folder}", f"--output={output}")
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
         self.assertEqual(
             vocabulary.vocabulary(model_folder.read_tokenizer(output)).pieces,
@@ -157,7 +158,7 @@ class EntryPointsTest(parameterized.TestCase):
         with gzip.open(text, "wt") as file:
             file.write("\n\n".join(lines))
         flags = (f"--model={folder}", f"--texts={text}", f"--output={output}")
-        printed = self.succeed("prune_model.py", *flags)
+        printed = self.succeed("tools.prune_model", *flags)
         _, kept = vocabulary.prune(TOKENIZER, lines)
         self.assertEqual(printed, f"{len(kept)} of {VOCAB} pieces\n")
         self.assertLess(len(kept), VOCAB - 3)
@@ -165,9 +166,11 @@ class EntryPointsTest(parameterized.TestCase):
         np.testing.assert_allclose(after, before[:, kept], rtol=0, atol=1e-5)
         output = f"--output={self.parent / 'none'}"
         missing = f"--texts={self.parent / 'gone.txt'}"
-        self.assert_refused("gone.txt: no such file", "prune_model.py", flags[0], missing, output)
+        self.assert_refused(
+            "gone.txt: no such file", "tools.prune_model", flags[0], missing, output
+        )
         (folder / "spm.model").unlink()
-        self.assert_refused("spm.model does not exist", "prune_model.py", *flags[:2], output)
+        self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
 
     def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, RowStore]:
         """A working directory in which training has begun."""
@@ -224,7 +227,7 @@ class EntryPointsTest(parameterized.TestCase):
             f"--workdir={folders.workdir}",
             f"--output={output}",
         )
-        result = run("export_model.py", *flags)
+        result = run("tools.export_model", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual("transformers cannot load this model" in result.stderr, bool(warning))
         self.assertIn(warning, result.stderr)
@@ -244,7 +247,7 @@ class EntryPointsTest(parameterized.TestCase):
         folders, _ = self.write_workdir(quickstart.get_config("runlocal"))  # no checkpoint yet
         flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
         output = f"--output={folders.rows}"
-        self.assert_refused("rows is not empty; remove it", "export_model.py", *flags, output)
+        self.assert_refused("rows is not empty; remove it", "tools.export_model", *flags, output)
 
     def test_a_run_goes_on_from_a_folder(self):
         config = quickstart.get_config("runlocal")

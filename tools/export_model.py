@@ -1,11 +1,11 @@
 """Writes the latest checkpoint of a working directory as a folder, for `transformers` if it can be.
 
-    python export_model.py --config=configs/quickstart.py --workdir=DIR --output=FOLDER
+    python -m tools.export_model --config=configs/quickstart.py --workdir=DIR --output=FOLDER
 
 An XLM-R is written as one: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. For an encoder
 with other positions, pre-LN or half embedding `transformers` has no class, and the folder is in a
-form of our own. import_model.py, prune_model.py, finetune.py and train.init_from read both, and so
-does `AutoTokenizer`. docs/interop.md has more.
+form of our own. tools.import_model, tools.prune_model, finetune.py and train.init_from read both,
+and so does `AutoTokenizer`. docs/interop.md has more.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
-import entry_point
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives
 from builders.masked_lm import masked_lm_of
+from common import entry_point
 from interop import model_folder
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
@@ -43,8 +43,9 @@ def main(_) -> None:
     logging.info("wrote the model of step %d to %s", trained.step, output)
     if reason := model_folder.why_not_transformers(sizes):
         logging.warning(
-            "%s. %s has a form of our own, which import_model.py, prune_model.py, finetune.py and "
-            "train.init_from read; its tensors can be read with safetensors (docs/interop.md)",
+            "%s. %s has a form of our own, which tools.import_model, tools.prune_model, "
+            "finetune.py and train.init_from read; its tensors can be read with safetensors "
+            "(docs/interop.md)",
             reason,
             output,
         )

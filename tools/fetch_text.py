@@ -1,7 +1,7 @@
 """Writes text of tensorflow-datasets as a folder that a config's `corpus.root` can name.
 
-    python fetch_text.py --dataset=wiki40b --languages=de,en,th --output=DIR
-    python fetch_text.py --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
+    python -m tools.fetch_text --dataset=wiki40b --languages=de,en,th --output=DIR
+    python -m tools.fetch_text --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
 
 Datasets: wiki40b, wikipedia, c4 (multilingual), or any whose examples have a `text`, as
 --dataset=NAME/{} with {} where the language goes. tensorflow-datasets downloads and prepares what
@@ -12,7 +12,7 @@ import pathlib
 
 from absl import flags, logging
 
-import entry_point
+from common import entry_point
 from input_pipeline.tfds_text import DATASETS, TextDataset, write_text
 
 _DATASET = flags.DEFINE_string(

@@ -1,6 +1,7 @@
 """Writes a vocabulary as a Hugging Face tokenizer, and checks that both read text alike.
 
-    python export_tokenizer.py --model=WORKDIR/vocab/spm.model --output=FOLDER [--check=en.txt ...]
+    python -m tools.export_tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER [--check=en.txt
+    ...]
 
 `transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check, which needs
 `tokenizers` installed, counts the lines of a text on which the ids are those of SentencePiece.
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
-import entry_point
+from common import entry_point
 from input_pipeline import text_files
 from interop import huggingface
 

@@ -1,7 +1,7 @@
 """Counts the script runs of a text of any size into a table, or merges such tables.
 
-    python count_text.py --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
-    python count_text.py --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
+    python -m tools.count_text --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
+    python -m tools.count_text --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
 
 Text is read as a stream; memory is bounded by --max_runs. docs/counting.md has the details.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags, logging
 from tqdm import tqdm
 
-import entry_point
+from common import entry_point
 from input_pipeline import text_files
 from vocap import run_tables
 
