@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from builders import data as builders
 from common import artifacts, entry_point
+from configs import base
 from input_pipeline.corpus import load_corpus
 from vocap import report
 from vocap.build import CACHE_VERSION, Source, build_vocabulary, source_digest
@@ -33,7 +34,10 @@ def main(_) -> None:
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
     # Rows and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
-        folders.vocab, {**origin, "vocab": own}, replace=not folders.rows.exists()
+        folders.vocab,
+        {**origin, "vocab": own},
+        defaults=base.get_config().to_dict(),
+        replace=not folders.rows.exists(),
     )
     if stage.done:
         logging.info("%s is up to date", folders.vocab)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from builders import data as builders
 from common import artifacts, entry_point
+from configs import base
 from input_pipeline.corpus import load_corpus
 from input_pipeline.row_store import tokenizer_hash
 from input_pipeline.tokenization import write_rows
@@ -37,6 +38,7 @@ def main(_) -> None:
             "tokenizer": tokenizer_hash(tokenizer),
             "store": {k: v for k, v in config.store.items() if k != "num_workers"},
         },
+        defaults=base.get_config().to_dict(),
     )
     if stage.done:
         logging.info("%s is up to date", folders.rows)

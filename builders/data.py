@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from common import artifacts
+from configs import base
 from input_pipeline.corpus import CorpusSpec
 from input_pipeline.row_store import RowStore
 from input_pipeline.tokenization import RowStoreSettings
@@ -255,7 +256,10 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
     _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
     rows = artifacts.read_json(folders.rows / "settings.json")
-    return artifacts.open_stage(folders.train, {"rows": rows, **recorded})
+    defaults = base.get_config().to_dict()
+    return artifacts.open_stage(
+        folders.train, {"rows": rows, **recorded}, defaults={"rows": defaults, **defaults}
+    )
 
 
 def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from builders import fine_tuning as builders
 from builders import task_data
 from builders.pretrained import Pretrained, read_pretrained
 from common import artifacts
+from configs.finetune import base
 from evaluation import tasks
 from evaluation.search import candidates, mined, retrieved
 from evaluation.selection import Selection
@@ -52,7 +53,9 @@ def run(
     """
     options = task_data.task_settings(config)
     pretrained = read_pretrained(config.init_from)
-    stage = artifacts.open_stage(folder, _settings(config, pretrained))
+    stage = artifacts.open_stage(
+        folder, _settings(config, pretrained), defaults=base.base("", "").to_dict()
+    )
     if stage.done:
         return artifacts.read_json(folder / RESULTS)
     is_search = options.task.kind in ("retrieval", "mining")

@@ -70,6 +70,7 @@ class Stage:
 
     folder: pathlib.Path
     settings: Any
+    defaults: Any = None
 
     @property
     def done(self) -> bool:
@@ -79,7 +80,11 @@ class Stage:
     @property
     def _claimed(self) -> bool:
         path = self.folder / _SETTINGS
-        return path.exists() and read_json(path) == self.settings
+        return path.exists() and self._recorded() == self.settings
+
+    def _recorded(self) -> Any:
+        """Settings of the folder, with defaults for those that it was made before."""
+        return _filled(read_json(self.folder / _SETTINGS), self.settings, self.defaults)
 
     def claim(self) -> None:
         """Reserves the folder for these settings, before what is in it depends on them."""
@@ -115,7 +120,9 @@ class Stage:
         write_text(self.folder / _DONE, "")
 
 
-def open_stage(folder: str | os.PathLike[str], settings: Any, *, replace: bool = False) -> Stage:
+def open_stage(
+    folder: str | os.PathLike[str], settings: Any, *, defaults: Any = None, replace: bool = False
+) -> Stage:
     """Opens `folder` for a stage that runs under `settings` (JSON-able).
 
     Nothing is written until the stage claims the folder or finishes, so that a stage that failed
@@ -124,6 +131,8 @@ def open_stage(folder: str | os.PathLike[str], settings: Any, *, replace: bool =
     Args:
       folder: the stage's own.
       settings: all that its results depend on.
+      defaults: of settings, in their shape: what a folder was made with that does not name them,
+        since the code did not know them yet. Where they have none, such a folder is refused.
       replace: whether results of other settings are made anew instead of refused. For a stage that
         writes each of its files whole and keeps nothing of the old ones.
 
@@ -131,16 +140,27 @@ def open_stage(folder: str | os.PathLike[str], settings: Any, *, replace: bool =
       ValueError: the folder belongs to other settings; the message names each that differs.
     """
     folder = pathlib.Path(folder)
-    settings = json.loads(json.dumps(settings))  # tuples become lists, as when read back
+    # Tuples become lists, as when read back.
+    settings, defaults = json.loads(json.dumps([settings, defaults]))
+    stage = Stage(folder, settings, defaults)
     if (folder / _SETTINGS).exists() and not replace:
-        found = read_json(folder / _SETTINGS)
+        found = stage._recorded()
         if found != settings:
             differences = "\n".join(_differences(found, settings))
             raise ValueError(
                 f"{folder} was made under another config:\n{differences}\n"
                 f"Choose another --workdir, or delete {folder} to make it anew."
             )
-    return Stage(folder, settings)
+    return stage
+
+
+def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
+    """`found`, with the defaults of what `wanted` has and it has not."""
+    if not (isinstance(found, dict) and isinstance(wanted, dict) and isinstance(defaults, dict)):
+        return found
+    absent = {key: defaults[key] for key in defaults if key in wanted and key not in found}
+    nested = {key: _filled(one, wanted.get(key), defaults.get(key)) for key, one in found.items()}
+    return {**absent, **nested}
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:

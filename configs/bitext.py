@@ -27,7 +27,7 @@ same on the embedded corpus in miniature.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart, real_text
+from configs import real_text, small
 
 LANGUAGES = (
     "ar", "de", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja", "ko", "nl", "ru",
@@ -42,7 +42,7 @@ NTREX_CODES = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
-    config = quickstart.get_config("runlocal" if arg == "runlocal" else "")
+    config = small.runlocal() if arg == "runlocal" else small.get_config()
     config.data.update(pair_share=0.5, contrast_share=0.0, pair_buckets=(64, 128))
     if arg == "runlocal":
         config.train.num_steps = 4  # of which some are on pairs
@@ -56,24 +56,16 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.exclude = real_text.TESTED
     config.corpus.languages = LANGUAGES
     config.corpus.language_codes = ConfigDict(NTREX_CODES)
-    config.corpus.heldout_fraction = 0.02
     config.corpus.max_train_bytes = 2_000_000
 
     config.vocab.target_size = 24_000
-    config.vocab.compare = ()
 
     config.model.update(num_layers=3, mlp_size=512, unroll=3)
 
-    config.output_layer.k = 20
-    config.output_layer.capacity = 6144
     config.output_layer.refresh_every = 200
 
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 300
 
     config.train.num_steps = 4000
-    config.train.batch_size = 32
-    config.train.evaluate_every = 500
-    config.train.checkpoint_every = 500
-    config.evaluation.retrieval_layer = 2
     return config

@@ -29,7 +29,6 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
     config = bitext.get_config(arg)
     config.data.update(pair_share=0.2, contrast_share=0.6)
-    config.mask.rate = 0.2
     if arg == "runlocal":
         config.data.update(pair_share=0.4, contrast_share=0.4)
         config.train.num_steps = 8  # of which some are on pairs of either kind
@@ -44,9 +43,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # The table is most of the model: its update by rows, and few refreshes of the index, keep the
     # cost of a step that of a small vocabulary.
-    config.output_layer.update(k=5, capacity=6144, refresh_every=2000, exact_fraction=0.0)
+    config.output_layer.update(k=5, refresh_every=2000, exact_fraction=0.0)
     config.optimizer.embedding_update = "rows"
     config.optimizer.learning_rate = 3e-3
 
-    config.train.update(num_steps=4000, evaluate_every=2000, checkpoint_every=500)
+    config.train.update(num_steps=4000, evaluate_every=2000)
     return config

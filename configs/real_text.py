@@ -22,7 +22,7 @@ translations found in 29 % of cases, chance 0.5 % (one run; docs/results.md).
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from configs import small
 
 LANGUAGES = (
     "ar", "de", "el", "en", "es", "fi", "fr", "he", "hi", "ja",
@@ -49,8 +49,8 @@ TESTED = (
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
     if arg == "runlocal":
-        return quickstart.get_config(arg)
-    config = quickstart.get_config()
+        return small.runlocal()
+    config = small.get_config()
 
     config.corpus.root = arg
     config.corpus.text = (
@@ -64,27 +64,15 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.languages = LANGUAGES
     config.corpus.language_codes = ConfigDict(NTREX_CODES)
     config.corpus.exclude = TESTED
-    config.corpus.heldout_fraction = 0.02
     config.corpus.parallel_heldout_fraction = 0.02
     config.corpus.max_train_bytes = 1_500_000
 
     config.vocab.target_size = 30_000
     config.vocab.sizes = tuple(range(1000, 8001, 1000))
-    config.vocab.compare = ()
 
     config.data.contrast_share = 0.4
     config.data.pair_buckets = (64,)
     config.data.pair_alpha = 0.3
 
-    config.output_layer.k = 20
-    config.output_layer.capacity = 6144
-    config.output_layer.refresh_every = 100
-
-    config.train.num_steps = 3000
-    config.train.batch_size = 32
-    config.train.evaluate_every = 500
-    config.train.checkpoint_every = 500
-
     config.evaluation.max_rows = 64
-    config.evaluation.max_rows_in_training = 4
     return config

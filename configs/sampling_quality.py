@@ -57,13 +57,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.languages = LANGUAGES
     config.corpus.max_train_bytes = 6_000_000
 
-    config.vocab.compare = ()
     config.vocab.target_size = 16_384
     config.vocab.sizes = tuple(range(1000, 10_001, 500))
-    config.vocab.alp_probabilities = "corpus"
 
     config.store.length = 64
-    config.model.update(max_length=64, position="gated", distance_slope=0.5, dropout_rate=0.0)
+    config.model.max_length = 64
 
     config.output_layer.k = 25
     config.output_layer.capacity = 8192
@@ -71,16 +69,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.output_layer.refresh_every = 500
 
     config.train.num_steps = 1500
-    config.train.batch_size = 32
     config.train.log_every = 5
-    config.train.evaluate_every = 500
-    config.train.checkpoint_every = 500
     config.train.keep_checkpoints = 1
-
-    config.optimizer.kind = "muon"
-    config.optimizer.learning_rate = 5e-3
-    config.optimizer.muon_learning_rate = 0.02
-    config.optimizer.warmup_steps = 100
 
     config.evaluation.max_rows = 150
     config.evaluation.max_rows_in_training = 8

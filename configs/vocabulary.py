@@ -15,7 +15,7 @@ Hardware: a laptop; 2 CPU cores and 4 GB. docs/results.md has what came of it.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from configs import small
 
 LANGUAGES = (
     "af", "ar", "as", "az", "bg", "ca", "cs", "cy", "da", "de", "el", "en", "eo", "es", "et",
@@ -29,8 +29,8 @@ LANGUAGES = (
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is the folder with the data, or "runlocal"."""
     if arg == "runlocal":
-        return quickstart.get_config(arg)
-    config = quickstart.get_config()
+        return small.runlocal()
+    config = small.get_config()
 
     config.corpus.root = arg
     config.corpus.text = (
@@ -40,11 +40,9 @@ def get_config(arg: str = "") -> ConfigDict:
         "books",
         "thai_messages",
     )
-    config.corpus.parallel = ()
-    config.data.contrast_share = 0.0
     config.corpus.languages = LANGUAGES
-    config.corpus.heldout_fraction = 0.02
 
+    config.vocab.compare = ("vocap", "proportional", "uniform", "joint", "clustered")
     config.vocab.target_size = 120_000
     # The paper's thousands up to 50K, and finer ones for languages with little text.
     config.vocab.sizes = (*range(250, 4000, 250), *range(4000, 50_001, 1000))

@@ -59,7 +59,7 @@ device would hold.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from configs import base, small
 
 _500K = {"vocab.target_size": 500_000}
 _JOINT = {"vocab.method": "joint"}
@@ -143,7 +143,7 @@ RUNS = {
 def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is a run, or "RUN,DATA", or "runlocal"."""
     if arg == "runlocal":
-        config = quickstart.get_config("runlocal")
+        config = small.runlocal()
         config.optimizer.embedding_update = "rows"
         return config
     run, _, data = (arg or "vocap_500k_knn").partition(",")
@@ -157,56 +157,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _base() -> ConfigDict:
     """VoCap with 250K pieces and the full softmax, for a million updates."""
-    config = quickstart.get_config()
-
-    config.corpus.text = (".",)
-    config.corpus.parallel = ()
-    config.corpus.heldout_fraction = 0.001
-    config.data.contrast_share = 0.0
-
-    config.vocab.compare = ()
-    config.vocab.target_size = 250_000
-    config.vocab.sizes = tuple(range(1000, 50_001, 1000))
-
-    config.store.length = 512
-    config.model.update(
-        embedding_size=768,
-        hidden_size=768,
-        num_layers=12,
-        num_heads=12,
-        mlp_size=3072,
-        max_length=512,
-        norm_position="post",
-        dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-        dtype="bfloat16",
-        unroll=1,
-        position="learned",
-        distance_slope=0.0,
-        initializer="normal",
-    )
-    config.mask.rate = 0.15
-
-    config.output_layer.kind = "full"
-    config.output_layer.k = 50
-    config.output_layer.capacity = 65_536
-    config.output_layer.num_negatives = 50_000
+    config = base.get_config()
+    config.model.dtype = "bfloat16"
     config.output_layer.group_size = 32  # a device of the paper's
-    config.output_layer.refresh_every = 1000
-    config.output_layer.log_q_correction = False
-    config.output_layer.exact_fraction = 0.0
-    config.output_layer.frequency_bias = False
-
-    config.optimizer.kind = "adamw"
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.warmup_steps = 10_000
-    config.optimizer.clip_norm = 0.0
-
-    config.train.num_steps = 1_000_000
-    config.train.batch_size = 256
-    config.train.log_every = 100
-    config.train.evaluate_every = 10_000
-    config.train.checkpoint_every = 10_000
-    config.evaluation.max_rows = 1000
-    config.evaluation.max_rows_in_training = 64
     return config

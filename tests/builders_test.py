@@ -15,7 +15,7 @@ from builders import data as data_builders
 from builders import masked_lm, objectives, streams
 from builders import model as builders
 from common import artifacts
-from configs import quickstart
+from configs import base, quickstart
 from input_pipeline.row_store import RowStore
 from tests import factories
 from training.loop import train
@@ -25,7 +25,7 @@ from training.sharding import MeshSettings, make_mesh
 CONFIGS = sorted(
     path.stem
     for path in pathlib.Path(quickstart.__file__).parent.glob("*.py")
-    if path.stem != "__init__"
+    if path.stem not in ("__init__", "base", "small")  # which are no runs
 )
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("builders", "evaluation", "input_pipeline", "knn_sampling", "models", "objectives",
@@ -89,6 +89,10 @@ class ConfigsTest(parameterized.TestCase):
     def test_it_builds_everything(self, name, arg):
         config = importlib.import_module(f"configs.{name}").get_config(arg)
         self.assertEqual(set(config), {*SETTINGS, "objective"})
+        # All keys have their default in the one place for them.
+        defaults = base.get_config()
+        for section in SETTINGS:
+            self.assertEqual(set(config[section]), set(defaults[section]), section)
         for section, build in SETTINGS.items():
             if section != "optimizer":
                 build(config)
@@ -308,6 +312,20 @@ class TrainStageTest(parameterized.TestCase):
         (key,) = changes
         with self.assertRaisesRegex(ValueError, f"(?s)another config:\n  {key}: there .*, now "):
             self.resume(changes)
+
+    def test_a_run_from_before_a_key_existed_has_its_default(self):
+        config = runlocal()
+        data_builders.open_train_stage(config, self.folders).claim()
+        path = self.folders.train / "settings.json"
+        recorded = artifacts.read_json(path)
+        del recorded["optimizer"]["muon_momentum"], recorded["model"]["position"]
+        artifacts.write_json(path, recorded)
+        with self.assertRaisesRegex(
+            ValueError, "config:\n  model.position: there 'learned', now 'gated'\nChoose"
+        ):
+            data_builders.open_train_stage(config, self.folders)
+        config.model.position = "learned"
+        data_builders.open_train_stage(config, self.folders)
 
     @parameterized.parameters("evaluate_every", "checkpoint_every")
     def test_when_rows_are_brought_up_to_date_may_not(self, key):

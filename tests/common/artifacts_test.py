@@ -103,6 +103,23 @@ class StageTest(parameterized.TestCase):
             artifacts.open_stage(self.folder, {**self.settings, **changed})
         self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
 
+    def test_a_folder_from_before_a_setting_existed_has_its_default(self):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        defaults = {"more": [5], "text": {"kind": "plain", "seed": 9, "unused": 1}, "unused": 2}
+        now = {**self.settings, "more": (5,), "text": {**self.settings["text"], "kind": "plain"}}
+        self.assertTrue(artifacts.open_stage(self.folder, now, defaults=defaults).done)
+        # A default stands in for nothing that is there, and settings of before are not passed over.
+        for changed, line in (
+            ({**now, "more": 6}, r"more: there \[5\], now 6"),
+            ({**now, "text": {**now["text"], "seed": 9}}, "text.seed: there 3, now 9"),
+            ({**now, "text": {**now["text"], "kind": "b"}}, "text.kind: there 'plain', now 'b'"),
+            ({"sizes": now["sizes"], "more": (5,)}, "text: there {'path'.*now '.absent.'"),
+        ):
+            with self.assertRaisesRegex(ValueError, line):
+                artifacts.open_stage(self.folder, changed, defaults=defaults)
+        with self.assertRaisesRegex(ValueError, r"more: there '\(absent\)'"):
+            artifacts.open_stage(self.folder, now)
+
     def test_only_the_settings_of_the_last_that_finished_are_done(self):
         first, other = self.settings, {**self.settings, "more": 5}
         artifacts.open_stage(self.folder, first).finish()
