@@ -32,7 +32,7 @@ def main(_) -> None:
     _join_hosts()
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
-    store = data_builders.open_row_store(folders)
+    store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     mesh = builders.mesh(config)
     trained = builders.restore(config, store, folders, mesh)

@@ -46,7 +46,7 @@ def main(_) -> None:
     else:
         chunks = _predict(workdir, paths)
     count = 0
-    with artifacts.replacing(_OUTPUT.value) as aside, open(aside, "w", encoding="utf-8") as file:
+    with artifacts.atomic_path(_OUTPUT.value) as aside, open(aside, "w", encoding="utf-8") as file:
         for lines in chunks:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             count += len(lines)

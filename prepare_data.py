@@ -1,4 +1,4 @@
-"""Tokenises a corpus once into the row store that training and evaluation read.
+"""Tokenises a corpus once into the packed dataset that training and evaluation read.
 
     python prepare_data.py --config=configs/quickstart.py --workdir=DIR
 
@@ -17,7 +17,7 @@ from builders import data as builders
 from common import artifacts, entry_point
 from configs import base
 from input_pipeline.corpus import load_corpus
-from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tokenization import write_rows
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
@@ -26,7 +26,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 def main(_) -> None:
     config, folders = _CONFIG.value, builders.Folders(pathlib.Path(_WORKDIR.value))
-    spec, settings = builders.corpus_spec(config), builders.row_store_settings(config)
+    spec, settings = builders.corpus_spec(config), builders.packed_dataset_settings(config)
 
     tokenizer = folders.read_tokenizer()
     corpus = load_corpus(spec)

@@ -34,7 +34,7 @@ def main(_) -> None:
     _join_hosts()
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
-    store = data_builders.open_row_store(folders)
+    store = data_builders.open_packed_dataset(folders)
     stage = data_builders.open_train_stage(config, folders)
     mesh = builders.mesh(config)
     data = streams.training_data(config, store, mesh)

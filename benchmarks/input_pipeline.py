@@ -28,7 +28,7 @@ from benchmarks.machine import describe_machine, interleaved_medians
 from builders import data, model, objectives, streams
 from input_pipeline import dataset
 from input_pipeline.corpus import Corpus, load_corpus
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tokenization import write_rows
 from objectives.batch import Batch
 from training.sharding import batch_sharding
@@ -41,7 +41,7 @@ _WORKERS = flags.DEFINE_list("workers", None, "Tokenising processes; by default 
 _COPIES = flags.DEFINE_integer("copies", 20, "How often the corpus is tokenised in a turn.")
 
 
-def feeding(config: ConfigDict, store: RowStore) -> None:
+def feeding(config: ConfigDict, store: PackedDataset) -> None:
     """Rows a second of the loaders, and of the step."""
     rows = _BATCHES.value * config.train.batch_size
     mesh = model.mesh(config)
@@ -76,7 +76,7 @@ def feeding(config: ConfigDict, store: RowStore) -> None:
         print(f"| {name} | {rows / one:,.0f} | {seconds['training step'] / one:.1f} |")
 
 
-def starting(config: ConfigDict, store: RowStore) -> None:
+def starting(config: ConfigDict, store: PackedDataset) -> None:
     """Milliseconds to the first batch."""
     mesh = model.mesh(config)
 
@@ -98,7 +98,7 @@ def tokenising(config: ConfigDict, folders: data.Folders) -> None:
     train = {language: texts * _COPIES.value for language, texts in found.train.items()}
     corpus = Corpus(train, {language: [] for language in train}, (), ())
     characters = sum(len(line) for texts in train.values() for text in texts for line in text)
-    tokenizer, spec = folders.read_tokenizer(), data.row_store_settings(config)
+    tokenizer, spec = folders.read_tokenizer(), data.packed_dataset_settings(config)
 
     def write(workers: int) -> Callable[[], None]:
         def run() -> None:
@@ -120,7 +120,7 @@ def tokenising(config: ConfigDict, folders: data.Folders) -> None:
 
 def main(_) -> None:
     config, folders = _CONFIG.value, data.Folders(pathlib.Path(_WORKDIR.value))
-    store = data.open_row_store(folders)
+    store = data.open_packed_dataset(folders)
     start = time.perf_counter()
     print(describe_machine())
     print(f"{config.train.batch_size} rows of {store.length} a batch\n")

@@ -159,7 +159,7 @@ def final_state(run: Run) -> list:
 
     config = _CONFIG.value
     config.update_from_flattened_dict(run.overrides)
-    store = data.open_row_store(data.Folders(run.workdir))
+    store = data.open_packed_dataset(data.Folders(run.workdir))
     mesh = model.mesh(config)
     objective = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, objective, mesh)

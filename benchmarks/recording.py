@@ -51,13 +51,13 @@ OVERRIDES: dict[str, Any] = {
     "vocab.num_workers": 1,
     "store.num_workers": 1,
     "output_layer.refresh_every": 5,
-    "output_layer.exact_fraction": 0.1,
+    "output_layer.full_softmax_fraction": 0.1,
     "optimizer.warmup_steps": 5,
     "train.num_steps": 20,
     "train.log_every": 1,
     "train.evaluate_every": 10,
     "train.checkpoint_every": 20,
-    "evaluation.max_rows_in_training": 2,
+    "evaluation.max_sequences_in_training": 2,
 }
 # Run -> what it sets besides.
 TRAINING: dict[str, dict[str, Any]] = {

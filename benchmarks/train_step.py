@@ -169,7 +169,7 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
         group_size=0,
         refresh_every=_REFRESH.value,
         log_q_correction=False,
-        exact_fraction=0.0,
+        full_softmax_fraction=0.0,
         frequency_bias=False,
     )
     return MaskedLM(

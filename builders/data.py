@@ -1,4 +1,4 @@
-"""Builders that need no jax: settings, folders, corpus, row store."""
+"""Builders that need no jax: settings, folders, corpus, packed dataset."""
 
 import dataclasses
 import pathlib
@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from common import artifacts
 from configs import base
 from input_pipeline.corpus import CorpusSpec
-from input_pipeline.row_store import RowStore
-from input_pipeline.tokenization import RowStoreSettings
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tokenization import PackedDatasetSettings
 from vocap.build import VocabularySettings
 
 T = TypeVar("T")
@@ -68,8 +68,8 @@ class EvaluationSettings:
     Attributes:
       batch_size: rows at once.
       num_folds: passes of the masked-LM evaluation, each masking one fold.
-      max_rows: held-out rows per language; 0 for all.
-      max_rows_in_training: the same for the evaluations during training.
+      max_sequences: held-out rows per language; 0 for all.
+      max_sequences_in_training: the same for the evaluations during training.
       seed: deals tokens to folds, and draws the sentences that the report shows.
       retrieval_layer: layer whose states are averaged to a sentence vector.
       retrieval_pivot: language that the others are compared with.
@@ -78,8 +78,8 @@ class EvaluationSettings:
 
     batch_size: int
     num_folds: int
-    max_rows: int
-    max_rows_in_training: int
+    max_sequences: int
+    max_sequences_in_training: int
     seed: int
     retrieval_layer: int
     retrieval_pivot: str
@@ -221,8 +221,8 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
     return train, {language: heldout[language] for language in train if language in heldout}
 
 
-def row_store_settings(config: ConfigDict) -> RowStoreSettings:
-    return settings(RowStoreSettings, config.store, "store")
+def packed_dataset_settings(config: ConfigDict) -> PackedDatasetSettings:
+    return settings(PackedDatasetSettings, config.store, "store")
 
 
 def data_settings(config: ConfigDict) -> DataSettings:
@@ -267,8 +267,8 @@ def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
         section.pop(key, None)
 
 
-def open_row_store(folders: Folders) -> RowStore:
-    """The row store of a working directory, checked against its tokenizer."""
-    store = RowStore.open(folders.rows)
+def open_packed_dataset(folders: Folders) -> PackedDataset:
+    """The packed dataset of a working directory, checked against its tokenizer."""
+    store = PackedDataset.open(folders.rows)
     store.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
     return store

@@ -18,7 +18,7 @@ from builders.task_data import TaskSettings, Tokenizer, task_settings
 from evaluation.search import SentenceEncoder
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.dataset import StreamedData
-from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
@@ -157,7 +157,7 @@ def predictor(
     )
 
 
-def heading(config: ConfigDict) -> dict[str, Any]:
+def run_metadata(config: ConfigDict) -> dict[str, Any]:
     """What a run's results begin with: what was run."""
     options = task_settings(config)
     name = config.model_name or pathlib.Path(config.init_from).name

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from builders.data import data_settings
 from builders.objectives import Setup
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
@@ -109,7 +109,7 @@ def _parts(setup: Setup) -> dict[str, Any]:
         "vocab_axes": setup.mesh_settings.axes_of("vocab") if setup.mesh is not None else (),
         "embed_axes": setup.mesh_settings.axes_of("embed") if setup.mesh is not None else (),
     }
-    full_softmax_steps = round(settings.exact_fraction * setup.num_steps)
+    full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
     return {
         "encoder": Encoder(encoder),
         "output_layer": make_output_layer(settings, **layout),
@@ -156,7 +156,7 @@ def _check_refresh_interval(
 
 
 def language_shares(
-    config: ConfigDict, store: RowStore, alpha: float | None = None
+    config: ConfigDict, store: PackedDataset, alpha: float | None = None
 ) -> dict[str, float]:
     """Share of each language in the training stream (Eq. 3), by `data.alpha` or another one."""
     tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
@@ -177,7 +177,7 @@ def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
 
 
 def token_statistics(
-    store: RowStore, shares: Mapping[str, float], vocab_size: int
+    store: PackedDataset, shares: Mapping[str, float], vocab_size: int
 ) -> TokenStatistics:
     """What the training text says about the tokens, for a table of `vocab_size` rows.
 
@@ -191,7 +191,7 @@ def token_statistics(
 
 
 def statistics_of(
-    store: RowStore, counts: Mapping[str, tuple[float, np.ndarray]], vocab_size: int
+    store: PackedDataset, counts: Mapping[str, tuple[float, np.ndarray]], vocab_size: int
 ) -> TokenStatistics:
     """Statistics of tokens that are drawn from one of several sources.
 

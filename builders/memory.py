@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from builders import model, objectives
 from builders.data import settings
 from builders.masked_lm import masked_lm_of
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
@@ -35,14 +35,14 @@ class Estimate:
     layout: str
 
 
-class _AbsentRows(RowStore):
+class _AbsentRows(PackedDataset):
     """A store without rows, for what needs to know a vocabulary only."""
 
     def token_counts(self, language: str) -> np.ndarray:
         return np.ones(self.vocab_size, np.int64)
 
 
-def absent_rows(config: ConfigDict) -> RowStore:
+def absent_rows(config: ConfigDict) -> PackedDataset:
     """A store as the config would have it, without rows."""
     return _AbsentRows(
         folder=pathlib.Path(),

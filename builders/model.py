@@ -17,7 +17,7 @@ from evaluation.examples import Examples
 from evaluation.masked_lm import ExactMaskedLM
 from evaluation.retrieval import Retrieval
 from evaluation.sampled_loss import SampledLoss
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from interop import model_folder
 from objectives.masked_lm import MaskedLM
 from objectives.objective import Objective
@@ -81,7 +81,7 @@ def train_functions(
     )
 
 
-def log_table_reads(config: ConfigDict, objective: Objective, store: RowStore) -> None:
+def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
     """Says what of the embedding table a step reads and updates, of an objective with masked LM."""
     if not has_masked_lm(objective):
         return
@@ -119,7 +119,7 @@ class Trained(NamedTuple):
 
 
 def restore(
-    config: ConfigDict, store: RowStore, folders: Folders, mesh: Mesh | None = None
+    config: ConfigDict, store: PackedDataset, folders: Folders, mesh: Mesh | None = None
 ) -> Trained:
     """Reads the latest checkpoint of the run in a working directory.
 
@@ -139,7 +139,7 @@ def restore(
 
 
 def evaluators(
-    config: ConfigDict, objective: Objective, store: RowStore, mesh: Mesh
+    config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh
 ) -> list[Evaluator]:
     """What is evaluated during training: of an objective with masked LM, its exact loss."""
     if not has_masked_lm(objective):
@@ -152,7 +152,7 @@ def evaluators(
 
 
 def exact_masked_lm(
-    config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh, *, in_training: bool
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh, *, in_training: bool
 ) -> ExactMaskedLM:
     """The exact evaluation, on fewer rows if it is run in training."""
     options = evaluation_settings(config)
@@ -161,14 +161,14 @@ def exact_masked_lm(
         store,
         num_folds=options.num_folds,
         batch_size=options.batch_size,
-        max_rows=options.max_rows_in_training if in_training else options.max_rows,
+        max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed,
         mesh=mesh,
     )
 
 
 def sampled_loss(
-    config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
 ) -> SampledLoss:
     """Sampled against exact loss on held-out rows, in batches like those of training."""
     options = evaluation_settings(config)
@@ -177,14 +177,16 @@ def sampled_loss(
         store,
         # What is planned at once in training: more could have more targets than V' has room for.
         batch_size=config.train.batch_size // config.train.accumulation_steps,
-        max_rows=options.max_rows_in_training,
+        max_sequences=options.max_sequences_in_training,
         seed=options.seed,
         mesh=mesh,
     )
 
 
-def retrieval(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Mesh) -> Retrieval:
-    """Retrieval on the parallel sets of the row store."""
+def retrieval(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
+) -> Retrieval:
+    """Retrieval on the parallel sets of the packed dataset."""
     options = evaluation_settings(config)
     return Retrieval(
         masked_lm,
@@ -198,7 +200,7 @@ def retrieval(config: ConfigDict, masked_lm: MaskedLM, store: RowStore, mesh: Me
 
 
 def examples(
-    config: ConfigDict, masked_lm: MaskedLM, store: RowStore, folders: Folders, mesh: Mesh
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
 ) -> Examples:
     """Held-out sentences with a masked piece, of the tokenizer of a working directory."""
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())

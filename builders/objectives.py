@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from builders import data
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from objectives.objective import Objective
 from training.sharding import MeshSettings, padded_vocab_size
 
@@ -31,7 +31,7 @@ class Setup:
     """
 
     config: ConfigDict
-    store: RowStore
+    store: PackedDataset
     mesh: Mesh | AbstractMesh | None = None
 
     def settings(
@@ -69,7 +69,7 @@ class Setup:
 
 
 def objective(
-    config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh | None = None
+    config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh | None = None
 ) -> Objective:
     """The objective that the config names.
 

@@ -12,7 +12,7 @@ from builders.pretrained import read_pretrained
 from common import artifacts
 from evaluation import search, tasks
 from evaluation.tasks import Line
-from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import Example, SentencePairs, Sentences
 from interop.params_file import read_params
 from models.encoder import EncoderSettings

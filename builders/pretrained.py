@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from builders import model
-from builders.data import Folders, open_row_store, settings
+from builders.data import Folders, open_packed_dataset, settings
 from builders.masked_lm import masked_lm_of
 from common import artifacts
 from interop import model_folder
@@ -78,7 +78,7 @@ def _of_run(folders: Folders) -> Pretrained:
     config = ConfigDict(recorded)
     for name, defaults in (("data", _DATA), ("train", _TRAIN), ("mesh", _MESH)):
         config[name] = {**defaults, **recorded[name]}
-    store = open_row_store(folders)
+    store = open_packed_dataset(folders)
     mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
     trained = model.restore(config, store, folders, mesh)
     encoder = masked_lm_of(trained.objective).encoder

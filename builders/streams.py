@@ -8,12 +8,12 @@ from builders.data import data_settings
 from builders.masked_lm import language_shares
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import AlphaPhases, MixedStream, Stream, TrainingStream
 from training.sharding import host_part, num_batch_shards
 
 
-def training_data(config: ConfigDict, store: RowStore, mesh: Mesh) -> StreamedData:
+def training_data(config: ConfigDict, store: PackedDataset, mesh: Mesh) -> StreamedData:
     """This host's part of the training batches of `mesh`.
 
     Raises:
@@ -27,7 +27,7 @@ def training_data(config: ConfigDict, store: RowStore, mesh: Mesh) -> StreamedDa
     )
 
 
-def check_batches(config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh) -> None:
+def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
     """Raises ValueError unless batches of every kind divide into parts, and these over devices."""
     data, train = data_settings(config), config.train
     shards = num_batch_shards(mesh)
@@ -46,7 +46,7 @@ def check_batches(config: ConfigDict, store: RowStore, mesh: Mesh | AbstractMesh
             )
 
 
-def _training_stream(config: ConfigDict, store: RowStore) -> Stream:
+def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     data, train = data_settings(config), config.train
     phases = {
         first: (

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from builders.data import settings
 from evaluation.tasks import Answering, TaskData
-from input_pipeline.row_store import SpecialIds
+from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks import features, loading
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.question_features import question_features
@@ -148,7 +148,7 @@ def featured(
 ) -> TaskData:
     """Examples with their features."""
     args = (examples, tokenizer.processor, tokenizer.special, options.max_length)
-    if options.task.kind == "questions":
+    if options.task.kind == "extractive_qa":
         rows: list[Any] = list(question_features(*args, options.max_query_length, options.stride))
     elif options.task.kind == "tagging":
         rows = list(features.tagging_features(*args))
@@ -176,14 +176,14 @@ def _check_labels(
     task: Task, split: str, language: str, examples: Sequence[Any], patterns: Sequence[str]
 ) -> None:
     """Checks that every example can be trained or scored on, before any time is spent on it."""
-    if task.kind == "questions":
+    if task.kind == "extractive_qa":
         without = [not one.answers and task.name != "squad2" for one in examples]
     elif task.kind == "tagging":
         without = [not one.tags for one in examples]
     else:
         without = [one.label is None for one in examples]
     if any(without):
-        what = "answer" if task.kind == "questions" else "label"
+        what = "answer" if task.kind == "extractive_qa" else "label"
         first = examples[without.index(True)].id
         raise ValueError(
             f"{task.name}, {language}: {sum(without)} of {len(examples)} examples of "

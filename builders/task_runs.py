@@ -19,7 +19,7 @@ from evaluation.search import candidates, mined, retrieved
 from evaluation.selection import Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import TaskData
-from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
 from interop.params_file import read_params, write_params
 from training.loop import train
@@ -63,7 +63,7 @@ def run(
     make = _search if is_search else _fine_tune
     work = make(config, pretrained, folder, stopping)
     with stage.held():
-        results = {**builders.heading(config), **work()}
+        results = {**builders.run_metadata(config), **work()}
         if jax.process_index() == 0:
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()

@@ -22,7 +22,7 @@ _LOCK = "LOCK"
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a temporary path beside `path`, renamed to it when the block ends well."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,13 +38,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes `text` as UTF-8, whole or not at all."""
-    with replacing(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes `data`, whole or not at all."""
-    with replacing(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_bytes(data)
 
 

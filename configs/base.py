@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config.objective = "masked_lm"  # builders/objectives.py
     config.corpus = _corpus()
     config.vocab = _vocab()
-    config.store = ConfigDict()  # input_pipeline/tokenization.py, RowStoreSettings
+    config.store = ConfigDict()  # input_pipeline/tokenization.py, PackedDatasetSettings
     config.store.length = 512
     config.store.parallel_length = 64
     config.store.num_workers = 2
@@ -132,7 +132,7 @@ def _output_layer() -> ConfigDict:
     layer.group_size = 0  # all sequences of a step
     layer.refresh_every = 1000
     layer.log_q_correction = False
-    layer.exact_fraction = 0.0
+    layer.full_softmax_fraction = 0.0
     layer.frequency_bias = False
     return layer
 
@@ -196,8 +196,8 @@ def _evaluation() -> ConfigDict:
     evaluation = ConfigDict()
     evaluation.batch_size = 32
     evaluation.num_folds = 7
-    evaluation.max_rows = 1000
-    evaluation.max_rows_in_training = 64
+    evaluation.max_sequences = 1000
+    evaluation.max_sequences_in_training = 64
     evaluation.seed = 0
     evaluation.retrieval_layer = 8  # of 12, as XTREME's
     evaluation.retrieval_pivot = "en"

@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # The table is most of the model: its update by rows, and few refreshes of the index, keep the
     # cost of a step that of a small vocabulary.
-    config.output_layer.update(k=5, refresh_every=2000, exact_fraction=0.0)
+    config.output_layer.update(k=5, refresh_every=2000, full_softmax_fraction=0.0)
     config.optimizer.embedding_update = "rows"
     config.optimizer.learning_rate = 3e-3
 

@@ -74,5 +74,5 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.pair_buckets = (64,)
     config.data.pair_alpha = 0.3
 
-    config.evaluation.max_rows = 64
+    config.evaluation.max_sequences = 64
     return config

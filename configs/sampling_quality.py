@@ -37,7 +37,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.loader = "threads"  # of TensorFlow, nothing but its start would be noticed
 
     config.output_layer.log_q_correction = False
-    config.output_layer.exact_fraction = 0.0
+    config.output_layer.full_softmax_fraction = 0.0
     config.output_layer.frequency_bias = False
     if arg == "runlocal":
         return config
@@ -72,6 +72,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.train.log_every = 5
     config.train.keep_checkpoints = 1
 
-    config.evaluation.max_rows = 150
-    config.evaluation.max_rows_in_training = 8
+    config.evaluation.max_sequences = 150
+    config.evaluation.max_sequences_in_training = 8
     return config

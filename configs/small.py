@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
     config.output_layer.num_negatives = 1024
     config.output_layer.refresh_every = 100
     config.output_layer.log_q_correction = True
-    config.output_layer.exact_fraction = 0.1
+    config.output_layer.full_softmax_fraction = 0.1
     config.output_layer.frequency_bias = True
 
     config.optimizer.kind = "muon"
@@ -60,8 +60,8 @@ def get_config() -> ConfigDict:
     config.train.evaluate_every = 500
     config.train.checkpoint_every = 500
 
-    config.evaluation.max_rows = 0  # all
-    config.evaluation.max_rows_in_training = 4
+    config.evaluation.max_sequences = 0  # all
+    config.evaluation.max_sequences_in_training = 4
     config.evaluation.retrieval_layer = 2
     return config
 
@@ -90,6 +90,6 @@ def runlocal() -> ConfigDict:
     config.train.evaluate_every = 2
     config.train.checkpoint_every = 2
     config.evaluation.batch_size = 8
-    config.evaluation.max_rows = 2
+    config.evaluation.max_sequences = 2
     config.evaluation.retrieval_layer = 1
     return config

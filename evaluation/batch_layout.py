@@ -10,14 +10,14 @@ from jax.sharding import Mesh
 from training import sharding
 
 
-def spread_rows(rows: np.ndarray, max_rows: int) -> np.ndarray:
-    """At most `max_rows` of the rows [N, L], evenly spaced; 0 for all.
+def spread_rows(rows: np.ndarray, max_sequences: int) -> np.ndarray:
+    """At most `max_sequences` of the rows [N, L], evenly spaced; 0 for all.
 
     The first ones would be of the sources that come first, and their loss that of no others.
     """
-    if not max_rows or len(rows) <= max_rows:
+    if not max_sequences or len(rows) <= max_sequences:
         return rows
-    return rows[np.arange(max_rows) * len(rows) // max_rows]
+    return rows[np.arange(max_sequences) * len(rows) // max_sequences]
 
 
 class BatchLayout:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from evaluation.batch_layout import BatchLayout
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.losses import ABSENT
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
@@ -66,7 +66,7 @@ class Examples:
     def __init__(
         self,
         objective: MaskedLM,
-        store: RowStore,
+        store: PackedDataset,
         pieces: Sequence[str],
         *,
         seed: int,
@@ -143,7 +143,7 @@ class Examples:
         )
 
 
-def choose(store: RowStore, pieces: Sequence[str], seed: int) -> list[Cloze]:
+def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
     """Draws a held-out sentence of each language, and a piece of it; no model is asked.
 
     The sentence is drawn from the whole ones of `SHORTEST` to `LONGEST` pieces, or from parts of
@@ -183,7 +183,7 @@ def _is_word(piece: str) -> bool:
 
 
 def _sentences(
-    row: np.ndarray, store: RowStore, pieces: Sequence[str]
+    row: np.ndarray, store: PackedDataset, pieces: Sequence[str]
 ) -> list[tuple[np.ndarray, bool]]:
     """Sentences of a row [L], token ids of at most `LONGEST` pieces, and whether each is whole."""
     found: list[np.ndarray] = []

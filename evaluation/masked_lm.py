@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from evaluation.batch_layout import BatchLayout, spread_rows
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 
@@ -47,11 +47,11 @@ class ExactMaskedLM:
     def __init__(
         self,
         objective: MaskedLM,
-        store: RowStore,
+        store: PackedDataset,
         *,
         num_folds: int,
         batch_size: int,
-        max_rows: int,
+        max_sequences: int,
         seed: int,
         mesh: Mesh | None = None,
     ):
@@ -62,7 +62,7 @@ class ExactMaskedLM:
           store: held-out rows.
           num_folds: passes; 7 masks about 15 % at a time.
           batch_size: rows evaluated at once.
-          max_rows: held-out rows used per language, see `spread_rows`.
+          max_sequences: held-out rows used per language, see `spread_rows`.
           seed: deals tokens to folds.
           mesh: devices to split batches over, of all hosts; none for one device.
 
@@ -75,7 +75,7 @@ class ExactMaskedLM:
         self._batches = BatchLayout(mesh, batch_size)
         held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
         self._rows = {
-            lang: np.asarray(spread_rows(rows, max_rows), np.int32)
+            lang: np.asarray(spread_rows(rows, max_sequences), np.int32)
             for lang, rows in held_out.items()
             if len(rows)
         }

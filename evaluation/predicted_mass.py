@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from models.encoder import output_table
 from objectives.batch import Batch
@@ -53,9 +53,9 @@ def shares(
 
 
 def measure(
-    objective: MaskedLM, params, store: RowStore, classes: np.ndarray, max_rows: int
+    objective: MaskedLM, params, store: PackedDataset, classes: np.ndarray, max_sequences: int
 ) -> np.ndarray:
-    """The `shares` of up to `max_rows` held-out rows of each language, [3, classes]."""
+    """The `shares` of up to `max_sequences` held-out rows of each language, [3, classes]."""
     number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
     exact = dataclasses.replace(objective, languages=()).exact
 
@@ -73,7 +73,7 @@ def measure(
 
     total = np.zeros((3, number))
     for language in store.languages:
-        rows = store.rows(language, "heldout")[:max_rows]
+        rows = store.rows(language, "heldout")[:max_sequences]
         for start in range(0, len(rows), _BATCH):
             tokens = jnp.asarray(rows[start : start + _BATCH].astype(np.int32))
             total += np.asarray(of_batch(params, tokens, jax.random.key(start)))

@@ -15,7 +15,7 @@ from common import artifacts
 from evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.output_layer import OutputLayerSettings
 from vocap import plots
 from vocap.record import allocated
@@ -36,7 +36,7 @@ def write_report(
     folder: pathlib.Path,
     results: Results,
     *,
-    store: RowStore,
+    store: PackedDataset,
     output_layer: OutputLayerSettings,
     allocation: Mapping[str, Any],
     metrics: Sequence[Mapping[str, float]],
@@ -46,7 +46,7 @@ def write_report(
     plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
     if output_layer.is_sampled:
-        exact_from -= round(output_layer.exact_fraction * results.step)
+        exact_from -= round(output_layer.full_softmax_fraction * results.step)
     plot_loss(metrics, _mean_losses(results)[1], exact_from, folder / "loss.png")
     sections = [
         "# Report",
@@ -100,7 +100,7 @@ piece from those with a letter and {MIN_COUNT} occurrences or more in the langua
 A sentence illustrates; the measure is the loss."""
 
 
-def _summary(results: Results, store: RowStore) -> str:
+def _summary(results: Results, store: PackedDataset) -> str:
     """The loss against the unigram level, retrieval against chance."""
     losses = results.losses.values()
     loss, unigram = _mean_losses(results)
@@ -144,7 +144,7 @@ def _mean_losses(results: Results) -> tuple[float, float]:
     return float(np.mean([r.loss for r in losses])), float(np.mean([r.unigram for r in losses]))
 
 
-def evaluation_table(results: Results, store: RowStore) -> str:
+def evaluation_table(results: Results, store: PackedDataset) -> str:
     """Markdown: one row per language, and the mean."""
     lines = [
         "| language | training tokens | held-out tokens | unknown % | loss | unigram | bits/char "
@@ -189,7 +189,7 @@ def _shade_exact_steps(axes, metrics: Sequence[Mapping[str, float]], exact_from:
 
 
 def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)
 

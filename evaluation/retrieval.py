@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from evaluation.batch_layout import BatchLayout
 from evaluation.metrics.retrieval import nearest_accuracy
 from evaluation.sentence_vectors import mean_states
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from models.segments import packed_segments
 from objectives.masked_lm import MaskedLM
 
@@ -33,12 +33,12 @@ class RetrievalResult:
 
 
 class Retrieval:
-    """Evaluates retrieval on the parallel sets of a row store."""
+    """Evaluates retrieval on the parallel sets of a packed dataset."""
 
     def __init__(
         self,
         objective: MaskedLM,
-        store: RowStore,
+        store: PackedDataset,
         *,
         layer: int,
         pivot: str,

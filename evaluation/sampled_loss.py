@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from evaluation.batch_layout import BatchLayout, spread_rows
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from objectives.batch import Batch
@@ -29,10 +29,10 @@ class SampledLoss:
     def __init__(
         self,
         objective: MaskedLM,
-        store: RowStore,
+        store: PackedDataset,
         *,
         batch_size: int,
-        max_rows: int,
+        max_sequences: int,
         seed: int,
         mesh: Mesh | None = None,
     ):
@@ -42,12 +42,12 @@ class SampledLoss:
           objective: the model and its output layer.
           store: held-out rows.
           batch_size: B of training.
-          max_rows: held-out rows used per language, see `spread_rows`.
+          max_sequences: held-out rows used per language, see `spread_rows`.
           seed: of the order of the rows and the masks.
           mesh: devices to split batches over, of all hosts; none for one device.
         """
         rows = np.concatenate(
-            [spread_rows(store.rows(lang, "heldout"), max_rows) for lang in store.languages]
+            [spread_rows(store.rows(lang, "heldout"), max_sequences) for lang in store.languages]
         ).astype(np.int32)
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)

@@ -48,7 +48,7 @@ def plot_task(of_task: Sequence[Variant], path: pathlib.Path) -> None:
     axes.set_xlabel(f"{' and '.join(averaged_metrics(task))}{_mean_of(task)} (%)")
     axes.set_title(f"{task}: score by language", fontsize=10)
     figure.legend(loc="outside lower center", fontsize=9)
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)
 

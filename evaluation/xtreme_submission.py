@@ -66,13 +66,13 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
             continue
         lines = _read(path, run, language)
         kind = TASKS[run.task].kind
-        if kind == "questions":
+        if kind == "extractive_qa":
             text = json.dumps(
                 {line["id"]: line["prediction"] for line in lines}, ensure_ascii=False, indent=1
             )
         else:
             text = "\n".join(_FORMATS[kind](lines, path))
-        suffix = "json" if kind == "questions" else "tsv"
+        suffix = "json" if kind == "extractive_qa" else "tsv"
         artifacts.write_text(folder / f"test-{language}.{suffix}", text + "\n")
         yield language
 

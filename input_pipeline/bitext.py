@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.stream import StreamOrder, hashed
 
 NUM_SPECIALS = 4
@@ -71,7 +71,7 @@ class PairStream:
 
     def __init__(
         self,
-        store: RowStore,
+        store: PackedDataset,
         pairs: Sequence[_Pair],
         shares: np.ndarray,
         length: int,
@@ -165,7 +165,7 @@ def join_pair(
 
 
 def pair_streams(
-    store: RowStore, settings: BitextSettings, seed: int
+    store: PackedDataset, settings: BitextSettings, seed: int
 ) -> tuple[list[PairStream], np.ndarray]:
     """A stream for each bucket that has pairs, and the share of steps each is to have.
 
@@ -196,7 +196,7 @@ def pair_streams(
     return streams, np.array(shares) / sum(shares)
 
 
-def token_counts(store: RowStore, alpha: float) -> np.ndarray:
+def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
     """How often each token occurs in the pairs of `pair_streams`.
 
     Args:
@@ -223,7 +223,7 @@ def token_counts(store: RowStore, alpha: float) -> np.ndarray:
     return counts * (total / max(counts.sum(), 1e-30))
 
 
-def _pairs_by_bucket(store: RowStore, buckets: Sequence[int]) -> list[list[_Pair]]:
+def _pairs_by_bucket(store: PackedDataset, buckets: Sequence[int]) -> list[list[_Pair]]:
     """All pairs of languages of all sets, each with its sentences of each bucket."""
     found: list[list[_Pair]] = [[] for _ in buckets]
     for name, languages in store.bitexts.items():

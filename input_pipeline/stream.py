@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 
 # Kind of the batches of `TrainingStream`.
 PACKED = "packed"
@@ -252,7 +252,7 @@ class TrainingStream:
     types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
     def __init__(
-        self, store: RowStore, probabilities: Mapping[str, float], batch_size: int, seed: int
+        self, store: PackedDataset, probabilities: Mapping[str, float], batch_size: int, seed: int
     ):
         """Stream over the languages of `store`, drawn by `probabilities` (Eq. 3)."""
         self.languages = store.languages

@@ -94,7 +94,7 @@ def write_text(
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     with (
-        artifacts.replacing(folder / f"{language}.jsonl.gz") as aside,
+        artifacts.atomic_path(folder / f"{language}.jsonl.gz") as aside,
         gzip.open(aside, "wt", encoding="utf-8", compresslevel=5) as file,
     ):
         for lines in found:

@@ -1,4 +1,4 @@
-"""Tokenises a corpus once, in parallel processes, into the row store."""
+"""Tokenises a corpus once, in parallel processes, into the packed dataset."""
 
 import concurrent.futures
 import dataclasses
@@ -12,16 +12,16 @@ import numpy as np
 import sentencepiece as spm
 
 from common import artifacts
-from input_pipeline import row_store
+from input_pipeline import packed_dataset
 from input_pipeline.corpus import Corpus, ParallelText
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.text_files import Document
 
 _DOCUMENTS_PER_TASK = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class RowStoreSettings:
+class PackedDatasetSettings:
     """How rows are made; the `store` section of a config.
 
     Attributes:
@@ -67,10 +67,10 @@ def write_rows(
     corpus: Corpus,
     model: bytes,
     folder: pathlib.Path,
-    settings: RowStoreSettings,
+    settings: PackedDatasetSettings,
     progress: Callable[[Iterable], Iterable] = iter,
-) -> RowStore:
-    """Tokenises and packs `corpus` with the SentencePiece `model` into a row store in `folder`.
+) -> PackedDataset:
+    """Tokenise and pack `corpus` with a SentencePiece `model`, into a packed dataset in `folder`.
 
     The rows do not depend on the number of workers.
 
@@ -79,7 +79,7 @@ def write_rows(
     """
     processor = spm.SentencePieceProcessor(model_proto=model)
     special = special_ids(processor)
-    dtype = row_store.id_dtype(processor.get_piece_size())
+    dtype = packed_dataset.id_dtype(processor.get_piece_size())
     statistics: dict[str, dict[str, dict[str, int]]] = {lang: {} for lang in corpus.train}
 
     context = multiprocessing.get_context("spawn")
@@ -88,12 +88,14 @@ def write_rows(
     ) as pool:
         jobs = [
             (language, split, documents)
-            for split, part in zip(row_store.SPLITS, (corpus.train, corpus.heldout), strict=True)
+            for split, part in zip(
+                packed_dataset.SPLITS, (corpus.train, corpus.heldout), strict=True
+            )
             for language, documents in part.items()
         ]
         for language, split, documents in progress(jobs):
             tokens = list(_tokenize(pool, documents))
-            rows = row_store.pack_rows(tokens, settings.length, special, dtype)
+            rows = packed_dataset.pack_rows(tokens, settings.length, special, dtype)
             if not len(rows) and split == "train":
                 raise ValueError(f"language {language!r} has no training text left to tokenise")
             _save(folder / f"{language}.{split}.npy", rows)
@@ -110,7 +112,9 @@ def write_rows(
         for name, text in parallel.items():
             for column, language in enumerate(text.languages):
                 tokens = tokenize(text, column)
-                rows = row_store.pad_sentences(tokens, settings.parallel_length, special, dtype)
+                rows = packed_dataset.pad_sentences(
+                    tokens, settings.parallel_length, special, dtype
+                )
                 _save(folder / f"{name}.{language}.parallel.npy", rows)
         bitexts = _unique_names(corpus.bitexts)
         for name, text in bitexts.items():
@@ -123,11 +127,11 @@ def write_rows(
                     np.cumsum([*map(len, tokens)], dtype=np.int64),
                 )
 
-    store = RowStore(
+    store = PackedDataset(
         folder=folder,
         vocab_size=processor.get_piece_size(),
         length=settings.length,
-        tokenizer=row_store.tokenizer_hash(model),
+        tokenizer=packed_dataset.tokenizer_hash(model),
         special=special,
         statistics=statistics,
         parallel={name: text.languages for name, text in parallel.items()},
@@ -155,7 +159,7 @@ def _unique_names(texts: Iterable[ParallelText]) -> dict[str, ParallelText]:
 
 
 def _save(path: pathlib.Path, rows: np.ndarray) -> None:
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         np.save(aside, rows, allow_pickle=False)
 
 

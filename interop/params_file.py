@@ -16,7 +16,7 @@ _NOTES = "notes"
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
     """Writes nested dicts of arrays, and JSON-able notes on them, whole or not at all."""
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         save_file(dict(_flat(params)), aside, metadata={_NOTES: json.dumps(dict(notes))})
 
 

@@ -87,7 +87,8 @@ class OutputLayerSettings:
       refresh_every: n of Algorithm 2, steps.
       log_q_correction: correct the softmax over V' by `inclusion.log_inclusion`. The paper does
         not; without it the loss leaves rare classes too probable.
-      exact_fraction: share of the steps, at the end of the run, that train with the softmax over
+      full_softmax_fraction: share of the steps, at the end of the run, that train with the softmax
+      over
         the whole vocabulary; 0 in the paper.
       frequency_bias: start the output bias at the log frequency of each piece instead of zero, so
         that classes not yet sampled are as probable as they are frequent.
@@ -102,7 +103,7 @@ class OutputLayerSettings:
     group_size: int
     refresh_every: int
     log_q_correction: bool
-    exact_fraction: float
+    full_softmax_fraction: float
     frequency_bias: bool
     row_capacity: int
 
@@ -111,8 +112,8 @@ class OutputLayerSettings:
         _require(self.refresh_every >= 1, "refresh_every", self.refresh_every, "at least 1")
         _require(self.group_size >= 0, "group_size", self.group_size, "0 or more sequences")
         _require(self.row_capacity >= 0, "row_capacity", self.row_capacity, "0 or more rows")
-        fraction = self.exact_fraction
-        _require(0 <= fraction <= 1, "exact_fraction", fraction, "between 0 and 1")
+        fraction = self.full_softmax_fraction
+        _require(0 <= fraction <= 1, "full_softmax_fraction", fraction, "between 0 and 1")
         if self.kind == "knn":
             _require(self.k >= 1, "k", self.k, "at least 1")
         if self.kind in ("nce", "neg"):

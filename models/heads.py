@@ -100,7 +100,7 @@ def make_head(kind: str, num_labels: int, dropout_rate: float, pooling: str) -> 
     """The head for a kind of task.
 
     Args:
-      kind: "classification", "regression", "tagging" or "questions".
+      kind: "classification", "regression", "tagging" or "extractive_qa".
       num_labels: classes or tags.
       dropout_rate: of the head.
       pooling: of tagging.
@@ -114,6 +114,6 @@ def make_head(kind: str, num_labels: int, dropout_rate: float, pooling: str) -> 
         return ClassificationHead(num_labels if kind == "classification" else 1, dropout_rate)
     if kind == "tagging":
         return TaggingHead(num_labels, dropout_rate, pooling)
-    if kind == "questions":
+    if kind == "extractive_qa":
         return SpanHead()
     raise ValueError(f"a task of kind {kind!r} is not fine-tuned; it has no head")

@@ -23,7 +23,7 @@ class FineTuning(Objective):
     Attributes:
       encoder: the model.
       head: see `models.heads`.
-      kind: "classification", "regression", "tagging" or "questions".
+      kind: "classification", "regression", "tagging" or "extractive_qa".
     """
 
     encoder: Encoder
@@ -61,7 +61,7 @@ class FineTuning(Objective):
         weights = batch["weights"]
         if self.kind == "regression":
             return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, weights)}, None
-        if self.kind == "questions":
+        if self.kind == "extractive_qa":
             found = [
                 optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
                 for end, name in enumerate(("starts", "ends"))

@@ -2,9 +2,9 @@
 
     python -m studies.crosslingual --config=configs/crosslingual.py:DATA --workdir=runs/cells
 
-Pre-trains an encoder for every seed, by the ordinary stages, on one vocabulary and one row store.
-Each is fine-tuned on English, for POS and NER, in four cells: from its parameters or from random
-ones of the same shapes, with its embeddings kept as they are or with everything trained. The
+Pre-trains an encoder for every seed, by the ordinary stages, on one vocabulary and one packed
+dataset. Each is fine-tuned on English, for POS and NER, in four cells: from its parameters or from
+random ones of the same shapes, with its embeddings kept as they are or with everything trained. The
 learning rate of a cell is the one of --rates that does best on English development data under the
 first seed; other seeds have that rate alone. All cells of a task have the same epochs. Tatoeba is
 searched after every layer, embeddings (layer 0) included.

@@ -60,14 +60,14 @@ _PRETRAINING = {
     "model.max_length": 64,
     "model.dropout_rate": 0.0,
     "output_layer.kind": "full",
-    "output_layer.exact_fraction": 0.0,
+    "output_layer.full_softmax_fraction": 0.0,
     "optimizer.learning_rate": 3e-3,
     "train.batch_size": 8,
     "train.evaluate_every": 500,
     "train.checkpoint_every": 500,
     "train.keep_checkpoints": 1,
-    "evaluation.max_rows": 100,
-    "evaluation.max_rows_in_training": 16,
+    "evaluation.max_sequences": 100,
+    "evaluation.max_sequences_in_training": 16,
 }
 _STAGES = ("build_vocab.py", "prepare_data.py", "train.py", "evaluate.py")
 

@@ -238,7 +238,7 @@ def plot_scores(cells: Sequence[Cell], measure: str, label: str, path: pathlib.P
 
 
 def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=110)
     plt.close(figure)
 

@@ -35,7 +35,7 @@ def main(_) -> None:
     print("|---|---|" + "---:|" * (len(names) + 1))
     for run in _RUNS.value:
         folders = data.Folders(workdir / "runs" / run)
-        store = data.open_row_store(folders)
+        store = data.open_packed_dataset(folders)
         trained = artifacts.read_json(folders.train / "settings.json")
         config.output_layer.update(trained["output_layer"])
         trained_run = model.restore(config, store, folders)
@@ -45,7 +45,7 @@ def main(_) -> None:
             counts[: store.vocab_size] += store.token_counts(language)
         counts[list(store.special.special_ids())] = 0
         classes = classes_of(counts, ranks, store.vocab_size)
-        found = measure(masked_lm, trained_run.params, store, classes, max_rows=_ROWS.value)
+        found = measure(masked_lm, trained_run.params, store, classes, max_sequences=_ROWS.value)
         targets, given, losses = found[:, : len(names)]
         for label, values, whole in (
             ("targets, %", 100 * targets / targets.sum(), ""),

@@ -4,9 +4,9 @@
         --workdir=runs/sampling_quality
 
 Pre-trains one encoder for every setting and seed, by the ordinary stages, on one vocabulary and one
-row store. Runs of a seed share first parameters (but for half embeddings), masks and the order of
-the data; settings differ in the section `output_layer`, or in the embedding size. Some of them are
-then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread,
+packed dataset. Runs of a seed share first parameters (but for half embeddings), masks and the order
+of the data; settings differ in the section `output_layer`, or in the embedding size. Some of them
+are then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread,
 --workers of them at a time; the first seed of all methods comes first, their other seeds, the
 fine-tuning, then k, n and half embeddings. At last all settings take turns at a few steps each,
 from the last states of the first seed, on one core: that is the speed. Tables and plots go to
@@ -108,7 +108,7 @@ def record(config: ConfigDict, setting: Setting, seed: int, folders: builders.Fo
     results = artifacts.read_json(folders.report / "results.json")["losses"]
     metrics = read_metrics(folders.train / "metrics.jsonl")
     steps, layer = config.train.num_steps, config.output_layer
-    last = steps if layer.kind == "full" else steps - round(layer.exact_fraction * steps)
+    last = steps if layer.kind == "full" else steps - round(layer.full_softmax_fraction * steps)
 
     def late(name: str) -> float | None:
         found = [one[name] for one in metrics if name in one and last / 2 < one["step"] <= last]
@@ -244,7 +244,7 @@ def _turn(
     from training.checkpoint import restore_latest
 
     config = setting.config(config, seed)
-    store = builders.open_row_store(folders)
+    store = builders.open_packed_dataset(folders)
     mesh = model.mesh(config)
     objective = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, objective, mesh)

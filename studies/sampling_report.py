@@ -343,7 +343,7 @@ def speed_ratios(
 def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
     """Mean over a whole run under `config`, refreshes and exact steps included."""
     layer, steps = config.output_layer, config.train.num_steps
-    exact = round(layer.exact_fraction * steps) if "exact" in times else 0
+    exact = round(layer.full_softmax_fraction * steps) if "exact" in times else 0
     refreshes = -(-(steps - exact) // layer.refresh_every) if "refresh" in times else 0
     total = (
         (steps - exact) * times["step"]
@@ -366,6 +366,6 @@ def _spread(values: Iterable[float], form: str) -> list[str]:
 
 
 def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)

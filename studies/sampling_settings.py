@@ -73,7 +73,7 @@ def _change(
         "output_layer.kind": kind,
         "output_layer.log_q_correction": log_q,
         "output_layer.frequency_bias": bias,
-        "output_layer.exact_fraction": 0.1 if tenth else 0.0,
+        "output_layer.full_softmax_fraction": 0.1 if tenth else 0.0,
         **more,
     }
 

@@ -16,7 +16,7 @@ from builders import masked_lm, objectives, streams
 from builders import model as builders
 from common import artifacts
 from configs import base, quickstart
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 from training.loop import train
 from training.metrics import read_metrics
@@ -39,7 +39,7 @@ def rows_folder() -> pathlib.Path:
     return pathlib.Path(folder.name)
 
 
-def write_store(vocab_size: int = 600, length: int = 128) -> RowStore:
+def write_store(vocab_size: int = 600, length: int = 128) -> PackedDataset:
     """Two languages with a few rows."""
     folder = rows_folder()
     statistics = {}
@@ -54,7 +54,9 @@ def write_store(vocab_size: int = 600, length: int = 128) -> RowStore:
         one = {"tokens": num_tokens, "characters": 3 * num_tokens, "rows": 3}
         statistics[language] = {"train": one, "heldout": one}
     bitexts = {"set": tuple(statistics)}
-    return RowStore(folder, vocab_size, length, "", factories.SPECIAL_IDS, statistics, {}, bitexts)
+    return PackedDataset(
+        folder, vocab_size, length, "", factories.SPECIAL_IDS, statistics, {}, bitexts
+    )
 
 
 def runlocal(**changes) -> ConfigDict:
@@ -73,7 +75,7 @@ def objective_of(config: ConfigDict, mesh=None):
 SETTINGS = {
     "corpus": data_builders.corpus_spec,
     "vocab": data_builders.vocabulary_settings,
-    "store": data_builders.row_store_settings,
+    "store": data_builders.packed_dataset_settings,
     "data": data_builders.data_settings,
     "evaluation": data_builders.evaluation_settings,
     "train": builders.train_settings,
@@ -298,7 +300,12 @@ class TrainStageTest(parameterized.TestCase):
         {"train.tensorboard": True, "train.peak_flops": 1e12},
         {"train.profile_from": 5, "train.profile_steps": 5},
         {"train.evaluate_every": 7, "train.checkpoint_every": 9},
-        {"data.loader": "tf.data", "data.prefetch": 9, "mesh.fsdp": 2, "evaluation.max_rows": 7},
+        {
+            "data.loader": "tf.data",
+            "data.prefetch": 9,
+            "mesh.fsdp": 2,
+            "evaluation.max_sequences": 7,
+        },
     )
     def test_what_changes_no_step_may_change(self, **changes):
         self.resume(changes)
@@ -338,7 +345,7 @@ class FoldersTest(absltest.TestCase):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         folders = data_builders.Folders(folder)
         with self.assertRaisesRegex(ValueError, "rows holds no .* run prepare_data.py"):
-            data_builders.open_row_store(folders)
+            data_builders.open_packed_dataset(folders)
         with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
             folders.read_tokenizer()
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from input_pipeline.row_store import SpecialIds
+from input_pipeline.packed_dataset import SpecialIds
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
     OutputLayerSettings,
@@ -56,7 +56,7 @@ def output_layer_settings(**changes) -> OutputLayerSettings:
         "group_size": 0,
         "refresh_every": 1,
         "log_q_correction": False,
-        "exact_fraction": 0.0,
+        "full_softmax_fraction": 0.0,
         "frequency_bias": False,
     }
     return OutputLayerSettings(**{**defaults, **changes})

@@ -15,7 +15,7 @@ from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
 from common import artifacts
 from evaluation import task_results, xtreme_runs
-from input_pipeline.row_store import tokenizer_hash
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from interop import model_folder
 from interop.params_file import read_params

@@ -264,7 +264,7 @@ class ObjectiveTest(parameterized.TestCase):
     def test_the_last_phase_begins_with_the_steps_that_are_exact(self):
         for kind, fraction, expected in (("knn", 0.25, 15), ("nce", 0.0, 20), ("full", 0.25, None)):
             config = runlocal(**{"train.num_steps": 20, "output_layer.kind": kind})
-            config.output_layer.exact_fraction = fraction
+            config.output_layer.full_softmax_fraction = fraction
             self.assertEqual(objective_of(config).full_softmax_from, expected)
 
     def test_objectives_without_masked_lm_are_told(self):

@@ -108,7 +108,7 @@ class FineTunedTest(parameterized.TestCase):
     def write_mine(self, folder: pathlib.Path) -> pathlib.Path:
         """The English test data of a run as a user would write it."""
         options = task_data.task_settings(prediction.run_config(folder))
-        if options.task.kind == "questions":
+        if options.task.kind == "extractive_qa":
             return pathlib.Path(options.root) / options.test[0]
         tokenizer = task_data.Tokenizer(tiny_tasks.tokenizer())
         (data,) = (

@@ -13,7 +13,7 @@ from builders import model, objectives
 from builders.pretrained import read_pretrained
 from common import artifacts
 from configs import quickstart
-from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import tiny_tasks
 from training.checkpoint import Checkpoints
 
@@ -57,7 +57,7 @@ class PretrainedTest(absltest.TestCase):
             folder.mkdir(parents=True)
         folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
         np.save(folders.rows / "aa.counts.npy", np.arange(tiny_tasks.VOCAB))
-        store = RowStore(
+        store = PackedDataset(
             folders.rows, tiny_tasks.VOCAB, config.store.length,
             tokenizer_hash(tiny_tasks.tokenizer()), SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
             {"aa": {"train": {"rows": 1, "tokens": 1000, "characters": 3000}}}, {},

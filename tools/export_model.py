@@ -31,7 +31,7 @@ def main(_) -> None:
     config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
     output = pathlib.Path(_OUTPUT.value)
 
-    store = data_builders.open_row_store(folders)
+    store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     # Before the checkpoint is read: the folder may be at fault.
     model_folder.check_writable(output)

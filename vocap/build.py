@@ -154,7 +154,7 @@ def build_vocabulary(
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}
-    together = _Together(train, languages, prepared, settings, cache)
+    together = MixtureTrainer(train, languages, prepared, settings, cache)
     choices, log_probs = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
@@ -330,7 +330,7 @@ def _score(
     return comparison.score(pieces, log_probs, tables, heldout)
 
 
-class _Together:
+class MixtureTrainer:
     """Trains, and scores, on the mixture of several languages."""
 
     def __init__(
@@ -387,7 +387,7 @@ class _Together:
                 choice.pieces, choice.initial_log_probs, self._mixture_of_all,
                 self._settings.em_iterations,
             )  # fmt: skip
-            with artifacts.replacing(path) as aside:
+            with artifacts.atomic_path(path) as aside:
                 np.save(aside, log_probs)
         return np.load(path, allow_pickle=False)
 

@@ -260,6 +260,6 @@ def _line_styles() -> Iterator[dict[str, Any]]:
 
 
 def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)

@@ -62,7 +62,7 @@ def write_table(path: Path, table: runs.RunTable) -> None:
     """Writes a table, whole or not at all."""
     packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
     entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
-    with artifacts.replacing(path) as aside, aside.open("wb") as file:
+    with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
         write_entries(file, table.num_sentences, entries)
 
 
@@ -116,7 +116,7 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
             _merge(tables[:_MAX_OPEN_FILES], part, _PART_COMPRESSION)
             # Behind the others: each round passes over all tables before the next begins.
             tables, merged = [*tables[_MAX_OPEN_FILES:], part], merged + 1
-        with artifacts.replacing(out) as aside:
+        with artifacts.atomic_path(out) as aside:
             return _merge(tables, aside, _COMPRESSION)
 
 
@@ -192,7 +192,7 @@ class BoundedCounter:
         if self._parts:
             self._spill(packed)
             return merge_tables(self._parts, self._out)
-        with artifacts.replacing(self._out) as aside:
+        with artifacts.atomic_path(self._out) as aside:
             return _write_packed(aside, self._counter.num_sentences, packed, _COMPRESSION)
 
     def _spill(self, packed: Mapping[str, int]) -> None:

@@ -239,7 +239,7 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
     """Writes vocabularies as arrays, whole or not at all."""
     curve = vocabularies.curve
-    with artifacts.replacing(path) as aside:
+    with artifacts.atomic_path(path) as aside:
         np.savez(
             aside,
             sizes=np.array(curve.sizes, np.int64),

@@ -11,7 +11,7 @@ import numpy as np
 import sentencepiece as spm
 
 from input_pipeline.bitext import join_pair
-from input_pipeline.row_store import SpecialIds
+from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 
 MIN_LENGTH = 8  # of a row

@@ -16,7 +16,7 @@ _READERS: dict[str, Callable[[pathlib.Path, Task], Found]] = {
     "classification": text_pairs.read_text_pairs,
     "regression": text_pairs.read_text_pairs,
     "tagging": tagged.read_tagged,
-    "questions": questions.read_questions,
+    "extractive_qa": questions.read_questions,
 }
 # Files of a search: how many there are, and what each holds.
 _SIDES: dict[str, tuple[range, str, Callable[[Sequence[pathlib.Path]], SentencePairs]]] = {
@@ -39,7 +39,7 @@ def load_examples(
     """Reads the examples of a language.
 
     Args:
-      task: of the kinds "classification", "regression", "tagging" and "questions".
+      task: of the kinds "classification", "regression", "tagging" and "extractive_qa".
       root: folder that the patterns start from.
       patterns: where examples are, see `files`; "tfds:NAME:SPLIT" is a split of
         tensorflow-datasets, as in `Task.tfds`. The examples of all are joined, in this order.

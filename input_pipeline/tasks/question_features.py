@@ -18,7 +18,7 @@ import numpy as np
 import sentencepiece as spm
 
 from input_pipeline.bitext import NUM_SPECIALS
-from input_pipeline.row_store import SpecialIds
+from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.examples import Answer, QuestionExample
 from input_pipeline.tasks.features import check_length, padded, token_arrays
 

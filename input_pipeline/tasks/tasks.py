@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-KINDS = ("classification", "regression", "tagging", "questions", "retrieval", "mining")
+KINDS = ("classification", "regression", "tagging", "extractive_qa", "retrieval", "mining")
 
 _ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _NLI = ("entailment", "neutral", "contradiction")
@@ -155,7 +155,7 @@ _ALL = [
     ),
     Task(
         "xquad",
-        "questions",
+        "extractive_qa",
         (),
         _words("ar de el en es hi ru th tr vi zh"),
         ("f1", "exact_match"),
@@ -168,7 +168,7 @@ _ALL = [
     ),
     Task(
         "mlqa",
-        "questions",
+        "extractive_qa",
         (),
         _words("ar de en es hi vi zh"),
         ("f1", "exact_match"),
@@ -181,7 +181,7 @@ _ALL = [
     ),
     Task(
         "tydiqa",
-        "questions",
+        "extractive_qa",
         (),
         _words("ar bn en fi id ko ru sw te"),
         ("f1", "exact_match"),
@@ -194,7 +194,7 @@ _ALL = [
     ),
     Task(
         "squad",
-        "questions",
+        "extractive_qa",
         (),
         ("en",),
         ("f1", "exact_match"),
@@ -202,7 +202,7 @@ _ALL = [
     ),
     Task(
         "squad2",
-        "questions",
+        "extractive_qa",
         (),
         ("en",),
         ("f1", "exact_match"),

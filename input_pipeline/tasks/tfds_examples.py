@@ -57,7 +57,7 @@ def read_examples(
     if found is None:
         return
     rows, features = found
-    if task.kind == "questions":
+    if task.kind == "extractive_qa":
         examples = [_question(row) for row in rows]
         questions.check_answers(examples, pattern)
         for example in examples:

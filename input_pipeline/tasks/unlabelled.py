@@ -26,28 +26,28 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[Example]:
 
     Args:
       path: a UTF-8 file, plain, `.gz`, `.xz` or `.bz2`.
-      task: of the kinds "classification", "regression", "tagging" and "questions".
+      task: of the kinds "classification", "regression", "tagging" and "extractive_qa".
 
     Raises:
       ValueError: no such file, or a line with too few or too many tabs.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct --input")
-    if task.kind == "questions" and ".json" in path.suffixes:
+    if task.kind == "extractive_qa" and ".json" in path.suffixes:
         return [example for _, example in read_questions(path, task)]
     if task.kind == "tagging":
         return [TaggedExample(name, tuple(line.split()), ()) for name, _, line in _lines(path)]
-    columns = 2 if task.kind == "questions" or COLUMNS[task.name][1] else 1
+    columns = 2 if task.kind == "extractive_qa" or COLUMNS[task.name][1] else 1
     found: list[Example] = []
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != columns:
-            what = "question and context" if task.kind == "questions" else "two texts"
+            what = "question and context" if task.kind == "extractive_qa" else "two texts"
             raise ValueError(
                 f"{where}: {len(cells)} columns, but {task.name} takes "
                 + (f"{what} with one tab between them" if columns == 2 else "one text without tab")
             )
-        if task.kind == "questions":
+        if task.kind == "extractive_qa":
             found.append(QuestionExample(name, cells[0], cells[1], ()))
         else:
             found.append(TextExample(name, cells[0], cells[1] if columns == 2 else None, None))

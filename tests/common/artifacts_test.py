@@ -18,7 +18,7 @@ class ReplacingTest(absltest.TestCase):
 
     def test_the_file_appears_only_when_the_block_ends(self):
         path = self.folder / "new" / "a.txt"
-        with artifacts.replacing(path) as aside:
+        with artifacts.atomic_path(path) as aside:
             self.assertEqual(aside.suffix, ".txt")
             aside.write_text("whole")
             self.assertFalse(path.exists())
@@ -28,7 +28,7 @@ class ReplacingTest(absltest.TestCase):
     def test_an_exception_leaves_the_old_file_and_nothing_else(self):
         path = self.folder / "a.txt"
         path.write_text("old")
-        with self.assertRaisesRegex(RuntimeError, "half way"), artifacts.replacing(path) as aside:
+        with self.assertRaisesRegex(RuntimeError, "half way"), artifacts.atomic_path(path) as aside:
             aside.write_text("ne")
             raise RuntimeError("half way")
         self.assertEqual(path.read_text(), "old")

@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.masked_lm import ExactMaskedLM, LanguageLoss
-from input_pipeline.row_store import RowStore, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 from tests import factories
@@ -33,7 +33,7 @@ def params():
     return factories.random_params(OBJECTIVE, 0.5)
 
 
-def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> RowStore:
+def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> PackedDataset:
     """Languages of so many held-out documents, each with text the others lack."""
     statistics = {}
     for place, (language, count) in enumerate(num_heldout.items()):
@@ -50,7 +50,7 @@ def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> RowStore:
         np.save(folder / f"{language}.counts.npy", counts)
         tokens = sum(map(len, heldout))
         statistics[language] = {"heldout": {"tokens": tokens, "characters": 3 * tokens + place}}
-    return RowStore(folder, VOCAB, L, "", SPECIAL, statistics, {})
+    return PackedDataset(folder, VOCAB, L, "", SPECIAL, statistics, {})
 
 
 class TestCase(parameterized.TestCase):
@@ -65,7 +65,7 @@ class TestCase(parameterized.TestCase):
         }
 
     def evaluator(self, objective: MaskedLM = OBJECTIVE, **kwargs) -> ExactMaskedLM:
-        settings = {"num_folds": FOLDS, "batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
+        settings = {"num_folds": FOLDS, "batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
         return ExactMaskedLM(objective, self.store, **settings)
 
     def assert_close(self, found: dict[str, LanguageLoss], expected: dict[str, LanguageLoss]):
@@ -141,7 +141,7 @@ class LossTest(TestCase):
         self.assertFalse(np.array_equal(np.concatenate(list(other.values())), folds))
 
     def test_fewer_rows(self):
-        found = self.evaluator(max_rows=1).run(params())
+        found = self.evaluator(max_sequences=1).run(params())
         for language, rows in self.rows.items():
             count = (~np.isin(rows[0], SPECIAL.special_ids())).sum()
             self.assertEqual(found[language].tokens, count)

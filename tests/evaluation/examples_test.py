@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 
 from evaluation import examples
 from evaluation.examples import Example, Examples, choose, examples_table
-from input_pipeline.row_store import RowStore, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from models.encoder import output_table
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
@@ -43,7 +43,7 @@ def sentence(rng: np.random.Generator, length: int) -> list[int]:
     return [11, *rng.choice(others, length - 2), STOP]
 
 
-def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> RowStore:
+def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> PackedDataset:
     """Languages of these held-out documents."""
     counts = np.full(VOCAB, examples.MIN_COUNT)
     counts[RARE] -= 1
@@ -51,15 +51,15 @@ def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> 
         rows = pack_rows(map(np.array, of_language), L, SPECIAL, np.dtype(np.uint16))
         np.save(folder / f"{language}.heldout.npy", rows)
         np.save(folder / f"{language}.counts.npy", counts)
-    return RowStore(folder, VOCAB, L, "", SPECIAL, {key: {} for key in documents}, {})
+    return PackedDataset(folder, VOCAB, L, "", SPECIAL, {key: {} for key in documents}, {})
 
 
 class TestCase(parameterized.TestCase):
-    def store(self, documents: dict[str, list[list[int]]]) -> RowStore:
+    def store(self, documents: dict[str, list[list[int]]]) -> PackedDataset:
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         return write_store(folder, documents)
 
-    def many(self, num_languages: int) -> RowStore:
+    def many(self, num_languages: int) -> PackedDataset:
         rng = np.random.default_rng(0)
         lengths = [[rng.integers(3, 20) for _ in range(8)] for _ in range(num_languages)]
         return self.store(

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest
 
 from evaluation.predicted_mass import classes_of, measure, shares
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from objectives.batch import Batch
 from tests import factories
@@ -39,11 +39,11 @@ class PredictedMassTest(absltest.TestCase):
         languages = {"aa": factories.packed_tokens(), "bb": factories.packed_tokens(seed=1)}
         for language, tokens in languages.items():
             np.save(folder / f"{language}.heldout.npy", tokens.astype(np.uint16))
-        store = RowStore(folder, 30, 16, "", factories.SPECIAL_IDS, {"aa": {}, "bb": {}}, {})
+        store = PackedDataset(folder, 30, 16, "", factories.SPECIAL_IDS, {"aa": {}, "bb": {}}, {})
         objective = factories.masked_lm(languages=("aa", "bb"))
         params = factories.random_params(objective)
         classes = np.where(np.arange(32) < 30, np.arange(32) % 3, 3)
-        targets, given, losses = measure(objective, params, store, classes, max_rows=3)
+        targets, given, losses = measure(objective, params, store, classes, max_sequences=3)
 
         expected, key = np.zeros(2), jax.random.key(0)
         for tokens in languages.values():

@@ -11,7 +11,7 @@ from evaluation import report
 from evaluation.examples import Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.retrieval import RetrievalResult
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 
 LOSSES = {
@@ -59,7 +59,7 @@ def results(retrieval=RETRIEVAL, losses=LOSSES, examples=EXAMPLES) -> report.Res
     return report.Results(step=10, losses=losses, retrieval=retrieval, examples=examples)
 
 
-def store() -> RowStore:
+def store() -> PackedDataset:
     counts = {"en": (9000, 2), "ka": (2000, 0), "sw": (1000, 1)}
     statistics = {
         language: {
@@ -68,7 +68,7 @@ def store() -> RowStore:
         }
         for language, (train, unknown) in counts.items()
     }
-    return RowStore(pathlib.Path("rows"), 600, 16, "", factories.SPECIAL_IDS, statistics, {})
+    return PackedDataset(pathlib.Path("rows"), 600, 16, "", factories.SPECIAL_IDS, statistics, {})
 
 
 def cells(table: str) -> dict[str, list[str]]:
@@ -117,7 +117,7 @@ class WriteReportTest(parameterized.TestCase):
             folder,
             results(**found),
             store=store(),
-            output_layer=factories.output_layer_settings(kind=kind, exact_fraction=0.1),
+            output_layer=factories.output_layer_settings(kind=kind, full_softmax_fraction=0.1),
             allocation=allocation,
             metrics=metrics,
         )

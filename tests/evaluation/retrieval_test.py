@@ -10,7 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
-from input_pipeline.row_store import RowStore, pad_sentences
+from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
 
@@ -80,14 +80,14 @@ class RetrievalTest(parameterized.TestCase):
         for language, column in columns.items():
             rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
-        store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
+        store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
         settings = {"layer": 0, "pivot": "en", "batch_size": 8, "max_sentences": 0, **kwargs}
         return Retrieval(OBJECTIVE, store, **settings).run(params())[name]
 
     def vectors(
         self, column: list[np.ndarray], length: int, batch_size: int, layer: int = 0
     ) -> np.ndarray:
-        store = RowStore(self.folder, VOCAB, L, "", SPECIAL, {}, {})
+        store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {})
         retrieval = Retrieval(
             OBJECTIVE, store, layer=layer, pivot="en", batch_size=batch_size, max_sentences=0
         )

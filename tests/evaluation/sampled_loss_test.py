@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 
 from evaluation.batch_layout import spread_rows
 from evaluation.sampled_loss import SampledLoss
-from input_pipeline.row_store import RowStore, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from knn_sampling.output_layer import OutputLayerSettings
 from objectives.masked_lm import MaskedLM
 from tests import factories
@@ -38,7 +38,7 @@ def params():
 
 
 @functools.cache
-def store() -> RowStore:
+def store() -> PackedDataset:
     """Held-out rows of two languages, and a language without."""
     folder = tempfile.TemporaryDirectory()
     store.folder = folder  # removed when the process ends
@@ -48,13 +48,13 @@ def store() -> RowStore:
         rows = pack_rows(documents, L, SPECIAL, np.dtype(np.uint16))
         np.save(pathlib.Path(folder.name) / f"{language}.heldout.npy", rows)
     languages = {"aa": {}, "bb": {}, "none": {}}
-    return RowStore(pathlib.Path(folder.name), VOCAB, L, "", SPECIAL, languages, {})
+    return PackedDataset(pathlib.Path(folder.name), VOCAB, L, "", SPECIAL, languages, {})
 
 
-def evaluate(objective: MaskedLM, rows: RowStore, **kwargs) -> dict[str, float]:
+def evaluate(objective: MaskedLM, rows: PackedDataset, **kwargs) -> dict[str, float]:
     extra = factories.first_extra(objective, params())
     state = types.SimpleNamespace(params=params(), extra=extra)
-    settings = {"batch_size": 4, "max_rows": 0, "seed": 0, **kwargs}
+    settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
     return dict(SampledLoss(objective, rows, **settings)(state))
 
 
@@ -102,7 +102,7 @@ class SampledLossTest(parameterized.TestCase):
         self.assertNotEqual(other["sampling/exact_loss"], values_of(LAYER)["sampling/exact_loss"])
 
     @parameterized.parameters(0, 2)
-    def test_the_rows_are_all_or_some_of_each_language(self, max_rows: int):
+    def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int):
         seen = []
 
         class Watching(MaskedLM):
@@ -117,14 +117,16 @@ class SampledLossTest(parameterized.TestCase):
                 return {"loss": pair, "candidates": pair, "overflow": pair}, None
 
         layer = dataclasses.replace(LAYER, kind="target_sampling")
-        values = evaluate(objective_with(layer, kind=Watching), store(), max_rows=max_rows)
+        values = evaluate(
+            objective_with(layer, kind=Watching), store(), max_sequences=max_sequences
+        )
         jax.effects_barrier()
         found = {tuple(row) for batch in seen for row in batch.tolist()}
         padding = (SPECIAL.pad,) * L
         expected = {
             tuple(row)
             for language in ("aa", "bb")
-            for row in spread_rows(store().rows(language, "heldout"), max_rows).tolist()
+            for row in spread_rows(store().rows(language, "heldout"), max_sequences).tolist()
         }
         self.assertEqual(found - {padding}, expected)
         # Each once sampled, once exact, in batches like those of training.

@@ -18,7 +18,7 @@ from input_pipeline.bitext import (
     pair_streams,
     token_counts,
 )
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import MixedStream, TrainingStream
 from models.segments import packed_segments
 from tests.factories import SPECIAL_IDS as SPECIAL
@@ -40,7 +40,7 @@ def length_of(language: str, sentence: int) -> int:
     return 1 + (5 * sentence + LANGUAGES.index(language)) % 12
 
 
-def write_store(folder: pathlib.Path) -> RowStore:
+def write_store(folder: pathlib.Path) -> PackedDataset:
     for name, (languages, count) in SETS.items():
         for language in languages:
             lengths = [length_of(language, i) for i in range(count)]
@@ -50,7 +50,7 @@ def write_store(folder: pathlib.Path) -> RowStore:
     rows = np.random.default_rng(0).integers(5, 1000, (50, 16), np.uint16)
     np.save(folder / "aa.train.npy", rows)
     bitexts = {name: languages for name, (languages, _) in SETS.items()}
-    return RowStore(folder, 3000, 16, "", SPECIAL, {"aa": {}}, {}, bitexts)
+    return PackedDataset(folder, 3000, 16, "", SPECIAL, {"aa": {}}, {}, bitexts)
 
 
 def read(row: np.ndarray) -> tuple[str, tuple[str, str], int, tuple[int, int]]:
@@ -202,7 +202,7 @@ class PairStreamTest(parameterized.TestCase):
                 self.assertEqual((what, sentence), (f"{name} {'-'.join(languages)}", number))
 
     def test_no_bitext(self):
-        store = RowStore(self.store.folder, 3000, 16, "", SPECIAL, {"aa": {}}, {})
+        store = PackedDataset(self.store.folder, 3000, 16, "", SPECIAL, {"aa": {}}, {})
         with self.assertRaisesRegex(ValueError, "rows hold no bitext; .*corpus.parallel"):
             pair_streams(store, SETTINGS, seed=0)
 

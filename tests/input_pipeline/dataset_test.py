@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 import input_pipeline
 from input_pipeline import dataset
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
 from tests.factories import SPECIAL_IDS
 
@@ -39,7 +39,7 @@ class BatchesTest(parameterized.TestCase):
         rng = np.random.default_rng(0)
         for language in ("en", "sw"):
             np.save(folder / f"{language}.train.npy", rng.integers(5, 1000, (50, 16), np.uint16))
-        self.store = RowStore(folder, 1000, 16, "", SPECIAL_IDS, {"en": {}, "sw": {}}, {})
+        self.store = PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {"en": {}, "sw": {}}, {})
         self.stream = self.make_stream()
 
     def make_stream(self, **kwargs) -> _CountingStream:
@@ -113,7 +113,7 @@ class BatchesTest(parameterized.TestCase):
 
 class ImportsTest(absltest.TestCase):
     def test_no_module_needs_tensorflow_or_jax_to_be_imported(self):
-        modules = "corpus, dataset, row_store, stream, text_files, tokenization"
+        modules = "corpus, dataset, packed_dataset, stream, text_files, tokenization"
         code = f"import sys; from input_pipeline import {modules}; print(*sys.modules)"
         root = pathlib.Path(input_pipeline.__file__).parents[1]
         result = subprocess.run(

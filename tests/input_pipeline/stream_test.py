@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import stream
-from input_pipeline.row_store import RowStore
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import (
     PACKED,
     AlphaPhases,
@@ -24,13 +24,13 @@ _CYCLE = 1 << 16
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
 
 
-def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> RowStore:
+def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
     """A store whose rows say which they are: token 0 the language's place, token 1 the row."""
     for place, language in enumerate(sorted(num_rows)):
         rows = np.zeros((num_rows[language], 16), np.uint16)
         rows[:, 0], rows[:, 1] = place, np.arange(num_rows[language])
         np.save(folder / f"{language}.train.npy", rows)
-    return RowStore(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
+    return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
 
 
 class LargestRemainderTest(parameterized.TestCase):

@@ -1,4 +1,4 @@
-"""Tests of tokenising a corpus into a row store, with a real tokenizer."""
+"""Tests of tokenising a corpus into a packed dataset, with a real tokenizer."""
 
 import itertools
 import pathlib
@@ -9,10 +9,10 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from input_pipeline import row_store, tokenization
+from input_pipeline import packed_dataset, tokenization
 from input_pipeline.corpus import Corpus, ParallelText
-from input_pipeline.row_store import RowStore
-from input_pipeline.tokenization import RowStoreSettings
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tokenization import PackedDatasetSettings
 from vocap import merge
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
@@ -40,7 +40,7 @@ def _tokenizer() -> bytes:
     return merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))
 
 
-def _tokens(rows: np.ndarray, special: row_store.SpecialIds) -> list[int]:
+def _tokens(rows: np.ndarray, special: packed_dataset.SpecialIds) -> list[int]:
     """All that is in the rows, but for the structure."""
     return rows[~np.isin(rows, special.special_ids())].tolist()
 
@@ -52,7 +52,7 @@ class WriteRowsTest(absltest.TestCase):
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.model = _tokenizer()
         cls.processor = spm.SentencePieceProcessor(model_proto=cls.model)
-        settings = RowStoreSettings(length=64, parallel_length=32, num_workers=2)
+        settings = PackedDatasetSettings(length=64, parallel_length=32, num_workers=2)
         cls.store = tokenization.write_rows(_CORPUS, cls.model, cls.folder, settings)
 
     def encode(self, documents: list[list[str]]) -> list[int]:
@@ -102,7 +102,7 @@ class WriteRowsTest(absltest.TestCase):
 
     def test_bitext_keeps_all_of_every_sentence(self):
         self.assertEqual(self.store.bitexts, {"core": ("en", "sw"), "news": ("sw", "en")})
-        opened = RowStore.open(self.folder)
+        opened = PackedDataset.open(self.folder)
         for name, text in zip(self.store.bitexts, _CORPUS.bitexts, strict=True):
             for column, language in enumerate(text.languages):
                 found = opened.bitext(name, language)
@@ -112,7 +112,7 @@ class WriteRowsTest(absltest.TestCase):
                     self.assertEqual(found.sentence(number).tolist(), tokens)
 
     def test_the_store_on_disk_is_the_one_returned(self):
-        opened = RowStore.open(self.folder)
+        opened = PackedDataset.open(self.folder)
         self.assertEqual(opened.statistics, self.store.statistics)
         self.assertEqual(opened.special, self.store.special)
         self.assertEqual(opened.vocab_size, self.processor.get_piece_size())
@@ -120,7 +120,7 @@ class WriteRowsTest(absltest.TestCase):
 
     def test_rows_do_not_depend_on_the_number_of_workers(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        settings = RowStoreSettings(length=64, parallel_length=32, num_workers=1)
+        settings = PackedDatasetSettings(length=64, parallel_length=32, num_workers=1)
         tokenization.write_rows(_CORPUS, self.model, folder, settings)
         names = sorted(path.name for path in self.folder.iterdir())
         self.assertEqual(names, sorted(path.name for path in folder.iterdir()))
@@ -148,18 +148,18 @@ class FaultsTest(parameterized.TestCase):
 
     def test_a_language_without_text_leaves_no_finished_store(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        settings = RowStoreSettings(length=64, parallel_length=32, num_workers=1)
+        settings = PackedDatasetSettings(length=64, parallel_length=32, num_workers=1)
         empty = Corpus(train={"en": []}, heldout={"en": []}, parallel=())
         with self.assertRaisesRegex(ValueError, "'en' has no training text"):
             tokenization.write_rows(empty, _tokenizer(), folder, settings)
-        with self.assertRaisesRegex(ValueError, "no finished row store"):
-            RowStore.open(folder)
+        with self.assertRaisesRegex(ValueError, "no finished packed dataset"):
+            PackedDataset.open(folder)
 
     @parameterized.parameters("length", "parallel_length")
     def test_rows_too_short_to_be_of_use(self, name):
         settings = {"length": 64, "parallel_length": 64, "num_workers": 1}
         with self.assertRaisesRegex(ValueError, f"store.{name} is 15, must be at least 16"):
-            RowStoreSettings(**{**settings, name: 15})
+            PackedDatasetSettings(**{**settings, name: 15})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ SETTINGS = OutputLayerSettings(
     group_size=B // G,
     refresh_every=5,
     log_q_correction=False,
-    exact_fraction=0.0,
+    full_softmax_fraction=0.0,
     frequency_bias=False,
     row_capacity=0,
 )

@@ -468,8 +468,8 @@ class SettingsTest(parameterized.TestCase):
         ({"row_capacity": -1}, "row_capacity is -1, must be 0 or more rows"),
         ({"k": 0}, "k is 0, must be at least 1"),
         ({"k": 22}, "k is 22, must be between 1 and the vocabulary's 21 pieces"),
-        ({"exact_fraction": 1.5}, "exact_fraction is 1.5, must be between 0 and 1"),
-        ({"exact_fraction": -0.1}, "exact_fraction is -0.1, must be between 0 and 1"),
+        ({"full_softmax_fraction": 1.5}, "full_softmax_fraction is 1.5, must be between 0 and 1"),
+        ({"full_softmax_fraction": -0.1}, "full_softmax_fraction is -0.1, must be between 0 and 1"),
         ({"kind": "nce", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         ({"kind": "neg", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         (

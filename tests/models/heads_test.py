@@ -93,7 +93,7 @@ class HeadsTest(parameterized.TestCase):
         self.assertEqual(make_head("classification", 3, 0.1, "mean"), ClassificationHead(3, 0.1))
         self.assertEqual(make_head("regression", 0, 0.1, "mean"), ClassificationHead(1, 0.1))
         self.assertEqual(make_head("tagging", 3, 0.1, "first"), TaggingHead(3, 0.1, "first"))
-        self.assertEqual(make_head("questions", 0, 0.1, "mean"), SpanHead())
+        self.assertEqual(make_head("extractive_qa", 0, 0.1, "mean"), SpanHead())
         with self.assertRaisesRegex(ValueError, "kind 'mining' is not fine-tuned"):
             make_head("mining", 0, 0.1, "mean")
         with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be mean or first"):

@@ -16,7 +16,7 @@ from objectives.fine_tuning import FineTuning
 from tests import factories
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
-KINDS = ("classification", "regression", "tagging", "questions")
+KINDS = ("classification", "regression", "tagging", "extractive_qa")
 # No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.
 SETTINGS = factories.encoder_settings(
     vocab_size=VOCAB, hidden_size=8, num_layers=0, norm_position="post", dropout_rate=0.3

@@ -123,7 +123,7 @@ class ReportTest(parameterized.TestCase):
         self.assertEqual(sampling_report.seconds_a_step(config, times), 1 + 4 * 0.5)
         self.assertEqual(sampling_report.seconds_a_step(config, {"step": 1.0}), 1.0)
         # With the last tenth exact, the refreshes before steps 0, 30 and 60 are left.
-        config.output_layer.exact_fraction = 0.1
+        config.output_layer.full_softmax_fraction = 0.1
         times["exact"] = 11.0
         self.assertEqual(sampling_report.seconds_a_step(config, times), 0.9 + 1.1 + 3 * 0.5)
 
@@ -172,7 +172,7 @@ class SettingsTest(absltest.TestCase):
     def test_labels_name_what_a_method_has(self):
         parts = {
             "log Q": "log_q_correction", "frequency bias": "frequency_bias",
-            "exact last tenth": "exact_fraction",
+            "exact last tenth": "full_softmax_fraction",
         }  # fmt: skip
         for setting in self.settings.values():
             layer = setting.config(self.config).output_layer

@@ -24,7 +24,7 @@ from builders import objectives, streams
 from builders.masked_lm import masked_lm_of
 from common import artifacts
 from configs import quickstart
-from input_pipeline.row_store import RowStore, SpecialIds, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from interop import model_folder, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from training.checkpoint import Checkpoints
@@ -172,7 +172,7 @@ class EntryPointsTest(parameterized.TestCase):
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
 
-    def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, RowStore]:
+    def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
         folders = data_builders.Folders(self.parent / "work")
         for folder in (folders.vocab, folders.rows):
@@ -182,7 +182,7 @@ class EntryPointsTest(parameterized.TestCase):
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
         one = {"rows": 8, "tokens": 1000, "characters": 3000}
-        store = RowStore(
+        store = PackedDataset(
             folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
             SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {"aa": {"train": one}}, {},
         )  # fmt: skip
@@ -192,7 +192,7 @@ class EntryPointsTest(parameterized.TestCase):
         return folders, store
 
     def save_checkpoint(
-        self, config: ConfigDict, folders: data_builders.Folders, store: RowStore
+        self, config: ConfigDict, folders: data_builders.Folders, store: PackedDataset
     ) -> dict[str, Any]:
         """Saves a first state; returns its parameters."""
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there

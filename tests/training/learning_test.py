@@ -11,7 +11,7 @@ from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
 from configs import quickstart
-from input_pipeline.row_store import RowStore, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from tests.factories import SPECIAL_IDS
 from training.loop import train
 from training.sharding import MeshSettings, make_mesh
@@ -19,7 +19,7 @@ from training.sharding import MeshSettings, make_mesh
 VOCAB, L, NUM_STEPS = 64, 16, 30
 
 
-def write_store(folder: pathlib.Path) -> RowStore:
+def write_store(folder: pathlib.Path) -> PackedDataset:
     """Documents of tokens of which each is half as frequent as the one before it."""
     rng, statistics = np.random.default_rng(0), {}
     for split, count in (("train", 200), ("heldout", 20)):
@@ -30,7 +30,7 @@ def write_store(folder: pathlib.Path) -> RowStore:
         statistics[split] = {"rows": len(rows), **numbers}
         if split == "train":
             np.save(folder / "aa.counts.npy", np.bincount(tokens.reshape(-1), minlength=VOCAB))
-    return RowStore(folder, VOCAB, L, "", SPECIAL_IDS, {"aa": statistics}, {})
+    return PackedDataset(folder, VOCAB, L, "", SPECIAL_IDS, {"aa": statistics}, {})
 
 
 class LearningTest(absltest.TestCase):
@@ -39,11 +39,11 @@ class LearningTest(absltest.TestCase):
         config.model.update(num_layers=1, max_length=L)
         config.mesh.vocab_multiple = 8
         config.output_layer.update(
-            k=8, capacity=VOCAB, refresh_every=10, exact_fraction=0.0, frequency_bias=False
+            k=8, capacity=VOCAB, refresh_every=10, full_softmax_fraction=0.0, frequency_bias=False
         )
         config.optimizer.learning_rate = 0.03
         config.train.update(num_steps=NUM_STEPS, batch_size=16, checkpoint_every=NUM_STEPS)
-        config.evaluation.max_rows = 0
+        config.evaluation.max_sequences = 0
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         store = write_store(folder)
         mesh_settings = data_builders.settings(MeshSettings, config.mesh, "mesh")

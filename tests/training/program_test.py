@@ -18,7 +18,7 @@ from builders import model as builders
 from builders import objectives, streams
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
-from input_pipeline.row_store import RowStore, SpecialIds, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds, pack_rows
 from models.encoder import output_table
 from objectives.masked_lm import NEIGHBOURS, TABLE
 from training.checkpoint import restore_latest
@@ -45,7 +45,7 @@ def config(variant: str):
     )
     config.mesh.vocab_multiple = 8
     layer = config.output_layer
-    layer.update(k=4, capacity=140, refresh_every=3, exact_fraction=0.0)
+    layer.update(k=4, capacity=140, refresh_every=3, full_softmax_fraction=0.0)
     config.optimizer.warmup_steps = 2
     config.train.update(num_steps=8, batch_size=8, log_every=1, evaluate_every=2)
     config.train.checkpoint_every = 2
@@ -62,7 +62,7 @@ def config(variant: str):
     return config
 
 
-def write_store(folder: pathlib.Path) -> RowStore:
+def write_store(folder: pathlib.Path) -> PackedDataset:
     """Rows of random documents in two languages."""
     special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
     rng = np.random.default_rng(0)
@@ -80,11 +80,11 @@ def write_store(folder: pathlib.Path) -> RowStore:
         np.save(folder / f"set.{language}.bitext.npy", sentences.reshape(-1).astype(np.uint16))
         np.save(folder / f"set.{language}.ends.npy", np.arange(6, 126, 6))
     bitexts = {"set": tuple(statistics)}
-    return RowStore(folder, VOCAB, L, "", special, statistics, {}, bitexts)
+    return PackedDataset(folder, VOCAB, L, "", special, statistics, {}, bitexts)
 
 
 @functools.cache
-def store() -> RowStore:
+def store() -> PackedDataset:
     folder = tempfile.TemporaryDirectory()
     store.folder = folder  # removed when the process ends
     return write_store(pathlib.Path(folder.name))

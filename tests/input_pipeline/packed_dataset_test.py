@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import row_store
-from input_pipeline.row_store import RowStore, SpecialIds
+from input_pipeline import packed_dataset
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 
 _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
@@ -20,7 +20,7 @@ def _documents(*lengths: int) -> list[np.ndarray]:
 
 
 def _pack(documents: list[np.ndarray], length: int = 16) -> np.ndarray:
-    return row_store.pack_rows(documents, length, _SPECIAL, np.dtype(np.uint16))
+    return packed_dataset.pack_rows(documents, length, _SPECIAL, np.dtype(np.uint16))
 
 
 def _segments(row: np.ndarray) -> tuple[list[list[int]], int]:
@@ -104,7 +104,9 @@ class PackRowsTest(parameterized.TestCase):
 
 class PadSentencesTest(absltest.TestCase):
     def test_one_row_per_sentence_cut_to_length(self):
-        rows = row_store.pad_sentences(_documents(3, 0, 6, 9), 8, _SPECIAL, np.dtype(np.uint32))
+        rows = packed_dataset.pad_sentences(
+            _documents(3, 0, 6, 9), 8, _SPECIAL, np.dtype(np.uint32)
+        )
         self.assertEqual(rows.dtype, np.uint32)
         self.assertEqual(
             rows.tolist(),
@@ -117,15 +119,15 @@ class PadSentencesTest(absltest.TestCase):
         )
 
 
-class RowStoreTest(parameterized.TestCase):
+class PackedDatasetTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.store = RowStore(
+        self.store = PackedDataset(
             folder=self.folder,
             vocab_size=1000,
             length=16,
-            tokenizer=row_store.tokenizer_hash(b"a tokenizer"),
+            tokenizer=packed_dataset.tokenizer_hash(b"a tokenizer"),
             special=_SPECIAL,
             statistics={"sw": {"train": {"rows": 2}}, "en": {"train": {"rows": 3}}},
             parallel={"core": ["en", "sw"]},
@@ -135,13 +137,13 @@ class RowStoreTest(parameterized.TestCase):
         (1000, np.uint16), (65_535, np.uint16), (65_536, np.uint16), (65_537, np.uint32)
     )
     def test_the_id_type_is_the_smallest_that_holds_every_id(self, vocab_size, expected):
-        dtype = row_store.id_dtype(vocab_size)
+        dtype = packed_dataset.id_dtype(vocab_size)
         self.assertEqual(dtype, expected)
         self.assertLess(vocab_size - 1, 1 << 8 * dtype.itemsize)
 
     def test_a_store_comes_back_as_it_was_written(self):
         self.store.write_meta()
-        opened = RowStore.open(self.folder)
+        opened = PackedDataset.open(self.folder)
         self.assertEqual(opened, self.store)
         self.assertEqual(opened.languages, ("en", "sw"))
 
@@ -158,11 +160,11 @@ class RowStoreTest(parameterized.TestCase):
     def test_a_store_that_is_not_finished_cannot_be_opened(self):
         np.save(self.folder / "en.train.npy", _pack(_documents(40)))
         with self.assertRaisesRegex(ValueError, "no finished row store; run prepare_data.py"):
-            RowStore.open(self.folder)
+            PackedDataset.open(self.folder)
 
     def test_another_tokenizer_is_an_error_that_names_both(self):
         self.store.check_tokenizer(b"a tokenizer", pathlib.Path("a.model"))
-        found = row_store.tokenizer_hash(b"another")
+        found = packed_dataset.tokenizer_hash(b"another")
         self.assertNotEqual(found, self.store.tokenizer)
         words = f"{self.store.tokenizer[:12]}.*b.model is tokenizer {found[:12]}.*prepare_data.py"
         with self.assertRaisesRegex(ValueError, words):

@@ -121,7 +121,7 @@ class Sentences:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowStore:
+class PackedDataset:
     """A row store opened for reading.
 
     Attributes:
@@ -146,7 +146,7 @@ class RowStore:
     bitexts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: pathlib.Path) -> "RowStore":
+    def open(cls, folder: pathlib.Path) -> "PackedDataset":
         """Opens a finished row store.
 
         Raises:
