@@ -1,4 +1,4 @@
-"""The row store: packed rows of token ids on disk, memory-mapped when read.
+"""The packed dataset: packed rows of token ids on disk, memory-mapped when read.
 
 A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [rows, L] uint16 or
 uint32, one `<lang>.counts.npy`, [V] int64 occurrences in the training text, and one
@@ -122,7 +122,7 @@ class Sentences:
 
 @dataclasses.dataclass(frozen=True)
 class PackedDataset:
-    """A row store opened for reading.
+    """A packed dataset opened for reading.
 
     Attributes:
       folder: where it lies.
@@ -147,14 +147,14 @@ class PackedDataset:
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> "PackedDataset":
-        """Opens a finished row store.
+        """Opens a finished packed dataset.
 
         Raises:
           ValueError: there is none in `folder`, or its preparation was not finished.
         """
         if not (folder / "meta.json").exists():
             raise ValueError(
-                f"{folder} holds no finished row store; run prepare_data.py with the same "
+                f"{folder} holds no finished packed dataset; run prepare_data.py with the same "
                 "--config and --workdir first"
             )
         meta = artifacts.read_json(folder / "meta.json")
@@ -189,7 +189,7 @@ class PackedDataset:
         found = tokenizer_hash(model)
         if found != self.tokenizer:
             raise ValueError(
-                f"the row store {self.folder} was made with tokenizer {self.tokenizer[:12]}, but "
+                f"the packed dataset {self.folder} was made with tokenizer {self.tokenizer[:12]}, but "
                 f"{path} is tokenizer {found[:12]}; run prepare_data.py again into a new folder, "
                 "or point to the tokenizer it was made with"
             )

@@ -159,7 +159,7 @@ class PackedDatasetTest(parameterized.TestCase):
 
     def test_a_store_that_is_not_finished_cannot_be_opened(self):
         np.save(self.folder / "en.train.npy", _pack(_documents(40)))
-        with self.assertRaisesRegex(ValueError, "no finished row store; run prepare_data.py"):
+        with self.assertRaisesRegex(ValueError, "no finished packed dataset; run prepare_data.py"):
             PackedDataset.open(self.folder)
 
     def test_another_tokenizer_is_an_error_that_names_both(self):
