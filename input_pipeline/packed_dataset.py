@@ -190,8 +190,8 @@ class PackedDataset:
         if found != self.tokenizer:
             raise ValueError(
                 f"the packed dataset {self.folder} was made with tokenizer {self.tokenizer[:12]}, "
-                f"but {path} is tokenizer {found[:12]}; run prepare_data.py again into a new folder, "
-                "or point to the tokenizer it was made with"
+                f"but {path} is tokenizer {found[:12]}; run prepare_data.py again into a new "
+                "folder, or point to the tokenizer it was made with"
             )
 
     def write_meta(self) -> None:
