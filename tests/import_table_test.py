@@ -53,7 +53,7 @@ THEIRS = {
     "input_pipeline": {"tensorflow", "tensorflow_datasets", "sentencepiece"},
     "models":         {"jax", "flax"},
     "objectives":     {"jax", "flax", "optax"},
-    "training":       {"jax", "flax", "optax", "orbax"},
+    "training":       {"jax", "flax", "optax", "orbax", "tensorboardX"},
     "evaluation":     {"jax", "matplotlib", "scipy", "seqeval", "sklearn"},
     "interop":        {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes"},
     "launch":         {"ml_collections", "xmanager"},

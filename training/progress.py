@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,6 @@ from training.metrics import MetricsWriter
 from training.settings import TrainSettings
 from training.state import TrainState
 from training.step import TrainFunctions
-from training.tensorboard import EventWriter
 
 # Called with the state; returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
@@ -45,11 +45,12 @@ class Progress:
         self._is_writer = jax.process_index() == 0
         self._pending: tuple[int, LossAndMetrics] | None = None
         self._pending_refresh: tuple[int, LossAndMetrics] | None = None
+        self._events = None
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
             if settings.tensorboard:
-                self._events = EventWriter(folder / "tensorboard", step)
+                self._events = _event_writer(folder / "tensorboard", step)
         self._bar = tqdm.tqdm(
             total=settings.num_steps,
             initial=step,
@@ -69,6 +70,8 @@ class Progress:
 
     def __exit__(self, *exception) -> None:
         self._bar.close()
+        if self._events is not None:
+            self._events.close()
         if self._profiling:
             jax.profiler.stop_trace()
 
@@ -161,8 +164,13 @@ class Progress:
     def _record(self, values: Mapping[str, float], step: int) -> None:
         if self._is_writer:
             self._metrics.write(step, values)
-            if self._settings.tensorboard:
-                self._events.write(step, values)
+            self._record_events(values, step)
+
+    def _record_events(self, values: Mapping[str, float], step: int) -> None:
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()  # or a run that is killed would lose them
 
     def _record_speed(self, step: int) -> None:
         last_step, last_time, last_work = self._clock
@@ -179,5 +187,13 @@ class Progress:
             peak = self._settings.peak_flops * self._functions.mesh.size
             values["flop_utilization"] = flops / peak
         self._speed.write(step, values)
-        if self._settings.tensorboard:
-            self._events.write(step, {f"speed/{name}": value for name, value in values.items()})
+        self._record_events({f"speed/{name}": value for name, value in values.items()}, step)
+
+
+def _event_writer(folder: pathlib.Path, step: int) -> Any:
+    """Writer of an event file of its own, which takes back what older ones say of later steps."""
+    from tensorboardX import SummaryWriter  # slow where PyTorch is there, which it imports
+
+    # Runs that go on within a second would share a file.
+    suffix = f".{os.getpid()}.{step}"
+    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=suffix)

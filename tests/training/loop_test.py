@@ -1,5 +1,6 @@
 """The loop with a toy objective: intervals, refreshes, checkpoints, losses that are not finite."""
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -126,6 +127,19 @@ class TokenData(Data):
             yield "tokens", {"tokens": np.ones((2 if step % 2 else 4, 7), np.int32)}
 
 
+def events(path: pathlib.Path) -> list[tuple[int, str, np.float32]]:
+    """Step, name and value of each scalar of an event file, read by TensorFlow; and its start."""
+    import tensorflow as tf
+
+    found = []
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        event = tf.compat.v1.Event.FromString(record)
+        found += [(event.step, v.tag, np.float32(v.simple_value)) for v in event.summary.value]
+        if event.session_log.status == event.session_log.START and event.step:
+            found.append((event.step, "start", np.float32(1)))
+    return found
+
+
 class TestCase(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -178,6 +192,32 @@ class IntervalsTest(TestCase):
         np.testing.assert_allclose(found, schedule[1::2], rtol=1e-5)
         gradient = 0.5 * 2 / np.sqrt(100 - 4 * schedule[0])
         self.assertAlmostEqual(records[0]["train/grad_norm"], 2 * gradient, delta=1e-4)
+
+    def test_metrics_and_speed_for_tensorboard(self):
+        settings = dataclasses.replace(SETTINGS, tensorboard=True)
+
+        def run(stop_at: int = NUM_STEPS):
+            with contextlib.suppress(Stopped):
+                train(
+                    self.functions, settings, self.folder, Data(),
+                    evaluators=[lambda state: {"eval/sum": float(state.params["w"].sum())}],
+                    should_stop=lambda step: step == stop_at,
+                )  # fmt: skip
+
+        run(stop_at=6)
+        run()
+        first, second = (events(path) for path in sorted((self.folder / "tensorboard").iterdir()))
+        self.assertEqual(max(step for step, _, _ in first), 6)
+        # What the older file says of later steps is taken back.
+        self.assertEqual(second[0], (7, "start", 1))
+        recorded = [
+            (record["step"], prefix + name, np.float32(value))
+            for prefix, path in (("", "metrics.jsonl"), ("speed/", "speed.jsonl"))
+            for record in read_metrics(self.folder / path)
+            for name, value in record.items()
+            if name != "step"
+        ]
+        self.assertCountEqual([one for one in first + second if one[1] != "start"], recorded)
 
     def test_extra_state_is_renewed_when_due_and_from_the_parameters(self):
         steps = []
