@@ -177,7 +177,7 @@ def _check_labels(
 ) -> None:
     """Checks that every example can be trained or scored on, before any time is spent on it."""
     if task.kind == "extractive_qa":
-        without = [not one.answers and task.name != "squad2" for one in examples]
+        without = [not one.answers and not task.has_unanswerable for one in examples]
     elif task.kind == "tagging":
         without = [not one.tags for one in examples]
     else:

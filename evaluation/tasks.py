@@ -1,7 +1,7 @@
 """What a fine-tuned model says of a task's examples, and how right it is."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -162,7 +162,7 @@ def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float 
 
     None for tasks in which every question has an answer (all but SQuAD 2.0).
     """
-    if task.name != "squad2":
+    if not task.has_unanswerable:
         return None
     threshold, _ = questions.best_null_threshold(*_answered(data, decided))
     return threshold
@@ -203,11 +203,10 @@ def score(
         names = task.labels
         gold = [[names[tag] for tag in example.tags] for example in examples]
         found = [[names[tag] for tag in tags] for tags in decided]
-        scorers: Mapping[str, Callable] = {"udpos": tagging.part_of_speech_scores}
-        return scorers.get(task.name, tagging.entity_scores)(gold, found)
+        return tagging.SCORERS[task.scorer](gold, found)
     gold_answers, texts, differences = _answered(data, decided)
-    if task.name != "squad2":
-        normalize = questions.normalizer(task.name, data.language)
+    if not task.has_unanswerable:
+        normalize = questions.normalizer(task.normalizer, data.language)
         return questions.answer_scores(gold_answers, texts, normalize)
     if threshold is None:
         threshold = null_threshold(task, data, decided)

@@ -15,9 +15,7 @@ from input_pipeline.tasks.tasks import TASKS
 
 RESULTS = "results.json"
 # The tasks of XTREME's average, in its order; the last two are retrieval, which VoCap leaves out.
-XTREME = (
-    "xnli", "pawsx", "udpos", "wikiann", "xquad", "mlqa", "tydiqa", "bucc", "tatoeba",
-)  # fmt: skip
+XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
 _PIVOT = "en"
 

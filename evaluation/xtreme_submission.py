@@ -16,8 +16,6 @@ from common import artifacts
 from evaluation.xtreme_runs import XTREME, Run, Variant
 from input_pipeline.tasks.tasks import TASKS
 
-_NAMES = {"wikiann": "panx", "bucc": "bucc2018"}
-
 
 def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
     """Writes the predictions of one model in one setting; of the best seed on development data.
@@ -43,7 +41,7 @@ def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str,
         runs[one.task] = _best_seed(one.runs)
     missing = {}
     for task in XTREME:
-        name = _NAMES.get(task, task)
+        name = TASKS[task].xtreme_name
         run = runs.get(task)
         written: list[str] = []
         if run is not None and run.split == "test":

@@ -36,13 +36,13 @@ _ARTICLES = {
 _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
-def normalizer(task: str, language: str) -> Normalize:
-    """The normalisation of answers that `task` is scored by in `language`.
+def normalizer(rule: str, language: str) -> Normalize:
+    """Return the normalisation of answers in `language` by a rule, "squad" or "mlqa".
 
     Raises:
       ValueError: MLQA has no rule for the language.
     """
-    if task != "mlqa":
+    if rule == "squad":
         return normalize_squad
     if language not in _ARTICLES:
         raise ValueError(

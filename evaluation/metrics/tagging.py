@@ -75,3 +75,6 @@ def _check(gold: Tags, predicted: Tags) -> None:
             raise ValueError(
                 f"sentence {number}: {len(found)} predicted tags for {len(right)} words"
             )
+
+
+SCORERS = {"entities": entity_scores, "part_of_speech": part_of_speech_scores}

@@ -14,19 +14,6 @@ from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import Answer, QuestionExample
 from input_pipeline.tasks.tasks import Task
 
-# The ids of TyDiQA-GoldP begin with the language.
-_TYDI_LANGUAGES = {
-    "arabic": "ar",
-    "bengali": "bn",
-    "english": "en",
-    "finnish": "fi",
-    "indonesian": "id",
-    "korean": "ko",
-    "russian": "ru",
-    "swahili": "sw",
-    "telugu": "te",
-}
-
 
 def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, QuestionExample]]:
     """Yields (language, example) of a file; the language is None unless TyDiQA's ids tell it.
@@ -64,8 +51,8 @@ def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None,
 
 
 def language_of_id(question_id: str, task: Task) -> str | None:
-    """The language that an id of TyDiQA names; None in other datasets."""
-    return _TYDI_LANGUAGES.get(question_id.split("-")[0]) if task.name == "tydiqa" else None
+    """Return the language that an id names, as TyDiQA's do; None in other datasets."""
+    return task.id_languages.get(question_id.split("-")[0])
 
 
 def check_answers(examples: Iterable[QuestionExample], where: str) -> None:

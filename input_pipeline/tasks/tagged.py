@@ -39,7 +39,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     first = _PREFIX.match(words[0][1])
     prefix = first[0] if first and all(word.startswith(first[0]) for _, word, _ in words) else ""
     for sentence in sentences:
-        if task.name == "udpos":
+        if task.skips_underscores:
             sentence = [word for word in sentence if _NOTHING not in word[1:]]
         tags = [_tag(word, task) for word in sentence] if has_tags else []
         texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)

@@ -1,8 +1,13 @@
-"""The downstream tasks: what each predicts, in which languages, and how it is measured."""
+"""The downstream tasks, a record each: data, labels, languages, metrics and rules of scoring.
+
+A new task of a known kind is an entry of `_ALL` and a config in configs/finetune/; nothing else
+goes by a task's name.
+"""
 
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 KINDS = ("classification", "regression", "tagging", "extractive_qa", "retrieval", "mining")
 
@@ -16,6 +21,14 @@ _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 _NO_LABEL = "-1"
 
 
+class Columns(NamedTuple):
+    """Names that the columns of a TSV file may have, the best one first; no `pair` of one text."""
+
+    text: tuple[str, ...]
+    pair: tuple[str, ...]
+    label: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A downstream task.
@@ -25,9 +38,21 @@ class Task:
       kind: one of `KINDS`.
       labels: the classes or tags, in the dataset's order; a label may also be given by number.
       languages: those of the dataset that XTREME or the dataset's paper reports, sorted.
-      metrics: what is computed; the first one is reported.
+      metrics: all that are computed; the first one is reported.
       tfds: by split, the pattern that reads it from tensorflow-datasets, "tfds:NAME:SPLIT".
-      tfds_codes: what tensorflow-datasets calls a language, where that is not its code.
+      tfds_codes: names of languages in tensorflow-datasets, where they are not their codes.
+      tfds_texts: its features of the text and of the second text, None of a single one.
+      tfds_label: its feature of the label or the tags.
+      columns: of TSV files, for classification and regression.
+      headerless: columns of TSV files without a header, told apart by their number.
+      has_broken_lines: whether the distributed files have some, which everyone leaves out
+        (tensorflow-datasets, Hugging Face), as long as they are few.
+      skips_underscores: whether words whose form or tag is "_" are no words (CoNLL-U).
+      id_languages: languages by the beginning of an example's id, up to "-".
+      scorer: of tagging: "entities", or "part_of_speech" for each tag on its own.
+      normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
+      has_unanswerable: whether "no answer" may be right.
+      xtreme_name: name in XTREME's submissions; "" of a task that it does not have.
     """
 
     name: str
@@ -37,6 +62,17 @@ class Task:
     metrics: tuple[str, ...]
     tfds: Mapping[str, str] | None
     tfds_codes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tfds_texts: tuple[str, str | None] = ("sentence1", "sentence2")
+    tfds_label: str = "label"
+    columns: Columns | None = None
+    headerless: tuple[tuple[str, ...], ...] = ()
+    has_broken_lines: bool = False
+    skips_underscores: bool = False
+    id_languages: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    scorer: str = "entities"
+    normalizer: str = "squad"
+    has_unanswerable: bool = False
+    xtreme_name: str = ""
 
     def label(self, text: str, where: str) -> int | float | None:
         """The label that `text` stands for: a score, an index into `labels`, None if hidden.
@@ -72,15 +108,34 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+# Columns as the datasets' authors name them.
+_PREMISE = Columns(
+    ("premise", "sentence1"), ("hypothesis", "hypo", "sentence2"), ("gold_label", "label")
+)
+_PAIR = Columns(
+    ("sentence1", "#1 String"), ("sentence2", "#2 String"), ("label", "Quality", "score")
+)
+_QUESTIONS = Columns(("question1",), ("question2",), ("is_duplicate", "label"))
+_SENTENCE = Columns(("sentence",), (), ("label",))
+# Files that XTREME's scripts make, and its translations.
+_XTREME = (
+    ("sentence1", "sentence2", "label"),
+    ("english 1", "english 2", "sentence1", "sentence2", "label"),
+)
+_PREMISE_TFDS = ("premise", "hypothesis")
+
+
 def _glue(
     name: str,
     labels: tuple[str, ...],
     metrics: tuple[str, ...],
+    columns: Columns,
     splits: tuple[str, ...] = ("train", "validation", "test"),
+    **more: Any,
 ) -> Task:
     tfds = {split: f"tfds:glue/{name}:{split}" for split in splits}
     kind = "classification" if labels else "regression"
-    return Task(name, kind, labels, ("en",), metrics, tfds)
+    return Task(name, kind, labels, ("en",), metrics, tfds, columns=columns, **more)
 
 
 # Universal POS tags, version 2.
@@ -99,6 +154,10 @@ _ALL = [
             "validation": "tfds:xnli:validation",
             "test": "tfds:xnli:test",
         },
+        tfds_texts=_PREMISE_TFDS,
+        columns=_PREMISE,
+        headerless=_XTREME,
+        xtreme_name="xnli",
     ),
     Task(
         "pawsx",
@@ -112,6 +171,10 @@ _ALL = [
             "validation": "tfds:paws_x_wiki/{language}:validation",
             "test": "tfds:paws_x_wiki/{language}:test",
         },
+        columns=_PAIR,
+        headerless=_XTREME,
+        has_broken_lines=True,
+        xtreme_name="pawsx",
     ),
     Task(
         "americasnli",
@@ -120,6 +183,8 @@ _ALL = [
         _words("aym bzd cni gn hch nah oto quy shp tar"),
         ("accuracy",),
         {"train": "tfds:glue/mnli:train"},
+        tfds_texts=_PREMISE_TFDS,
+        columns=_PREMISE,
     ),
     Task(
         "udpos",
@@ -137,6 +202,10 @@ _ALL = [
         },
         # tensorflow-datasets reads the Tagalog treebanks for "ta" and the Tamil ones for "tl".
         {"ta": "tl", "tl": "ta"},
+        tfds_label="upos",
+        skips_underscores=True,
+        scorer="part_of_speech",
+        xtreme_name="udpos",
     ),
     Task(
         "wikiann",
@@ -152,6 +221,8 @@ _ALL = [
             "validation": "tfds:wikiann/{language}:validation",
             "test": "tfds:wikiann/{language}:test",
         },
+        tfds_label="tags",
+        xtreme_name="panx",
     ),
     Task(
         "xquad",
@@ -165,6 +236,7 @@ _ALL = [
             "validation": "tfds:squad/v1.1:validation",
             "test": "tfds:xquad/{language}:test",
         },
+        xtreme_name="xquad",
     ),
     Task(
         "mlqa",
@@ -178,6 +250,8 @@ _ALL = [
             "validation": "tfds:mlqa/{language}:validation",
             "test": "tfds:mlqa/{language}:test",
         },
+        normalizer="mlqa",
+        xtreme_name="mlqa",
     ),
     Task(
         "tydiqa",
@@ -191,6 +265,18 @@ _ALL = [
             "validation": "tfds:tydi_qa/goldp:validation-{language}",
             "test": "tfds:tydi_qa/goldp:validation-{language}",
         },
+        id_languages={
+            "arabic": "ar",
+            "bengali": "bn",
+            "english": "en",
+            "finnish": "fi",
+            "indonesian": "id",
+            "korean": "ko",
+            "russian": "ru",
+            "swahili": "sw",
+            "telugu": "te",
+        },
+        xtreme_name="tydiqa",
     ),
     Task(
         "squad",
@@ -207,9 +293,18 @@ _ALL = [
         ("en",),
         ("f1", "exact_match"),
         {"train": "tfds:squad/v2.0:train", "validation": "tfds:squad/v2.0:validation"},
+        has_unanswerable=True,
     ),
     # tensorflow-datasets has the pairs of BUCC alone, not the text that they are to be found in.
-    Task("bucc", "mining", (), _words("de fr ru zh"), ("f1", "precision", "recall"), None),
+    Task(
+        "bucc",
+        "mining",
+        (),
+        _words("de fr ru zh"),
+        ("f1", "precision", "recall"),
+        None,
+        xtreme_name="bucc2018",
+    ),
     Task(
         "tatoeba",
         "retrieval",
@@ -220,16 +315,32 @@ _ALL = [
         ),
         ("accuracy",),
         {"test": "tfds:tatoeba/tatoeba_{language}:train"},
+        xtreme_name="tatoeba",
     ),
-    _glue("cola", _YES_NO, ("matthews",)),
-    _glue("sst2", _YES_NO, ("accuracy",)),
-    _glue("mrpc", _YES_NO, ("f1", "accuracy")),
-    _glue("stsb", (), ("pearson", "spearman")),
-    _glue("qqp", _YES_NO, ("f1", "accuracy")),
+    _glue(
+        "cola",
+        _YES_NO,
+        ("matthews",),
+        _SENTENCE,
+        tfds_texts=("sentence", None),
+        headerless=(("source", "label", "mark", "sentence"),),
+    ),
+    _glue("sst2", _YES_NO, ("accuracy",), _SENTENCE, tfds_texts=("sentence", None)),
+    _glue("mrpc", _YES_NO, ("f1", "accuracy"), _PAIR),
+    _glue("stsb", (), ("pearson", "spearman"), _PAIR),
+    _glue(
+        "qqp",
+        _YES_NO,
+        ("f1", "accuracy"),
+        _QUESTIONS,
+        tfds_texts=("question1", "question2"),
+        has_broken_lines=True,
+    ),
     _glue(
         "mnli",
         _NLI,
         ("accuracy",),
+        _PREMISE,
         (
             "train",
             "validation_matched",
@@ -237,9 +348,16 @@ _ALL = [
             "test_matched",
             "test_mismatched",
         ),
+        tfds_texts=_PREMISE_TFDS,
     ),
-    _glue("qnli", _TWO_WAY_NLI, ("accuracy",)),
-    _glue("rte", _TWO_WAY_NLI, ("accuracy",)),
+    _glue(
+        "qnli",
+        _TWO_WAY_NLI,
+        ("accuracy",),
+        Columns(("question",), ("sentence",), ("label",)),
+        tfds_texts=("question", "sentence"),
+    ),
+    _glue("rte", _TWO_WAY_NLI, ("accuracy",), _PAIR),
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

@@ -1,7 +1,7 @@
 """Texts and pairs of texts with a label, as the datasets' authors distribute them: TSV.
 
-One reader for all: a table says what each task's columns may be called, another one what the files
-without a header hold. Cells are never quoted: in these datasets a quotation mark is text.
+One reader for all: the task says what its columns may be called, and what files without a header
+hold. Cells are never quoted: in these datasets a quotation mark is text.
 """
 
 import dataclasses
@@ -13,39 +13,10 @@ from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import Task
 
-# Names of the columns of text, of the second text, and of the label, the best one first.
-_NLI = (("premise", "sentence1"), ("hypothesis", "hypo", "sentence2"), ("gold_label", "label"))
-_PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"), ("label", "Quality", "score"))
-_SINGLE: tuple[tuple[str, ...], ...] = (("sentence",), (), ("label",))
-COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "xnli": _NLI,
-    "americasnli": _NLI,
-    "mnli": _NLI,
-    "rte": _PAIR,
-    "pawsx": _PAIR,
-    "mrpc": _PAIR,
-    "stsb": _PAIR,
-    "qqp": (("question1",), ("question2",), ("is_duplicate", "label")),
-    "qnli": (("question",), ("sentence",), ("label",)),
-    "cola": _SINGLE,
-    "sst2": _SINGLE,
-}
-# Files without a header: CoLA's own, and those that XTREME's scripts make and its translations.
-_XTREME = ("english 1", "english 2", "sentence1", "sentence2", "label")
-_HEADERLESS = {
-    ("cola", 4): ("source", "label", "mark", "sentence"),
-    **{
-        (task, len(names)): names
-        for task in ("xnli", "pawsx")
-        for names in (("sentence1", "sentence2", "label"), _XTREME)
-    },
-}
 _LANGUAGE = "language"
 # Examples of SNLI and MNLI on whose label the annotators did not agree.
 _NO_AGREEMENT = "-"
-# The distributed files of these have some broken rows, which everyone leaves out
-# (tensorflow-datasets, Hugging Face), as long as they are few.
-_BROKEN_ROWS = ("qqp", "pawsx")
+# Share of the lines of a file that may be broken, of tasks that have such.
 _MAX_BROKEN = 0.01
 
 
@@ -79,7 +50,7 @@ def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None
         try:
             found = _example(line.split("\t"), columns, task, where)
         except ValueError as error:
-            if task.name not in _BROKEN_ROWS:
+            if not task.has_broken_lines:
                 raise
             broken.append(str(error))
             continue
@@ -94,7 +65,8 @@ def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None
 
 def _columns(where: str, line: str, task: Task) -> _Columns:
     cells: Sequence[str] = [cell.strip() for cell in line.split("\t")]
-    texts, pairs, labels = COLUMNS[task.name]
+    assert task.columns is not None, f"{task.name} is not read from columns"
+    texts, pairs, labels = task.columns
     has_header = any(name in cells for name in texts)
     if not has_header:
         cells = _headerless(cells, task)
@@ -116,7 +88,7 @@ def _columns(where: str, line: str, task: Task) -> _Columns:
 
 def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
     """Names of the columns of a file that begins with a row; none where it is not known."""
-    names = _HEADERLESS.get((task.name, len(cells)), ())
+    names = next((names for names in task.headerless if len(names) == len(cells)), ())
     if len(names) == 3:  # as many as a header of other names may have, of which none is a label
         try:
             task.label(cells[-1], "")

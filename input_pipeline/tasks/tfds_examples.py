@@ -19,18 +19,6 @@ from input_pipeline.tasks.examples import (
 from input_pipeline.tasks.tasks import Task
 
 _PREFIX = "tfds:"
-# Features of text, and of the second text where there is one, of classifications and regressions.
-_TEXTS = {
-    "xnli": ("premise", "hypothesis"),
-    "americasnli": ("premise", "hypothesis"),
-    "mnli": ("premise", "hypothesis"),
-    "qqp": ("question1", "question2"),
-    "qnli": ("question", "sentence"),
-    "cola": ("sentence", None),
-    "sst2": ("sentence", None),
-}
-_PAIR = ("sentence1", "sentence2")
-_TAGS = {"udpos": "upos", "wikiann": "tags"}
 
 
 def is_tfds(pattern: str) -> bool:
@@ -63,12 +51,12 @@ def read_examples(
         for example in examples:
             yield questions.language_of_id(example.id, task), example
         return
-    label = features[_TAGS.get(task.name, "label")]
+    label = features[task.tfds_label]
     _check_labels(getattr(label, "feature", label), task, pattern)
     for number, row in enumerate(rows):
         if task.kind == "tagging":
             words = tuple(word.decode("utf-8") for word in row["tokens"])
-            tags = tuple(int(tag) for tag in row[_TAGS[task.name]])
+            tags = tuple(int(tag) for tag in row[task.tfds_label])
             yield None, TaggedExample("", words, tags)
         else:
             yield from _text_example(row, task, language, f"{pattern}, example {number}")
@@ -121,7 +109,7 @@ def _text(value: bytes) -> str:
 def _text_example(
     row: dict[str, Any], task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, TextExample]]:
-    one, two = _TEXTS.get(task.name, _PAIR)
+    one, two = task.tfds_texts
     texts, found = [row[name] for name in (one, two) if name], None
     if isinstance(texts[0], dict):  # XNLI: all languages in one row, the second text as two lists
         names, values = texts[1]["language"], texts[1]["translation"]
@@ -129,7 +117,7 @@ def _text_example(
         if language not in translations:
             return
         texts, found = [texts[0][language], translations[language]], language
-    label = task.label(str(row["label"]).removesuffix(".0"), where)
+    label = task.label(str(row[task.tfds_label]).removesuffix(".0"), where)
     pair = _text(texts[1]) if two else None
     yield found, TextExample("", _text(texts[0]), pair, label)
 

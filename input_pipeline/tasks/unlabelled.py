@@ -13,7 +13,6 @@ from input_pipeline.tasks.examples import (
 )
 from input_pipeline.tasks.questions import read_questions
 from input_pipeline.tasks.tasks import Task
-from input_pipeline.tasks.text_pairs import COLUMNS
 
 
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[Example]:
@@ -37,7 +36,8 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[Example]:
         return [example for _, example in read_questions(path, task)]
     if task.kind == "tagging":
         return [TaggedExample(name, tuple(line.split()), ()) for name, _, line in _lines(path)]
-    columns = 2 if task.kind == "extractive_qa" or COLUMNS[task.name][1] else 1
+    has_pair = task.columns is not None and bool(task.columns.pair)
+    columns = 2 if task.kind == "extractive_qa" or has_pair else 1
     found: list[Example] = []
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in line.split("\t")]

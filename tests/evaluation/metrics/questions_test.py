@@ -7,11 +7,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.metrics import questions
+from input_pipeline.tasks.tasks import TASKS
 
 
 def scores(task: str, language: str, predicted: str, *gold: str) -> tuple[float, float]:
     """F1 and exact match of one answer."""
-    normalize = questions.normalizer(task, language)
+    normalize = questions.normalizer(TASKS[task].normalizer, language)
     found = questions.answer_scores({"q": gold}, {"q": predicted}, normalize)
     return found["f1"], found["exact_match"]
 

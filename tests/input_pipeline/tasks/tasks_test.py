@@ -1,0 +1,59 @@
+"""A task's record is the one place that knows it."""
+
+import ast
+import importlib
+import pathlib
+
+from absl.testing import absltest, parameterized
+
+from evaluation.metrics import questions, tagging
+from input_pipeline.tasks.tasks import KINDS, TASKS
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# The record, and the folder of a task's own configs. Studies and benchmarks are of chosen tasks.
+KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "studies/", "benchmarks/", "tests/")
+
+
+class TasksTest(parameterized.TestCase):
+    def test_nothing_else_goes_by_the_name_of_a_task(self):
+        names = set(TASKS) - {"squad", "mlqa"}  # which are names of rules, too
+        for path in sorted(ROOT.glob("[a-z]*/**/*.py")) + sorted(ROOT.glob("*.py")):
+            relative = str(path.relative_to(ROOT))
+            if relative.startswith(KNOW_NAMES):
+                continue
+            strings = {
+                node.value
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+            self.assertEmpty(names & strings, relative)
+
+    @parameterized.parameters(*TASKS.values())
+    def test_a_record_is_whole(self, task):
+        self.assertIn(task.kind, KINDS)
+        self.assertNotEmpty(task.metrics)
+        self.assertEqual(list(task.languages), sorted(task.languages))
+        is_text = task.kind in ("classification", "regression")
+        self.assertEqual(task.columns is not None, is_text)
+        if is_text:
+            # As many texts from tensorflow-datasets as from files.
+            self.assertEqual(bool(task.columns.pair), task.tfds_texts[1] is not None)
+            for names in task.headerless:
+                self.assertTrue(set(names) & set(task.columns.text))
+        self.assertEqual(bool(task.labels), task.kind in ("classification", "tagging"))
+        self.assertIn(task.scorer, tagging.SCORERS)
+        self.assertTrue(callable(questions.normalizer(task.normalizer, "en")))
+
+    def test_every_task_has_a_config(self):
+        configs = {
+            path.stem: importlib.import_module(f"configs.finetune.{path.stem}")
+            for path in (ROOT / "configs" / "finetune").glob("*.py")
+        }
+        several = {name for one in configs.values() for name in getattr(one, "TASKS", ())}
+        several |= {name for one in configs.values() if isinstance(getattr(one, "TASKS", ()), dict)
+                    for name in one.TASKS.values()}  # fmt: skip
+        self.assertEmpty(set(TASKS) - set(configs) - several)
+
+
+if __name__ == "__main__":
+    absltest.main()
