@@ -1,0 +1,90 @@
+"""What the documentation names exists."""
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+
+from absl.testing import absltest, parameterized
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
+# Paths below a room, and commands. Not those of working directories, of data or of other projects.
+_PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\.(?:py|md|sh|txt|png|tsv))\b")
+_SCRIPT = re.compile(r"\bpython3? ([a-z_]+\.py)\b")
+_MODULE = re.compile(r"\bpython3? -m ((?:tools|benchmarks|studies|launch|vocap)\.[a-z_]+)")
+_TOOL = re.compile(r"\b((?:tools|studies|benchmarks)\.[a-z_]+)\b")
+_PLACEHOLDER = re.compile(r"/(X|mine)\.py$")
+_LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+_ANCHOR = re.compile(r"\]\(([^)#]*)#([^)]+)\)")
+
+
+def texts() -> Iterator[tuple[pathlib.Path, str]]:
+    """Markdown files, shell scripts, and the docstrings and comments of Python files."""
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("scripts/*.sh")]):
+        yield path, path.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py")]):
+        if "tests" in path.parts:  # which make up names
+            continue
+        yield path, path.read_text(encoding="utf-8")
+
+
+def exists(name: str) -> bool:
+    return (ROOT / name).exists()
+
+
+class NamesTest(parameterized.TestCase):
+    def test_files_and_commands(self):
+        missing = []
+        for path, text in texts():
+            names = set(_PATH.findall(text)) | set(_SCRIPT.findall(text))
+            names = {name for name in names if not _PLACEHOLDER.search(name)}
+            modules = set(_MODULE.findall(text)) | set(_TOOL.findall(text))
+            missing += [(str(path.relative_to(ROOT)), name) for name in names if not exists(name)]
+            missing += [
+                (str(path.relative_to(ROOT)), module)
+                for module in modules
+                if not exists(module.replace(".", "/") + ".py")
+            ]
+        self.assertEmpty(missing)
+
+    def test_tests(self):
+        sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*_test.py")]
+        defined = set(re.findall(r"def (test_\w+)\(", "".join(sources)))
+        for path, text in texts():
+            named = set(re.findall(r"`(test_\w+)`", text)) if path.suffix == ".md" else set()
+            self.assertEmpty(named - defined, path.name)
+
+    def test_links(self):
+        for path, text in texts():
+            if path.suffix != ".md":
+                continue
+            for link in _LINK.findall(text):
+                if not link.startswith(("http://", "https://")):
+                    self.assertTrue((path.parent / link).exists(), f"{path.name}: {link}")
+            for link, anchor in _ANCHOR.findall(text):
+                if link.startswith("http"):
+                    continue
+                page = (path.parent / link).read_text("utf-8") if link else text
+                headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+                self.assertIn(anchor, slugs, f"{path.name}: {link}#{anchor}")
+
+    def test_keys_of_configs(self):
+        # As flags, --config.section.key, of pre-training and of fine-tuning.
+        known = set()
+        for name in ("configs/base.py", "configs/finetune/base.py"):
+            tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute):
+                    known.add(node.attr)
+        known |= {"train", "validation", "test"}  # of task, whose patterns are set in a loop
+        for path, text in texts():
+            if path.suffix != ".md":
+                continue
+            for key in re.findall(r"--config\.([a-z_.]+[a-z_])", text):
+                self.assertIn(key.rpartition(".")[2], known, f"{path.name}: --config.{key}")
+
+
+if __name__ == "__main__":
+    absltest.main()
