@@ -1,15 +1,15 @@
 """The vocabulary size of each language (paper Section 2.2.1, Eqs. 2 and 3, Algorithm 1).
 
-How T is met exactly:
+The budget T is met exactly:
 
-1. A step swaps a language's vocabulary for its next one. What the old one alone held leaves
-   the union, which may shrink; nobody steps back, so it ends after as many steps as there are.
+1. A step replaces a language's vocabulary by its next one. Pieces that only the old one held leave
+   the union, which may shrink. No language steps back, so the number of steps is bounded.
 2. Steps stop as soon as the union holds T pieces.
 3. If a step would leave more than T, its language keeps its old vocabulary and adds the new
    pieces in the order of their probability until T is reached. Nothing else leaves the union.
 
-A character that is required in a language is in each of its vocabularies, so none is ever
-dropped, and with them no script; special tokens are outside of the budget.
+A language's required characters are in each of its vocabularies, so no character is ever dropped,
+and hence no script. Special tokens do not count towards the budget.
 """
 
 import bisect
@@ -29,8 +29,8 @@ SEARCHES = ("greedy", "threshold")
 class Step:
     """One step of an allocation: `language` grew to `size`.
 
-    `gain` is the weighted ALP gain a piece, q_i^beta * dALP / dsize; `union` the number of
-    distinct pieces after the step. First sizes, which every language gets, have gain infinity.
+    `gain` is the weighted ALP gain per piece, q_i^beta * dALP / dsize; `union` the number of
+    distinct pieces after the step. Initial sizes, which every language gets, have gain infinity.
     """
 
     language: str
@@ -41,12 +41,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What an allocation would become if one language took one step more, or one less.
+    """Effect on an allocation of one language taking one step more, or one step less.
 
     Attributes:
-      size: where the step leads.
-      alp: change of the language's ALP, nats a sentence; that of a step less is mostly negative.
-      gain: weighted ALP gain a piece between the two sizes, q_i^beta * dALP / dsize.
+      size: the language's size after the change.
+      alp: change of the language's ALP, nats per sentence; mostly negative for a step less.
+      gain: weighted ALP gain per piece between the two sizes, q_i^beta * dALP / dsize.
       pieces: change of the number of distinct pieces in the union.
     """
 
@@ -58,7 +58,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Margin:
-    """A language at the cut: `less` undoes its last step, `more` is the step it did not get.
+    """Margins of a language: `less` undoes its last step, `more` is the step that it did not get.
 
     Either is None where there is no such step, at the smallest and at the largest size.
     """
@@ -74,13 +74,13 @@ class Allocation:
     Attributes:
       sizes: allocated size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      steps: the steps in order; of a threshold search only those behind the threshold.
+      steps: the steps in order; for a threshold search only those after the threshold.
       not_concave: sizes of each language that lie under the concave envelope and were skipped.
       at_largest: languages that ended at their largest trained size: the curve was too short to
-        say how much more they deserve.
-      partial: the language whose last step overshot, if one did; it has the pieces of its size
-        before that step and the most probable new ones of `sizes`, as many as there was room for.
-      margins: of each language, what one step less and one step more would change.
+        tell how much more they deserve.
+      partial: the language whose last step exceeded the budget, if any; it has the pieces of its
+        size before that step and the most probable new ones of `sizes`, up to the budget.
+      margins: effect of one step less and of one step more, for each language.
     """
 
     sizes: dict[str, int]
@@ -95,15 +95,15 @@ class Allocation:
 def language_probabilities(
     amounts: Mapping[str, float], alpha: float, languages: Iterable[str] | None = None
 ) -> dict[str, float]:
-    """q_i = f_i^alpha / sum_j f_j^alpha with f_i = n_i / sum_k n_k (Eq. 3).
+    """Compute q_i = f_i^alpha / sum_j f_j^alpha with f_i = n_i / sum_k n_k (Eq. 3).
 
-    Only shares matter, so n may be sentences, bytes or gigabytes. It may also be a table of
+    Only proportions matter, so n may be sentences, bytes or gigabytes. It may also be a table of
     probabilities: with alpha = 1 they are kept, renormalised over `languages`.
 
     Args:
-      amounts: n_i, of each language, in any one unit; positive.
-      alpha: smoothing exponent; 1 keeps the shares, 0 makes all languages equal.
-      languages: the languages wanted, where `amounts` has more; by default all of it.
+      amounts: n_i of each language, all in the same unit; positive.
+      alpha: smoothing exponent; 1 keeps the proportions, 0 makes all languages equal.
+      languages: the languages wanted, where `amounts` has more; by default all of them.
 
     Returns:
       The probability of each language, in the order of `languages`; their sum is 1.
@@ -144,22 +144,22 @@ def allocate(
     method: str = "vocap",
     search: str = "greedy",
 ) -> Allocation:
-    """Greedily maximises sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
+    """Greedily maximise sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
 
     Algorithm 1: every language starts at its smallest size; then the language with the largest
-    weighted gain a piece grows by one step of its concave envelope, until the union holds T
-    pieces. The union shares what languages have in common, so it is counted piece by piece. Ties
-    go to the language that comes first in code point order. This module's head says how T is met.
+    weighted gain per piece grows by one step of its concave envelope, until the union holds T
+    pieces. Languages share pieces, so the union is counted piece by piece. Ties go to the language
+    that comes first in code point order. The module docstring says how T is met exactly.
 
     Args:
       curves: each language's vocabularies and ALP.
       probabilities: q_i of each language (Eq. 3); for "proportional", any positive weights.
       beta: exponent of q_i in the objective (Eq. 2); 0 ignores the amount of text.
       budget: T, the number of pieces wanted, specials not counted.
-      method: who grows next. "vocap" is Algorithm 1; "proportional" the language with the smallest
-        size / q_i, "uniform" the one with the smallest size. These two visit every size.
-      search: "greedy" takes every step; "threshold" looks for the gain that the last step has by
-        bisection, as the authors' scripts do, and takes only the steps from there. Same outcome.
+      method: rule for the next language to grow. "vocap" is Algorithm 1; "proportional" picks the
+        smallest size / q_i, "uniform" the smallest size. The last two visit every size.
+      search: "greedy" takes every step; "threshold" finds the gain of the last step by bisection,
+        as the authors' scripts do, and takes only the steps from there. Same outcome.
 
     Raises:
       ValueError: the smallest vocabularies alone exceed T, all the largest do not reach it, or an
@@ -206,11 +206,11 @@ def _weight(language: str, probabilities: Mapping[str, float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Path:
-    """The sizes that a language visits, and when.
+    """Sizes that a language visits, and the priorities of its steps.
 
     Attributes:
       vertices: [N] indices into the curve's sizes.
-      gains: [N - 1] weighted ALP gain a piece of each step.
+      gains: [N - 1] weighted ALP gain per piece of each step.
       keys: [N - 1] ascending; of all languages' next steps the one with the smallest key is taken.
     """
 
@@ -234,10 +234,10 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str) -> _P
 
 
 class _Growth:
-    """Languages growing along their paths, and the union of what they hold.
+    """State of the allocation: languages growing along their paths, and the union of their pieces.
 
-    Pieces are numbers, and `counts` tells how many languages hold each, so that a step costs as
-    much as the vocabularies that it swaps, whatever the size of the union.
+    Pieces are indices, and `counts` is the number of languages that hold each, so that the cost of
+    a step depends on the vocabularies that it exchanges and not on the size of the union.
     """
 
     def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path], budget: int):
@@ -269,12 +269,12 @@ class _Growth:
         return float(self.curves[language].alp[self.paths[language].vertices[vertex]])
 
     def vocabulary(self, language: str, vertex: int) -> np.ndarray:
-        """Numbers of the pieces of a vocabulary, highest probability first."""
+        """Return the indices of the pieces of a vocabulary, highest probability first."""
         members = self.curves[language].members[self.paths[language].vertices[vertex]]
         return self.ids[language][members]
 
     def hold(self, language: str, pieces: np.ndarray) -> None:
-        """Swaps what `language` holds for the distinct `pieces`."""
+        """Replace the pieces that `language` holds by the distinct `pieces`."""
         old = self.held[language]
         self.counts[old] -= 1
         self.union -= int(np.count_nonzero(self.counts[old] == 0))
@@ -283,7 +283,7 @@ class _Growth:
         self.held[language] = pieces
 
     def grow(self, language: str) -> None:
-        """Takes the next step of `language`, or the part of it that the budget has room for."""
+        """Take the next step of `language`, or the part of it that the budget has room for."""
         old, room = self.held[language], self.budget - self.union
         new = self.vocabulary(language, self.at[language] + 1)
         added = new[self.counts[new] == 0]
@@ -296,7 +296,7 @@ class _Growth:
         self.steps.append(Step(language, self.size(language, self.at[language]), gain, self.union))
 
     def change(self, language: str, vertex: int) -> Change | None:
-        """What moving `language` to a neighbouring vertex would change; None if there is none."""
+        """Return the effect of moving `language` to a neighbouring vertex, or None without one."""
         at, path = self.at[language], self.paths[language]
         if not 0 <= vertex < len(path.vertices):
             return None
@@ -313,13 +313,13 @@ class _Growth:
 
 
 def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float]) -> int:
-    """Takes at once all steps above the lowest gain that surely leaves the union below T.
+    """Take at once all steps above the lowest gain that surely leaves the union below T.
 
     Each language moves to the last vertex that it reaches by steps of more than the threshold.
-    Swaps may shrink the union, so its size need not grow as the threshold falls, and bisecting it
-    might end behind the step at which the greedy search first meets T. Bisected is a bound that
-    does grow, the union of all vocabularies up to those vertices; where vocabularies are nested, it
-    is the union itself.
+    Steps may shrink the union, so its size need not be monotonic in the threshold, and bisecting it
+    might end after the step at which the greedy search first meets T. Bisection therefore uses a
+    monotonic bound, the union of all vocabularies up to those vertices; for nested vocabularies the
+    bound is the union itself.
 
     Args:
       growth: all languages at their smallest sizes.
@@ -349,7 +349,7 @@ def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float]) -> int:
 
 
 def _first_vertices(growth: _Growth, language: str) -> np.ndarray:
-    """[P] int32: the first vertex of the path whose vocabulary holds each piece of the curve."""
+    """Return [P] int32, the first vertex of the path whose vocabulary holds each piece."""
     curve, vertices = growth.curves[language], growth.paths[language].vertices
     first = np.full(len(curve.pieces), len(vertices), np.int32)
     for vertex in reversed(range(len(vertices))):

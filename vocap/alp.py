@@ -1,4 +1,4 @@
-"""Average log probability: how well a vocabulary fits a language (paper Section 2.1, Eq. 1)."""
+"""Average log probability (ALP): fit of a vocabulary to a language (paper Section 2.1, Eq. 1)."""
 
 import numpy as np
 
@@ -6,18 +6,18 @@ import numpy as np
 def average_log_probability(
     piece_counts: np.ndarray, log_probs: np.ndarray, num_sentences: int
 ) -> float:
-    """ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j), from the counts of the pieces (Eq. 1).
+    """Compute ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j) from the counts of the pieces (Eq. 1).
 
     The double sum runs over the pieces k of the best segmentation of every sentence j; grouped by
-    piece it is the product of counts and log probabilities.
+    piece it is the dot product of counts and log probabilities.
 
     Args:
-      piece_counts: [V] how often each piece occurs in the best segmentation of D.
+      piece_counts: [V] occurrences of each piece in the best segmentation of D.
       log_probs: [V] natural-log unigram probability of each piece.
       num_sentences: |D|, the number of sentences.
 
     Returns:
-      The ALP in nats a sentence; zero or less, larger is better.
+      The ALP in nats per sentence; zero or less, larger is better.
 
     Raises:
       ValueError: shapes differ, or `num_sentences` is not positive.
@@ -30,6 +30,6 @@ def average_log_probability(
         )
     if num_sentences <= 0:
         raise ValueError(f"num_sentences is {num_sentences}, must be positive: the corpus is empty")
-    # Pieces that never occur may have log probability -inf; 0 * -inf would poison the sum.
+    # Pieces that never occur may have log probability -inf, and 0 * -inf is NaN.
     used = piece_counts > 0
     return float(piece_counts[used] @ log_probs[used]) / num_sentences

@@ -1,9 +1,8 @@
-"""The whole way from text per language to one SentencePiece model.
+"""Build of one SentencePiece model from text per language.
 
-Every artefact lies in a cache under a hash of what it was made from: tables of runs under their
-text, vocabularies under their text and the trainer's settings, trainings of several languages and
-scores under all of theirs. A build that was stopped goes on where it was, and a changed setting
-makes anew only what depends on it.
+Every artefact is cached under a hash of its inputs: tables of runs under their text, vocabularies
+under their text and the trainer's settings, joint trainings and scores under all texts and settings
+involved. An interrupted build resumes, and a changed setting recomputes only what depends on it.
 """
 
 import concurrent.futures
@@ -20,7 +19,7 @@ from common import artifacts
 from vocap import comparison, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
 
-# Part of the cache's path: to be raised with every change that makes artefacts differ.
+# Part of the cache's path: raise it with every change that makes artefacts differ.
 CACHE_VERSION = 1
 
 # Sentences, or a table of runs that was counted elsewhere.
@@ -31,24 +30,24 @@ Progress = Callable[[Iterable, str, int], Iterable]
 
 @dataclasses.dataclass(frozen=True)
 class VocabularySettings:
-    """What vocabulary to build; the `vocab` section of a config.
+    """Settings of a vocabulary build; the `vocab` section of a config.
 
     Attributes:
-      method: how pieces are chosen, one of `methods.METHODS`.
-      compare: other methods that the report sets beside it.
+      method: method of choosing pieces, one of `methods.METHODS`.
+      compare: other methods that the report compares it with.
       target_size: T of Algorithm 1, pieces of the merged model, special tokens included.
-      amounts: n_i of Eq. 3 per language in any unit; empty for the bytes of the text.
+      amounts: n_i of Eq. 3 per language in any unit; if empty, the bytes of the text.
       alpha: exponent of the language probabilities (Eq. 3); 1 takes `amounts` as probabilities.
       beta: exponent of the probabilities in the objective (Eq. 2).
       num_clusters: clusters of the method "clustered".
       trainer, sizes, character_coverage, max_piece_length, max_seeds, alp_probabilities: see
         `unigram.TrainerSettings`; the sizes are those of single languages.
-      max_characters: the most frequent runs of a language, or of each of those trained together,
-        are trained on, as many as hold so many characters in all; 0 for all. Memory is some 50
-        bytes a character.
+      max_characters: limit on the text of one training, of a single language or of several
+        together: the most frequent runs of each language are kept, up to this many characters in
+        all; 0 for no limit. Training takes about 50 bytes of memory per character.
       em_iterations: EM iterations that score the merged pieces.
-      num_workers: languages built side by side.
-      seed: of the sentences that the trainer "sentencepiece" mixes languages from.
+      num_workers: languages built in parallel.
+      seed: of the sentence sampling with which the trainer "sentencepiece" mixes languages.
     """
 
     method: str
@@ -70,7 +69,7 @@ class VocabularySettings:
     seed: int
 
     def __post_init__(self):
-        _ = self.training  # checks its own
+        _ = self.training  # validates its own fields
         for method in (self.method, *self.compare):
             if method not in methods.METHODS:
                 raise ValueError(
@@ -86,13 +85,13 @@ class VocabularySettings:
 
     @property
     def training(self) -> unigram.TrainerSettings:
-        """The part that a training depends on."""
+        """Settings that a training depends on."""
         fields = dataclasses.fields(unigram.TrainerSettings)
         return unigram.TrainerSettings(**{f.name: getattr(self, f.name) for f in fields})
 
     @property
     def budget(self) -> int:
-        """Pieces besides special tokens."""
+        """Number of pieces, special tokens not counted."""
         return self.target_size - len(merge.SPECIALS)
 
 
@@ -102,7 +101,7 @@ class Language:
 
     Attributes:
       table: its training text.
-      heldout: its held-out text, if there is any.
+      heldout: its held-out text, or None.
       vocabularies: its vocabularies at growing sizes.
       amount: n_i of Eq. 3.
       probability: q_i of Eq. 3.
@@ -117,13 +116,13 @@ class Language:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A finished build: the model, and all that its report tells.
+    """A finished build: the model, and the data of its report.
 
     Attributes:
       model: serialised SentencePiece model with exactly `target_size` pieces.
-      languages: by name.
-      choice: who got what.
-      scores: of each method compared, the one built first: by language, on held-out text.
+      languages: the languages by name.
+      choice: the chosen pieces and their allocation.
+      scores: held-out scores by method and language; the built method comes first.
     """
 
     model: bytes
@@ -139,13 +138,13 @@ def build_vocabulary(
     cache: pathlib.Path,
     progress: Progress = lambda items, *_: items,
 ) -> Vocabulary:
-    """Builds a vocabulary from training text per language.
+    """Build a vocabulary from training text per language.
 
     Args:
       train: training text of each language.
       heldout: held-out text of some or all languages; methods are compared on it.
       settings: see `VocabularySettings`.
-      cache: folder for what can be used again.
+      cache: folder for reusable artefacts.
       progress: wraps the iteration over finished work, given its name and length.
 
     Raises:
@@ -181,7 +180,7 @@ def build_vocabulary(
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """Where one language's artefacts are, and the hash of its training text."""
+    """Paths of one language's artefacts, and the hash of its training text."""
 
     table: pathlib.Path
     heldout: pathlib.Path | None
@@ -196,7 +195,7 @@ def _prepare(
     cache: pathlib.Path,
     progress: Progress,
 ) -> dict[str, _Prepared]:
-    """Counts and trains all languages that the cache does not hold."""
+    """Count and train all languages that the cache does not hold."""
     prepared = {}
     for language in sorted(train):
         digest = source_digest(train[language])
@@ -214,8 +213,8 @@ def _prepare(
         )
     missing = [language for language, one in prepared.items() if not _exists(one)]
     if missing and settings.trainer == "nested":
-        nested.compile_kernels()  # once, for all workers to load
-    # The longest first, so that no core waits for one late giant.
+        nested.compile_kernels()  # once; the workers load them from numba's cache
+    # Longest first, so that a large language does not start last and leave the other cores idle.
     missing.sort(key=lambda language: -_size(train[language]))
     _build_languages(
         [(lang, train[lang], heldout.get(lang), prepared[lang], settings) for lang in missing],
@@ -226,7 +225,7 @@ def _prepare(
 
 
 def _build_languages(jobs: Sequence[tuple], num_workers: int, progress: Progress) -> None:
-    """Calls `_build_language` on each job, in parallel processes if there are several."""
+    """Call `_build_language` on each job, in parallel processes if there are several."""
     num_workers = min(num_workers, len(jobs))
     if num_workers <= 1:
         for job in progress(jobs, "languages", len(jobs)):
@@ -273,7 +272,7 @@ def _size(source: Source) -> int:
 
 
 def source_digest(source: Source) -> str:
-    """Hash of a text or a table."""
+    """Return the hash of a text or a table."""
     digest = hashlib.sha256()
     if isinstance(source, pathlib.Path):
         with source.open("rb") as file:
@@ -298,7 +297,7 @@ def _build_language(
     prepared: _Prepared,
     settings: VocabularySettings,
 ) -> None:
-    """Counts, trains and measures one language; may run in a process of its own."""
+    """Count, train and measure one language; may run in a worker process."""
     for source, path in ((train, prepared.table), (heldout, prepared.heldout)):
         if path is not None and not path.exists():
             assert not isinstance(source, pathlib.Path | None)
@@ -331,7 +330,7 @@ def _score(
 
 
 class MixtureTrainer:
-    """Trains, and scores, on the mixture of several languages."""
+    """Trainer and scorer on the mixture of several languages."""
 
     def __init__(
         self,
@@ -345,9 +344,9 @@ class MixtureTrainer:
         self._settings, self._cache = settings, cache
 
     def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-        """The vocabularies of the languages' mixture; see `methods.TrainTogether`."""
+        """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
         settings = dataclasses.replace(self._settings.training, sizes=sizes)
-        draws = settings.trainer == "sentencepiece"  # sentences, by the seed
+        draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
         key = artifacts.fingerprint(
             self._text_key(languages),
             dataclasses.asdict(settings),
@@ -374,7 +373,7 @@ class MixtureTrainer:
         return unigram.read_vocabularies(path)
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
-        """Scores of the chosen pieces on the mixture of all languages, in the pieces' order."""
+        """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
         key = artifacts.fingerprint(
             self._text_key(tuple(self._languages)),
             choice.pieces,
@@ -392,14 +391,14 @@ class MixtureTrainer:
         return np.load(path, allow_pickle=False)
 
     def _text_key(self, languages: tuple[str, ...]) -> str:
-        """Hash of all that the languages' mixture depends on."""
+        """Return the hash of all inputs of the languages' mixture."""
         digests = {language: self._prepared[language].digest for language in languages}
         return artifacts.fingerprint(
             digests, self._shares(languages), self._settings.max_characters
         )
 
     def _shares(self, languages: tuple[str, ...]) -> dict[str, float]:
-        """The languages' probabilities relative to each other."""
+        """Return the languages' probabilities, renormalised to sum to one."""
         return language_probabilities(
             {language: self._languages[language].probability for language in languages}, alpha=1
         )
@@ -409,11 +408,11 @@ class MixtureTrainer:
         return self._mixture(tuple(self._languages))
 
     def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
-        """The mixture, of at most about `max_characters`.
+        """Return the mixture, truncated to about `max_characters`.
 
-        Each language gives up the same share of its characters and still makes up its share of the
-        text. The most frequent runs of the mixture itself would hardly be of languages in which
-        nothing separates words, since most of their runs occur once.
+        Each language loses the same share of its characters and so keeps its share of the text.
+        Taking the most frequent runs of the mixture itself would discriminate against languages
+        written without spaces, since most of their runs occur once.
         """
         tables = {language: self._languages[language].table for language in languages}
         limit = self._settings.max_characters
@@ -428,7 +427,7 @@ class MixtureTrainer:
         return runs.mixture(tables, self._shares(languages))
 
     def _sentences(self, languages: tuple[str, ...]) -> list[str]:
-        """Sentences drawn so that language i makes up the share q_i of the bytes."""
+        """Draw sentences so that language i makes up the share q_i of the bytes."""
         total = sum(self._languages[language].table.num_bytes for language in languages)
         generator = np.random.default_rng(self._settings.seed)
         drawn: list[str] = []

@@ -1,7 +1,7 @@
-"""Clusters of languages with similar vocabularies, as XLM-V builds its vocabulary from.
+"""Clusters of languages with similar vocabularies, as in XLM-V.
 
 Liang et al., EMNLP 2023, arXiv 2301.10472: k-means on lexical fingerprints. Each cluster then gets
-one vocabulary, as large as what its languages would be allocated one by one.
+one vocabulary, as large as the sum of its languages' separate allocations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def cluster_languages(
     num_clusters: int,
     seed: int = 0,
 ) -> dict[str, int]:
-    """Groups languages by k-means on the negative log probabilities of their pieces.
+    """Group languages by k-means on the negative log probabilities of their pieces.
 
     A language's fingerprint has one entry for each piece of any language: -log p of the piece in
     its own unigram vocabulary, or, where it lacks the piece, ten nats more than the largest -log p
@@ -29,11 +29,11 @@ def cluster_languages(
       pieces: each language's pieces, distinct, in any order.
       log_probs: each language's natural-log probabilities of these pieces.
       num_clusters: k.
-      seed: of the restarts; the best one counts, by the sum of squared distances to the means.
+      seed: of the restarts; the one with the least sum of squared distances to the means is kept.
 
     Returns:
-      The cluster of each language, languages in code point order. Every cluster has a language;
-      they are numbered from 0 in the order of their first languages.
+      The cluster of each language, languages in code point order. No cluster is empty; clusters are
+      numbered from 0 in the order of their first languages.
 
     Raises:
       ValueError: k is not between 1 and the number of languages, or a language's pieces and log
@@ -51,7 +51,7 @@ def cluster_languages(
     best, best_inertia = np.zeros(len(languages), np.int64), np.inf
     for _ in range(_NUM_RESTARTS):
         labels, inertia = _refine(points, _first_labels(distances, num_clusters, rng))
-        # Restarts that end in the same clusters differ by rounding; the first of them stays.
+        # Restarts that end in the same clusters differ by rounding only; the first of them is kept.
         if inertia < best_inertia * (1 - 1e-9):
             best, best_inertia = labels, inertia
     names = {label: name for name, label in enumerate(dict.fromkeys(best.tolist()))}
@@ -63,10 +63,10 @@ def _points(
     pieces: Mapping[str, Sequence[str]],
     log_probs: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """[L, L] points with the distances of the L fingerprints, which have an entry for each piece.
+    """Return [L, L] points with the same pairwise distances as the L fingerprints.
 
-    k-means only looks at distances. The price of an absent piece taken off every entry leaves them
-    as they are and makes the fingerprints F sparse; and F F^T = X X^T for square X.
+    k-means depends on distances only. Subtracting the cost of an absent piece from every entry
+    preserves them and makes the fingerprints F [L, pieces] sparse; F F^T = X X^T for a square X.
     """
     numbers: dict[str, int] = {}
     columns, rows, values = [], [], []
@@ -90,7 +90,7 @@ def _points(
 
 
 def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """[L] the nearest of k different points, chosen far from each other (k-means++).
+    """Return [L], the nearest of k different points that are chosen by k-means++.
 
     Args:
       distances: [L, L] squared distances of the points.
@@ -99,7 +99,7 @@ def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np
     """
     chosen = [int(rng.integers(len(distances)))]
     while len(chosen) < k:
-        # Something is left to choose by even if all other points are copies of those chosen.
+        # Keeps the weights positive even if all other points are copies of those chosen.
         nearest = distances[:, chosen].min(axis=1) + np.finfo(np.float64).tiny
         nearest[chosen] = 0
         chosen.append(int(rng.choice(len(nearest), p=nearest / nearest.sum())))
@@ -109,15 +109,15 @@ def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np
 
 
 def _refine(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
-    """Moves single points between clusters while that lowers the inertia (Hartigan).
+    """Move single points between clusters while that lowers the inertia (Hartigan).
 
-    Unlike Lloyd's iterations it leaves no cluster empty, and stops at fewer poor optima.
+    Unlike Lloyd's iterations it leaves no cluster empty, and reaches fewer poor local optima.
 
     Returns:
       The labels [L], and their inertia.
     """
     labels, k = labels.copy(), int(labels.max()) + 1
-    # Without it rounding might move a point between two equally good clusters for ever.
+    # Without it, rounding might move a point back and forth between two equally good clusters.
     tolerance = 1e-9 * float((points**2).sum())
     moved = True
     while moved:
@@ -128,8 +128,8 @@ def _refine(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
             if counts[old] == 1:
                 continue
             distances = ((_means(points, labels, counts) - point) ** 2).sum(axis=1)
-            costs = distances * counts / (counts + 1)  # what joining adds to the inertia
-            costs[old] = distances[old] * counts[old] / (counts[old] - 1)  # what leaving saves
+            costs = distances * counts / (counts + 1)  # increase of the inertia by joining
+            costs[old] = distances[old] * counts[old] / (counts[old] - 1)  # decrease by leaving
             new = int(costs.argmin())
             if costs[new] < costs[old] - tolerance:
                 labels[i], moved = new, True

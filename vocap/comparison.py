@@ -1,4 +1,4 @@
-"""How well vocabularies serve each language, measured on text they were not made from."""
+"""Scores of vocabularies for each language on held-out text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ _UNSEEN = 0.5  # count of a piece that the training text does not use
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a vocabulary makes of a language's held-out text.
+    """Scores of a vocabulary on a language's held-out text.
 
     Attributes:
       alp: average log probability of a sentence, nats.
-      tokens_per_sentence: pieces a sentence.
+      tokens_per_sentence: mean number of pieces per sentence.
       unknown_rate: share of the tokens that are unknown characters.
     """
 
@@ -35,20 +35,20 @@ def score(
     train: Mapping[str, RunTable],
     heldout: Mapping[str, RunTable],
 ) -> dict[str, Score]:
-    """Scores a joint vocabulary on each language that has held-out text.
+    """Score a joint vocabulary on each language that has held-out text.
 
     The ALP is that of Eq. 1 on held-out sentences, with p_uni from the language's training text:
-    the shares of the pieces in its best segmentation under the joint vocabulary. Taking them from
-    the held-out text itself would favour whoever fits a small sample more closely. Pieces that the
-    training text does not use count as half an occurrence. The unknown costs what it costs in a
-    segmentation, ten nats more than the rarest piece: by its share it would be cheap just where a
-    vocabulary lacks many characters.
+    the shares of the pieces in its best segmentation under the joint vocabulary. Estimating them on
+    the held-out text itself would favour vocabularies that fit a small sample more closely. Pieces
+    that the training text does not use count as half an occurrence. An unknown character costs the
+    same as in a segmentation, ten nats more than the rarest piece: priced by its share it would be
+    cheap just where a vocabulary lacks many characters.
 
     Args:
       pieces: [V] the vocabulary.
-      log_probs: [V] its scores.
+      log_probs: [V] natural-log probabilities of the pieces.
       train: training text of each language.
-      heldout: held-out text of some.
+      heldout: held-out text of some of the languages.
     """
     trie = lattice.build_trie(pieces)
     scores = {}

@@ -1,15 +1,15 @@
-"""Counts script runs with Apache Beam: for text on many machines.
+"""Distributed counting of script runs with Apache Beam.
 
     python -m vocap.count_beam --input='gs://BUCKET/en-*.txt.gz' --output=gs://BUCKET/en \\
         --runner=DataflowRunner ...
     python -m tools.count_text --merge='en/*.runs.gz' --output=en.runs.gz
 
-The first command writes a folder of part tables. The second makes one table of them, byte for byte
-that of `tools.count_text` on the same text. docs/counting.md has the commands for each runner.
+The first command writes a folder of part tables. The second merges them into one table, which is
+byte for byte that of `tools.count_text` on the same text. docs/counting.md has the commands for
+each runner.
 
-Each bundle of lines is counted in memory and leaves as a few blocks: small tables, one for each
-part. A part is the sum of its blocks. So a run costs Beam nothing on its own, and what is shuffled
-is compressed.
+Each bundle of lines is counted in memory and emitted as a few blocks: small tables, one for each
+part. A part is the sum of its blocks. So Beam shuffles compressed blocks and not single runs.
 """
 
 import argparse
@@ -36,15 +36,15 @@ Block = tuple[tuple[str, int], bytes]  # ((_KEPT or _HELDOUT, part), a table)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to count.
+    """Input, output and limits of a count.
 
     Attributes:
-      inputs: patterns of `.txt` and `.jsonl` files on any file system that Beam knows.
+      inputs: patterns of `.txt` and `.jsonl` files on any file system that Beam supports.
       output: folder for the part tables.
-      num_parts: how many; one worker sums a part in memory.
-      max_runs: runs that a worker's process counts in memory, about.
+      num_parts: number of part tables; one worker sums a part in memory.
+      max_runs: approximate number of runs that a worker process counts in memory.
       heldout_fraction, heldout_seed: see `run_tables.HeldOut`.
-      heldout_output: folder for the part tables of what is held out.
+      heldout_output: folder for the part tables of the held-out text.
     """
 
     inputs: tuple[str, ...]
@@ -63,14 +63,14 @@ class Job:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """The folder of each text."""
+        """Output folders by kind of text, kept or held out."""
         if self.heldout_output is None:
             return {_KEPT: self.output}
         return {_KEPT: self.output, _HELDOUT: self.heldout_output}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs a job; flags that are not named here go to Beam."""
+    """Run a job; unknown flags are passed on to Beam."""
     parser = argparse.ArgumentParser(
         prog="python -m vocap.count_beam",
         description="Counts script runs with Apache Beam, which gets all flags not listed here.",
@@ -99,10 +99,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def count(job: Job, beam_flags: Sequence[str]) -> None:
-    """Runs a job to its end.
+    """Run a job and wait for its end.
 
     Args:
-      job: what to count.
+      job: the input, output and limits.
       beam_flags: the runner and its options, as on Beam's command lines.
 
     Raises:
@@ -132,7 +132,7 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
             | beam.BatchElements(_BATCH_CHARACTERS, _BATCH_CHARACTERS, element_size_fn=len)
         )
         counted = batches | "count" >> beam.ParDo(_counting(job)).with_output_types(Block)
-        # Every part is written, also one that no run falls into.
+        # Every part is written, even one that no run falls into.
         empty = pipeline | "every part" >> beam.Create(
             [(key, _table(0, [])) for key in keys]
         ).with_output_types(Block)
@@ -141,7 +141,7 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
 
 
 def _check_files(job: Job) -> dict[str, list[str]]:
-    """The input files of each kind, each file once; makes the folders for the output."""
+    """Return the input files of each kind, each file once; create the folders for the output."""
     from apache_beam.io.filesystems import FileSystems
 
     paths: set[str] = set()
@@ -157,7 +157,7 @@ def _check_files(job: Job) -> dict[str, list[str]]:
             )
         files[kind[1]].append(path)
     for folder in job.outputs.values():
-        # Parts of another job would be merged with this one's.
+        # Parts of another job would be merged with those of this one.
         if FileSystems.match([FileSystems.join(folder, "*" + _SUFFIX)], [1])[0].metadata_list:
             raise ValueError(
                 f"{folder} holds tables already; delete them, or choose another folder"
@@ -168,7 +168,7 @@ def _check_files(job: Job) -> dict[str, list[str]]:
 
 
 def _sentences(line: str, is_json: bool) -> list[str]:
-    """The sentences of a line of text."""
+    """Return the sentences of a line of text."""
     texts = [line]
     if is_json and line.strip():
         record = json.loads(line)
@@ -179,7 +179,7 @@ def _sentences(line: str, is_json: bool) -> list[str]:
 
 
 def _counting(job: Job) -> Any:
-    """The step from batches of sentences to blocks, as a DoFn."""
+    """Return the DoFn that maps batches of sentences to blocks."""
     import apache_beam as beam
     from apache_beam.transforms.window import GlobalWindows
 
@@ -209,12 +209,12 @@ def _counting(job: Job) -> Any:
 
 
 def _blocks(text: str, counter: runs.RunCounter, num_parts: int) -> Iterator[Block]:
-    """What was counted, cut into parts by a hash of the runs."""
+    """Yield the counted runs as blocks, partitioned by a hash of the runs."""
     entries: list[list[run_tables.Entry]] = [[] for _ in range(num_parts)]
     packed = counter.packed()
     for run in sorted(packed):
         encoded = run.encode()
-        # Not hash(), which differs from process to process.
+        # Not hash(), which differs between processes.
         entries[zlib.crc32(encoded) % num_parts].append((encoded, packed[run]))
     for part, part_entries in enumerate(entries):
         # The sentences are counted in one part only, so that they add up when parts are merged.
@@ -230,7 +230,7 @@ def _table(num_sentences: int, entries: Iterable[run_tables.Entry]) -> bytes:
 
 
 def _write_part(part: tuple[tuple[str, int], Iterable[bytes]], job: Job) -> None:
-    """Adds the blocks of a part up and writes its table."""
+    """Sum the blocks of a part and write its table."""
     from apache_beam.io.filesystems import FileSystems
 
     (text, number), blocks = part
@@ -244,8 +244,8 @@ def _write_part(part: tuple[tuple[str, int], Iterable[bytes]], job: Job) -> None
             total[run] = value if old is None else runs.merge_counts(old, value)
     name = f"part-{number:05d}-of-{job.num_parts:05d}{_SUFFIX}"
     path = FileSystems.join(job.outputs[text], name)
-    # Aside, and renamed when whole. Should two workers do the same, they write the same. The name
-    # does not end in .gz, so Beam leaves the bytes as they are.
+    # Written to a temporary file and renamed when complete; two workers with the same part write
+    # the same bytes. The name does not end in .gz, so Beam does not compress again.
     aside = f"{path}.{uuid.uuid4().hex}"
     with FileSystems.create(aside) as file:
         run_tables.write_entries(file, num_sentences, sorted(total.items()))

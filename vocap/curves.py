@@ -1,4 +1,4 @@
-"""ALP against vocabulary size: a language's curve, and the concave envelope of one."""
+"""Curves of ALP against vocabulary size, and their concave envelopes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import numpy as np
 class Curve:
     """A language's vocabularies at growing sizes, with the ALP of each.
 
-    The pieces that a language must have, its required characters, are in each of them.
+    The language's required characters are in each of its vocabularies.
 
     Attributes:
       sizes: [S] numbers of pieces, strictly ascending.
-      alp: [S] average log probability (Eq. 1) at each size, nats a sentence.
+      alp: [S] average log probability (Eq. 1) at each size, nats per sentence.
       pieces: [P] all pieces that occur in any of the vocabularies, each once.
       members: [S] int32 arrays of sizes[s] distinct indices into `pieces`, highest probability
         first. Vocabularies have most pieces in common, so strings are kept once.
@@ -35,16 +35,16 @@ class Curve:
             raise ValueError(f"ALP of a curve is {self.alp}; must be {len(sizes)} finite numbers")
 
     def vocabulary(self, s: int) -> tuple[str, ...]:
-        """The pieces of the vocabulary of size `sizes[s]`, highest probability first."""
+        """Return the pieces of the vocabulary of size `sizes[s]`, highest probability first."""
         return tuple(self.pieces[i] for i in self.members[s])
 
 
 def concave_envelope(sizes: Sequence[int], alp: Sequence[float]) -> list[int]:
-    """Indices of the vertices of the upper concave envelope of the points (size, ALP).
+    """Return the indices of the vertices of the upper concave envelope of the points (size, ALP).
 
     Measured curves are not everywhere concave, and a greedy step that looks one size ahead stalls
-    in front of a small gain that hides a large one. On the envelope the gain a piece only falls,
-    which is what makes the greedy choice the best one.
+    at a small gain that hides a large one. On the envelope the gain per piece never increases,
+    which makes the greedy choice optimal.
     """
     kept: list[int] = []
     for i in range(len(sizes)):

@@ -1,8 +1,8 @@
 """Segmentations of a text into pieces: expected counts, best paths, second-best paths.
 
 A text's lattice has a node between any two characters and an arc for every piece that matches
-there. The arcs are laid out in the order of the text, so each pass reads memory in a straight line.
-Every position has an arc of one character, if only an unknown one: no text is without a path.
+there. The arcs are laid out in the order of the text, so each pass reads memory sequentially.
+Every position has an arc of one character, if only an unknown one, so every text has a path.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ MAX_PIECE_LENGTH = 1 << LENGTH_BITS
 _LENGTH_MASK = (1 << LENGTH_BITS) - 1
 _CHARACTER_BITS = 21  # code points stop at 0x10FFFF
 _EMPTY = np.int64(-1)
-# Probabilities of paths are kept in this range, or computed in logarithms where they leave it.
+# Range of path probabilities; runs that leave it are computed in logarithms.
 _TINY, _HUGE = 1e-250, 1e250
 
 
@@ -27,8 +27,8 @@ class Lattice:
     """All matches of pieces in a text.
 
     Attributes:
-      offsets: [N + 1] int64 where each run begins.
-      begins: [C + 1] int64 where the arcs of each position begin.
+      offsets: [N + 1] int64 start of each run.
+      begins: [C + 1] int64 start of the arcs of each position.
       arcs: [M] uint32 piece << LENGTH_BITS | length - 1, shorter ones first.
     """
 
@@ -39,43 +39,43 @@ class Lattice:
     def expected_counts(
         self, log_probs: np.ndarray, lengths: np.ndarray, weights: np.ndarray, nats: float
     ) -> tuple[np.ndarray, float]:
-        """E-step: how often each piece is expected under the unigram model.
+        """Compute the expected counts of the pieces under the unigram model (E-step).
 
         Args:
-          log_probs: [V] natural-log probability of each piece; -inf excludes it, as long as every
-            run can do without.
+          log_probs: [V] natural-log probability of each piece; -inf excludes it, provided that
+            every run still has a path.
           lengths: [V] characters of each piece.
           weights: [N] float64 count of each run.
-          nats: about the negative log-likelihood of a character; keeps numbers in range.
+          nats: approximate negative log-likelihood per character; keeps numbers in range.
 
         Returns:
           The expected counts [V] float64, and the log-likelihood of the weighted runs in nats.
         """
-        with np.errstate(over="ignore"):  # what overflows is redone in logarithms
+        with np.errstate(over="ignore"):  # overflowing runs are redone in logarithms
             scaled = np.exp(log_probs + nats * lengths)
         return _expected_counts(
             self.offsets, self.begins, self.arcs, weights, log_probs, scaled, nats
         )
 
     def best_paths(self, scores: np.ndarray) -> "Paths":
-        """The best segmentation of every run; among equals the one with the longest last piece."""
+        """Find the best segmentation of every run; ties go to the longest last piece."""
         return Paths(*_best_paths(self.offsets, self.begins, self.arcs, scores))
 
     def keep(self, new_ids: np.ndarray) -> "Lattice":
-        """The lattice without some pieces; `new_ids` [V] renumbers the others, -1 drops a piece."""
+        """Return the lattice with pieces renumbered by `new_ids` [V]; -1 drops a piece."""
         begins, arcs = _keep(self.begins, self.arcs, new_ids)
         return Lattice(self.offsets, begins, arcs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """One segmentation of every run: pieces [T] int32, and where each run's begin [N + 1]."""
+    """One segmentation of every run: pieces [T] int32, and the start of each run's [N + 1]."""
 
     pieces: np.ndarray
     offsets: np.ndarray
 
     def counts(self, weights: np.ndarray, num_pieces: int) -> np.ndarray:
-        """[V] float64 occurrences of each piece, runs counted by `weights` [N]."""
+        """Return [V] float64, the occurrences of each piece, runs weighted by `weights` [N]."""
         return np.bincount(self.pieces, np.repeat(weights, np.diff(self.offsets)), num_pieces)
 
 
@@ -96,7 +96,7 @@ class Trie:
     num_pieces: int
 
     def match(self, text: Text) -> Lattice:
-        """All matches in a text.
+        """Find all matches of pieces in a text.
 
         A character that is not a piece gets an arc of the piece `num_pieces`, the unknown.
         """
@@ -108,7 +108,7 @@ class Trie:
 
 
 def build_trie(pieces: Sequence[str]) -> Trie:
-    """Builds the trie of distinct, non-empty `pieces`; piece i keeps the index i.
+    """Build the trie of distinct, non-empty `pieces`; piece i keeps the index i.
 
     Raises:
       ValueError: a piece is longer than `MAX_PIECE_LENGTH`.
@@ -128,7 +128,7 @@ def build_trie(pieces: Sequence[str]) -> Trie:
 
 @numba.njit(cache=True)
 def _slot(keys, key):
-    """Slot of `key` in the hash, or the free slot where it belongs."""
+    """Return the slot of `key` in the hash, or the free slot where it belongs."""
     mask = np.uint64(len(keys) - 1)
     spread = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     slot = (spread >> np.uint64(32)) & mask
@@ -139,7 +139,7 @@ def _slot(keys, key):
 
 @numba.njit(cache=True)
 def _fill_trie(characters, offsets, keys, children, piece_of_node):
-    """Enters pieces into an empty trie; returns its number of nodes."""
+    """Enter pieces into an empty trie; return its number of nodes."""
     num_nodes = 1
     for piece in range(len(offsets) - 1):
         node = 0
@@ -157,7 +157,7 @@ def _fill_trie(characters, offsets, keys, children, piece_of_node):
 
 @numba.njit(cache=True)
 def _match(characters, offsets, keys, children, piece_of_node, unknown):
-    """Begins and arcs of a lattice: one walk counts, a second fills."""
+    """Compute begins and arcs of a lattice: the first pass counts, the second fills."""
     begins = np.zeros(len(characters) + 1, np.int64)
     arcs = np.empty(0, np.uint32)
     for filling in (False, True):
@@ -206,7 +206,7 @@ def _keep(begins, arcs, new_ids):
 
 @numba.njit(cache=True)
 def _longest(offsets):
-    """Characters of the longest run."""
+    """Return the number of characters of the longest run."""
     longest = 0
     for run in range(len(offsets) - 1):
         longest = max(longest, offsets[run + 1] - offsets[run])
@@ -224,7 +224,7 @@ def _log_add(a, b):
 def _add_expected_in_logs(
     first, last, begins, arcs, weight, log_probs, forward, backward, counts
 ):  # fmt: skip
-    """Forward-backward of one run in logarithms; returns its log-likelihood."""
+    """Run forward-backward on one run in logarithms; return its log-likelihood."""
     length = last - first
     for i in range(length + 1):
         forward[i] = -np.inf
@@ -246,9 +246,9 @@ def _add_expected_in_logs(
 
 @numba.njit(cache=True)
 def _expected_counts(offsets, begins, arcs, weights, log_probs, scaled, nats):
-    """Forward-backward with probabilities times exp(nats) a character.
+    """Run forward-backward with probabilities scaled by exp(nats) per character.
 
-    Ten times faster than in logarithms; runs whose numbers leave the range of floats are redone so.
+    Ten times faster than in logarithms; only runs that leave the range of floats fall back to them.
     """
     counts = np.zeros(len(log_probs))
     longest = _longest(offsets)
@@ -289,11 +289,11 @@ def _expected_counts(offsets, begins, arcs, weights, log_probs, scaled, nats):
 
 @numba.njit(cache=True)
 def _best_path(first, last, begins, arcs, scores, best, back, out, size):
-    """Appends the best path of one run to `out` at `size`; returns the new size."""
+    """Append the best path of one run to `out` at `size`; return the new size."""
     length = last - first
     for i in range(1, length + 1):
         best[i] = -np.inf
-        # Where only excluded pieces lead, the path goes on by a character.
+        # Where only excluded pieces lead, the path continues by one character.
         back[i] = arcs[begins[first + i - 1]]
     best[0] = 0.0
     for i in range(length):
@@ -305,7 +305,7 @@ def _best_path(first, last, begins, arcs, scores, best, back, out, size):
             if score > best[end]:
                 best[end] = score
                 back[end] = arc
-    # The path is found from its end.
+    # The path is traced back from its end.
     i, num_pieces = length, 0
     while i > 0:
         num_pieces += 1
@@ -339,10 +339,10 @@ def _best_paths(offsets, begins, arcs, scores):
 def changed_counts(
     offsets, begins, arcs, weights, scores, paths, path_offsets, affected, counts
 ):  # fmt: skip
-    """Segments the `affected` runs again under other `scores` and corrects `counts` in place.
+    """Segment the `affected` runs again under other `scores` and correct `counts` in place.
 
-    A piece less on no best path changes no best path: after a few pieces have gone, most runs keep
-    theirs.
+    Removing a piece that is on no best path changes no best path, so after the removal of a few
+    pieces most runs keep theirs.
     """
     longest = _longest(offsets)
     best = np.empty(longest + 1)
@@ -360,16 +360,16 @@ def changed_counts(
 
 @numba.njit(cache=True)
 def second_best(begins, arcs, scores, piece_begins, piece_lengths, counts, unknown_as):
-    """What the pieces' own text would become without them.
+    """Segment the string of each piece without the piece itself (second-best path).
 
-    Every piece is segmented as if it were not there itself, at one place where it occurs.
+    One occurrence of each piece in the text is used.
 
     Args:
       begins, arcs: of the lattice of a text.
       scores: [V] scores, -inf for excluded pieces.
-      piece_begins, piece_lengths: [V] where in the text each piece occurs.
+      piece_begins, piece_lengths: [V] position in the text and length of an occurrence of each.
       counts: [V] occurrences of each piece in the best segmentation of the text.
-      unknown_as: [V] the piece whose count stands for a piece's.
+      unknown_as: [V] the piece whose count is used for a piece's.
 
     Returns:
       Score of the best other path [V], its number of pieces [V] int32, and the sum over them of

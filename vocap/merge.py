@@ -1,4 +1,4 @@
-"""From an allocation to one SentencePiece model: EM with the piece set fixed, then the proto."""
+"""Merge of an allocation into one SentencePiece model: EM over fixed pieces, then the proto."""
 
 import collections
 import io
@@ -18,24 +18,24 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
 
 # SentencePiece's trainer drops a piece when EM expects it less often than this. The pieces here
-# were chosen by their languages and stay, at the score of a piece expected just so often.
+# were chosen by their languages and stay; their expected counts are clipped to this minimum.
 _MIN_EXPECTED_COUNT = 0.5
-_SCORE_STEPS = 1024  # of a nat, see `write_model`
+_SCORE_STEPS = 1024  # per nat, see `write_model`
 
 
 def fit_scores(
     pieces: Sequence[str], initial_log_probs: np.ndarray, text: RunTable, num_iterations: int
 ) -> np.ndarray:
-    """Unigram log probabilities of a fixed set of pieces, by variational EM.
+    """Fit unigram log probabilities of a fixed set of pieces by variational EM.
 
-    The M-step is SentencePiece's, log p = digamma(count) - digamma(sum of counts), which trusts
+    The M-step is SentencePiece's, log p = digamma(count) - digamma(sum of counts), which gives
     rare pieces less than their share (a sparse Dirichlet prior).
 
     Args:
       pieces: [V] distinct pieces.
-      initial_log_probs: [V] where EM starts.
+      initial_log_probs: [V] initial values of EM.
       text: the corpus, a `runs.mixture`.
-      num_iterations: EM iterations; 4 or 5 converge.
+      num_iterations: EM iterations; 4 or 5 suffice for convergence.
 
     Returns:
       [V] float64 natural-log probabilities.
@@ -57,11 +57,11 @@ def fit_scores(
 
 
 def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
-    """Serialises a SentencePiece model: the specials, then pieces by falling score.
+    """Serialise a SentencePiece model: the specials, then pieces by descending score.
 
     Scores are rounded to 1/1024 nat. Sums of such numbers are exact in the 32-bit floats that
-    SentencePiece adds them in, so that paths of equal score stay equal whatever the order of the
-    pieces, and every library that knows the model breaks the tie alike.
+    SentencePiece adds them in, so that paths of equal score stay equal in any order of the pieces,
+    and every library that reads the model breaks ties alike.
 
     Args:
       pieces: [V] distinct pieces without specials.
@@ -103,10 +103,10 @@ def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
 
 
 def _trained_normalizer_spec() -> model_pb2.NormalizerSpec:
-    """The normaliser spec of a model trained on anything, with its compiled character map.
+    """Return the normaliser spec of a minimal trained model, with its compiled character map.
 
-    A spec without the map loads silently and does not normalise, and the map cannot be asked
-    for on its own; the smallest training there is yields it.
+    A spec without the map loads silently and does not normalise, and SentencePiece has no API for
+    the map alone; the smallest possible training yields it.
     """
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
@@ -121,7 +121,7 @@ def _trained_normalizer_spec() -> model_pb2.NormalizerSpec:
 
 
 def _check_loads(serialized: bytes, vocab_size: int) -> None:
-    """SentencePiece loads some broken models without complaint; ask it what it understood."""
+    """Check the loaded model's size and specials: SentencePiece accepts some broken models."""
     processor = spm.SentencePieceProcessor(model_proto=serialized)
     ids = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
     if ids != (BOS_ID, PAD_ID, EOS_ID, UNK_ID) or processor.get_piece_size() != vocab_size:

@@ -1,12 +1,12 @@
-"""Ways to choose the pieces of a joint vocabulary: VoCap, and what it is compared with.
+"""Methods of choosing the pieces of a joint vocabulary: VoCap and its baselines.
 
 - vocap: Algorithm 1.
-- proportional, uniform: languages grow in proportion to q, or alike.
+- proportional, uniform: languages grow in proportion to q, or equally.
 - joint: one training on the mixture of all languages, as for XLM-R.
 - clustered: languages with similar vocabularies are trained together, and each cluster gets the
   capacity that VoCap gives its languages, as for XLM-V.
 
-All meet the same target exactly, and are scored by the same EM afterwards.
+All meet the same target exactly, and their pieces are scored by the same EM afterwards.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from vocap.curves import Curve
 from vocap.unigram import Vocabularies
 
 METHODS = ("vocap", "proportional", "uniform", "joint", "clustered")
-_FINGERPRINT = 30_000  # pieces that languages are compared by, if all have so many
-_CLUSTER_SIZES = 40  # sizes that a cluster's vocabulary is tried at
+_FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
+_CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
 
 # Trains the vocabularies of some languages together: (languages, sizes) -> vocabularies.
 TrainTogether = Callable[[tuple[str, ...], tuple[int, ...]], Vocabularies]
@@ -34,7 +34,7 @@ class Choice:
 
     Attributes:
       pieces: exactly as many distinct pieces as were asked for, in code point order.
-      initial_log_probs: [V] float64, where EM starts.
+      initial_log_probs: [V] float64, initial values of EM.
       allocation: sizes per language, or per cluster; None for joint.
       groups: languages trained together, by the names that `allocation` uses.
     """
@@ -55,10 +55,10 @@ def choose(
     num_clusters: int,
     train_together: TrainTogether,
 ) -> Choice:
-    """Chooses the pieces by one of `METHODS`.
+    """Choose the pieces by one of `METHODS`.
 
     Args:
-      method: see this module's head.
+      method: see the module docstring.
       vocabularies: of each language.
       probabilities: q_i of each language (Eq. 3).
       beta: exponent of q_i in VoCap's objective (Eq. 2).
@@ -102,10 +102,11 @@ def _clustered(
     num_clusters: int,
     train_together: TrainTogether,
 ) -> Choice:
-    """XLM-V's (Liang et al. 2023): k-means of languages, VoCap's capacities, one training each.
+    """Choose as in XLM-V (Liang et al. 2023): k-means of languages, one training per cluster.
 
-    Clusters share pieces, so their union falls short of the sum of the capacities; they grow on in
-    proportion until it has the size asked for.
+    A cluster's capacity is the sum of its languages' VoCap allocations. Clusters share pieces, so
+    their union falls short of the sum of the capacities; they grow on in proportion until it has
+    the size asked for.
     """
     curves = {language: v.curve for language, v in vocabularies.items()}
     capacity_of = allocate(curves, probabilities, beta=beta, budget=budget).sizes
@@ -135,8 +136,8 @@ def _clustered(
 def _groups(
     vocabularies: Mapping[str, Vocabularies], num_clusters: int
 ) -> dict[str, tuple[str, ...]]:
-    """Languages of similar vocabularies, by the names of their clusters."""
-    # Vocabularies of unlike size would look unlike whatever they hold.
+    """Return languages of similar vocabularies, by the names of their clusters."""
+    # Vocabularies of different sizes would look dissimilar whatever their pieces.
     common = min(_FINGERPRINT, *(v.curve.sizes[-1] for v in vocabularies.values()))
     at = {}
     for language, v in vocabularies.items():
@@ -154,9 +155,9 @@ def _groups(
 
 
 def _sizes_around(target: float, curves: Sequence[Curve]) -> tuple[int, ...]:
-    """Sizes to train a cluster at: a grid up to twice its target, since clusters share pieces.
+    """Return sizes to train a cluster at: up to twice its target, since clusters share pieces.
 
-    The sizes of its languages are among the feasible ones where little text leaves few.
+    The sizes of its languages are included, since little text leaves few feasible sizes.
     """
     grid = {math.ceil(2 * target * i / _CLUSTER_SIZES) for i in range(1, _CLUSTER_SIZES + 1)}
     return tuple(sorted(grid.union(*(curve.sizes for curve in curves))))
@@ -168,7 +169,7 @@ def _allocated(
     probabilities: Mapping[str, float],
     groups: dict[str, tuple[str, ...]],
 ) -> Choice:
-    """The choice that an allocation to languages or clusters makes."""
+    """Convert an allocation to languages or clusters to a choice of pieces."""
     initial = _initial(allocation, vocabularies, probabilities)
     return Choice(allocation.pieces, initial, allocation, groups)
 
@@ -178,7 +179,7 @@ def _initial(
     vocabularies: Mapping[str, Vocabularies],
     probabilities: Mapping[str, float],
 ) -> np.ndarray:
-    """Log of sum_i q_i p_i(piece): where EM on the mixture starts, in the order of the pieces."""
+    """Compute log of sum_i q_i p_i(piece), the initial values of EM, in the order of the pieces."""
     mixed = dict.fromkeys(allocation.pieces, 0.0)
     for name, size in allocation.sizes.items():
         vocabulary = vocabularies[name]
@@ -189,5 +190,5 @@ def _initial(
             if piece in mixed:
                 mixed[piece] += probabilities[name] * float(np.exp(log_prob))
     values = np.fromiter(mixed.values(), np.float64, len(mixed))
-    # Pieces of the step before a partial last one may be in no chosen vocabulary any more.
+    # Pieces of the step before a partial last one may no longer be in any chosen vocabulary.
     return np.log(np.maximum(values, values[values > 0].min()))

@@ -1,14 +1,14 @@
 """Unigram vocabularies of every size in one training: trunk and cut.
 
 SentencePiece's unigram training starts from up to a million seeds and repeats: two EM iterations,
-then the pieces whose loss costs the likelihood least are pruned, a quarter of them or what exceeds
-1.1 t, whichever is less. Up to its last prune it does not depend on the target size t. So one
+then the pieces whose loss costs the likelihood least are pruned, a quarter of them or the excess
+over 1.1 t, whichever is less. Up to its last prune it does not depend on the target size t. So one
 training without a target, the trunk, serves all: each target cuts the ranking of the trunk at its
 own last prune, and then takes its required characters and the pieces of the highest score.
 
 Departures from SentencePiece 0.2.3, besides those of `seeds`, are below its own rounding: sums are
 in double precision, which decides near-ties, and its last check for pieces that no text can reach
-is left out, since the prune before has just removed those.
+is omitted, since the preceding prune has just removed those.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ _EM_ITERATIONS = 2
 _MIN_EXPECTED_COUNT = 0.5
 _SHRINKING_FACTOR = 0.75
 _CUT_FACTOR = 1.1
-_PENALTY_STEP = 1e-4  # sets characters that return at the end apart from each other
+_PENALTY_STEP = 1e-4  # distinguishes the scores of characters that are added back at the end
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """One cut: pieces [S], their scores, and how often the best segmentation uses each.
+    """One cut: pieces [S], their scores, and their counts in the best segmentation.
 
     Attributes:
       ids: [S] int32 pieces of `NestedVocabularies.pieces`, highest score first.
@@ -49,9 +49,9 @@ class NestedVocabularies:
     """Vocabularies of one text.
 
     Attributes:
-      pieces: every piece of any of them, once.
+      pieces: the distinct pieces of all vocabularies.
       vocabularies: by ascending size.
-      num_required: characters that each of them holds.
+      num_required: number of characters that every vocabulary holds.
       num_unknown: occurrences of other characters in the text.
     """
 
@@ -69,7 +69,7 @@ def train(
     max_piece_length: int,
     max_seeds: int,
 ) -> NestedVocabularies:
-    """Trains the vocabularies of all feasible sizes.
+    """Train the vocabularies of all feasible sizes.
 
     Args:
       table: the text.
@@ -84,7 +84,7 @@ def train(
     if not targets:
         return NestedVocabularies((), (), size, text.num_unknown)
     trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
-    cuts: list[Vocabulary] = []  # of seeds, until it is known which are used
+    cuts: list[Vocabulary] = []  # ids are those of the seeds until all cuts are known
     while targets:
         trunk.fit()
         ranking = trunk.rank()
@@ -107,23 +107,23 @@ def train(
 
 
 def with_unknown(log_probs: np.ndarray) -> np.ndarray:
-    """[V + 1] log probabilities of pieces, and last the price of an unknown character."""
+    """Return [V + 1], the log probabilities of pieces and, last, of an unknown character."""
     return np.append(log_probs, np.min(log_probs) - UNKNOWN_PENALTY)
 
 
 def _desired(target: int) -> int:
-    """Pieces before the final choice; SentencePiece counts the unknown piece in."""
+    """Return the number of pieces before the final choice; SentencePiece includes the unknown."""
     return int(_CUT_FACTOR * (target + 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-    """What a prune decides.
+    """Ranking of the pieces for a prune.
 
     Attributes:
-      kept: pieces that stay in any case, characters in use.
+      kept: pieces that are never pruned, characters in use.
       candidates: the other pieces in use, the largest loss first.
-      shrunk: pieces left by a prune without a target.
+      shrunk: number of pieces left by a prune without a target.
       paths: the best segmentation of the text.
     """
 
@@ -133,19 +133,19 @@ class _Ranking:
     paths: lattice.Paths
 
     def first(self, size: int) -> np.ndarray:
-        """The `size` pieces that stay."""
+        """Return the `size` pieces that a prune keeps."""
         return np.concatenate([self.kept, self.candidates[: max(size - len(self.kept), 0)]])
 
     def is_last_for(self, desired: int) -> bool:
-        """Whether the prune to `desired` pieces ends a training."""
+        """Return whether the prune to `desired` pieces ends a training."""
         return desired >= min(self.shrunk, len(self.kept) + len(self.candidates))
 
 
 class _Trunk:
     """The training without a target: pieces, scores, and the lattice of the text.
 
-    Pieces 0 to A - 1 are the characters. They stay in the lattice when they drop out of the model,
-    as the unknown, so that every text has a path.
+    Pieces 0 to A - 1 are the characters. When they drop out of the model they stay in the lattice
+    as unknown, so that every text has a path.
     """
 
     def __init__(self, text: TrainingText, seeds: Seeds) -> None:
@@ -157,10 +157,10 @@ class _Trunk:
         self._in_model = np.ones(len(seeds.scores), bool)
         self._scores = np.log(seeds.scores) - np.log(seeds.scores.sum())
         self._by_frequency = np.argsort(-text.frequency, kind="stable")
-        self._nats = 3.0  # of a character, corrected by each E-step
+        self._nats = 3.0  # per character, updated by each E-step
 
     def fit(self) -> None:
-        """Two EM iterations; what is expected less than half a time drops out."""
+        """Run two EM iterations; pieces with an expected count below one half drop out."""
         for _ in range(_EM_ITERATIONS):
             lengths = self.seed_lengths[self._seed_of]
             counts, log_likelihood = self._lattice.expected_counts(
@@ -174,7 +174,7 @@ class _Trunk:
             self._restrict(stays)
 
     def rank(self) -> _Ranking:
-        """Ranks pieces by what the likelihood of the text would lose without them."""
+        """Rank pieces by the loss of likelihood of the text without them."""
         scores = self._with_unknown()
         paths = self._lattice.best_paths(scores)
         counts = paths.counts(self._text.weights, len(scores))
@@ -203,13 +203,13 @@ class _Trunk:
         )
 
     def prune(self, ranking: _Ranking) -> None:
-        """Keeps three quarters of the pieces, those of the largest loss."""
+        """Keep three quarters of the pieces, those of the largest loss."""
         stays = np.zeros(len(self._in_model), bool)
         stays[ranking.first(ranking.shrunk)] = True
         self._restrict(stays)
 
     def cut(self, ranking: _Ranking, target: int) -> Vocabulary | None:
-        """The vocabulary of `target` seeds, or none if the text does not fill it."""
+        """Return the vocabulary of `target` pieces, or None if the text does not fill it."""
         kept = ranking.first(_desired(target))
         lowest = self._scores[kept].min(initial=0.0)
         scores = np.full(len(self._scores), -np.inf)
@@ -233,7 +233,7 @@ class _Trunk:
     def _counts_under(
         self, scores: np.ndarray, returning: np.ndarray, ranking: _Ranking
     ) -> np.ndarray:
-        """Occurrences of each piece in the best segmentation under `scores`."""
+        """Count each piece in the best segmentation under `scores`."""
         counts = ranking.paths.counts(self._text.weights, len(scores))
         returns = np.zeros(self._size, bool)
         returns[returning] = True
@@ -246,24 +246,24 @@ class _Trunk:
         return counts
 
     def _book_unknown(self, counts: np.ndarray) -> None:
-        """Moves the counts of unknown characters to the first piece, as SentencePiece does."""
+        """Move the counts of unknown characters to the first piece, as SentencePiece does."""
         dropped = np.flatnonzero(~self._in_model[: self._size])
         counts[self._first] += counts[dropped].sum() + self._text.num_unknown
         counts[dropped] = 0
 
     @property
     def _first(self) -> int:
-        """The most frequent character of the model; without any, its first piece."""
+        """Index of the model's most frequent character; without any, of its first piece."""
         characters = self._by_frequency[self._in_model[self._by_frequency]]
         return int(characters[0] if len(characters) else np.flatnonzero(self._in_model)[0])
 
     def _with_unknown(self) -> np.ndarray:
-        """[V] scores, characters that are not in the model at the price of the unknown."""
+        """Return [V] scores; characters outside the model have the score of the unknown."""
         lowest = self._scores[self._in_model].min()
         return np.where(self._in_model, self._scores, lowest - UNKNOWN_PENALTY)
 
     def _restrict(self, stays: np.ndarray) -> None:
-        """Takes pieces out of the model, and all but characters out of the lattice."""
+        """Remove pieces from the model, and all but characters from the lattice."""
         remain = stays.copy()
         remain[: self._size] = True
         new_ids = np.where(remain, np.cumsum(remain) - 1, -1)
@@ -274,12 +274,12 @@ class _Trunk:
 
 
 def _holds(items: np.ndarray, marked: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """[N] whether any of the items between offsets is marked."""
+    """Return [N] bool, whether any of the items between offsets is marked."""
     return np.add.reduceat(marked[items].astype(np.int64), offsets[:-1]) > 0
 
 
 def compile_kernels() -> None:
-    """Compiles, or loads from numba's cache, all that a training runs."""
+    """Compile, or load from numba's cache, all kernels of a training."""
     train(
         count_runs(["ab abc abcd", "ab abc"]),
         (6, 7),

@@ -16,8 +16,8 @@ from common import artifacts
 from vocap.curves import concave_envelope
 from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
 
-_MAX_LINES = 20  # of a panel; more languages get a panel for each third
-_ROW = 0.19  # inches that a language takes in plots with one row for each
+_MAX_LINES = 20  # per panel; more languages get a panel for each third
+_ROW = 0.19  # inches per language in plots with one row for each
 _SIDES: dict[str, dict[str, Any]] = {
     "less": {"marker": "o", "color": "tab:blue", "ls": "", "label": "last step, taken"},
     "more": {"marker": "o", "color": "tab:red", "ls": "", "mfc": "w", "label": "next step"},
@@ -25,7 +25,7 @@ _SIDES: dict[str, dict[str, Any]] = {
 
 
 def plot_curves(record: Record, path: pathlib.Path) -> None:
-    """ALP against vocabulary size per language, the allocated size marked (paper Figure 1)."""
+    """Plot ALP against vocabulary size per language, with the allocated size (paper Figure 1)."""
     figure, panels = _panels(record, sharey=False)
     for axes, languages in panels:
         lines = []
@@ -44,10 +44,10 @@ def plot_curves(record: Record, path: pathlib.Path) -> None:
 
 
 def plot_gains(record: Record, path: pathlib.Path) -> None:
-    """Gain of each step of each language against its size, and the gain at the cut.
+    """Plot the gain of each step of each language against its size, and the gain at the cut.
 
-    Of languages that are allocated a size. A dot is the last step that a language took; it is
-    hollow if it took none, and then stands where its first step would begin.
+    Only languages with an allocated size are shown. A dot marks the last step that a language took;
+    a hollow dot marks the start of its first step, if it took none.
     """
     figure, panels = _panels(record, sharey=True)
     beta = record["settings"]["beta"]
@@ -74,7 +74,7 @@ def plot_gains(record: Record, path: pathlib.Path) -> None:
 
 
 def plot_sizes(record: Record, path: pathlib.Path) -> None:
-    """Allocated size per language (paper Table 9): its smallest size, and what it grew."""
+    """Plot the allocated size per language (paper Table 9): its smallest size and its growth."""
     named = allocated(record)
     figure, axes = _rows([name for name, _ in named])
     rows = np.arange(len(named))
@@ -97,7 +97,7 @@ def plot_sizes(record: Record, path: pathlib.Path) -> None:
 
 
 def plot_margins(record: Record, path: pathlib.Path) -> None:
-    """Gains of the last step taken and of the next one, per language, around the cut."""
+    """Plot the gains of the last step taken and of the next one, per language, around the cut."""
     named = allocated(record)
     figure, axes = _rows([name for name, _ in named])
     rows = np.arange(len(named))
@@ -118,10 +118,10 @@ def plot_margins(record: Record, path: pathlib.Path) -> None:
 
 
 def plot_comparison(record: Record, path: pathlib.Path) -> None:
-    """ALP, tokens and unknowns of each method by resource group (paper Figure 4).
+    """Plot ALP, tokens and unknowns of each method by resource group (paper Figure 4).
 
-    Bars are means over the languages of a group, dots the languages. ALP and tokens are
-    differences to the first method, language by language.
+    Bars are means over the languages of a group, dots single languages. ALP and tokens are
+    differences from the first method, per language.
     """
     names, groups = methods(record), score_groups(record)
     figure, panels = plt.subplots(3, 1, figsize=(8, 9), layout="constrained", sharex=True)
@@ -173,14 +173,14 @@ _GAIN = "weighted ALP gain (nats per 1,000 pieces)"
 
 
 def _per_thousand(gain: float) -> float:
-    """A gain for a logarithmic axis, which has no place for losses."""
+    """Return a gain per 1,000 pieces; NaN for losses, which a logarithmic axis cannot show."""
     return 1000 * gain if gain > 0 else np.nan
 
 
 def _envelope_gains(one: Mapping[str, Any], beta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes on the concave envelope [N], and the gain per 1,000 pieces from each on [N].
+    """Return sizes on the concave envelope [N], and the gain per 1,000 pieces after each [N].
 
-    The last gain is that of the step before; NaN where nothing is gained.
+    The last gain repeats the one before; NaN where nothing is gained.
     """
     vertices = concave_envelope(one["sizes"], one["alp"])
     sizes, alp = np.array(one["sizes"])[vertices], np.array(one["alp"])[vertices]
@@ -195,7 +195,7 @@ def _cut_line(draw, record: Record) -> None:
 
 
 def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named]]]:
-    """A figure with log sizes on the x axis; one panel, or one for each third of the languages."""
+    """Create a figure with log sizes on the x axis: one panel, or one per third of languages."""
     languages = by_amount(record)
     parts = [("", languages)]
     if len(languages) > _MAX_LINES:
@@ -218,7 +218,7 @@ def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named
 
 
 def _number_ticks(axis) -> None:
-    """Plain numbers on a logarithmic axis, the more of them the less it spans."""
+    """Set plain numbers as ticks of a logarithmic axis, more of them on a shorter range."""
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     subs = range(1, 10) if decades < 1 else (1, 2, 5) if decades < 4 else (1,)
@@ -228,7 +228,7 @@ def _number_ticks(axis) -> None:
 
 
 def _legend(axes, lines: Sequence[tuple[float, Any]]) -> None:
-    """Beside the panel, in the order in which the lines end."""
+    """Draw the legend beside the panel, in the order of the lines' last values."""
     ordered = [line for _, line in sorted(lines, key=lambda item: -item[0])]
     others = [h for h in axes.get_legend_handles_labels()[0] if h not in ordered]
     axes.legend(
@@ -238,7 +238,7 @@ def _legend(axes, lines: Sequence[tuple[float, Any]]) -> None:
 
 
 def _rows(names: Sequence[str]) -> tuple[Any, Any]:
-    """A figure with one row for each name, the first at the top."""
+    """Create a figure with one row for each name, the first at the top."""
     figure, axes = plt.subplots(figsize=(8, 1.6 + _ROW * len(names)), layout="constrained")
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -254,7 +254,7 @@ def _legend_below(figure, axes) -> None:
 
 
 def _line_styles() -> Iterator[dict[str, Any]]:
-    """Ten colours, then the same again with another dash."""
+    """Yield ten colours, then the same colours with other dash patterns."""
     for dash, color in itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors):
         yield {"color": color, "linestyle": dash, "linewidth": 1.3}
 

@@ -1,4 +1,4 @@
-"""What a build decided and why, as plain data: all that its report shows, and every step."""
+"""Record of a build as plain data: every allocation step, and all numbers of the report."""
 
 import collections
 import dataclasses
@@ -19,10 +19,10 @@ Named = list[tuple[str, Mapping[str, Any]]]
 
 
 def allocation_record(vocabulary: Vocabulary, settings: VocabularySettings) -> dict[str, Any]:
-    """All that a report tells of a build, JSON-able; the pieces are in the model.
+    """Return the JSON-serialisable record of a build; the pieces are in the model.
 
-    What an allocation says of a language stands with the language; what it says of a cluster of
-    several (method "clustered") stands with the cluster.
+    The allocation of a language is stored with the language, that of a cluster of several (method
+    "clustered") with the cluster.
     """
     allocation = vocabulary.choice.allocation
     of_languages = of_clusters = None
@@ -44,26 +44,26 @@ def allocation_record(vocabulary: Vocabulary, settings: VocabularySettings) -> d
 
 
 def by_amount(record: Record) -> Named:
-    """Languages with most text first."""
+    """Return the languages, those with most text first."""
     return sorted(record["languages"].items(), key=lambda item: (-item[1]["amount"], item[0]))
 
 
 def allocated(record: Record) -> Named:
-    """What got a size, languages or clusters; nothing for "joint"."""
+    """Return the languages or clusters with an allocated size; none for "joint"."""
     if record["clusters"]:
         return list(record["clusters"].items())
     return [(name, one) for name, one in by_amount(record) if one["allocated"] is not None]
 
 
 def methods(record: Record) -> list[str]:
-    """The methods that have scores, the one built first."""
+    """Return the methods that have scores, with the method built in first place."""
     settings = record["settings"]
     wanted = dict.fromkeys((settings["method"], *settings["compare"]))
     return [method for method in wanted if record["scores"].get(method)]
 
 
 def score_groups(record: Record) -> dict[str, list[str]]:
-    """Languages that have scores, by resource, and all of them; those with most text first."""
+    """Return the languages with scores by resource group, and all; those with most text first."""
     scored = record["scores"][methods(record)[0]]
     found = [(name, one["resource"]) for name, one in by_amount(record) if name in scored]
     groups = {resource: [name for name, r in found if r == resource] for resource in RESOURCES}
@@ -107,7 +107,7 @@ def _clusters(vocabulary: Vocabulary, allocation: Allocation | None, beta: float
 
 
 def _resources(amounts: Mapping[str, float]) -> dict[str, str]:
-    """The third of the languages that each belongs to; fewer than three are no groups."""
+    """Return each language's resource group, thirds by amount; "all" for fewer than three."""
     order = sorted(amounts, key=lambda language: (-amounts[language], language))
     if len(order) < len(RESOURCES):
         return dict.fromkeys(order, "all")
@@ -118,7 +118,7 @@ def _resources(amounts: Mapping[str, float]) -> dict[str, str]:
 
 
 def _shared(vocabulary: Vocabulary, allocation: Allocation) -> dict[str, float]:
-    """Of the pieces of each language's vocabulary, the share that another's holds too."""
+    """Return, for each language, the share of its pieces that other vocabularies also hold."""
     vocabularies = {}
     for name, size in allocation.sizes.items():
         curve = vocabulary.languages[name].vocabularies.curve
@@ -131,7 +131,7 @@ def _shared(vocabulary: Vocabulary, allocation: Allocation) -> dict[str, float]:
 
 
 def _of_text(one: Language, known: np.ndarray) -> dict[str, Any]:
-    """Amounts of text, and shares of its characters that are no pieces."""
+    """Return amounts of text, and shares of its characters that are not pieces."""
     heldout: dict[str, Any] = dict.fromkeys(("heldout_uncovered", "heldout_unseen"))
     heldout["heldout_sentences"] = 0
     if one.heldout is not None and one.heldout.num_sentences:
@@ -150,21 +150,21 @@ def _of_text(one: Language, known: np.ndarray) -> dict[str, Any]:
 
 
 def _marked(characters: np.ndarray) -> np.ndarray:
-    """[number of code points] bool: which of them occur."""
+    """Return [number of code points] bool, a mask of the code points that occur."""
     marked = np.zeros(sys.maxunicode + 1, np.bool_)
     marked[characters] = True
     return marked
 
 
 def _share_outside(table: RunTable, marked: np.ndarray) -> float:
-    """Share of the characters of a text that are not marked."""
+    """Return the share of the characters of a text that are not marked."""
     offsets = table.text.offsets
     outside = np.add.reduceat(~marked[table.text.characters], offsets[:-1], dtype=np.int64)
     return float((outside @ table.counts) / (np.diff(offsets) @ table.counts))
 
 
 def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> dict[str, Any]:
-    """What an allocation says of a language or a cluster; `weight` is q^beta."""
+    """Return the allocation of a language or a cluster; `weight` is q^beta."""
     if allocation is None:
         return {
             "allocated": None, "not_concave": [], "at_largest": False, "less": None, "more": None,
@@ -174,7 +174,7 @@ def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> d
     def described(change: Change | None) -> dict[str, Any] | None:
         if change is None:
             return None
-        # Not that of the change: allocations in proportion to something else are weighted by it.
+        # Not `change.gain`: its weight depends on the method, here it is always q^beta.
         gain = weight * change.alp / (change.size - size)
         return {"size": change.size, "alp": change.alp, "gain": gain, "pieces": change.pieces}
 
@@ -190,10 +190,10 @@ def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> d
 def _course(
     vocabulary: Vocabulary, allocation: Allocation | None, of_languages: bool, method: str
 ) -> dict[str, Any]:
-    """How the allocation went: first sizes, steps, the gain at the cut, the partial step."""
+    """Return the course of the allocation: initial sizes, steps, gain at the cut, partial step."""
     if allocation is None:
         return {"first_pieces": None, "cut": None, "partial": None, "steps": []}
-    # First sizes, which everyone gets, are no decisions.
+    # Initial sizes, which every language gets, are not decisions.
     first = [step for step in allocation.steps if np.isinf(step.gain)]
     steps = [step for step in allocation.steps if np.isfinite(step.gain)]
     partial: dict[str, Any] | None = None
@@ -212,7 +212,7 @@ def _course(
             {
                 "language": step.language,
                 "size": step.size,
-                # Of clusters it is weighted by their capacities, which says nothing.
+                # For clusters it is weighted by their capacities and so has no meaning.
                 "gain": step.gain if of_languages else None,
                 "union": step.union,
             }

@@ -1,6 +1,6 @@
-"""The report of a vocabulary, for whoever has to defend it: what was decided, why, and how good.
+"""Report of a vocabulary: its decisions, their reasons, and its held-out scores.
 
-Everything is made from the build's record (`vocap.record`) alone.
+It depends on the build's record (`vocap.record`) alone.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ _METHODS = {
     "proportion to what VoCap would give their languages, as for XLM-V",
 }
 
-# Heading, digits, factor, and whether the difference to the first method is relative.
+# Heading, digits, factor, and whether the difference from the first method is relative.
 _FIELDS: dict[str, tuple[str, int, float, bool]] = {
     "alp": ("ALP (nats a sentence)", 1, 1, False),
     "tokens_per_sentence": ("tokens a sentence", 1, 1, True),
@@ -66,9 +66,9 @@ piece than stopping there. Steps go past them."""
 def write_report(
     folder: pathlib.Path, vocabulary: Vocabulary, settings: VocabularySettings
 ) -> None:
-    """Writes allocation.json, report.md and its plots into `folder`.
+    """Write allocation.json, report.md and its plots into `folder`.
 
-    Plots of an earlier build that this one has no use for are removed.
+    Plots of an earlier build that this report does not use are removed.
     """
     record = allocation_record(vocabulary, settings)
     artifacts.write_json(folder / "allocation.json", record)
@@ -82,7 +82,7 @@ def write_report(
 
 
 def page(record: Record) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     found = warnings(record)
     sections = [
         "# Vocabulary",
@@ -121,7 +121,7 @@ def page(record: Record) -> str:
 
 
 def _wanted_plots(record: Record) -> set[str]:
-    """Those that there is something to show on."""
+    """Return the names of the plots for which the record has data."""
     wanted = {"alp.png"}
     if allocated(record):
         wanted |= {"sizes.png", "margins.png"}
@@ -137,7 +137,7 @@ def _image(record: Record, name: str, text: str) -> str:
 
 
 def summary(record: Record) -> str:
-    """What was built and who got what, in plain words."""
+    """Return a summary of the build and its allocation as sentences."""
     settings, languages = record["settings"], record["languages"]
     origin = "the bytes of the training text"
     if settings["amounts"]:
@@ -170,7 +170,7 @@ def summary(record: Record) -> str:
 
 
 def _unit(record: Record) -> str:
-    """What sizes are of."""
+    """Return the unit that sizes are allocated to."""
     return "cluster" if record["clusters"] else "language"
 
 
@@ -179,7 +179,7 @@ def _holders(named: Sequence[tuple[str, Mapping[str, Any]]], size: int) -> str:
 
 
 def allocation_table(record: Record) -> str:
-    """Markdown table of the languages and their sizes (paper Table 9), most text first."""
+    """Format the languages and their sizes as a table (paper Table 9), most text first."""
     header = [
         "language", "text (KB)", "q (Eq. 3)", "sizes trained", "allocated", "ALP (nats/sentence)",
     ]  # fmt: skip
@@ -197,7 +197,7 @@ def allocation_table(record: Record) -> str:
 
 
 def cluster_table(record: Record) -> str:
-    """Markdown table of the clusters and their sizes."""
+    """Format the clusters and their sizes as a table."""
     rows = []
     for name, one in record["clusters"].items():
         end = " (largest)" if one["at_largest"] else ""
@@ -206,7 +206,7 @@ def cluster_table(record: Record) -> str:
 
 
 def margin_table(record: Record) -> str:
-    """Markdown table of what one step less and one step more would change."""
+    """Format the effects of one step less and of one step more as a table."""
     header = [
         _unit(record), "size", "gain of last step", "of next step", "one step less",
         "one step more", "shared",
@@ -227,7 +227,7 @@ def _change(change: Mapping[str, Any] | None) -> str:
 
 
 def group_table(record: Record) -> str:
-    """Markdown table of the mean scores of each method by resource group."""
+    """Format the mean scores of each method by resource group as a table."""
     names = methods(record)
     rows = []
     for group, languages in score_groups(record).items():
@@ -242,7 +242,7 @@ def group_table(record: Record) -> str:
 
 
 def score_table(record: Record, field: str) -> str:
-    """Markdown table of one score of each language under each method."""
+    """Format one score of each language under each method as a table."""
     names = methods(record)
     rows = []
     for language in score_groups(record)["all"]:
@@ -258,7 +258,7 @@ def score_table(record: Record, field: str) -> str:
 def _score(
     record: Record, field: str, method: str, languages: Sequence[str], *, compare: bool
 ) -> str:
-    """Mean of a score over languages, and of its differences to the first method."""
+    """Format the mean of a score over languages, and of its differences from the first method."""
     _, digits, factor, relative = _FIELDS[field]
     values, bases = (
         factor * np.array([record["scores"][name][language][field] for language in languages])
@@ -273,7 +273,7 @@ def _score(
 
 
 def _signed(value: float, digits: int) -> str:
-    """With its sign, unless it rounds to zero."""
+    """Format a number with its sign, unless it rounds to zero."""
     text = f"{value:+.{digits}f}"
     return text if float(text) else text[1:]
 
@@ -288,6 +288,6 @@ def _skipped_table(record: Record) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table; its first columns are left-aligned, the others right-aligned."""
+    """Format a Markdown table; the first `left` columns are left-aligned, others right-aligned."""
     lines = [header, ["---"] * left + ["---:"] * (len(header) - left), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

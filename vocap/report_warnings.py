@@ -1,4 +1,4 @@
-"""What to know before a vocabulary is used, each with its remedy."""
+"""Warnings about a vocabulary, each with its remedy."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,19 +8,19 @@ from vocap.record import Record, allocated, by_amount, methods, score_groups
 
 _MANY_UNKNOWN = 0.01  # of the tokens
 _MUCH_LEFT = 0.1  # of |ALP|, between the allocated and the largest size
-_UNLIKE = 1.5  # factor between sentences, or gains, of languages
-_NAMED = 8  # languages in a sentence
+_UNLIKE = 1.5  # factor between the sentence lengths, or the gains, of languages
+_NAMED = 8  # languages named in a warning
 
 
 def enumerated(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Format the first few names, and the number of the others."""
     if len(names) > _NAMED + 1:
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def warnings(record: Record) -> list[str]:
-    """A few sentences for each thing to know, the gravest first."""
+    """Return the warnings, the most severe first."""
     checks = (
         _at_largest, _at_smallest, _sentence_lengths, _unknown, _uncovered, _better_methods,
         _unequal_gains, _much_left, _partial, _not_concave,
@@ -29,7 +29,7 @@ def warnings(record: Record) -> list[str]:
 
 
 def _at_largest(record: Record) -> Iterator[str]:
-    """Curves that ended before the budget did."""
+    """Warn of curves that ended before the budget was used up."""
     offered: list[str] = []
     filled: list[str] = []
     for name, one in allocated(record):
@@ -53,7 +53,7 @@ def _at_largest(record: Record) -> Iterator[str]:
 
 
 def _at_smallest(record: Record) -> Iterator[str]:
-    """Sizes that nobody decided on."""
+    """Warn of languages that stay at their smallest size."""
     if record["clusters"]:
         return
     stayed = [(name, one) for name, one in allocated(record) if one["less"] is None]
@@ -75,7 +75,7 @@ def _at_smallest(record: Record) -> Iterator[str]:
 
 
 def _sentence_lengths(record: Record) -> Iterator[str]:
-    """ALP, and with it the gain of a piece, grows with the length of a sentence."""
+    """Warn of unequal sentence lengths: ALP, and so the gain of a piece, grows with the length."""
     if record["settings"]["method"] not in ("vocap", "clustered"):
         return
     nats = {name: -one["alp"][-1] for name, one in by_amount(record)}
@@ -95,7 +95,7 @@ def _sentence_lengths(record: Record) -> Iterator[str]:
 
 
 def _unknown(record: Record) -> Iterator[str]:
-    """Held-out text with many unknown tokens."""
+    """Warn of held-out text with many unknown tokens."""
     if not methods(record):
         return
     scores = record["scores"][methods(record)[0]]
@@ -113,7 +113,7 @@ def _unknown(record: Record) -> Iterator[str]:
 
 
 def _uncovered(record: Record) -> Iterator[str]:
-    """Training text with more unknown characters than the coverage asked for allows."""
+    """Warn of training text with more unknown characters than the requested coverage allows."""
     allowed = 1 - record["settings"]["character_coverage"]
     found = [
         f"{name} ({one['uncovered']:.2%})"
@@ -135,7 +135,7 @@ def _uncovered(record: Record) -> Iterator[str]:
 
 
 def _better_methods(record: Record) -> Iterator[str]:
-    """Methods that do better on held-out text."""
+    """Warn of methods that do better on held-out text."""
     names, found = methods(record), []
     for method in names[1:]:
         languages = score_groups(record)["all"]
@@ -156,8 +156,8 @@ def _better_methods(record: Record) -> Iterator[str]:
 
 
 def _unequal_gains(record: Record) -> Iterator[str]:
-    """Next steps of very different worth, where nobody looked at their worth."""
-    # Clusters' ALP, of mixtures, is no sum over languages, and cannot be compared.
+    """Warn of next steps with very different gains, for methods that do not use the gain."""
+    # The ALP of a cluster's mixture is not a sum over languages, so it is not comparable.
     if record["settings"]["method"] == "vocap" or record["clusters"]:
         return
     steps = [
@@ -175,7 +175,7 @@ def _unequal_gains(record: Record) -> Iterator[str]:
 
 
 def _much_left(record: Record) -> Iterator[str]:
-    """Curves that still rise a lot behind the allocated size."""
+    """Warn of curves that still rise considerably beyond the allocated size."""
     rises = []
     named = [(name, one) for name, one in by_amount(record) if one["allocated"] is not None]
     for name, one in named:
@@ -192,7 +192,7 @@ def _much_left(record: Record) -> Iterator[str]:
 
 
 def _partial(record: Record) -> Iterator[str]:
-    """The last step, if it did not fit."""
+    """Warn of a last step that did not fit into the budget."""
     if record["partial"] is None:
         return
     name, missing = record["partial"]["name"], record["partial"]["missing"]
@@ -207,7 +207,7 @@ def _partial(record: Record) -> Iterator[str]:
 
 
 def _not_concave(record: Record) -> Iterator[str]:
-    """Curves that are not concave."""
+    """Warn of curves that are not concave."""
     skipped = [one["not_concave"] for _, one in allocated(record) if one["not_concave"]]
     if skipped:
         yield (

@@ -1,4 +1,4 @@
-"""Tables of run counts as files: sorted, mergeable, written with bounded memory.
+"""Files of run counts: sorted, mergeable, written with bounded memory.
 
 A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the normaliser and
 the number of sentences; then comes one line per distinct run, `run TAB count TAB follow` (see
@@ -40,11 +40,11 @@ _HEADER_PATTERN = re.compile(re.escape(_HEADER).replace(r"\{\}", "([0-9]+)").enc
 _LINE = re.compile(
     rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
 )
-# Lines are compressed in groups of this size whoever writes them, so that equal tables make equal
-# bytes with every zlib, also with one whose output depends on the sizes of the writes.
+# Every writer compresses lines in groups of this size, so that equal tables give equal bytes, even
+# with a zlib whose output depends on the sizes of the writes.
 _LINES_AT_ONCE = 10_000
 _MAX_OPEN_FILES = 64
-_PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of lasting tables
+_PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
 _SHARD = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\b(.*)")
@@ -52,14 +52,14 @@ _AGAIN = "copy the file again, or count the text again"
 
 
 class Size(NamedTuple):
-    """How much a table holds: sentences counted and distinct runs."""
+    """Size of a table: sentences counted and distinct runs."""
 
     num_sentences: int
     num_runs: int
 
 
 def write_table(path: Path, table: runs.RunTable) -> None:
-    """Writes a table, whole or not at all."""
+    """Write a table atomically."""
     packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
     entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
@@ -67,13 +67,13 @@ def write_table(path: Path, table: runs.RunTable) -> None:
 
 
 def read_table(path: Path) -> runs.RunTable:
-    """Reads a table.
+    """Read a table.
 
     Raises:
       ValueError: the file is no table, is of another version, or damaged; the message names the
         line.
     """
-    # Buffers that grow, since lists of as many objects would take several times the table.
+    # Growing buffers, since lists of Python objects would take several times the table's memory.
     characters, lengths = bytearray(), array.array("q")
     counts, follow = array.array("q"), array.array("h")
     with open(path, "rb") as file:
@@ -97,9 +97,9 @@ def read_table(path: Path) -> runs.RunTable:
 
 
 def merge_tables(paths: Iterable[Path], out: Path) -> Size:
-    """Merges tables into one, in constant memory; with many tables, in rounds.
+    """Merge tables into one in constant memory; many tables are merged in rounds.
 
-    Files called `NAME-00003-of-00032.runs.gz` are parts of one table and must all be there.
+    Files called `NAME-00003-of-00032.runs.gz` are parts of one table and must all be given.
 
     Raises:
       ValueError: there are no tables, parts are missing, or a table is at fault (see `read_table`).
@@ -114,19 +114,19 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
         while len(tables) > _MAX_OPEN_FILES:
             part = folder / f"merged-{merged}"
             _merge(tables[:_MAX_OPEN_FILES], part, _PART_COMPRESSION)
-            # Behind the others: each round passes over all tables before the next begins.
+            # Appended, so that each round passes over all tables before the next begins.
             tables, merged = [*tables[_MAX_OPEN_FILES:], part], merged + 1
         with artifacts.atomic_path(out) as aside:
             return _merge(tables, aside, _COMPRESSION)
 
 
 def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> Size:
-    """Counts the runs of text that need not fit into memory, and writes their table.
+    """Count the runs of text that need not fit into memory, and write their table.
 
     Args:
       sentences: the text, read once.
       out: the table's file.
-      max_runs: runs held in memory, about; the table does not depend on it.
+      max_runs: approximate number of runs held in memory; the table does not depend on it.
     """
     with BoundedCounter(out, max_runs) as counter:
         for batch in batches(sentences):
@@ -141,9 +141,9 @@ def count_split(
     heldout_out: Path,
     max_runs: int = DEFAULT_MAX_RUNS,
 ) -> tuple[Size, Size]:
-    """Counts text and the part of it that is held out into tables of their own.
+    """Count text and its held-out part into separate tables.
 
-    Arguments as of `count_to_table`; `max_runs` limits each of the two.
+    The arguments are those of `count_to_table`; `max_runs` limits each of the two.
     """
     with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
         for batch in batches(sentences):
@@ -155,9 +155,9 @@ def count_split(
 
 
 class BoundedCounter:
-    """Counts runs towards a table on disk; what memory has no room for waits beside the table.
+    """Counter of runs with bounded memory; it spills partial tables to files beside the table.
 
-    A context manager: at its end the temporary files are gone.
+    A context manager, which removes the temporary files at exit.
     """
 
     def __init__(self, out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> None:
@@ -177,17 +177,17 @@ class BoundedCounter:
         self._cleanup.close()
 
     def add(self, sentences: Sequence[str]) -> None:
-        """Counts a batch of sentences; see `batches`."""
+        """Count a batch of sentences; see `batches`."""
         self._counter.add(sentences)
         if len(self._counter) <= self._max_runs:
             return
-        # What is held is words for the most part, of which many may fall into the same runs.
+        # The counter holds mostly words, many of which may split into the same runs.
         packed = self._counter.packed()
         if len(packed) > self._max_runs // 2:
             self._spill(packed)
 
     def write(self) -> Size:
-        """Writes the table of all that was added, whole or not at all."""
+        """Write the table of all text added, atomically."""
         packed = self._counter.packed()
         if self._parts:
             self._spill(packed)
@@ -205,18 +205,18 @@ class BoundedCounter:
 
 
 class HeldOut:
-    """Chooses the sentences to hold out, by a hash of their normalised text.
+    """Choice of the sentences to hold out, by a hash of their normalised text.
 
-    So a sentence is held out or not wherever it stands, however the text is cut into files, and
-    all its repetitions with it. What a smaller fraction holds out, a larger one does, too.
+    The choice does not depend on a sentence's position or on the division of the text into files,
+    and repetitions share it. A larger fraction holds out a superset of a smaller one.
     """
 
     def __init__(self, fraction: float, seed: int = 0) -> None:
-        """Makes the choice.
+        """Initialise the choice.
 
         Args:
           fraction: share of the distinct sentences to hold out, in [0, 1).
-          seed: picks which.
+          seed: seed of the hash.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"heldout_fraction is {fraction}, must be at least 0 and below 1")
@@ -225,7 +225,7 @@ class HeldOut:
         self._normalize = runs.normalizer().normalize
 
     def split(self, sentences: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The sentences to count, and those held out."""
+        """Split sentences into those to count and those held out."""
         sides: tuple[list[str], list[str]] = ([], [])
         for sentence, normalized in zip(sentences, self._normalize(list(sentences)), strict=True):
             digest = hashlib.blake2b(normalized.encode(), digest_size=8, key=self._key).digest()
@@ -234,7 +234,7 @@ class HeldOut:
 
 
 def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
-    """Cuts a text into batches that are large enough for speed and bounded in memory."""
+    """Yield batches of a text that are large enough for speed and bounded in memory."""
     batch: list[str] = []
     characters = 0
     for sentence in sentences:
@@ -250,16 +250,16 @@ def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
 def write_entries(
     file: BinaryIO, num_sentences: int, entries: Iterable[Entry], compression: int = _COMPRESSION
 ) -> Size:
-    """Writes a table's bytes.
+    """Write a table's bytes.
 
     Args:
-      file: where to; stays open.
+      file: the destination; stays open.
       num_sentences: see `runs.RunTable`.
       entries: distinct runs, ascending.
       compression: gzip's level.
     """
     num_runs, remaining = 0, iter(entries)
-    # Neither name nor time in the header of the gzip file: equal tables make equal bytes.
+    # Neither name nor time in the gzip header, so that equal tables give equal bytes.
     with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
         compressed.write(_HEADER.format(num_sentences).encode())
         while batch := list(itertools.islice(remaining, _LINES_AT_ONCE)):
@@ -270,11 +270,11 @@ def write_entries(
 
 
 def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
-    """Reads a table's bytes, run by run.
+    """Read a table's bytes, run by run.
 
     Args:
       file: the table; must stay open while the entries are read.
-      name: its name for messages.
+      name: its name in error messages.
 
     Returns:
       The number of sentences, and the entries in order.
@@ -295,7 +295,7 @@ def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     number = 0
     try:
-        # A buffer, since a gzip file hands out its lines one by one in Python.
+        # Buffered, since a gzip file iterates over its lines in pure Python.
         with io.BufferedReader(gzip.GzipFile("", "rb", fileobj=file), 1 << 16) as lines:
             for line in lines:
                 number += 1
@@ -340,7 +340,7 @@ def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -
 
 
 def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Sorted entries with those of the same run made one."""
+    """Yield sorted entries, with those of the same run merged."""
     current = next(entries, None)
     if current is None:
         return
@@ -363,7 +363,7 @@ def _write_packed(
 
 
 def _check_parts(paths: Sequence[pathlib.Path]) -> None:
-    """Each set of numbered parts must be complete: a missing one would go unnoticed."""
+    """Check that each set of numbered parts is complete: a missing one would go unnoticed."""
     found: dict[tuple[str, str, int], set[int]] = {}
     for path in paths:
         if match := _SHARD.fullmatch(str(path)):
@@ -379,7 +379,7 @@ def _check_parts(paths: Sequence[pathlib.Path]) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside a file to be, hidden, and gone in the end."""
+    """Yield a hidden temporary folder beside the output file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         yield pathlib.Path(folder)

@@ -1,9 +1,9 @@
-"""Script runs with counts: all that training, ALP and EM need to know of a text.
+"""Script runs with counts: sufficient statistics of a text for training, ALP and EM.
 
 A piece of a unigram vocabulary never crosses a space or a change of Unicode script, so the best
 segmentation of a sentence is that of its script runs, and a table of distinct runs with counts
-stands for the whole corpus, exactly. It is smaller than a table of words: punctuation, digits and
-the words they touch are runs of their own.
+represents the whole corpus exactly. It is smaller than a table of words: punctuation, digits and
+the words they touch are separate runs.
 """
 
 import collections
@@ -20,19 +20,19 @@ import sentencepiece as spm
 from fontTools import unicodedata
 
 NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
-SPACE = "\u2581"  # SentencePiece's visible space; the run behind a space carries one in front.
-MIXED = 256  # `RunTable.follow` of a run that different bytes follow
+SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
+MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000
 _MAX_PENDING_WORDS = 2_000_000
-_END = "\n"  # of a sentence; the normaliser leaves none inside
-_FOLLOW_BITS = 9  # of the packed (count, follow) that tables are counted with
+_END = "\n"  # end of a sentence; normalised text contains none
+_FOLLOW_BITS = 9  # low bits of a packed (count, follow)
 _FOLLOW_MASK = (1 << _FOLLOW_BITS) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Strings end to end: code points [C] int32, and where each string begins [N + 1] int64."""
+    """Concatenated strings: code points [C] int32, and the start of each string [N + 1] int64."""
 
     characters: np.ndarray
     offsets: np.ndarray
@@ -41,14 +41,14 @@ class Text:
         return len(self.offsets) - 1
 
     def strings(self) -> Iterator[str]:
-        """The strings, one by one."""
+        """Yield the strings."""
         joined = self.characters.tobytes().decode("utf-32-le")
         for begin, end in itertools.pairwise(self.offsets.tolist()):
             yield joined[begin:end]
 
 
 def pack(strings: Sequence[str]) -> Text:
-    """Lays strings out end to end, for compiled code."""
+    """Concatenate strings for compiled code."""
     characters = np.frombuffer("".join(strings).encode("utf-32-le"), np.int32)
     lengths = np.fromiter((len(s) for s in strings), np.int64, len(strings))
     return Text(characters, np.concatenate([[0], np.cumsum(lengths)]))
@@ -59,10 +59,10 @@ class RunTable:
     """Distinct normalised script runs with their counts.
 
     Attributes:
-      text: [N] distinct runs in code point order; those behind a space begin with `SPACE`.
+      text: [N] distinct runs in code point order; those after a space begin with `SPACE`.
       counts: [N] int64, occurrences of each run; float64 in a `mixture`.
-      follow: [N] int16, first UTF-8 byte of what follows the run in its sentence, 0 at the end of
-        a sentence, `MIXED` if it differs among the occurrences. What SentencePiece takes for a seed
+      follow: [N] int16, UTF-8 byte that follows the run in its sentence, 0 at the end of a
+        sentence, `MIXED` if it differs among the occurrences. SentencePiece's choice of seeds
         depends on it (see `seeds`).
       num_sentences: sentences counted, the |D| of Eq. 1; empty ones do not count.
     """
@@ -76,8 +76,8 @@ class RunTable:
     def num_bytes(self) -> float:
         """UTF-8 bytes of the text, one for each space: the n_i of Eq. 3.
 
-        Bytes, since words mean little where nothing separates them, and since the sizes that
-        papers publish are bytes.
+        Bytes, since words are ill-defined in scripts without spaces, and since papers publish
+        sizes in bytes.
         """
         characters = self.text.characters
         sizes = 1 + np.searchsorted((0x80, 0x800, 0x10000), characters, side="right")
@@ -86,16 +86,16 @@ class RunTable:
         return (lengths @ self.counts).item()
 
     def runs(self) -> list[str]:
-        """The runs as strings."""
+        """Return the runs as strings."""
         return list(self.text.strings())
 
 
 def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) -> RunTable:
-    """The text of all languages together, as if language i made up the share q_i of its bytes.
+    """Mix the text of all languages so that language i makes up the share q_i of the bytes.
 
-    The total stays that of the languages together, so that the rare stay rare. Counts are float64.
-    A run that several languages have stands there for each of them, which changes nothing. Of some
-    of the languages only, shares are relative to each other.
+    The total number of bytes is preserved, so that rare runs stay rare. Counts are float64. A run
+    of several languages has one entry per language, which does not affect results. For a subset of
+    the languages the shares are renormalised.
     """
     languages = sorted(tables)
     total = sum(tables[language].num_bytes for language in languages)
@@ -115,10 +115,10 @@ def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) 
 
 
 def most_frequent(table: RunTable, max_characters: int) -> RunTable:
-    """The most frequent runs of a table, as many as `max_characters` hold; 0 for all.
+    """Return the most frequent runs of a table, up to `max_characters` in all; 0 for all runs.
 
-    Where nothing separates words most runs occur once; which of them stay is a matter of a hash.
-    The sentences become fewer as the text does, so that averages over them stay what they were.
+    In scripts without spaces most runs occur once, so ties are broken by a hash. The number of
+    sentences is scaled with the text, so that averages over sentences are preserved.
     """
     lengths = np.diff(table.text.offsets)
     if not max_characters or lengths.sum() <= max_characters:
@@ -141,9 +141,9 @@ def most_frequent(table: RunTable, max_characters: int) -> RunTable:
 
 
 def normalizer() -> spm.SentencePieceNormalizer:
-    """The text normaliser of every vocabulary here: nmt_nfkc, leading and visible spaces.
+    """Return the text normaliser of every vocabulary here: nmt_nfkc, leading and visible spaces.
 
-    The very rules SentencePiece's trainer uses by default, so that the merged model, whose
+    These are the default rules of SentencePiece's trainer, so that the merged model, whose
     normaliser is copied from a trained one, sees the text that the curves were measured on.
     """
     return spm.SentencePieceNormalizer(
@@ -155,14 +155,14 @@ def normalizer() -> spm.SentencePieceNormalizer:
 
 
 def count_runs(sentences: Iterable[str]) -> RunTable:
-    """Counts the distinct script runs of `sentences`."""
+    """Count the distinct script runs of `sentences`."""
     counter = RunCounter()
     counter.add(sentences)
     return counter.table()
 
 
 class RunCounter:
-    """Counts script runs of text that arrives in parts."""
+    """Incremental counter of script runs."""
 
     def __init__(self) -> None:
         self._normalize = normalizer().normalize
@@ -172,27 +172,27 @@ class RunCounter:
         self.num_sentences = 0
 
     def __len__(self) -> int:
-        """Strings held: memory grows with it."""
+        """Return the number of strings held, which determines the memory."""
         return len(self._words) + len(self._runs)
 
     def add(self, sentences: Iterable[str]) -> None:
-        """Counts more sentences."""
+        """Count more sentences."""
         remaining = iter(sentences)
         while batch := list(itertools.islice(remaining, _SENTENCES_AT_ONCE)):
             normalized = [sentence for sentence in self._normalize(batch) if sentence]
             self.num_sentences += len(normalized)
-            # Each sentence begins with a space, so a sentence's last word keeps its end.
+            # Each sentence begins with a space, so the last word of a sentence keeps its `_END`.
             self._words.update((_END.join(normalized) + _END).split(SPACE))
             if len(self._words) > _MAX_PENDING_WORDS:
                 self._split_words()
 
     def packed(self) -> dict[str, int]:
-        """Each run's `pack_count(count, follow)` so far."""
+        """Return each run's `pack_count(count, follow)` so far."""
         self._split_words()
         return self._runs
 
     def table(self) -> RunTable:
-        """The table of everything added."""
+        """Return the table of everything added."""
         return table_of(self.packed(), self.num_sentences)
 
     def _split_words(self) -> None:
@@ -214,23 +214,23 @@ class RunCounter:
 
 
 def pack_count(count: int, follow: int) -> int:
-    """Count and follow of a run as one integer, which `merge_counts` adds."""
+    """Pack count and follow of a run into one integer, for `merge_counts`."""
     return count << _FOLLOW_BITS | follow
 
 
 def unpack_count(packed: int) -> tuple[int, int]:
-    """Undoes `pack_count`."""
+    """Invert `pack_count`."""
     return packed >> _FOLLOW_BITS, packed & _FOLLOW_MASK
 
 
 def merge_counts(a: int, b: int) -> int:
-    """The packed count and follow of a run that was counted in two places."""
+    """Merge two packed values of count and follow of the same run."""
     follow = a & _FOLLOW_MASK if (a ^ b) & _FOLLOW_MASK == 0 else MIXED
     return ((a >> _FOLLOW_BITS) + (b >> _FOLLOW_BITS)) << _FOLLOW_BITS | follow
 
 
 def table_of(packed: dict[str, int], num_sentences: int) -> RunTable:
-    """The table of runs with packed counts; in code point order, whatever the order of `packed`."""
+    """Build the table of runs with packed counts, in code point order."""
     runs = sorted(packed)
     values = np.fromiter(map(packed.__getitem__, runs), np.int64, len(runs))
     return RunTable(
@@ -243,10 +243,10 @@ def table_of(packed: dict[str, int], num_sentences: int) -> RunTable:
 
 @functools.cache
 def _script_number(script: str) -> int:
-    """A small number for a script; 0 for characters that take the script of what precedes them."""
+    """Return the number of a script; 0 for characters that inherit the preceding script."""
     if script == "Zinh":
         return 0
-    # Japanese words mix the three.
+    # Japanese words mix the three scripts.
     if script in ("Hira", "Kana"):
         script = "Hani"
     # Unassigned code points count as common, as in SentencePiece.
@@ -256,13 +256,13 @@ def _script_number(script: str) -> int:
 
 
 class _Scripts:
-    """Script numbers of code points, looked up once each; see `_script_number`."""
+    """Cache of the script numbers of code points; see `_script_number`."""
 
     def __init__(self) -> None:
         self._numbers = np.full(sys.maxunicode + 1, -1, np.int16)
 
     def of(self, characters: np.ndarray) -> np.ndarray:
-        """[C] int16 script numbers."""
+        """Return [C] int16 script numbers."""
         numbers = self._numbers[characters]
         for c in set(characters[numbers < 0].tolist()):
             # The prolonged sound mark belongs to Katakana and Hiragana, formally to neither.
@@ -273,7 +273,7 @@ class _Scripts:
 
 @numba.njit(cache=True)
 def first_byte(character):
-    """The first byte of a code point in UTF-8."""
+    """Return the first byte of a code point in UTF-8."""
     if character < 0x80:
         return character
     if character < 0x800:
@@ -285,7 +285,7 @@ def first_byte(character):
 
 @numba.njit(cache=True)
 def _split(characters, scripts, space):
-    """Begin, end, following byte and word of each script run of words joined by spaces."""
+    """Return begin, end, following byte and word of each script run of words joined by spaces."""
     begins = np.empty(len(characters), np.int64)
     ends = np.empty(len(characters), np.int64)
     follow = np.empty(len(characters), np.int64)
@@ -293,7 +293,7 @@ def _split(characters, scripts, space):
     num_runs, word, script = 0, -1, 0
     for i in range(len(characters)):
         c = characters[i]
-        if c == 10:  # the end of a sentence, already booked by the run before it
+        if c == 10:  # end of a sentence, already recorded as `follow` of the preceding run
             continue
         s = scripts[i]
         if c == space:
@@ -318,13 +318,13 @@ def _split(characters, scripts, space):
 
 @numba.njit(cache=True)
 def _hashes(characters, offsets):
-    """[N] hash of each run, FNV-1a with its bits mixed at the end."""
+    """Return [N] uint64, the FNV-1a hash of each run with its bits mixed at the end."""
     hashes = np.empty(len(offsets) - 1, np.uint64)
     for run in range(len(hashes)):
         value = np.uint64(0xCBF29CE484222325)
         for i in range(offsets[run], offsets[run + 1]):
             value = (value ^ np.uint64(characters[i])) * np.uint64(0x100000001B3)
-        # The last characters are in the lower bits only so far; comparing looks at the upper.
+        # So far the last characters affect the lower bits only, but sorting compares the upper.
         value = (value ^ (value >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
         hashes[run] = value ^ (value >> np.uint64(32))
     return hashes

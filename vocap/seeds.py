@@ -1,14 +1,15 @@
-"""Seed pieces of unigram training, and where each of them occurs in the text.
+"""Seed pieces of unigram training, and their occurrences in the text.
 
-SentencePiece takes for seeds the substrings of the sentences that its suffix array, built over the
-UTF-8 bytes, shows as branching: those that occur twice or more and that at least two different
-bytes follow somewhere. Here the suffixes of the distinct script runs are sorted instead, weighted
-by the counts of the runs; what follows the end of a run is known from the table. Since a seed is a
-range of sorted suffixes, its occurrences are at hand, and no trie is needed to find them.
+SentencePiece's seeds are the branching substrings in a suffix array over the UTF-8 bytes of the
+sentences: those that occur at least twice and are followed by at least two different bytes. Here
+the suffixes of the distinct script runs are sorted instead, weighted by the counts of the runs; the
+table holds the byte that follows the end of a run. Since a seed is a range of sorted suffixes, its
+occurrences are known without a trie.
 
-SentencePiece 0.2.3 differs in two details. What ends the last sentence it counts twice wherever it
-ends a sentence, so that its seeds depend on the order of sentences. And where an uncovered
-character follows the end of a run, it sees the first byte of the block character it puts there.
+SentencePiece 0.2.3 differs in two details. It counts the suffixes of the last sentence twice
+wherever they end a sentence, so that its seeds depend on the order of sentences. And where an
+uncovered character follows the end of a run, it sees the first byte of its replacement, a block
+character.
 """
 
 import dataclasses
@@ -19,21 +20,21 @@ import numpy as np
 from vocap.lattice import LENGTH_BITS, Lattice
 from vocap.runs import MIXED, SPACE, RunTable, first_byte
 
-_SMALL = 12  # suffixes that are sorted by insertion
-_MAX_OPEN_RANGES = 512  # of the sort; see `_sort_suffixes`
+_SMALL = 12  # largest range of suffixes for insertion sort
+_MAX_OPEN_RANGES = 512  # stack size of the sort; see `_sort_suffixes`
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingText:
-    """Runs in the alphabet that a vocabulary must cover; other characters end a run.
+    """Runs over the alphabet that a vocabulary must cover; other characters end a run.
 
     Attributes:
       characters: [C] int32 indices into `alphabet`.
-      offsets: [N + 1] int64 where each run begins.
+      offsets: [N + 1] int64 start of each run.
       weights: [N] float64 occurrences of each run.
       follow: [N] int16, see `RunTable`.
       alphabet: [A] int32 required code points, ascending.
-      frequency: [A] float64 occurrences of each.
+      frequency: [A] float64 occurrences of each required character.
       num_unknown: occurrences of characters outside the alphabet.
     """
 
@@ -48,13 +49,13 @@ class TrainingText:
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """Candidates for pieces: the alphabet first, then substrings by falling count x length.
+    """Candidates for pieces: the alphabet first, then substrings by descending count x length.
 
     Attributes:
       scores: [P] float64 occurrences x length.
-      begins: [P] int64 a place in `TrainingText.characters` where the piece occurs.
-      lengths: [P] int32 characters.
-      lattice: all their occurrences.
+      begins: [P] int64 start of one occurrence of each piece in `TrainingText.characters`.
+      lengths: [P] int32 number of characters.
+      lattice: all occurrences of the seeds.
     """
 
     scores: np.ndarray
@@ -64,7 +65,7 @@ class Seeds:
 
 
 def cover(table: RunTable, character_coverage: float) -> TrainingText:
-    """Finds the characters that must be pieces, and cuts the runs at all others.
+    """Find the characters that must be pieces, and cut the runs at all others.
 
     The most frequent characters are required, until they make up `character_coverage` of the text.
     """
@@ -95,7 +96,7 @@ def cover(table: RunTable, character_coverage: float) -> TrainingText:
 
 
 def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
-    """The seed pieces of a text.
+    """Find the seed pieces of a text.
 
     Args:
       text: see `cover`.
@@ -117,7 +118,7 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
     sizes = np.array([len(chr(c).encode()) for c in text.alphabet.tolist()])
     byte_ends = np.concatenate([[0], np.cumsum(sizes[text.characters])])
     num_bytes = byte_ends[suffixes[first] + depth] - byte_ends[suffixes[first]]
-    # Ties go to the longer, then to the lower in bytes: in that order ranges come that do not nest.
+    # Ties go to the longer, then to the lower in bytes, the order of ranges that do not nest.
     order = np.lexsort((-num_bytes, -scores))[:max_seeds]
     first, last, depth = first[order], last[order], depth[order]
 
@@ -135,7 +136,7 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
 
 
 def piece_strings(text: TrainingText, begins: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """The pieces that occur at `begins` with `lengths`, as strings."""
+    """Return the pieces that occur at `begins` with `lengths`, as strings."""
     decoded = text.alphabet[text.characters].tobytes().decode("utf-32-le")
     return [
         decoded[begin : begin + length]
@@ -145,9 +146,9 @@ def piece_strings(text: TrainingText, begins: np.ndarray, lengths: np.ndarray) -
 
 @numba.njit(cache=True)
 def _cut(dense, offsets, follow, byte_of_unknown):
-    """Cuts runs at characters of index -1; returns characters, offsets, run of each part, follow.
+    """Cut runs at characters of index -1; return characters, offsets, run of each part, follow.
 
-    SentencePiece puts a block character in the place of the unknown, whose first byte is a space's.
+    SentencePiece replaces unknown characters by a block, whose first byte equals that of a space.
     """
     characters = np.empty(len(dense), np.int32)
     parts = np.empty(len(dense) + 1, np.int64)
@@ -176,7 +177,7 @@ def _cut(dense, offsets, follow, byte_of_unknown):
 
 @numba.njit(cache=True)
 def _at(characters, remaining, suffix, depth):
-    """Character of a suffix at `depth`, or -1 behind its run."""
+    """Return the character of a suffix at `depth`, or -1 after the end of its run."""
     return characters[suffix + depth] if depth < remaining[suffix] else -1
 
 
@@ -203,7 +204,7 @@ def _insertion_sort(characters, remaining, suffixes, begin, end, depth, max_dept
 
 @numba.njit(cache=True)
 def _partition(characters, remaining, suffixes, begin, end, depth):
-    """Puts the suffixes with a median character at `depth` in the middle: [low, high)."""
+    """Partition suffixes by a median character at `depth`, which is then in [low, high)."""
     a = _at(characters, remaining, suffixes[begin], depth)
     b = _at(characters, remaining, suffixes[(begin + end) // 2], depth)
     c = _at(characters, remaining, suffixes[end - 1], depth)
@@ -225,7 +226,7 @@ def _partition(characters, remaining, suffixes, begin, end, depth):
 
 @numba.njit(cache=True)
 def _push(stack, size, bottom, begin, end, depth):
-    """Adds a range to those of one partition, the largest of which lies lowest; the new size."""
+    """Push a range of a partition, the largest one lowest on the stack; return the new size."""
     i = size
     while i > bottom and stack[i - 1, 1] - stack[i - 1, 0] < end - begin:
         stack[i, 0], stack[i, 1], stack[i, 2] = stack[i - 1, 0], stack[i - 1, 1], stack[i - 1, 2]
@@ -236,7 +237,7 @@ def _push(stack, size, bottom, begin, end, depth):
 
 @numba.njit(cache=True)
 def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
-    """Positions in the order of the text behind them, up to `max_depth` characters and their run.
+    """Sort positions by the text from there on, up to `max_depth` characters within the run.
 
     Counting sort by the first character, then three-way quicksort by one character after another.
     """
@@ -250,7 +251,7 @@ def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
         suffixes[fill[characters[i]]] = i
         fill[characters[i]] += 1
     # Open ranges (begin, end, depth). The largest part of a partition is sorted last, when the
-    # others are done; so the stack grows with the logarithm of the text.
+    # others are done, so the depth of the stack is logarithmic in the size of the text.
     stack = np.empty((_MAX_OPEN_RANGES, 3), np.int64)
     for c in range(alphabet_size):
         stack[0, 0], stack[0, 1], stack[0, 2] = bucket[c], bucket[c + 1], 1
@@ -274,7 +275,7 @@ def _sort_suffixes(characters, remaining, alphabet_size, max_depth):
 
 @numba.njit(cache=True)
 def _common_prefixes(characters, remaining, suffixes, max_depth):
-    """[C + 1] characters that each suffix shares with the one before; 0 at both ends."""
+    """Return [C + 1], the characters that adjacent suffixes have in common; 0 at both ends."""
     common = np.zeros(len(suffixes) + 1, np.int8)
     for i in range(1, len(suffixes)):
         a, b = suffixes[i - 1], suffixes[i]
@@ -290,10 +291,10 @@ def _common_prefixes(characters, remaining, suffixes, max_depth):
 def _bytes_differ(
     characters, remaining, run_of, follow, bytes_of, suffixes, first, last, depth
 ):  # fmt: skip
-    """Whether more than one byte follows the prefix of `depth` that a range of suffixes shares."""
+    """Return whether different bytes follow the common prefix (`depth`) of a range of suffixes."""
     low, high = 1000, -1
     i = first
-    # Those that end here come first.
+    # Suffixes that end here come first.
     while i <= last and remaining[suffixes[i]] == depth:
         byte = follow[run_of[suffixes[i]]]
         if byte == MIXED:
@@ -310,12 +311,11 @@ def _bytes_differ(
 def _branching(
     characters, remaining, run_of, follow, bytes_of, suffixes, common, cumulative, max_length
 ):
-    """Ranges [first, last] of suffixes whose common prefix is a seed, and its length.
+    """Find ranges [first, last] of suffixes whose common prefix is a seed, and its length.
 
-    The ranges of equal prefixes nest like a tree; a stack holds the open ones.
+    The ranges of equal prefixes form a tree; a stack holds the open ones.
     """
-    # Each suffix may be a seed as a whole, and each of the ranges in between, of which a tree has
-    # fewer than it has leaves.
+    # Each whole suffix may be a seed, and each inner range, of which a tree has fewer than leaves.
     firsts = np.empty(2 * len(suffixes), np.int32)
     lasts = np.empty(2 * len(suffixes), np.int32)
     depths = np.empty(2 * len(suffixes), np.int32)
@@ -325,7 +325,7 @@ def _branching(
     top = 0
     for i in range(1, len(suffixes) + 1):
         first = i - 1
-        # A run's end that no other suffix begins with, but that occurs several times itself.
+        # The end of a run that is a prefix of no other suffix, but that occurs several times.
         length = remaining[suffixes[first]]
         if (
             2 <= length <= max_length
@@ -355,7 +355,7 @@ def _branching(
 
 @numba.njit(cache=True)
 def _arcs(characters, suffixes, first, last, depth, shortest_first, num_characters):
-    """The lattice of single characters (arc 0 of each position) and seeds, shorter ones first."""
+    """Build the lattice of single characters (arc 0 of each position) and seeds, shorter first."""
     begins = np.zeros(len(characters) + 1, np.int64)
     for seed in range(len(first)):
         for i in range(first[seed], last[seed] + 1):

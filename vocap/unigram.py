@@ -18,22 +18,22 @@ from vocap.runs import RunTable
 TRAINERS = ("nested", "sentencepiece")
 ALP_PROBABILITIES = ("corpus", "model")
 _NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
-# Longer lines would be skipped by the trainer without a word; ours are counted in the ALP.
+# The trainer would silently skip longer lines, but the ALP counts them.
 _MAX_SENTENCE_BYTES = 1 << 20
-_LEAST_COVERAGE = 0.98  # that SentencePiece's trainer accepts
+_LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerSettings:
-    """How the vocabularies of a language are made.
+    """Settings of the training of a language's vocabularies.
 
     Attributes:
       trainer: "nested", one training for all sizes (`vocap.nested`), or "sentencepiece", the
-        reference, once per size.
-      sizes: wanted numbers of pieces, ascending; the unknown piece comes on top.
+        reference, with one training per size.
+      sizes: wanted numbers of pieces, ascending, the unknown piece not counted.
       character_coverage: share of the characters that must be pieces of their own.
       max_piece_length: longest piece, in characters.
-      max_seeds: substrings that training starts from.
+      max_seeds: number of substrings that training starts from.
       alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
         the text, as the authors' scripts have it, or "model" for the trainer's scores.
     """
@@ -88,10 +88,10 @@ class Vocabularies:
 def train_vocabularies(
     table: RunTable, settings: TrainerSettings, sentences: Iterable[str] | None = None
 ) -> Vocabularies | None:
-    """Trains one unigram vocabulary per feasible size and measures its ALP.
+    """Train one unigram vocabulary per feasible size and measure its ALP.
 
-    Sizes below a language's required characters, or above what its text can fill, do not exist;
-    they are left out, so each language starts at its smallest feasible size.
+    Sizes below the number of a language's required characters, or above the number of pieces that
+    its text supports, are omitted, so each language starts at its smallest feasible size.
 
     Args:
       table: the text, `count_runs(sentences)`.
@@ -139,14 +139,14 @@ def _measured(
     num_sentences: int,
     alp_probabilities: str,
 ) -> Vocabularies:
-    """Vocabularies from the ids, log probabilities and counts of each size's pieces."""
+    """Build vocabularies from the ids, log probabilities and counts of each size's pieces."""
     alp = []
     for _, log_probs, counts in vocabularies:
         with_unknown = np.append(counts, num_unknown)
         if alp_probabilities == "model":
             probabilities = nested.with_unknown(log_probs)
         else:
-            # Pieces that do not occur have no share; their log probability is never read.
+            # Pieces that do not occur have no share, but their log probability is never read.
             shares = np.where(with_unknown > 0, with_unknown, 1) / with_unknown.sum()
             probabilities = np.log(shares)
         alp.append(average_log_probability(with_unknown, probabilities, num_sentences))
@@ -164,7 +164,7 @@ def _measured(
 def _train_reference(
     sentences: Sequence[str], table: RunTable, settings: TrainerSettings
 ) -> Vocabularies | None:
-    """One training of SentencePiece for each size."""
+    """Train with SentencePiece, once for each size."""
     models = []
     for size in settings.sizes:
         try:
@@ -182,7 +182,7 @@ def _train_reference(
 def measure_models(
     models: Sequence[bytes], table: RunTable, settings: TrainerSettings
 ) -> Vocabularies:
-    """The vocabularies of SentencePiece models of ascending size, with their ALP on `table`."""
+    """Return the vocabularies of SentencePiece models of ascending size, with ALP on `table`."""
     index: dict[str, int] = {}
     vocabularies = []
     num_unknown = 0.0
@@ -201,7 +201,7 @@ def measure_models(
 
 
 def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSettings) -> bytes:
-    """One SentencePiece unigram training of `size` pieces; returns the serialised ModelProto."""
+    """Train a SentencePiece unigram model of `size` pieces; return the serialised ModelProto."""
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -215,14 +215,14 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
         unk_id=0,
         bos_id=-1,
         eos_id=-1,
-        num_threads=1,  # float sums by thread would make the scores depend on the machine
+        num_threads=1,  # with more, scores would depend on the machine by the order of float sums
         minloglevel=2,
     )
     return model.getvalue()
 
 
 def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable) -> np.ndarray:
-    """Occurrences of pieces, and last of unknown characters, in the best segmentation.
+    """Count pieces, and last the unknown characters, in the best segmentation.
 
     Args:
       trie: V pieces.
@@ -237,7 +237,7 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
 
 
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
-    """Writes vocabularies as arrays, whole or not at all."""
+    """Write vocabularies as arrays, atomically."""
     curve = vocabularies.curve
     with artifacts.atomic_path(path) as aside:
         np.savez(
@@ -251,7 +251,7 @@ def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
 
 
 def read_vocabularies(path: pathlib.Path) -> Vocabularies:
-    """Reads what `write_vocabularies` wrote."""
+    """Read a file of `write_vocabularies`."""
     with np.load(path, allow_pickle=False) as arrays:
         ends = np.cumsum(arrays["sizes"])[:-1]
         curve = Curve(
