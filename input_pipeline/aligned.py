@@ -1,4 +1,4 @@
-"""Folders of parallel text, a file a language: aligned line by line, or by the ids of lines."""
+"""Folders of parallel text, one file per language, aligned line by line or by the ids of lines."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from input_pipeline import text_files
 def read_aligned(
     files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]
 ) -> list[tuple[str, ...]]:
-    """Rows of translations, one cell per file, "" where there is none.
+    """Read rows of translations, one cell per file, "" for a missing translation.
 
     Args:
       files: text by language.
-      ids: files with the id of each line of the text; none, or one of each language.
+      ids: files with the id of each line of the text; none, or one per language.
 
     Raises:
-      ValueError: a file is not as long as the one it belongs to, or ids are missing.
+      ValueError: files that belong together differ in length, or ids are missing.
     """
     if not files:
         return []
@@ -41,10 +41,10 @@ def read_aligned(
 def join_by_ids(
     ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """Rows of lines that have the same id, in the order in which ids first occur.
+    """Join lines of the same id into rows, in the order in which ids first occur.
 
-    A line whose id is empty, begins with "?" or occurs again in its column is aligned with nothing
-    and makes a row of its own. Empty lines make none.
+    A line whose id is empty, begins with "?" or is a repetition in its column gets a separate row.
+    Empty lines are dropped.
     """
     rows: dict[object, list[str]] = {}
     for number, (keys, lines) in enumerate(zip(ids, columns, strict=True)):

@@ -1,9 +1,9 @@
-"""Many-to-many bitext: which two translations of which sentence are example i of a step.
+"""Many-to-many bitext: streams of sentence pairs in length buckets.
 
-A set of parallel text holds each sentence once in each language; every two of its languages make a
+A set of parallel text holds each sentence once in each language; any two of its languages form a
 pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments where the
-sentences do not see each other, padded to the shortest bucket that holds it, and all examples of a
-batch are of one bucket. Like that of packed sequences, the stream is a pure function of (seed,
+sentences do not attend to each other, padded to the shortest bucket that holds it, and all examples
+of a batch are of one bucket. Like that of packed sequences, the stream is a pure function of (seed,
 step).
 """
 
@@ -20,22 +20,23 @@ from input_pipeline.stream import StreamOrder, hashed
 NUM_SPECIALS = 4
 _ARRAYS = ("tokens", "segments", "positions")
 POSITIONS = ("continue", "restart")
-# Kinds of batches: pairs that are one segment, and pairs whose sentences are two.
+# Kinds of batches: pairs as one segment, and pairs whose sentences are separate segments.
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
 
 
 @dataclasses.dataclass(frozen=True)
 class BitextSettings:
-    """How pairs are made; part of the `data` section of a config.
+    """Settings of sentence pairs; part of the `data` section of a config.
 
     Attributes:
       buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
       positions: "continue" to count positions through both sentences, "restart" to begin the
         second one at zero again.
-      alpha: of a set and two of its languages with n pairs of sentences, n^alpha is the weight.
-      tokens: of a batch, padding included; a bucket's batches hold so many over its length.
-      separate_segments: whether the sentences of a pair do not see each other: two segments, each
-        with positions of its own.
+      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha.
+      tokens: tokens per batch, padding included; the batch size of a bucket is this number divided
+        by the bucket's length.
+      separate_segments: whether the sentences of a pair are two segments that do not attend to each
+        other, each with its own positions.
     """
 
     buckets: tuple[int, ...]
@@ -59,7 +60,7 @@ class BitextSettings:
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """Two languages of a set: their sentences, and which of them are in the bucket."""
+    """Two languages of a set, and the indices of their sentence pairs in one bucket."""
 
     name: str
     languages: tuple[str, str]
@@ -78,7 +79,7 @@ class PairStream:
         settings: BitextSettings,
         seed: int,
     ):
-        """Stream over `pairs`, drawn in proportion to `shares`, of rows of `length` tokens."""
+        """Initialise a stream over `pairs` by `shares`, with sequences of `length` tokens."""
         self.types: dict[str, np.dtype] = dict.fromkeys(_ARRAYS, np.dtype(np.int32))
         self._pairs, self._length = pairs, length
         self._columns = {
@@ -92,11 +93,11 @@ class PairStream:
         self.batch_size = settings.tokens // length
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """The `step`-th batch of the bucket, or the `part`-th of `num_parts` equal parts of it.
+        """Return batch `step` of the bucket, or part `part` of its `num_parts` equal parts.
 
         Returns:
-          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence that is
-          a segment of its own, 0 for padding) and `positions`.
+          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence in a
+          separate segment, 0 for padding) and `positions`.
 
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
@@ -118,7 +119,7 @@ class PairStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """What a batch is made of: set and languages, and the number in the set, of each pair."""
+        """Return set, languages and index in the set of each pair of a batch."""
         first = step * self.batch_size
         return [
             (f"{pair.name} {'-'.join(pair.languages[::-1] if flip else pair.languages)}", sentence)
@@ -153,9 +154,12 @@ class PairStream:
 def join_pair(
     one: np.ndarray, two: np.ndarray, length: int, special: SpecialIds
 ) -> tuple[np.ndarray, int]:
-    """`<s> one </s> </s> two </s>`, at most `length` tokens, and where the second part begins.
+    """Join a pair as `<s> one </s> </s> two </s>`, truncated to `length` tokens.
 
-    What is too long is cut at the end: the longer sentence first, then both.
+    Sentences are cut at the end: the longer one first, then both.
+
+    Returns:
+      The tokens, and the position of the second `</s> two </s>`.
     """
     room = length - NUM_SPECIALS
     keep = min(len(one), max(room - len(two), room // 2))
@@ -167,13 +171,13 @@ def join_pair(
 def pair_streams(
     store: PackedDataset, settings: BitextSettings, seed: int
 ) -> tuple[list[PairStream], np.ndarray]:
-    """A stream for each bucket that has pairs, and the share of steps each is to have.
+    """Return a stream for each bucket that has pairs, and its share of the steps.
 
-    Two languages of a set are drawn by n^alpha, n their sentences there, and then each of these is
-    as likely as any other. Short buckets have more pairs a batch, and so fewer batches.
+    Two languages of a set with n sentence pairs are drawn in proportion to n^alpha, and then one of
+    the sentence pairs uniformly. Short buckets have more pairs per batch, and so fewer batches.
 
     Raises:
-      ValueError: the store has no bitext.
+      ValueError: the packed dataset has no bitext.
     """
     buckets = _pairs_by_bucket(store, settings.buckets)
     counts: collections.Counter[tuple[str, tuple[str, str]]] = collections.Counter()
@@ -197,11 +201,11 @@ def pair_streams(
 
 
 def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
-    """How often each token occurs in the pairs of `pair_streams`.
+    """Count the occurrences of each token in the pairs of `pair_streams`.
 
     Args:
-      store: with bitext.
-      alpha: of two languages of a set with n pairs of sentences, n^alpha is the weight.
+      store: a packed dataset with bitext.
+      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha.
 
     Returns:
       [V] float64, scaled to sum to the tokens of the bitext.
@@ -224,7 +228,7 @@ def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
 
 
 def _pairs_by_bucket(store: PackedDataset, buckets: Sequence[int]) -> list[list[_Pair]]:
-    """All pairs of languages of all sets, each with its sentences of each bucket."""
+    """Return, for each bucket, all language pairs of all sets with their sentences in it."""
     found: list[list[_Pair]] = [[] for _ in buckets]
     for name, languages in store.bitexts.items():
         lengths = {language: store.bitext(name, language).lengths for language in languages}

@@ -1,10 +1,10 @@
-"""A corpus: folders of text joined per language, with held-out text set aside.
+"""A corpus: folders of text joined per language, with a held-out split.
 
-Held out are blocks, that is whole documents or, where those are long, runs of consecutive
-sentences. Which ones is a pure function of the text and the seed. Of multi-parallel text the same
-blocks are held out in every language, so held-out translations were seen in no language. Each
-source is split on its own: nothing looks for text that stands in two, but for the files of
-`CorpusSpec.exclude`, whose sentences are trained on nowhere.
+The unit of the split is a block: a whole document or, for long documents, a run of consecutive
+sentences. The split is a pure function of the text and the seed. For multi-parallel text the same
+blocks are held out in every language, so held-out translations are unseen in all languages. Each
+source is split separately, and there is no deduplication across sources, except that the sentences
+of the files of `CorpusSpec.exclude` are removed from all training text.
 """
 
 import collections
@@ -29,10 +29,10 @@ _BLOCK_SENTENCES = 20
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSpec:
-    """Where text lies and what is held out; the `corpus` section of a config.
+    """Sources of text and the held-out split; the `corpus` section of a config.
 
     Attributes:
-      root: folder that the other paths start from.
+      root: folder that the other paths are relative to.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
       parallel: aligned text that is trained on, language by language, except for its held-out
         blocks: TSV files or folders of `<lang>.txt` files that are aligned by line, or by
@@ -40,12 +40,12 @@ class CorpusSpec:
       parallel_eval: the same, for evaluation only.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
-      heldout_fraction: share of a language's blocks set aside for evaluation.
+      heldout_fraction: share of a language's blocks held out for evaluation.
       parallel_heldout_fraction: the same for `parallel`.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
-      seed: picks the blocks.
+      seed: of the choice of the blocks.
       exclude: test sets, as glob patterns of files of lines, of tab-separated cells or of tagged
-        words: sentences of `text`, and rows of `parallel`, that stand in one of them are left out
+        words: sentences of `text`, and rows of `parallel`, that occur in one of them are dropped
         (see `input_pipeline.exclusion`).
     """
 
@@ -86,12 +86,12 @@ class ParallelText:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Text by language: documents to train on and documents held out.
+    """Text by language: training and held-out documents.
 
     Attributes:
-      train, heldout: documents of each language, those of all parallel text among them.
+      train, heldout: documents of each language, including those of all parallel text.
       parallel: parallel text for evaluation.
-      bitexts: parallel text to train on.
+      bitexts: parallel text for training.
     """
 
     train: dict[str, list[Document]]
@@ -100,12 +100,12 @@ class Corpus:
     bitexts: tuple[ParallelText, ...] = ()
 
     def sentences(self, language: str, split: str = "train") -> list[str]:
-        """The sentences of a language, of the split "train" or "heldout"."""
+        """Return the sentences of a language, of the split "train" or "heldout"."""
         documents = {"train": self.train, "heldout": self.heldout}[split][language]
         return [sentence for document in documents for sentence in document]
 
     def digest(self) -> str:
-        """SHA-256 of all text and its split, in hexadecimal."""
+        """Return the SHA-256 of all text and its split, in hexadecimal."""
         hasher = hashlib.sha256()
         for split, part in (("train", self.train), ("heldout", self.heldout)):
             for language in sorted(part):
@@ -118,11 +118,11 @@ class Corpus:
 
 
 def load_corpus(spec: CorpusSpec) -> Corpus:
-    """Reads all text of `spec` and sets the held-out part aside.
+    """Read all text of `spec` and split off the held-out part.
 
     Raises:
-      ValueError: a file is at fault (see `text_files`), no text or a wanted language is missing,
-        or a language has too little text to hold any out.
+      ValueError: a file is malformed (see `text_files`), there is no text, a wanted language is
+        missing, or a language has too little text for a held-out part.
     """
     root = pathlib.Path(spec.root)
     if not root.is_dir():
@@ -190,7 +190,7 @@ def _is_wanted(language: str, spec: CorpusSpec) -> bool:
 def _text_files(
     folder: pathlib.Path, spec: CorpusSpec, kinds: Sequence[str]
 ) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yields (language, path) of the wanted text files of one folder, in name order."""
+    """Yield (language, path) of the wanted text files of one folder, in name order."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() or path.name.startswith("."):
             continue
@@ -206,7 +206,7 @@ def _text_files(
 
 
 def _read_text(root: pathlib.Path, spec: CorpusSpec) -> dict[str, list[Document]]:
-    """Blocks of monolingual text by language, folders joined in the order of the config."""
+    """Read blocks of monolingual text by language, folders joined in the order of the config."""
     blocks: dict[str, list[Document]] = collections.defaultdict(list)
     for name in spec.text:
         folder = root / name
@@ -222,21 +222,21 @@ _Rows = list[tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Aligned text as it was read: blocks of rows, a row with one cell per language."""
+    """Aligned text of one source: blocks of rows, with one cell per language in a row."""
 
     name: str
     languages: tuple[str, ...]
     blocks: list[_Rows]
 
     def text(self, blocks: Iterable[_Rows]) -> ParallelText:
-        """Some of the blocks as one text."""
+        """Concatenate some of the blocks into one text."""
         return ParallelText(self.name, self.languages, tuple(row for b in blocks for row in b))
 
 
 def _read_parallel(
     root: pathlib.Path, key: str, patterns: Sequence[str], spec: CorpusSpec
 ) -> Iterator[_Source]:
-    """Yields the sources at `patterns`, of key `key`, that have two wanted languages or more."""
+    """Yield the sources at the `patterns` of config key `key` that have two wanted languages."""
     for path in _matching_paths(root, key, patterns):
         read = _read_aligned_folder if path.is_dir() else _read_tsv
         languages, documents = read(path, spec)
@@ -254,7 +254,7 @@ def _read_parallel(
 def _matching_paths(
     root: pathlib.Path, key: str, patterns: Sequence[str]
 ) -> Iterator[pathlib.Path]:
-    """Yields the paths that match glob patterns below `root`; a plain name must exist."""
+    """Yield the paths that match glob patterns below `root`; a plain name must exist."""
     for pattern in patterns:
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
@@ -263,7 +263,7 @@ def _matching_paths(
 
 
 def _read_tsv(path: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Rows]]:
-    """The wanted columns of a TSV file: their languages, and documents of rows."""
+    """Read the wanted columns of a TSV file: their languages, and documents of rows."""
     names, documents = text_files.read_parallel(path)
     languages = [_language_of(name, spec) for name in names]
     columns = [i for i, language in enumerate(languages) if _is_wanted(language, spec)]
@@ -272,14 +272,14 @@ def _read_tsv(path: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Ro
 
 
 def _read_aligned_folder(folder: pathlib.Path, spec: CorpusSpec) -> tuple[list[str], list[_Rows]]:
-    """The same of a folder with a text file, and perhaps a file of ids, for each language."""
+    """Read a folder with a text file, and optionally a file of ids, for each language."""
     files = list(_text_files(folder, spec, kinds=("txt",)))
     rows = read_aligned(dict(files), dict(_text_files(folder, spec, kinds=("ids",))))
     return [language for language, _ in files], [rows]
 
 
 def _blocks(documents: Iterable[list[T]]) -> Iterator[list[T]]:
-    """Cuts documents into runs of at most `_BLOCK_SENTENCES`."""
+    """Yield blocks of at most `_BLOCK_SENTENCES` sentences of the documents."""
     for document in documents:
         for start in range(0, len(document), _BLOCK_SENTENCES):
             yield document[start : start + _BLOCK_SENTENCES]
@@ -293,7 +293,7 @@ def _column(blocks: Sequence[_Rows], column: int) -> list[Document]:
 def _split(
     blocks: Sequence[list[T]], fraction: float, salt: str
 ) -> tuple[list[list[T]], list[list[T]]]:
-    """Splits blocks into (kept, held out), at least one of each where there are two."""
+    """Split blocks into (kept, held out), at least one of each if there are two blocks or more."""
     count = round(fraction * len(blocks))
     if fraction > 0 and len(blocks) > 1:
         count = min(max(count, 1), len(blocks) - 1)
@@ -303,7 +303,7 @@ def _split(
 
 
 def _shuffled(count: int, salt: str) -> list[int]:
-    """The numbers below `count` in an order that depends on `salt` alone."""
+    """Return a permutation of range(count) that depends on `salt` alone."""
 
     def rank(i: int) -> bytes:
         return hashlib.sha256(f"{salt} {i}".encode()).digest()
@@ -312,7 +312,7 @@ def _shuffled(count: int, salt: str) -> list[int]:
 
 
 def _cap(documents: list[Document], max_bytes: int, seed: int) -> list[Document]:
-    """Keeps randomly chosen documents, in their old order, up to `max_bytes` of text."""
+    """Keep randomly chosen documents, in their original order, up to `max_bytes` of text."""
     if not max_bytes:
         return documents
     kept: set[int] = set()

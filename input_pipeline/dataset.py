@@ -1,4 +1,4 @@
-"""Feeds the training loop: the batches of a stream, made ahead in background threads."""
+"""Data loading for the training loop: batches of a stream, prefetched in background threads."""
 
 import collections
 import concurrent.futures
@@ -15,13 +15,13 @@ LOADERS = ("tf.data", "threads")
 
 @dataclasses.dataclass(frozen=True)
 class StreamedData:
-    """A stream, as this host feeds it to the training loop.
+    """This host's part of a stream, as an input of the training loop.
 
     Attributes:
-      stream: where batches come from.
+      stream: the source of batches.
       loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
-      part, num_parts: which equal part of each batch this host reads.
-      prefetch: batches made ahead.
+      part, num_parts: index of this host's part of each batch, and the number of equal parts.
+      prefetch: number of batches prefetched.
     """
 
     stream: Stream
@@ -31,7 +31,7 @@ class StreamedData:
     prefetch: int = 4
 
     def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:
-        """Yields the kind and the arrays of every step's batch, in order."""
+        """Yield the kind and the arrays of every step's batch, in order."""
         arrays = batches(
             self.stream,
             steps,
@@ -44,11 +44,11 @@ class StreamedData:
             yield self.stream.kind(step), batch
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """What the whole batch of `step` is made of."""
+        """Return a description of the whole batch of `step`; see `Stream.describe_batch`."""
         return self.stream.describe_batch(step)
 
     def step_values(self, step: int) -> dict[str, float]:
-        """Settings of the stream that change with the step, by name."""
+        """Return the settings of the stream that change with the step, by name."""
         return self.stream.step_values(step)
 
 
@@ -61,14 +61,14 @@ def batches(
     num_parts: int = 1,
     prefetch: int = 4,
 ) -> Iterator[Batch]:
-    """Yields the batch of every step in `steps`, in order.
+    """Yield the batch of every step in `steps`, in order.
 
     Args:
-      stream: where batches come from.
-      steps: the steps to feed; resuming at step s is `range(s, ...)`.
+      stream: the source of batches.
+      steps: the steps to feed; to resume at step s, pass `range(s, ...)`.
       loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
-      part, num_parts: which equal part of each batch this host reads.
-      prefetch: batches made ahead.
+      part, num_parts: index of this host's part of each batch, and the number of equal parts.
+      prefetch: number of batches prefetched.
 
     Raises:
       ValueError: an unknown loader.
@@ -90,14 +90,14 @@ def _tf_data_batches(
         raise ImportError(
             'TensorFlow is not installed; install it, or set config.data.loader = "threads"'
         ) from error
-    tf.config.set_visible_devices([], "GPU")  # its memory belongs to jax
+    tf.config.set_visible_devices([], "GPU")  # jax needs the GPU's memory
 
     def make(step: np.int64) -> list[np.ndarray]:
         batch = stream.batch(int(step), part, num_parts)
-        # tf.data wants the same arrays of every batch; an empty one stands for one that is absent.
+        # tf.data needs the same arrays in every batch; an empty one replaces one that is absent.
         return [batch.get(name, np.zeros(0, kind)) for name, kind in stream.types.items()]
 
-    # There is no Python control flow to convert, and converting leaves a file in the temp folder.
+    # There is no Python control flow to convert, and conversion leaves a file in the temp folder.
     @tf.autograph.experimental.do_not_convert
     def read(step):
         kinds = [tf.as_dtype(kind) for kind in stream.types.values()]

@@ -1,4 +1,4 @@
-"""Text that must not be trained on, since something is tested on it."""
+"""Exclusion of the sentences of test sets from training text."""
 
 import itertools
 import logging
@@ -11,25 +11,25 @@ from input_pipeline import text_files
 from input_pipeline.text_files import Document
 
 _Row = tuple[str, ...]
-# A label of a word, such as NOUN, O or B-PER; a whole column of them is no text.
+# A word's label, such as NOUN, O or B-PER; a column of nothing but labels is not text.
 _TAG = re.compile(r"[A-Z_]+(-[A-Za-z]+)?")
 
 
 def letters(sentence: str) -> str:
-    """A sentence without what the same one may differ in: case, spaces, punctuation, width."""
+    """Normalise a sentence for comparison: fold case and width, drop spaces and punctuation."""
     folded = unicodedata.normalize("NFKC", sentence).casefold()
     return "".join(c for c in folded if unicodedata.category(c)[0] in "LMN")
 
 
 def sentences_of(path: pathlib.Path) -> Iterator[str]:
-    """Yields the sentences of a test set, of a form that its lines tell.
+    """Yield the sentences of a test set, whose format is inferred from its lines.
 
-    Of a file of tagged words (a word, a tab and a label such as NOUN or B-PER on each line, a blank
-    line after a sentence) the words of each sentence, without spaces; of any other, each line, or
-    cell between tabs.
+    For a file of tagged words (a word, a tab and a label such as NOUN or B-PER on each line, a
+    blank line after a sentence) a sentence is its words joined without spaces; for any other file,
+    a line or a tab-separated cell.
 
     Raises:
-      ValueError: the file is at fault, see `text_files.read_lines`.
+      ValueError: the file is malformed, see `text_files.read_lines`.
     """
     rows = [line.split("\t") for line in text_files.read_lines(path)]
     if not all(row == [""] or (len(row) == 2 and _TAG.fullmatch(row[1])) for row in rows):
@@ -41,13 +41,13 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
 
 
 class Exclusion:
-    """The sentences of test sets, compared by their letters, marks and digits alone."""
+    """Set of the sentences of test sets, compared by their letters, marks and digits only."""
 
     def __init__(self, paths: Iterable[pathlib.Path]):
-        """Reads the files at `paths`, see `sentences_of`.
+        """Read the files at `paths`, see `sentences_of`.
 
         Raises:
-          ValueError: a file is at fault, see `text_files.read_lines`.
+          ValueError: a file is malformed, see `text_files.read_lines`.
         """
         self._sentences = {
             letters(sentence) for path in paths for sentence in sentences_of(path)
@@ -57,13 +57,13 @@ class Exclusion:
         return bool(self._sentences) and letters(sentence) in self._sentences
 
     def of_documents(self, language: str, documents: Sequence[Document]) -> list[Document]:
-        """The documents of a language without the sentences that are excluded."""
+        """Return the documents of a language without excluded sentences."""
         kept = [[sentence for sentence in one if sentence not in self] for one in documents]
         _report(language, documents, kept)
         return [document for document in kept if document]
 
     def of_rows(self, name: str, blocks: Sequence[list[_Row]]) -> list[list[_Row]]:
-        """Blocks of parallel text without the rows that hold an excluded sentence."""
+        """Return blocks of parallel text without the rows that hold an excluded sentence."""
         kept = [[row for row in one if not any(cell in self for cell in row)] for one in blocks]
         _report(name, blocks, kept)
         return [block for block in kept if block]

@@ -1,13 +1,13 @@
-"""The packed dataset: packed rows of token ids on disk, memory-mapped when read.
+"""The packed dataset: packed sequences of token ids on disk, memory-mapped when read.
 
-A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [rows, L] uint16 or
+A folder with `meta.json`, one `<lang>.<split>.npy` per language and split, [sequences, L] uint16 or
 uint32, one `<lang>.counts.npy`, [V] int64 occurrences in the training text, and one
 `<set>.<lang>.parallel.npy` per column of parallel text for evaluation, [sentences, L]. Parallel
-text to train on is ragged: `<set>.<lang>.bitext.npy` holds the ids of all sentences of a column,
-one after the other, `<set>.<lang>.ends.npy`, [sentences] int64, where each ends.
+text for training is ragged: `<set>.<lang>.bitext.npy` holds the concatenated ids of all sentences
+of a column, `<set>.<lang>.ends.npy`, [sentences] int64, the end of each sentence.
 
-A row is `<s> tokens </s>` once or more often: each such segment is one document, or the part of
-it that fits; the rest of a row is padding. Segments can thus be told from the tokens alone.
+A packed sequence is one or more segments `<s> tokens </s>` followed by padding. A segment is one
+document, or the part of it that fits. Segments can be recovered from the tokens alone.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import numpy as np
 from common import artifacts
 
 SPLITS = ("train", "heldout")
-# A document is not begun at the end of a row for fewer tokens than this; the row is padded.
+# No document starts at the end of a sequence with room for fewer tokens; the sequence is padded.
 _MIN_SEGMENT_TOKENS = 8
 
 
@@ -35,29 +35,30 @@ class SpecialIds:
     mask: int
 
     def special_ids(self) -> tuple[int, ...]:
-        """The ids that stand for structure, not for text."""
+        """Return the ids of structure, as opposed to text."""
         return (self.bos, self.pad, self.eos, self.mask)
 
 
 def pack_rows(
     documents: Iterable[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
 ) -> np.ndarray:
-    """Packs documents of token ids into full rows.
+    """Pack documents of token ids into full sequences.
 
-    Documents follow one another without gaps; where a row ends, the document goes on in the next
-    row as a new segment. Only the last row, and row ends too short for a segment, hold padding.
+    Documents follow one another without gaps; a document that does not fit continues in the next
+    sequence as a new segment. Only the last sequence, and ends of sequences too short for a
+    segment, hold padding.
 
     Args:
       documents: [n] token ids of each document, without specials.
-      length: L, tokens a row.
+      length: L, tokens per sequence.
       special: ids of `<s>`, `</s>` and padding.
-      dtype: integer type of the rows.
+      dtype: integer type of the sequences.
 
     Returns:
-      [rows, L] token ids.
+      [sequences, L] token ids.
     """
     rows: list[np.ndarray] = []
-    used = length  # of the last row
+    used = length  # tokens used of the last sequence
     for document in documents:
         start = 0
         while start < len(document):
@@ -77,7 +78,7 @@ def pack_rows(
 def pad_sentences(
     sentences: Sequence[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
 ) -> np.ndarray:
-    """One row per sentence, `<s> tokens </s>` cut to `length`; an empty sentence is all padding."""
+    """Pad sentences `<s> tokens </s>` to [sentences, length]; an empty one is all padding."""
     rows = np.full((len(sentences), length), special.pad, dtype)
     for row, tokens in zip(rows, sentences, strict=True):
         if len(tokens):
@@ -88,22 +89,22 @@ def pad_sentences(
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """The smallest type that holds all ids: uint16 up to 65,536 pieces, else uint32."""
+    """Return the smallest dtype that holds all ids: uint16 up to 65,536 pieces, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def tokenizer_hash(model: bytes) -> str:
-    """The identity of a tokenizer: SHA-256 of its serialised model."""
+    """Return the SHA-256 of a tokenizer's serialised model, which identifies it."""
     return hashlib.sha256(model).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Sentences of any length, token ids without specials.
+    """Ragged array of sentences, token ids without specials.
 
     Attributes:
-      ids: [n] all of them, memory-mapped.
-      ends: [sentences] int64 where each ends.
+      ids: [n] concatenated ids of all sentences, memory-mapped.
+      ends: [sentences] int64 end of each sentence.
     """
 
     ids: np.ndarray
@@ -111,11 +112,11 @@ class Sentences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[sentences] int64 tokens of each; 0 for one that is missing."""
+        """Number of tokens of each sentence, [sentences] int64; 0 for a missing one."""
         return np.diff(self.ends, prepend=0)
 
     def sentence(self, number: int) -> np.ndarray:
-        """Token ids of a sentence."""
+        """Return the token ids of a sentence."""
         start = self.ends[number - 1] if number else 0
         return self.ids[start : self.ends[number]]
 
@@ -125,15 +126,15 @@ class PackedDataset:
     """A packed dataset opened for reading.
 
     Attributes:
-      folder: where it lies.
-      vocab_size: V, ids of the tokenizer.
-      length: L, tokens a row.
-      tokenizer: `tokenizer_hash` of the tokenizer the rows were made with.
+      folder: its folder.
+      vocab_size: V, number of ids of the tokenizer.
+      length: L, tokens per sequence.
+      tokenizer: `tokenizer_hash` of the tokenizer of the sequences.
       special: ids of the special tokens.
-      statistics: per language and split the number of `rows`, and of `tokens`, `unknown` tokens
-        and `characters` of text in them.
+      statistics: per language and split the number of sequences (`rows`), and of `tokens`,
+        `unknown` tokens and `characters` of text in them.
       parallel: languages of each set of parallel text for evaluation.
-      bitexts: the same of parallel text to train on.
+      bitexts: languages of each set of parallel text for training.
     """
 
     folder: pathlib.Path
@@ -147,10 +148,10 @@ class PackedDataset:
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> "PackedDataset":
-        """Opens a finished packed dataset.
+        """Open a finished packed dataset.
 
         Raises:
-          ValueError: there is none in `folder`, or its preparation was not finished.
+          ValueError: `folder` holds no packed dataset, or its preparation was not finished.
         """
         if not (folder / "meta.json").exists():
             raise ValueError(
@@ -165,27 +166,27 @@ class PackedDataset:
         return tuple(sorted(self.statistics))
 
     def rows(self, language: str, split: str) -> np.ndarray:
-        """[rows, L] memory-mapped token ids of a language; split is one of `SPLITS`."""
+        """Return [sequences, L] memory-mapped token ids of a language's split, of `SPLITS`."""
         return np.load(self.folder / f"{language}.{split}.npy", mmap_mode="r", allow_pickle=False)
 
     def token_counts(self, language: str) -> np.ndarray:
-        """[V] int64, how often each piece occurs in a language's training text."""
+        """Return [V] int64, the occurrences of each piece in a language's training text."""
         return np.load(self.folder / f"{language}.counts.npy", allow_pickle=False)
 
     def parallel_rows(self, name: str, language: str) -> np.ndarray:
-        """[sentences, L] token ids of one column of a parallel set."""
+        """Return [sentences, L] token ids of one column of a parallel set."""
         path = self.folder / f"{name}.{language}.parallel.npy"
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def bitext(self, name: str, language: str) -> Sentences:
-        """One column of a set of parallel text to train on."""
+        """Return one column of a set of parallel text for training."""
         ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
         return Sentences(
             np.load(ids, mmap_mode="r", allow_pickle=False), np.load(ends, allow_pickle=False)
         )
 
     def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
-        """Raises ValueError unless the rows were made with the tokenizer `model` from `path`."""
+        """Raise ValueError unless the dataset was made with the tokenizer `model` from `path`."""
         found = tokenizer_hash(model)
         if found != self.tokenizer:
             raise ValueError(
@@ -195,7 +196,7 @@ class PackedDataset:
             )
 
     def write_meta(self) -> None:
-        """Writes `meta.json`, which makes the store whole; the last file of a preparation."""
+        """Write `meta.json`, the last file of a preparation: it marks the dataset as complete."""
         meta = dataclasses.asdict(self)
         del meta["folder"]
         artifacts.write_json(self.folder / "meta.json", meta)

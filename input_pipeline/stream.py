@@ -1,13 +1,13 @@
-"""The training stream: which row of which language is example i of the batch of step s.
+"""The training stream: language and sequence of example i of the batch of step s.
 
-A pure function of (seed, step). Resuming is a matter of asking for the next step; no iterator
-state exists, no order depends on the number of hosts or threads, and step one million is found as
-fast as step zero.
+The stream is a pure function of (seed, step). Resuming means asking for the next step; there is no
+iterator state, the order does not depend on the number of hosts or threads, and random access takes
+constant time.
 
-The stream is cut into cycles of M examples. In every cycle language l has exactly c_l examples,
-M q_l rounded so that they sum to M, in a seeded random order. So the number of times a language
-was drawn before any cycle is known without counting, within a cycle it is counted, and the rows of
-a language are visited epoch by epoch, each epoch in a random order of its own.
+The stream is divided into cycles of M examples. In every cycle language l has exactly c_l examples,
+M q_l rounded so that they sum to M, in a seeded random order. So the number of draws of a language
+before any cycle has a closed form, within a cycle they are counted, and the sequences of a language
+are visited epoch by epoch, each epoch in a different random order.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _FEISTEL_ROUNDS = 8
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Integers that sum to `total`, proportional to `shares`, none zero.
+    """Round `total * shares` to positive integers that sum to `total`.
 
     Args:
       shares: [N] positive floats that sum to one.
@@ -41,22 +41,22 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     while counts.sum() != total:
         behind = exact - counts
         step = 1 if counts.sum() < total else -1
-        # Take only from those that have more than one to give.
+        # Decrease only counts above one, so that none becomes zero.
         open_to_change = behind if step > 0 else np.where(counts > 1, -behind, -np.inf)
         counts[np.argmax(open_to_change)] += step
     return counts
 
 
 def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
-    """Pseudo-random permutation of [0, size) picked by `key`, evaluated at `index`.
+    """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`.
 
-    A Feistel network over the next even power of two, walked until it falls into the range; a
-    bijection for every key, and no table is held.
+    A Feistel network over the next even power of two with cycle walking into the range; it is a
+    bijection for every key and needs no table.
 
     Args:
       index: [N] positions, 0 <= index < size.
       size: [N] or scalar, size of each position's permutation.
-      key: [N] or scalar uint64, which permutation.
+      key: [N] or scalar uint64, key of each position's permutation.
 
     Returns:
       [N] int64 permuted positions.
@@ -80,9 +80,9 @@ def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
 
 
 def hashed(value: ArrayLike, key: ArrayLike) -> np.ndarray:
-    """A 64-bit hash of `value` under `key` (the finaliser of splitmix64)."""
+    """Return a 64-bit hash of `value` under `key` (the finaliser of splitmix64)."""
     value, key = np.asarray(value, np.uint64), np.asarray(key, np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         x = (value + np.uint64(0x9E3779B97F4A7C15)) ^ (key * np.uint64(0xD1342543DE82EF95))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -91,11 +91,11 @@ def hashed(value: ArrayLike, key: ArrayLike) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class StreamOrder:
-    """The order of a stream over rows of several languages.
+    """Order of a stream over the sequences of several languages.
 
     Attributes:
-      seed: picks the order.
-      rows: [N] int64 number of rows of each language.
+      seed: of the order.
+      rows: [N] int64 number of sequences of each language.
       counts: [N] int64 c_l, examples of each language in a cycle.
     """
 
@@ -106,17 +106,17 @@ class StreamOrder:
 
     @classmethod
     def create(cls, seed: int, rows: np.ndarray, shares: np.ndarray) -> "StreamOrder":
-        """Order over languages with `rows` rows each, drawn in proportion to `shares` (Eq. 3)."""
+        """Create the order over languages of `rows` sequences, drawn by `shares` (Eq. 3)."""
         return cls(seed, np.asarray(rows, np.int64), largest_remainder(shares, _CYCLE))
 
     def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The language of examples of the stream, and the index of each in its language.
+        """Return the language of examples of the stream, and the index of each in its language.
 
         Args:
           examples: [B] int64 positions in the stream, from zero.
 
         Returns:
-          Language [B] and index in it [B], int64, counted since the stream began.
+          Language [B] and index in the language [B], int64, counted from the start of the stream.
         """
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
         language, number = np.empty_like(within), np.empty_like(within)
@@ -127,7 +127,7 @@ class StreamOrder:
         return language, cycle * self.counts[language] + number
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
-        """The language of every example of a cycle, and its index in it, [M] int64 each."""
+        """Return [M] int64 language and [M] int64 index in it for every example of a cycle."""
         found = self._cycles.get(cycle)
         if found is None:
             slots = permute(np.arange(_CYCLE), _CYCLE, self._key(0, np.array(cycle)))
@@ -137,18 +137,18 @@ class StreamOrder:
             numbers = np.empty_like(languages)
             numbers[order] = np.arange(_CYCLE) - (ends - self.counts)[languages[order]]
             found = languages, numbers
-            self._cycles.clear()  # a run asks for one cycle after the other
+            self._cycles.clear()  # steps are sequential, so one cached cycle suffices
             self._cycles[cycle] = found
         return found
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The language and the row of that language of examples of the stream, [B] int64 each."""
+        """Return language and sequence of examples of the stream, [B] int64 each."""
         language, occurrence = self.draw(examples)
         epoch, visit = np.divmod(occurrence, self.rows[language])
         return language, permute(visit, self.rows[language], self._key(1 + language, epoch))
 
     def _key(self, purpose: np.ndarray | int, number: np.ndarray) -> np.ndarray:
-        """uint64 keys of the permutations: one for each seed, purpose and number."""
+        """Return uint64 keys of the permutations, by seed, purpose and number."""
         key = hashed(np.full(np.shape(number), self.seed, np.uint64), np.uint64(0))
         key = hashed(key, np.asarray(purpose, np.uint64))
         return hashed(key, np.asarray(number, np.uint64))
@@ -165,23 +165,23 @@ class Stream(Protocol):
     def types(self) -> Mapping[str, np.dtype]: ...
 
     def kind(self, step: int) -> str:
-        """Kind of the examples of a step, which says what arrays its batch holds."""
+        """Return the kind of the examples of a step, which determines the arrays of its batch."""
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it."""
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts."""
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """What the batch of `step` is made of, for people to read."""
+        """Return a readable description of the batch of `step`: a name and an index per example."""
 
     def step_values(self, step: int) -> dict[str, float]:
-        """Settings of the stream that change with the step, by name."""
+        """Return the settings of the stream that change with the step, by name."""
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
-    """Rows of each of `num_parts` equal parts of a batch.
+    """Return the number of sequences in each of `num_parts` equal parts of a batch.
 
     Raises:
-      ValueError: the batch cannot be cut so.
+      ValueError: the batch does not divide into equal parts.
     """
     if batch_size % num_parts:
         raise ValueError(
@@ -192,7 +192,7 @@ def part_size(batch_size: int, num_parts: int) -> int:
 
 
 class _ChosenStream:
-    """A stream whose every step is a step of another one."""
+    """Base of streams that delegate each step to a step of another stream."""
 
     def kind(self, step: int) -> str:
         stream, number = self._of(step)
@@ -211,15 +211,15 @@ class _ChosenStream:
         return stream.step_values(number)
 
     def _of(self, step: int) -> tuple[Stream, int]:
-        """The stream that a step is of, and its number there."""
+        """Return the stream of a step, and the step's number in that stream."""
         raise NotImplementedError
 
 
 class MixedStream(_ChosenStream):
-    """Batches of several streams in one, each step's from one of them."""
+    """Mixture of streams: each step's batch comes from one of them."""
 
     def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
-        """Stream of the batches of `streams`, each in order, by `shares` of the steps."""
+        """Initialise a mixture of `streams`, each in order, by their `shares` of the steps."""
         self._streams = list(streams)
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
         self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
@@ -230,10 +230,10 @@ class MixedStream(_ChosenStream):
 
 
 class AlphaPhases(_ChosenStream):
-    """Streams of different alpha, each from a step on and from its own beginning."""
+    """Schedule of streams of different alpha; each starts at its own step with its first batch."""
 
     def __init__(self, phases: Mapping[int, tuple[float, Stream]]):
-        """Stream of (alpha, stream) by the steps that they begin at, of which one is 0."""
+        """Initialise a schedule of (alpha, stream) by first step; one of the steps must be 0."""
         self._phases = dict(sorted(phases.items()))
         self.types = next(stream.types for _, stream in phases.values())
 
@@ -254,7 +254,7 @@ class TrainingStream:
     def __init__(
         self, store: PackedDataset, probabilities: Mapping[str, float], batch_size: int, seed: int
     ):
-        """Stream over the languages of `store`, drawn by `probabilities` (Eq. 3)."""
+        """Initialise a stream over the languages of `store`, drawn by `probabilities` (Eq. 3)."""
         self.languages = store.languages
         self._rows = [store.rows(language, "train") for language in self.languages]
         shares = np.array([probabilities[language] for language in self.languages])
@@ -263,7 +263,7 @@ class TrainingStream:
         self._batch_size = batch_size
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it.
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
 
         Returns:
           `tokens` [B / num_parts, L] int32 and `language` [B / num_parts] int32, an index into
@@ -285,7 +285,7 @@ class TrainingStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """What the batch of `step` is made of: language and row, in its training rows, of each."""
+        """Return language, and index in its training sequences, of each example of a batch."""
         first = step * self._batch_size
         language, row = self._order.locate(np.arange(first, first + self._batch_size))
         return [(self.languages[one], int(r)) for one, r in zip(language, row, strict=True)]

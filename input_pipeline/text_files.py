@@ -1,7 +1,7 @@
-"""Reading text files that others made: every fault named with file, line and remedy.
+"""Reading of text files; errors name the file, the line and the remedy.
 
-Formats: `<lang>.txt` (one sentence a line, a blank line between documents), `<lang>.jsonl` (one
-document a line, in its `text` field), parallel TSV and `<lang>.ids` (ids of the lines of
+Formats: `<lang>.txt` (one sentence per line, a blank line between documents), `<lang>.jsonl` (one
+document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of the lines of
 `<lang>.txt`), each plain, `.gz`, `.xz` or `.bz2`, UTF-8. docs/corpus_format.md describes them for
 users.
 """
@@ -33,10 +33,10 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
-    """Splits a file name into (stem, kind, compression), or None if it is no text file.
+    """Split a file name into (stem, kind, compression), or None if it is no text file.
 
     Raises:
-      ValueError: the name is that of a text file under a compression that cannot be read.
+      ValueError: the name is that of a text file with an unsupported compression.
     """
     stem, *suffixes = path.name.split(".")
     compression = suffixes.pop() if suffixes and suffixes[-1] in _OPENERS else ""
@@ -52,12 +52,12 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
 
 
 def is_language(code: str) -> bool:
-    """Whether `code` has the form of a language code, such as en, ceb, zh_Hant or aze-Latn."""
+    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn."""
     return _LANGUAGE.fullmatch(code) is not None
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 text file, without their line ends.
+    """Yield the lines of a UTF-8 text file, without their line ends.
 
     Raises:
       ValueError: the file is empty, damaged, or not UTF-8.
@@ -72,7 +72,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         with _OPENERS[file_type[2]](path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
-                # A byte order mark is no letter; some editors write one at the start.
+                # Some editors write a byte order mark at the start; it is not text.
                 yield (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -81,7 +81,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
             "often latin1, cp1252 or utf-16"
         ) from error
     except _DAMAGE as error:
-        # A damaged file has no error number, one that is missing or on a broken disk has.
+        # Missing files and broken disks have an error number, damaged files do not.
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(
@@ -93,10 +93,10 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
 
 
 def read_documents(path: pathlib.Path) -> list[Document]:
-    """Reads the documents of a `.txt` or `.jsonl` file.
+    """Read the documents of a `.txt` or `.jsonl` file.
 
     Raises:
-      ValueError: as `read_lines`; a JSON line that is no object with a text field; no text at all.
+      ValueError: as `read_lines`; a JSON line is not an object with a text field; no text at all.
     """
     file_type = file_format(path)
     if file_type is not None and file_type[1] == "jsonl":
@@ -115,10 +115,10 @@ def read_documents(path: pathlib.Path) -> list[Document]:
 
 
 def read_sentences(path: pathlib.Path) -> Iterator[str]:
-    """Yields the sentences of a `.txt` or `.jsonl` file one by one, of whatever size the file is.
+    """Yield the sentences of a `.txt` or `.jsonl` file of any size, in constant memory.
 
     Raises:
-      ValueError: as `read_documents`, but where the text has been read so far; the file is TSV.
+      ValueError: as `read_documents`, but only when iteration reaches the fault; the file is TSV.
     """
     file_type = file_format(path)
     if file_type is not None and file_type[1] == "tsv":
@@ -169,7 +169,7 @@ def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:
 
 
 def read_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], list[list[tuple[str, ...]]]]:
-    """Reads parallel text from a TSV file.
+    """Read parallel text from a TSV file.
 
     Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
     `<lang>-<lang>.tsv` and has these two columns and no header. A blank line ends a document; an
@@ -179,7 +179,7 @@ def read_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], list[list[tuple[
       The languages, and per document a list of rows with one cell per language.
 
     Raises:
-      ValueError: as `read_lines`; a header without languages, or a row of another width.
+      ValueError: as `read_lines`; a header has no languages, or a row has a different width.
     """
     lines = enumerate(read_lines(path), start=1)
     file_type = file_format(path)

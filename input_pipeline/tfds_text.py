@@ -1,4 +1,4 @@
-"""Text of tensorflow-datasets as files of a corpus: Wikipedia, multilingual C4, and the like."""
+"""Corpus files from tensorflow-datasets: Wikipedia, multilingual C4 and similar datasets."""
 
 import dataclasses
 import gzip
@@ -17,7 +17,7 @@ _WIKI40B_MARK = re.compile(r"_START_PARAGRAPH_\n?|_NEWLINE_")
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset:
-    """Where the text of a language is in tensorflow-datasets; "{}" stands for the language.
+    """Name of a text dataset in tensorflow-datasets, with "{}" as the placeholder of the language.
 
     Attributes:
       name: dataset and config.
@@ -38,12 +38,12 @@ DATASETS = {
 def documents(
     dataset: TextDataset, language: str, data_dir: str | None = None
 ) -> Iterator[list[str]]:
-    """Yields the lines of each document of a language, without empty ones.
+    """Yield the lines of each document of a language, without empty ones.
 
     Args:
       dataset: one of `DATASETS`, or another one whose examples have a `text`.
       language: its code in the dataset, such as "zh-cn" in wiki40b or "iw" in c4.
-      data_dir: where tensorflow-datasets keeps its data; its own default if None.
+      data_dir: data folder of tensorflow-datasets; its own default if None.
 
     Raises:
       ValueError: there is no such dataset, language or text.
@@ -52,7 +52,7 @@ def documents(
 
     name, split = dataset.name.format(language), dataset.split.format(language)
     try:
-        # Shuffling is the stream's business; in order, a part is the same part every time.
+        # The stream shuffles; unshuffled, a prefix of the data is reproducible.
         found = tfds.load(name, split=split, data_dir=data_dir, shuffle_files=False)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise ValueError(f"{name}, split {split}: {str(error).splitlines()[0]}") from None
@@ -77,15 +77,15 @@ def write_text(
     max_documents: int = 0,
     data_dir: str | None = None,
 ) -> int:
-    """Writes documents of a language to `folder`/<language>.jsonl.gz.
+    """Write documents of a language to `folder`/<language>.jsonl.gz.
 
     Args:
       dataset, language, data_dir: as `documents`.
-      folder: of the corpus.
-      max_documents: of the language, the first ones; 0 for all.
+      folder: folder of the corpus.
+      max_documents: number of documents, the first ones of the language; 0 for all.
 
     Returns:
-      Documents written.
+      Number of documents written.
 
     Raises:
       ValueError: as `documents`, or there are none.

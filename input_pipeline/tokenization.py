@@ -1,4 +1,4 @@
-"""Tokenises a corpus once, in parallel processes, into the packed dataset."""
+"""Tokenisation of a corpus, in parallel processes, into the packed dataset."""
 
 import concurrent.futures
 import dataclasses
@@ -22,11 +22,11 @@ _DOCUMENTS_PER_TASK = 256
 
 @dataclasses.dataclass(frozen=True)
 class PackedDatasetSettings:
-    """How rows are made; the `store` section of a config.
+    """Settings of the packed dataset; the `store` section of a config.
 
     Attributes:
-      length: L, tokens a row.
-      parallel_length: tokens kept of a sentence of parallel text.
+      length: L, tokens per sequence.
+      parallel_length: maximum tokens of a sentence of parallel text, longer ones are cut.
       num_workers: tokenising processes.
     """
 
@@ -41,7 +41,7 @@ class PackedDatasetSettings:
 
 
 def special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
-    """Reads the special ids of a tokenizer.
+    """Read the special ids of a tokenizer.
 
     Raises:
       ValueError: the tokenizer lacks one of them.
@@ -72,10 +72,10 @@ def write_rows(
 ) -> PackedDataset:
     """Tokenise and pack `corpus` with a SentencePiece `model`, into a packed dataset in `folder`.
 
-    The rows do not depend on the number of workers.
+    The result does not depend on the number of workers.
 
     Raises:
-      ValueError: a language yields no rows, or the tokenizer lacks a special token.
+      ValueError: a language yields no sequences, or the tokenizer lacks a special token.
     """
     processor = spm.SentencePieceProcessor(model_proto=model)
     special = special_ids(processor)
@@ -142,7 +142,7 @@ def write_rows(
 
 
 def _count(tokens: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-    """[V] int64, how often each piece occurs."""
+    """Return [V] int64, the occurrences of each piece."""
     counts = np.zeros(vocab_size, np.int64)
     for document in tokens:
         np.add.at(counts, document, 1)
@@ -150,7 +150,7 @@ def _count(tokens: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
 
 
 def _unique_names(texts: Iterable[ParallelText]) -> dict[str, ParallelText]:
-    """The texts by name, numbered if one from another folder is called so already."""
+    """Return the texts by name, numbered where texts of different folders share a name."""
     found: dict[str, ParallelText] = {}
     for text in texts:
         candidates = itertools.chain([text.name], (f"{text.name}-{i}" for i in itertools.count(2)))
@@ -166,21 +166,21 @@ def _save(path: pathlib.Path, rows: np.ndarray) -> None:
 def _tokenize_column(
     pool: concurrent.futures.Executor, text: ParallelText, column: int
 ) -> list[np.ndarray]:
-    """Token ids of every sentence of a column; of an empty cell, none."""
+    """Return the token ids of every sentence of a column; none for an empty cell."""
     return list(_tokenize(pool, [[row[column]] for row in text.rows]))
 
 
 def _tokenize(
     pool: concurrent.futures.Executor, documents: Sequence[Document]
 ) -> Iterator[np.ndarray]:
-    """Yields the token ids of each document, in order."""
+    """Yield the token ids of each document, in order."""
     starts = range(0, len(documents), _DOCUMENTS_PER_TASK)
     tasks = (documents[start : start + _DOCUMENTS_PER_TASK] for start in starts)
     for batch in pool.map(_tokenize_batch, tasks):
         yield from batch
 
 
-_tokenizer: spm.SentencePieceProcessor  # of a worker process, see `_load_tokenizer`
+_tokenizer: spm.SentencePieceProcessor  # per worker process, see `_load_tokenizer`
 
 
 def _load_tokenizer(model: bytes) -> None:
@@ -189,7 +189,7 @@ def _load_tokenizer(model: bytes) -> None:
 
 
 def _tokenize_batch(documents: Sequence[Document]) -> list[np.ndarray]:
-    """Token ids of each document, its sentences joined; runs in a worker process."""
+    """Return the token ids of each document, its sentences joined; runs in a worker process."""
     encode = functools.partial(_tokenizer.encode, out_type=int, num_threads=1)
     return [
         np.fromiter(itertools.chain.from_iterable(encode(document)), np.uint32)
