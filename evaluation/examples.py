@@ -18,17 +18,17 @@ from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 
 GAP = "[____]"
-# Pieces of a sentence.
+# Limits of a sentence, in pieces.
 SHORTEST, LONGEST = 8, 48
-# Occurrences in the training text of the language, for a piece to be masked.
+# Minimum occurrences of a masked piece in the language's training text.
 MIN_COUNT = 10
 NUM_LIKELIEST = 5
 
-_SPACE = "\u2581"  # of SentencePiece, where a word begins
-# A mark before a space, with what closes a quotation; marks of scripts without spaces anywhere.
+_SPACE = "\u2581"  # SentencePiece's mark at the beginning of a word
+# A mark, with closing quotation marks, before a space; marks of scripts without spaces anywhere.
 _SENTENCE_END = re.compile(rf"[.!?…؟۔।॥။።។][\"'”’»)\]]*(?={_SPACE})|[。！？][”’」』)]*")
-_MAX_ROWS = 32  # of a language, to draw a sentence from
-_BATCH = 16  # logits [B, V] are held at once
+_MAX_ROWS = 32  # sequences per language that a sentence is drawn from
+_BATCH = 16  # small, since logits [B, V] are materialised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Example:
     """A sentence with a gap, and the model's predictions for the gap.
 
     Attributes:
-      language: its code.
-      text: the sentence, all that the model saw, with `GAP` in place of the masked piece.
+      language: code of the language.
+      text: the model's whole input, a sentence with `GAP` in place of the masked piece.
       truth: the masked piece.
-      probability: of the truth, in the softmax over the whole vocabulary.
-      rank: of the truth among all pieces, 1 for the likeliest.
-      likeliest: the likeliest pieces and their probabilities, in order.
+      probability: probability of the truth, in the softmax over the whole vocabulary.
+      rank: rank of the truth among all pieces, 1 for the likeliest.
+      likeliest: the likeliest pieces and their probabilities, in descending order.
     """
 
     language: str
@@ -53,7 +53,7 @@ class Example:
 
 
 class Cloze(NamedTuple):
-    """A sentence [n] of token ids without specials, and the position of the one to mask."""
+    """A sentence [n] of token ids without specials, and the position of the token to mask."""
 
     language: str
     tokens: np.ndarray
@@ -61,7 +61,7 @@ class Cloze(NamedTuple):
 
 
 class Examples:
-    """Predicts the masked piece of one held-out sentence of each language."""
+    """Cloze examples: prediction of the masked piece of one held-out sentence of each language."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Examples:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Chooses the sentences.
+        """Choose the sentences.
 
         Args:
           objective: the model.
-          store: held-out rows.
-          pieces: [V] the tokenizer's, by id.
-          seed: draws the sentences.
-          mesh: devices to split batches over, of all hosts; none for one device.
+          store: held-out sequences.
+          pieces: [V] pieces of the tokenizer, by id.
+          seed: of the choice of the sentences.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
         self._objective = objective
         self._special, self._length = store.special, store.length
@@ -89,31 +89,31 @@ class Examples:
         self.clozes = choose(store, pieces, seed)
 
     def run(self, params) -> list[Example]:
-        """An example of each language that has a sentence to choose."""
+        """Return one example for each language with a suitable sentence."""
         size = self._batches.size
         found: list[Example] = []
         for start in range(0, len(self.clozes), size):
             clozes = self.clozes[start : start + size]
             arrays = self._batches.placed(*self._arrays(clozes))
-            # Rows of padding fill the last batch.
+            # Padding sequences fill the last batch.
             predictions = zip(*jax.device_get(self._predict(params, *arrays)), strict=True)
             found += map(self._example, clozes, predictions)
         return found
 
     def _arrays(self, clozes: Sequence[Cloze]) -> tuple[np.ndarray, ...]:
-        """Tokens [B, L] with masks, positions [B] of the masks and ids [B] of the truth, int32."""
+        """Return masked tokens [B, L], positions [B] of the masks and targets [B], all int32."""
         special, size = self._special, self._batches.size
         tokens = np.full((size, self._length), special.pad, np.int32)
         positions, targets = np.zeros((2, size), np.int32)
         for i, (_, sentence, position) in enumerate(clozes):
-            # Ended like a segment of the rows, which stops inside a sentence as well.
+            # Ends with </s> even inside a sentence, like the segments of packed sequences.
             tokens[i, : len(sentence) + 2] = [special.bos, *sentence, special.eos]
             targets[i], positions[i] = sentence[position], position + 1
             tokens[i, positions[i]] = special.mask
         return tokens, positions, targets
 
     def _predictions(self, params, tokens: jax.Array, positions: jax.Array, targets: jax.Array):
-        """The largest probabilities [B, 5] and their ids, those of the targets [B], their ranks."""
+        """Return top probabilities [B, 5], their ids, target probabilities [B] and ranks [B]."""
         hidden = self._objective.predictions(params, tokens, positions[:, None])[:, 0]  # [B, E]
         table, bias = output_table(params)
         is_piece = jnp.arange(len(bias)) < self._objective.exact_layer.num_valid
@@ -122,7 +122,7 @@ class Examples:
         probabilities = jax.nn.softmax(logits)
         largest, ids = jax.lax.top_k(probabilities, NUM_LIKELIEST)
         own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)
-        # Of equals the first, as in `top_k`.
+        # Ties go to the lowest id, as in `top_k`.
         is_first = jnp.arange(len(bias))[None, :] < targets[:, None]
         before = (probabilities > own) | ((probabilities == own) & is_first)
         return largest, ids, own[:, 0], 1 + before.sum(axis=1)
@@ -144,16 +144,16 @@ class Examples:
 
 
 def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
-    """Draws a held-out sentence of each language, and a piece of it; no model is asked.
+    """Draw a held-out sentence of each language, and a piece of it, independently of any model.
 
-    The sentence is drawn from the whole ones of `SHORTEST` to `LONGEST` pieces, or from parts of
-    that many pieces where there are none of these. The piece is one that has a letter and occurs
-    `MIN_COUNT` times or more in the language's training text. Languages without one are left out.
+    The sentence is drawn from the whole sentences of `SHORTEST` to `LONGEST` pieces or, if there
+    are none, from parts of sentences of that length. The piece has a letter and occurs `MIN_COUNT`
+    times or more in the language's training text. Languages without such a piece are left out.
 
     Args:
-      store: held-out rows, and counts of the training text.
-      pieces: [V] the tokenizer's, by id.
-      seed: draws rows, sentences and pieces.
+      store: held-out sequences, and counts of the training text.
+      pieces: [V] pieces of the tokenizer, by id.
+      seed: of the choice of sequences, sentences and pieces.
     """
     is_word = np.array([_is_word(piece) for piece in pieces])
     is_word[list(dataclasses.astuple(store.special))] = False
@@ -179,13 +179,13 @@ def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze
 
 
 def _is_word(piece: str) -> bool:
-    return any(map(str.isalpha, piece)) and not piece.startswith("<0x")  # a byte
+    return any(map(str.isalpha, piece)) and not piece.startswith("<0x")  # byte piece
 
 
 def _sentences(
     row: np.ndarray, store: PackedDataset, pieces: Sequence[str]
 ) -> list[tuple[np.ndarray, bool]]:
-    """Sentences of a row [L], token ids of at most `LONGEST` pieces, and whether each is whole."""
+    """Split a sequence [L] into sentences of at most `LONGEST` pieces; flag the whole ones."""
     found: list[np.ndarray] = []
     for segment in np.split(row, np.flatnonzero(row == store.special.bos)):
         text = segment[~np.isin(segment, store.special.special_ids())].astype(np.int32)
@@ -195,7 +195,7 @@ def _sentences(
         parts = np.split(text, np.flatnonzero(np.isin(ends, marks)) + 1)
         found += [part for part in parts if len(part)]
     longest = min(LONGEST, store.length - 2)
-    # Documents go on from row to row, so that the first and the last sentence may be torn.
+    # Documents continue across sequences, so the first and the last sentence may be incomplete.
     return [
         (sentence[:longest], 0 < i < len(found) - 1 and len(sentence) <= longest)
         for i, sentence in enumerate(found)
@@ -203,7 +203,7 @@ def _sentences(
 
 
 def examples_table(examples: Sequence[Example]) -> str:
-    """Markdown: one row per example."""
+    """Format examples as a Markdown table, with one row per example."""
     lines = ["| language | sentence | likeliest pieces | truth | rank |", "|---|---|---|---|---:|"]
     for one in examples:
         likeliest = " · ".join(
@@ -218,13 +218,13 @@ def examples_table(examples: Sequence[Example]) -> str:
 
 def _prediction(piece: str, probability: float) -> str:
     percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
-    # A mark that stands on a letter is shown on a placeholder.
+    # A combining mark is shown on a placeholder.
     holder = "◌" * unicodedata.category(piece[0]).startswith("M")
     return f"{_shown(holder + piece.replace(_SPACE, '␣'))} {percent} %"
 
 
 def _shown(text: str) -> str:
-    """Text as a Markdown cell shows it; from right to left apart from what stands beside it."""
+    """Escape text for a Markdown cell; isolate right-to-left text from its surroundings."""
     is_right_to_left = any(unicodedata.bidirectional(c) in ("R", "AL") for c in text)
     return f"\u2068{_escaped(text)}\u2069" if is_right_to_left else _escaped(text)
 

@@ -20,14 +20,15 @@ class LanguageLoss:
     """Held-out masked-LM loss of a language.
 
     Attributes:
-      loss: mean negative log-likelihood of a masked token, nats, softmax over the vocabulary.
-      bits_per_character: the same in bits, times tokens per character of held-out text, which
-        makes vocabularies comparable. Each token is predicted from the others of its row, so this
-        is no compression rate of a left-to-right model.
-      unigram: nats a token under the unigram distribution of the language's training text, what a
-        model pays that knows the language's frequencies and no context. Smoothed after Witten and
-        Bell (1991): of N tokens of T types, the share T / (N + T) goes to all pieces alike.
-      tokens: tokens predicted.
+      loss: mean negative log-likelihood of a masked token in nats, softmax over the vocabulary.
+      bits_per_character: the same in bits, times tokens per character of held-out text, which is
+        comparable across vocabularies. Each token is predicted from the others of its sequence, so
+        this is not the compression rate of a left-to-right model.
+      unigram: nats per token under the unigram distribution of the language's training text, the
+        loss of a model that knows the language's token frequencies but no context. Smoothed after
+        Witten and Bell (1991): of N tokens of T types, the share T / (N + T) is divided equally
+        among all pieces.
+      tokens: number of tokens predicted.
     """
 
     loss: float
@@ -37,11 +38,11 @@ class LanguageLoss:
 
 
 class ExactMaskedLM:
-    """Evaluates masked-LM loss on held-out rows.
+    """Evaluator of the masked-LM loss on held-out sequences.
 
-    The text tokens of a row are dealt into `num_folds` folds; in pass f, fold f is masked, all of
-    it by `<mask>`, and predicted. So every token counts once and nothing is left to chance but
-    the deal, which the seed fixes.
+    The text tokens of a sequence are divided into `num_folds` folds at random; in pass f, all
+    tokens of fold f are replaced by `<mask>` and predicted. So every token counts once, and the
+    only randomness is the assignment to folds, which the seed determines.
     """
 
     def __init__(
@@ -55,19 +56,19 @@ class ExactMaskedLM:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Prepares the evaluation.
+        """Prepare the evaluation.
 
         Args:
           objective: the model and its special ids.
-          store: held-out rows.
-          num_folds: passes; 7 masks about 15 % at a time.
-          batch_size: rows evaluated at once.
-          max_sequences: held-out rows used per language, see `spread_rows`.
-          seed: deals tokens to folds.
-          mesh: devices to split batches over, of all hosts; none for one device.
+          store: held-out sequences.
+          num_folds: number of passes; with 7, about 15 % of the tokens are masked at a time.
+          batch_size: sequences evaluated at once.
+          max_sequences: held-out sequences used per language, see `spread_rows`.
+          seed: of the assignment of tokens to folds.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
 
         Raises:
-          ValueError: the store has no held-out rows.
+          ValueError: the packed dataset has no held-out sequences.
         """
         self._objective = objective
         self._store = store
@@ -92,13 +93,13 @@ class ExactMaskedLM:
         self._batch_loss = self._batches.jit(self._masked_loss)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Mean over languages, and each language's loss, as metrics of a training run."""
+        """Return the mean over languages and each language's loss, as metrics of a training run."""
         results = self.run(state.params)
         values = {f"eval/loss/{lang}": result.loss for lang, result in results.items()}
         return {"eval/loss": float(np.mean(list(values.values()))), **values}
 
     def run(self, params) -> dict[str, LanguageLoss]:
-        """The loss of each language."""
+        """Return the loss of each language."""
         losses, tokens = self._totals(params)
         results = {}
         for i, lang in enumerate(self._rows):
@@ -114,7 +115,7 @@ class ExactMaskedLM:
         return results
 
     def _deal(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Fold of every token, [rows, L]; -1 for tokens that are never masked."""
+        """Return the fold of every token, [N, L]; -1 for tokens that are never masked."""
         eligible = ~np.isin(rows, self._objective.special_ids)
         order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
         rank = np.empty_like(order)
@@ -122,7 +123,7 @@ class ExactMaskedLM:
         return np.where(eligible, rank % self._num_folds, -1)
 
     def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
-        """Summed loss of each row's masked tokens, [B]."""
+        """Return the summed loss of each sequence's masked tokens, [B]."""
         slots = -(-tokens.shape[1] // self._num_folds)
         weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
         targets = jnp.take_along_axis(tokens, positions, axis=1)
@@ -133,11 +134,11 @@ class ExactMaskedLM:
         return losses.sum(axis=1)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
-        """Summed loss and number of tokens of each language, float64."""
+        """Return the summed loss, float64, and the number of tokens of each language."""
         rows = np.concatenate(list(self._rows.values()))
         folds = np.concatenate(list(self._folds.values()))
         language = np.repeat(np.arange(len(self._rows)), [len(r) for r in self._rows.values()])
-        # Rows of padding fill the last batch; their fold is -1, so they add nothing.
+        # Padding sequences fill the last batch; their fold is -1, so they add nothing.
         batch_size = self._batches.size
         padding = -len(rows) % batch_size
         rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)

@@ -1,4 +1,4 @@
-"""The probability that a model gives to frequent and to rare words, against the truth."""
+"""Predicted probability mass of frequent and rare tokens, against their observed frequencies."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ _BATCH = 32
 
 
 def classes_of(counts: np.ndarray, ranks: list[int], vocab_size: int) -> np.ndarray:
-    """Class [V] of each word by its rank; words from `vocab_size` on have a class of their own."""
+    """Return the class [V] of each token by rank; ids from `vocab_size` on are a separate class."""
     rank = np.empty(len(counts), np.int64)
     rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     classes = np.searchsorted(ranks, rank, side="right")
@@ -31,14 +31,14 @@ def shares(
     classes: jax.Array,
     number: int,
 ) -> jax.Array:
-    """[3, number] sums over positions: targets of each class, probability given to it, and loss.
+    """Sum targets, predicted probability and loss of each class over positions, [3, number].
 
     Args:
       probabilities: [W, V] float32.
       targets: [W] int32.
       weights: [W] float32.
       classes: [V] int32.
-      number: of classes.
+      number: number of classes.
     """
     own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)[:, 0]
     add = functools.partial(jax.ops.segment_sum, num_segments=number)
@@ -55,7 +55,7 @@ def shares(
 def measure(
     objective: MaskedLM, params, store: PackedDataset, classes: np.ndarray, max_sequences: int
 ) -> np.ndarray:
-    """The `shares` of up to `max_sequences` held-out rows of each language, [3, classes]."""
+    """Sum the `shares` of up to `max_sequences` held-out sequences per language, [3, classes]."""
     number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
     exact = dataclasses.replace(objective, languages=()).exact
 

@@ -1,4 +1,4 @@
-"""Numbers of the papers, to stand beside one's own, and sizes of their corpora."""
+"""Published results of the papers, for comparison, and sizes of their corpora."""
 
 import dataclasses
 import json
@@ -11,21 +11,21 @@ from common import artifacts
 from evaluation import xtreme_runs
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")
-# Least gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high above
-# 10, which no language has exactly): 24, 25 and 37 of the 86 languages of the table. Others are
-# "unlisted".
+# Minimum gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high
+# above 10, which no language has exactly): 24, 25 and 37 of the 86 languages of the table. Others
+# are "unlisted".
 GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
 UNLISTED = "unlisted"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one table prints of one model.
+    """Published results of one model in one table.
 
     Attributes:
-      model, source, setting: what was run, and where it is printed.
+      model, source, setting: the model, the publication and the evaluation setting.
       scores: by task and metric, in per cent; averages over the paper's languages.
-      languages: the same by task, metric and language, where it is printed.
+      languages: scores by task, metric and language, where published.
       gap: cross-lingual transfer gap by task, in points.
     """
 
@@ -37,11 +37,11 @@ class Row:
     gap: Mapping[str, float]
 
     def printed(self, task: str) -> float | None:
-        """The task's score as it enters averages; None if not all of its metrics are printed."""
+        """Return the task's score as used in averages; None unless all its metrics are printed."""
         return _mean(self.scores.get(task, {}), xtreme_runs.averaged_metrics(task))
 
     def average(self, task: str, languages: Iterable[str]) -> float | None:
-        """The same over `languages`; None if one of them is not printed."""
+        """Return the task's average over `languages`; None if one of them is not printed."""
         printed = self.languages.get(task, {})
         means = []
         for language in languages:
@@ -60,13 +60,13 @@ def _mean(scores: Mapping[str, float], metrics: Iterable[str]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Rows of papers, and gigabytes of text by language."""
+    """Rows of the papers' tables, and gigabytes of text by language."""
 
     rows: tuple[Row, ...]
     corpus_gb: Mapping[str, float]
 
     def group(self, language: str) -> str:
-        """The resource group of a language: a key of `GROUPS`, or `UNLISTED`."""
+        """Return the resource group of a language: a key of `GROUPS`, or `UNLISTED`."""
         if language not in self.corpus_gb:
             return UNLISTED
         size = self.corpus_gb[language]
@@ -74,10 +74,10 @@ class Published:
 
 
 def read(path: pathlib.Path = DEFAULT) -> Published:
-    """Reads published numbers.
+    """Read published results.
 
     Raises:
-      ValueError: the file is not there, or not in the format of published.json beside this module.
+      ValueError: the file does not exist or is not in the format of published.json in this folder.
     """
     try:
         found = artifacts.read_json(path)

@@ -1,4 +1,4 @@
-"""The report of a whole job: tables and plots from vocabulary to evaluation."""
+"""Report of a complete run: tables and plots from vocabulary to evaluation."""
 
 import dataclasses
 import pathlib
@@ -24,7 +24,7 @@ from vocap.report import allocation_table
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What evaluation found after `step` steps; see `masked_lm`, `retrieval` and `examples`."""
+    """Evaluation results after `step` steps; see `masked_lm`, `retrieval` and `examples`."""
 
     step: int
     losses: Mapping[str, LanguageLoss]
@@ -41,7 +41,7 @@ def write_report(
     allocation: Mapping[str, Any],
     metrics: Sequence[Mapping[str, float]],
 ) -> pathlib.Path:
-    """Writes report.md, its plots and results.json into `folder`; returns the report's path."""
+    """Write report.md, its plots and results.json into `folder`; return the report's path."""
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
     plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
@@ -101,7 +101,7 @@ A sentence illustrates; the measure is the loss."""
 
 
 def _summary(results: Results, store: PackedDataset) -> str:
-    """The loss against the unigram level, retrieval against chance."""
+    """Summarise the loss against the unigram level, and retrieval against chance."""
     losses = results.losses.values()
     loss, unigram = _mean_losses(results)
     comparison, side = ("better", "below") if loss < unigram else ("no better", "above")
@@ -129,7 +129,7 @@ def _retrieval_summary(results: Results) -> str:
 
 
 def _mean_retrieval(results: Results, language: str) -> list[float]:
-    """Forward, backward and chance, means over the sets of a language; nothing without any."""
+    """Return forward, backward and chance, means over a language's sets; [] if it has none."""
     found = [r[language] for r in results.retrieval.values() if language in r]
     return [
         float(np.mean([getattr(r, name) for r in found]))
@@ -139,13 +139,13 @@ def _mean_retrieval(results: Results, language: str) -> list[float]:
 
 
 def _mean_losses(results: Results) -> tuple[float, float]:
-    """Exact and unigram loss, means over languages."""
+    """Return exact and unigram loss, means over languages."""
     losses = results.losses.values()
     return float(np.mean([r.loss for r in losses])), float(np.mean([r.unigram for r in losses]))
 
 
 def evaluation_table(results: Results, store: PackedDataset) -> str:
-    """Markdown: one row per language, and the mean."""
+    """Format the results as a Markdown table, with one row per language and the mean."""
     lines = [
         "| language | training tokens | held-out tokens | unknown % | loss | unigram | bits/char "
         "| retrieval | back | chance |",
@@ -176,7 +176,7 @@ def _cells(values: Sequence[float]) -> str:
 
 
 def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[list, list]:
-    """Steps and values of one metric."""
+    """Return the steps and values of one metric."""
     found = [(record["step"], record[name]) for record in metrics if name in record]
     return [step for step, _ in found], [value for _, value in found]
 
@@ -197,10 +197,10 @@ def _save(figure, path: pathlib.Path) -> None:
 def plot_loss(
     metrics: Sequence[Mapping[str, float]], unigram: float, exact_from: int, path: pathlib.Path
 ) -> None:
-    """Training loss, the exact evaluation loss with the spread of its languages, the unigram level.
+    """Plot training loss, exact held-out loss with its range over languages, and unigram level.
 
-    From step `exact_from` on training used the exact softmax. Of a mixture of objectives, the
-    training loss is that of masked LM: the others are not of one kind with it.
+    From step `exact_from` on training used the exact softmax. For a mixture of objectives, the
+    training loss is that of masked LM, since the other losses are not comparable.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     _shade_exact_steps(axes, metrics, exact_from)
@@ -234,7 +234,7 @@ def plot_loss(
 def plot_candidates(
     metrics: Sequence[Mapping[str, float]], capacity: int, exact_from: int, path: pathlib.Path
 ) -> None:
-    """|V'| of the recorded steps against its capacity, and what overflowed.
+    """Plot |V'| of the recorded steps against its capacity, and the overflow.
 
     Steps after `exact_from` have no V'.
     """

@@ -1,4 +1,4 @@
-"""Retrieval between parallel sentences: does a sentence find its translation?"""
+"""Retrieval of translations between parallel sentences."""
 
 import dataclasses
 
@@ -19,11 +19,11 @@ class RetrievalResult:
     """Retrieval between two languages of one parallel set.
 
     Attributes:
-      forward: share of sentences of the language whose nearest neighbour, by cosine, among all
-        sentences of the pivot is their translation.
-      backward: the same from the pivot to the language.
-      chance: what a random choice would reach, 1 / sentences.
-      sentences: pairs.
+      forward: accuracy from the language to the pivot: share of sentences whose nearest neighbour,
+        by cosine, among all sentences of the pivot is their translation.
+      backward: accuracy from the pivot to the language.
+      chance: accuracy of a random choice, 1 / sentences.
+      sentences: number of pairs.
     """
 
     forward: float
@@ -33,7 +33,7 @@ class RetrievalResult:
 
 
 class Retrieval:
-    """Evaluates retrieval on the parallel sets of a packed dataset."""
+    """Evaluator of retrieval on the parallel sets of a packed dataset."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Retrieval:
         max_sentences: int,
         mesh: Mesh | None = None,
     ):
-        """Prepares the evaluation.
+        """Prepare the evaluation.
 
         Args:
           objective: the model and its special ids.
@@ -54,8 +54,8 @@ class Retrieval:
           layer: layer whose states are averaged over a sentence's text tokens; 0 is the embeddings.
           pivot: language to retrieve from and to; sets without it use their first language.
           batch_size: sentences encoded at once.
-          max_sentences: pairs used of a set; 0 for all.
-          mesh: devices to split batches over, of all hosts; none for one device.
+          max_sentences: maximum pairs used per set; 0 for all.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
         self._objective = objective
         self._store = store
@@ -66,7 +66,7 @@ class Retrieval:
         self._encode = self._batches.jit(self._sentence_vectors)
 
     def run(self, params) -> dict[str, dict[str, RetrievalResult]]:
-        """Results by set and language; languages with under two pairs are left out."""
+        """Return results by set and language, without languages with fewer than two pairs."""
         results: dict[str, dict[str, RetrievalResult]] = {}
         for name, languages in self._store.parallel.items():
             pivot = self._pivot if self._pivot in languages else languages[0]
@@ -97,7 +97,7 @@ class Retrieval:
         return (rows != self._objective.pad).sum(axis=1)
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
-        """[N, D] float32 sentence vectors of [N, L] tokens."""
+        """Return [N, D] float32 sentence vectors of [N, L] tokens."""
         size = self._batches.size
         padding = -len(rows) % size
         padded = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
@@ -108,7 +108,7 @@ class Retrieval:
         return np.concatenate(jax.device_get(batches))[: len(rows)]
 
     def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:
-        """Mean state of each sentence's text tokens, without padding and specials: [B, D]."""
+        """Return the mean state of each sentence's text tokens, without specials: [B, D]."""
         segments, positions = packed_segments(
             tokens, bos=self._objective.bos, pad=self._objective.pad, across_documents=False
         )

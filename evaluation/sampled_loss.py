@@ -1,4 +1,4 @@
-"""The loss that training sees against the exact one, on the same held-out positions."""
+"""Sampled training loss against the exact loss, on the same held-out positions."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from objectives.objective import Extra, gathered_rows
 
 
 class SampledLoss:
-    """Measures what sampling does to the loss: an evaluator of a training run.
+    """Evaluator of the bias of the sampled loss during a training run.
 
-    Held-out rows of all languages, mixed into batches as large as those of training, are masked
-    once; their loss is taken as in training, without dropout, and over the whole vocabulary. The
-    difference is what the sampled softmax understates.
+    Held-out sequences of all languages, mixed into batches as large as those of training, are
+    masked once; their loss is computed as in training, without dropout, and over the whole
+    vocabulary. The difference is the underestimation by the sampled softmax.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class SampledLoss:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Draws the rows.
+        """Draw the sequences.
 
         Args:
           objective: the model and its output layer.
-          store: held-out rows.
+          store: held-out sequences.
           batch_size: B of training.
-          max_sequences: held-out rows used per language, see `spread_rows`.
-          seed: of the order of the rows and the masks.
-          mesh: devices to split batches over, of all hosts; none for one device.
+          max_sequences: held-out sequences used per language, see `spread_rows`.
+          seed: of the order of the sequences and of the masks.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
         rows = np.concatenate(
             [spread_rows(store.rows(lang, "heldout"), max_sequences) for lang in store.languages]
@@ -55,12 +55,12 @@ class SampledLoss:
         rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=objective.pad)
         self._batches = rows.reshape(-1, self._layout.size, rows.shape[1])
         self._key = jax.random.key(seed)
-        # Of all languages together.
+        # Without metrics per language.
         self._objective = dataclasses.replace(objective, languages=())
         self._losses = self._layout.jit(self._losses_of)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Both losses, |V'| and overflow; nothing where the output layer does not sample."""
+        """Return both losses, |V'| and overflow; nothing if the output layer does not sample."""
         is_exact = isinstance(self._objective.output_layer, FullSoftmax | BlockwiseSoftmax)
         if is_exact or not len(self._batches):
             return {}
@@ -75,7 +75,7 @@ class SampledLoss:
         return {f"sampling/{name}": value for name, value in means(totals).items()}
 
     def _losses_of(self, params, extra: Extra, tokens: jax.Array, key: jax.Array) -> LossAndMetrics:
-        """Both losses of a batch [B, L], of the same masked positions, without dropout."""
+        """Return both losses of a batch [B, L] at the same masked positions, without dropout."""
 
         def found(objective: MaskedLM) -> LossAndMetrics:
             plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)

@@ -1,4 +1,4 @@
-"""Translations found by an encoder as it is: Tatoeba and BUCC 2018."""
+"""Retrieval of translations by an encoder without fine-tuning: Tatoeba and BUCC 2018."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from models.encoder import Encoder
 
 
 class SentenceEncoder:
-    """Vectors of sentences: the mean states of a layer, in batches of similar lengths."""
+    """Encoder of sentences to vectors: mean states of a layer, in batches of similar lengths."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SentenceEncoder:
         specials: Sequence[int],
         mesh: Mesh | None = None,
     ):
-        """Prepares the encoder; see `evaluation.tasks.Predictor` and `mean_states`."""
+        """Prepare the encoder; see `evaluation.tasks.Predictor` and `mean_states`."""
         self._params, self._buckets, self._pad = params, buckets, pad
         self._layout = BatchLayout(mesh, batch_size)
 
@@ -43,7 +43,7 @@ class SentenceEncoder:
         self._vectors = self._layout.jit(vectors)
 
     def __call__(self, features: Sequence[Feature]) -> np.ndarray:
-        """[N, D] float32 vectors of features, in their order."""
+        """Return [N, D] float32 vectors of features, in their order."""
         size = self._layout.size
         batches = length_batches(features, size, self._buckets, self._pad)
         total = -(-len(features) // size)
@@ -56,14 +56,14 @@ class SentenceEncoder:
 def retrieved(
     pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray
 ) -> tuple[dict[str, float], list[Line]]:
-    """Accuracy of finding, for each English sentence, its translation (XTREME's Tatoeba).
+    """Score the retrieval of the translation of each English sentence (XTREME's Tatoeba).
 
     Args:
       pairs: sentences of a language and of English, aligned.
       sources, targets: [N, D] their vectors.
 
     Returns:
-      Scores, and what was found for each English sentence.
+      Scores, and the sentence retrieved for each English sentence.
     """
     accuracy = retrieval.nearest_accuracy(targets, sources)
     return {"accuracy": accuracy}, nearest(pairs.target, pairs.source, targets, sources)
@@ -72,7 +72,7 @@ def retrieved(
 def nearest(
     queries: Sentences, others: Sentences, query_vectors: np.ndarray, other_vectors: np.ndarray
 ) -> list[Line]:
-    """The nearest of the other sentences for each query, by cosine.
+    """Find the nearest of the other sentences for each query, by cosine.
 
     Args:
       queries, others: [N] and [M] sentences.
@@ -88,7 +88,7 @@ def nearest(
 def candidates(
     pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray, margin: str
 ) -> list[Line]:
-    """Pairs of sentences that may be translations, best first.
+    """Mine candidate pairs of translations, best first.
 
     Args:
       pairs: two texts.
@@ -96,7 +96,7 @@ def candidates(
       margin: see `evaluation.metrics.retrieval.mine`.
 
     Raises:
-      ValueError: there is no such margin.
+      ValueError: the margin is unknown.
     """
     (rows, alone), (columns, alone_too) = (
         retrieval.distinct(side.texts) for side in (pairs.source, pairs.target)
@@ -116,12 +116,12 @@ def candidates(
 def mined(
     found: Sequence[Line], gold: Sequence[tuple[str, str]], threshold: float | None
 ) -> tuple[dict[str, float], list[Line], float]:
-    """The pairs above a threshold, as BUCC scores them.
+    """Select and score the pairs above a threshold, as BUCC does.
 
     Args:
-      found: as from `candidates`.
+      found: the result of `candidates`.
       gold: ids of the pairs of translations.
-      threshold: least score; None for the best one for these gold pairs, as on development data.
+      threshold: minimum score; if None, the best one for these gold pairs, as on development data.
 
     Returns:
       Scores, the pairs, and the threshold.

@@ -1,4 +1,4 @@
-"""Which parameters of a run are kept: those that do best on the development data."""
+"""Model selection: the parameters of a run with the best score on the development data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from training.state import TrainState
 class Selection:
     """An evaluator of a training run that keeps the best parameters so far.
 
-    A run that goes on after a stop takes its steps again from the last checkpoint, and finds the
-    same scores; so nothing is lost if the best was kept after that checkpoint.
+    A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
+    lost if the best parameters were kept after that checkpoint.
     """
 
     def __init__(
@@ -26,22 +26,22 @@ class Selection:
         keep: Callable[[Any, int, float], None],
         best: float | None,
     ):
-        """Selects by the mean, over the languages, of the task's first metric.
+        """Select by the mean, over the languages, of the task's first metric.
 
         Args:
-          task: what is predicted.
+          task: the task.
           data: development data by language.
-          predictor: of the run's model.
-          answering: of questions.
-          keep: (parameters, step, score), called when they are better than any before.
-          best: the score of what is kept already; None if nothing is.
+          predictor: predictor of the run's model.
+          answering: settings for the answers of questions.
+          keep: called with (parameters, step, score) when the score is the best so far.
+          best: score of the parameters kept already; None if there are none.
         """
         self._task, self._data, self._predictor = task, data, predictor
         self._answering, self._keep = answering, keep
         self._best = -np.inf if best is None else best
 
     def __call__(self, state: TrainState) -> Mapping[str, float]:
-        """Scores by language and their mean, as metrics of the run."""
+        """Return scores by language and their mean, as metrics of the run."""
         metric = self._task.metrics[0]
         scores = {}
         for data in self._data:

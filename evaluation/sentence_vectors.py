@@ -1,4 +1,4 @@
-"""Sentences as vectors: the mean state of their text in a layer of an encoder."""
+"""Sentence vectors: the mean state of the text tokens in a layer of an encoder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +20,13 @@ def mean_states(
     num_layers: int,
     specials: Sequence[int],
 ) -> jax.Array:
-    """Mean state of each sentence's text tokens, without padding and specials.
+    """Compute the mean state of each sentence's text tokens, without padding and specials.
 
     Args:
       encoder, params: the model.
       tokens, segments, positions: [B, L] int32, as of `Encoder.encode`.
       num_layers: layer whose states are taken; 0 for the embeddings.
-      specials: ids that are no text.
+      specials: ids that are not text.
 
     Returns:
       [B, D] float32; zeros for a sentence without text.

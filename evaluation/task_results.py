@@ -13,13 +13,13 @@ Scores = dict[str, dict[str, float]]
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
-    """Writes predictions, one JSON object a line."""
+    """Write predictions, one JSON object per line."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
     artifacts.write_text(path, text)
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    """The scores of a run as Markdown, in percent, by language."""
+    """Format the scores of a run as a Markdown table, in percent, by language."""
     rows = []
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
