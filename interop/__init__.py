@@ -1,10 +1,10 @@
-"""Exchange with other people's tools.
+"""Import and export of models and tokenizers in the formats of other projects.
 
-What lives here: writing what this project made in the formats of other projects, checking that they
-read it as we do, and reading what they made: tokenizers and masked language models of Hugging
-Face's libraries, and such a model's vocabulary exchanged for another or cut down. A model that they
-have no format for is written in one of ours, which their tools for tensors read.
+In scope: tokenizers and masked language models of Hugging Face's libraries, written, read and
+checked for agreement with our own; and the replacement or pruning of such a model's vocabulary. A
+model without a counterpart in `transformers` is written in a safetensors format of our own.
 
-What does not: anything that a stage of the job needs, and run-time dependencies on those tools. The
-files are read and written from their formats alone; only the checks import the tools, when called.
+Out of scope: anything that training or evaluation needs, and run-time dependencies on those
+libraries. The files are read and written by their formats alone; only the checks import the
+libraries, when called.
 """

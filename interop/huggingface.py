@@ -1,24 +1,24 @@
-"""The tokenizer as a folder of Hugging Face's: the ids of SentencePiece, from a tokenizer.json.
+"""Export of the tokenizer for Hugging Face: a tokenizer.json with the ids of SentencePiece.
 
-The model part is a plain translation. The normaliser is not: `Precompiled`, made to read
-SentencePiece's character map, works grapheme by grapheme up to `tokenizers` 0.23, and there loses
-second accents and leaves Bengali, Tamil and Hangul apart where SentencePiece joins them
-(huggingface/tokenizers issues 2116 and 2334). So Unicode's NFKC joins characters here, held back
-by stops where SentencePiece would not (`_stops`), and `Precompiled` does the rest, one character
-at a time: spaces and controls.
+The model part is a direct translation. The normaliser is not: `Precompiled`, which reads
+SentencePiece's character map, works grapheme by grapheme up to `tokenizers` 0.23. It thus loses
+second accents and does not compose Bengali, Tamil and Hangul where SentencePiece does
+(huggingface/tokenizers issues 2116 and 2334). So Unicode's NFKC composes characters here, blocked
+by stop characters where SentencePiece would not compose (`_stops`), and `Precompiled` does the
+rest, one character at a time: spaces and controls.
 
-What still differs from SentencePiece, all pinned in tests/interop/huggingface_test.py:
+Remaining differences from SentencePiece, all pinned in tests/interop/huggingface_test.py:
 
-- The literal text of a special token, "<mask>" say, is that token, as everywhere in Hugging Face.
-  With `split_special_tokens=True` it is text, as in SentencePiece.
+- The literal text of a special token, such as "<mask>", is that token, as everywhere in Hugging
+  Face. With `split_special_tokens=True` it is text, as in SentencePiece.
 - Text that becomes such a literal by normalisation ("＜ｓ＞") stays text, but no piece and no
-  unknown reaches from its "<" or "</" to the letter.
-- Characters added since Unicode 13 that SentencePiece joins with a mark, or that turn into a
-  letter that it would join: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
-- Segmentations of equal or nearly equal score, "000" as "00" "0" or "0" "00": SentencePiece adds
-  scores up in 32 bits over the whole line and rounding decides; in the 64 bits of `tokenizers` the
-  sums are exact, and of two that are equal the longer last piece wins. Scores of few binary places
-  leave no difference.
+  unknown spans its "<" or "</" and the following letter.
+- Characters added since Unicode 13 that SentencePiece composes with a mark, or that map to a
+  letter that it would compose: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
+- Segmentations of equal or nearly equal score, "000" as "00" "0" or "0" "00": SentencePiece sums
+  scores in 32 bits over the whole line, so rounding decides; in the 64 bits of `tokenizers` the
+  sums are exact, and ties go to the longer last piece. Scores of few binary places leave no
+  difference.
 """
 
 import base64
@@ -40,12 +40,12 @@ from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _SPACE = "\u2581"
-# Two controls that SentencePiece deletes, as the character map does here in the end.
+# Two control characters that SentencePiece deletes; here the character map deletes them at the end.
 _STOP, _STAND_IN = "\x01", "\x02"
-# The one character that SentencePiece's map leaves alone although NFKC has a mapping.
+# The one character that SentencePiece's map preserves although NFKC has a mapping.
 _KEPT = "\uff5e"
 _SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Hangul
-_FINALS = frozenset(map(chr, range(0x11A8, 0x11C3)))  # consonants that end a syllable
+_FINALS = frozenset(map(chr, range(0x11A8, 0x11C3)))  # final consonants of syllables
 _BATCH = 1024
 
 
@@ -59,7 +59,7 @@ class Segmentation:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A text that the exported tokenizer reads otherwise than SentencePiece."""
+    """A text on which the exported tokenizer disagrees with SentencePiece."""
 
     text: str
     expected: Segmentation  # SentencePiece's
@@ -67,11 +67,11 @@ class Difference:
 
 
 def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
-    """Writes the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
+    """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
 
     Args:
-      model: a serialised SentencePiece model, as `vocap.merge.write_model` makes it.
-      folder: gets tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+      model: a serialised SentencePiece model, as written by `vocap.merge.write_model`.
+      folder: destination of tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Raises:
       ValueError: as `tokenizer_json`.
@@ -93,18 +93,18 @@ def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:
-    """A SentencePiece model in the format of Hugging Face's `tokenizers`.
+    """Convert a SentencePiece model to the format of Hugging Face's `tokenizers`.
 
     Args:
-      model: a serialised SentencePiece model, as `vocap.merge.write_model` makes it.
+      model: a serialised SentencePiece model, as written by `vocap.merge.write_model`.
 
     Returns:
-      The value of a tokenizer.json. Ids are the model's; `<s>` and `</s>` are put around a text,
-      and a pair is `<s> A </s> </s> B </s>` as in XLM-R.
+      The value of a tokenizer.json. Ids are the model's; a text is encoded as `<s> A </s>`, a pair
+      as `<s> A </s> </s> B </s>`, as in XLM-R.
 
     Raises:
-      ValueError: the bytes are no model, or the model is of a kind that build_vocab.py does not
-        make.
+      ValueError: the bytes are not a model, or the model is of a kind that build_vocab.py does not
+        write.
     """
     proto = _parse(model)
     added = [
@@ -145,12 +145,12 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
 def compare(
     model: bytes, tokenizer: pathlib.Path | Mapping[str, Any], texts: Iterable[str]
 ) -> list[Difference]:
-    """The texts that an exported tokenizer reads otherwise than SentencePiece.
+    """Find texts on which an exported tokenizer disagrees with SentencePiece.
 
     Args:
       model: the serialised SentencePiece model.
       tokenizer: an exported folder, or the value of its tokenizer.json.
-      texts: what to read, one line each.
+      texts: the texts to compare on, one line each.
 
     Returns:
       One entry for every text whose ids differ, in the order of `texts`.
@@ -187,7 +187,7 @@ def compare(
 
 
 def _parse(model: bytes) -> model_pb2.ModelProto:
-    """The model's proto, once it is known to be of the kind that `write_model` makes."""
+    """Parse a model and check that it is of the kind that `write_model` writes."""
     proto = vocabulary.parse(model)
     kinds = model_pb2.ModelProto.SentencePiece
     specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
@@ -213,7 +213,7 @@ def _parse(model: bytes) -> model_pb2.ModelProto:
 
 
 def _template() -> dict[str, Any]:
-    """What is put around a text and around a pair."""
+    """Return the post-processor, which adds special tokens to a text and to a pair."""
     bos, eos = SPECIALS[BOS_ID], SPECIALS[EOS_ID]
 
     def part(name: str) -> dict[str, Any]:
@@ -232,9 +232,9 @@ def _template() -> dict[str, Any]:
 
 
 def _literals_apart() -> dict[str, Any]:
-    """Splits the text of a special token behind its "<" or "</".
+    """Return a pre-tokenizer that splits the text of a special token after its "<" or "</".
 
-    The vocabulary of `tokenizers` must hold the special tokens, and its lattice then finds them in
+    The vocabulary of `tokenizers` must hold the special tokens, so its lattice would match them in
     normalised text; SentencePiece never matches a control piece.
     """
     rest = "|".join(token.lstrip("</") for token in SPECIALS)
@@ -247,9 +247,9 @@ def _literals_apart() -> dict[str, Any]:
 
 
 def _normalizer(charsmap: bytes) -> dict[str, Any]:
-    """SentencePiece's nmt_nfkc with a dummy prefix, without extra and with escaped white space."""
+    """Return SentencePiece's nmt_nfkc, with dummy prefix, collapsed and escaped white space."""
     steps = [
-        _replace({"String": _STAND_IN}, _STOP),  # so that it can stand for the kept character
+        _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
         _replace({"String": _KEPT}, _STAND_IN),
         _replace({"Regex": _stops(read_charsmap(charsmap))}, _STOP),
         {"type": "NFKC"},
@@ -270,17 +270,17 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def read_charsmap(charsmap: bytes) -> dict[str, str]:
-    """The replacement rules of a compiled character map.
+    """Decode the replacement rules of a compiled character map.
 
     The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
-    double array of uint32, and the replacements, each ended by a zero byte.
+    double array of uint32, and the zero-terminated replacements.
     """
     size = int.from_bytes(charsmap[:4], "little")
     units, replacements = np.frombuffer(charsmap[4 : 4 + size], "<u4"), charsmap[4 + size :]
     # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
     labels = np.where(units >> 31, 0, units & 0xFF)
     offsets = ((units >> 10) << ((units & 0x200) >> 6)).tolist()
-    # The child of a node by label c lies at its offset xor c, so a cell knows its parent's.
+    # The child of a node by label c is at the node's offset xor c, so a cell yields its parent's.
     children = defaultdict(list)
     for cell in np.flatnonzero(labels).tolist():
         children[cell ^ int(labels[cell])].append(cell)
@@ -299,22 +299,22 @@ def read_charsmap(charsmap: bytes) -> dict[str, str]:
 
 
 def _stops(rules: Mapping[str, str]) -> str:
-    r"""A pattern for the places where NFKC might join or reorder and SentencePiece does not.
+    r"""Return a pattern of positions where NFKC might compose or reorder, but not SentencePiece.
 
-    SentencePiece goes from left to right and replaces the longest key of `rules`. NFKC gives the
-    same replacement for a key, but also sorts the marks behind a letter and joins across them.
-    The pattern matches, without a character, before each mark that does not continue a key.
+    SentencePiece scans from left to right and replaces the longest key of `rules`. NFKC gives the
+    same replacement for a key, but also sorts the marks after a letter and composes across them.
+    The pattern has an empty match before each mark that does not continue a key.
 
     Returns:
-      A regular expression of Oniguruma. It never matches at the beginning of a text, where
-      `tokenizers` would confuse its offsets.
+      A regular expression for Oniguruma. It never matches at the beginning of a text, where
+      `tokenizers` would compute wrong offsets.
     """
     single = {key: value for key, value in rules.items() if len(key) == 1}
     before = _beginnings(rules)
     for character, value in single.items():
-        if value[:1] in before:  # NFKC would join what it turns into
+        if value[:1] in before:  # NFKC would compose its replacement
             before.setdefault(character, {})
-    joining = defaultdict(set)  # lookbehinds that forbid the stop, and what they hold for
+    joining = defaultdict(set)  # lookbehinds that exclude a stop -> their characters
     for character, beginnings in before.items():
         lookbehinds = (
             f"(?<!{_any_of(firsts)}{''.join(map(_escape, middle))})"
@@ -325,10 +325,10 @@ def _stops(rules: Mapping[str, str]) -> str:
     branches = "|".join(
         f"(?={_any_of(characters)}){lookbehinds}" for lookbehinds, characters in joining.items()
     )
-    # Other marks join nothing, but NFKC sorts them, and `Precompiled` takes a mark for part of
-    # the character before it if it replaces that one.
+    # Other marks do not compose, but NFKC sorts them, and if `Precompiled` replaces a character it
+    # treats a following mark as part of it.
     other = rf"(?<=[\p{{M}}{_any_of(single)}])(?=\p{{M}})(?!{any_joining})"
-    # In Hangul both join letters from left to right, but NFKC also a syllable and a final.
+    # In Hangul both compose letters from left to right, but NFKC also a syllable with a final.
     syllables = _SYLLABLES.union(key for key, value in single.items() if value[-1:] in _SYLLABLES)
     finals = _FINALS.union(key for key, value in single.items() if value[:1] in _FINALS)
     hangul = f"(?<={_any_of(syllables)})(?={_any_of(finals)})"
@@ -336,7 +336,7 @@ def _stops(rules: Mapping[str, str]) -> str:
 
 
 def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:
-    """What may stand before a character that continues a key, keys of Hangul left out.
+    """Collect the contexts of the characters that continue a key, without keys of Hangul.
 
     Returns:
       For each such character y and string m the characters x such that a key begins with x m y.
@@ -350,7 +350,7 @@ def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:
 
 
 def _any_of(characters: Iterable[str]) -> str:
-    """A character class, neighbours written as ranges."""
+    """Return a regular-expression character class, with ranges of adjacent characters."""
     codes = sorted(map(ord, characters))
     ranges = []
     for _, group in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]):

@@ -1,8 +1,8 @@
-"""Folders of models, with config.json, safetensors and a tokenizer, in one of two forms.
+"""Model folders, with config.json, safetensors and a tokenizer, in one of two formats.
 
-An encoder that XLM-R's class of `transformers` computes is kept as that (`interop.xlm_roberta`),
-any other in a form of our own (`interop.vocap_encoder`); `model_type` in config.json tells them
-apart. Nothing is unpickled, and neither torch nor transformers is needed.
+An encoder that is an XLM-R of `transformers` is stored as one (`interop.xlm_roberta`), any other in
+a format of our own (`interop.vocap_encoder`); `model_type` in config.json distinguishes them.
+Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from interop.weights import WEIGHTS
 
 _CONFIG = "config.json"
 
-# What a run must share with the model that it starts from, and besides by the model's positions.
+# Settings that a run must share with its initial model, and further ones by `position`.
 _ARCHITECTURE = (
     "embedding_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_length",
     "norm_position", "position",
@@ -38,14 +38,14 @@ _OF_POSITION = {
 
 
 class _Form(Protocol):
-    """A module that knows one form.
+    """Interface of the modules of the two formats.
 
-    Sizes are by the names of `EncoderSettings`, arrays by those of `interop.parameters`, and
-    `config` is the value of config.json.
+    Sizes are named as in `EncoderSettings`, arrays as in `interop.parameters`, and `config` is the
+    value of config.json.
     """
 
     MODEL_TYPE: str
-    METADATA: Mapping[str, str]  # of the file of tensors
+    METADATA: Mapping[str, str]  # of the safetensors file
 
     def config(self, sizes: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -64,19 +64,19 @@ _FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (xlm_roberta, voca
 
 
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a folder of `write_model`, or of `XLMRobertaForMaskedLM.save_pretrained`.
+    """Read a folder of `write_model`, or of `XLMRobertaForMaskedLM.save_pretrained`.
 
     Args:
       folder: with config.json, and model.safetensors or its shards and their index; float32,
         float16 or bfloat16.
 
     Returns:
-      The sizes by the names of `EncoderSettings`, those that say how to compute left out, and the
+      The sizes, named as in `EncoderSettings`, without the settings of how to compute, and the
       parameters of `Encoder`, nested dicts of float32 arrays.
 
     Raises:
-      ValueError: a file is missing or damaged, a setting is none of the form's, or a tensor is
-        missing, unknown, or of another shape.
+      ValueError: a file is missing or damaged, a setting is not supported by the format, or a
+        tensor is missing, unknown, or of a different shape.
     """
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
@@ -84,7 +84,10 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def why_not_transformers(sizes: Mapping[str, Any]) -> str:
-    """Why `transformers` cannot load a model, a sentence without its end; "" if it can."""
+    """Return the reason that `transformers` cannot load a model, or "" if it can.
+
+    The reason is a sentence without its full stop.
+    """
     found = xlm_roberta.differences(sizes)
     return found and (
         "transformers cannot load this model: its only class that models are exported to is XLM-R, "
@@ -93,7 +96,7 @@ def why_not_transformers(sizes: Mapping[str, Any]) -> str:
 
 
 def check_writable(folder: pathlib.Path) -> None:
-    """Raises ValueError if `write_model` would, for the folder."""
+    """Raise ValueError if `write_model` would reject the folder."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; remove it, or choose another folder to write")
 
@@ -101,21 +104,21 @@ def check_writable(folder: pathlib.Path) -> None:
 def write_model(
     folder: pathlib.Path, params: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: bytes
 ) -> None:
-    """Writes a folder, whole or not at all.
+    """Write a model folder atomically.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`.
 
     Args:
-      folder: to be written; absent or empty.
+      folder: the destination; absent or empty.
       params: the parameters of `Encoder`, nested dicts of arrays. Rows of the table and of the
         bias beyond the tokenizer's pieces are padding and left out.
-      sizes: of the model, by the names of `EncoderSettings`; more keys do no harm.
-      tokenizer: the serialised SentencePiece model, as `vocap.merge.write_model` makes it. It is
-        kept beside the files for `transformers`.
+      sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
+      tokenizer: the serialised SentencePiece model, as written by `vocap.merge.write_model`. It is
+        stored beside the files for `transformers`.
 
     Raises:
-      ValueError: the folder is not empty, the tokenizer cannot be exported, or a parameter does
-        not have the shape that follows from the sizes.
+      ValueError: the folder is not empty, the tokenizer cannot be exported, or the shape of a
+        parameter does not match the sizes.
     """
     check_writable(folder)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
@@ -130,10 +133,10 @@ def write_model(
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
-    """The SentencePiece model of a folder of `write_model`.
+    """Read the SentencePiece model of a folder of `write_model`.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the folder has no SentencePiece model.
     """
     try:
         return (folder / TOKENIZER).read_bytes()
@@ -145,12 +148,12 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
 
 
 def table_of(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The embedding table [V, E] of parameters, and the output bias [V]."""
+    """Return the embedding table [V, E] of parameters, and the output bias [V]."""
     return params["embeddings"]["table"], params["head"]["bias"]
 
 
 def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
-    """The parameters with another table [V, E] and output bias [V]."""
+    """Return the parameters with the table [V, E] and the output bias [V] replaced."""
     return {
         **params,
         "embeddings": {**params["embeddings"], "table": table},
@@ -159,7 +162,7 @@ def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
-    """Raises ValueError if a run cannot start from a folder; reads all but the weights.
+    """Raise ValueError if a run cannot start from a folder; read all but the weights.
 
     Args:
       folder, settings, tokenizer: as of `initial_params`.
@@ -184,20 +187,20 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
 def initial_params(
     folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes
 ) -> dict[str, Any]:
-    """The parameters that a run starts from.
+    """Read the initial parameters of a run from a folder.
 
     Args:
-      folder: as `write_model` or tools.import_model made it.
-      settings: of the run's encoder, by the names of `EncoderSettings`; its `vocab_size` is the
-        number of rows of the table, padding included.
-      tokenizer: the SentencePiece model that the run's rows were made with.
+      folder: a folder written by `write_model` or tools.import_model.
+      settings: settings of the run's encoder, named as in `EncoderSettings`; its `vocab_size` is
+        the number of table rows, padding included.
+      tokenizer: the SentencePiece model of the run's packed dataset.
 
     Returns:
       The parameters of `Encoder`, nested dicts of float32 arrays. Padding is zero.
 
     Raises:
-      ValueError: as `read_model`; the folder's model has other settings than the run's, or another
-        vocabulary.
+      ValueError: as `read_model`; the settings or the vocabulary of the folder's model differ from
+        those of the run.
     """
     check_initial(folder, settings, tokenizer)
     _, params = read_model(folder)
@@ -207,7 +210,7 @@ def initial_params(
 
 
 def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
-    """The form of a folder, and the value of its config.json."""
+    """Return the format of a folder, and the value of its config.json."""
     path = folder / _CONFIG
     try:
         config = artifacts.read_json(path)
@@ -219,7 +222,7 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error}); copy or download it again") from None
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    if model_type not in tuple(_FORMS):  # a list is no key
+    if model_type not in tuple(_FORMS):  # a list is not hashable
         raise ValueError(
             f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
             "masked language models of XLM-R's architecture, and those that tools.export_model "
@@ -230,7 +233,7 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a folder beside `folder`, absent or empty, renamed to it when the block ends well."""
+    """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
     folder = folder.absolute()
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     aside.mkdir(parents=True)

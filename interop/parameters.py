@@ -1,7 +1,7 @@
-"""The parameters of `models.encoder.Encoder` by name.
+"""Parameters of `models.encoder.Encoder` by name.
 
-A name is the path of a parameter joined by dots, such as layers.mlp.wide.kernel. Kernels are
-[in, out]; what begins with layers has an axis of layers in front.
+A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernels are [in, out];
+parameters whose name begins with "layers" have a leading axis of layers.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ import numpy as np
 
 _Shapes = dict[str, tuple[int, ...]]
 
-# Whose first axis is the vocabulary, which may be padded.
+# Parameters whose first axis is the vocabulary, which may be padded.
 _BY_PIECE = ("embeddings.table", "head.bias")
 
 
 def shapes(sizes: Mapping[str, Any]) -> _Shapes:
-    """Names and shapes of all parameters, for sizes by the names of `EncoderSettings`."""
+    """Return names and shapes of all parameters, for sizes named as in `EncoderSettings`."""
     width, embedding_size, position = (
         sizes[key] for key in ("hidden_size", "embedding_size", "position")
     )
@@ -69,15 +69,15 @@ def _norm(name: str, width: int) -> _Shapes:
 
 
 def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Parameters as float32 arrays by name.
+    """Flatten parameters to float32 arrays by name.
 
     Args:
       params: nested dicts of arrays.
-      sizes: by the names of `EncoderSettings`; rows of the table and of the output bias beyond
+      sizes: named as in `EncoderSettings`; rows of the table and of the output bias beyond
         `vocab_size` are padding and left out.
 
     Raises:
-      ValueError: a parameter does not have the shape that follows from the sizes.
+      ValueError: the shape of a parameter does not match the sizes.
     """
     found = {}
     for name, shape in shapes(sizes).items():
@@ -96,7 +96,7 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays by name as nested dicts."""
+    """Convert arrays by name to nested dicts."""
     params: dict[str, Any] = {}
     for name, array in arrays.items():
         *path, last = name.split(".")

@@ -1,4 +1,4 @@
-"""Parameters in one safetensors file, with notes: an encoder and the head of a task."""
+"""Parameters with metadata in one safetensors file: an encoder and the head of a task."""
 
 import json
 import pathlib
@@ -15,16 +15,16 @@ _NOTES = "notes"
 
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """Writes nested dicts of arrays, and JSON-able notes on them, whole or not at all."""
+    """Write nested dicts of arrays with JSON-serialisable metadata (`notes`), atomically."""
     with artifacts.atomic_path(path) as aside:
         save_file(dict(_flat(params)), aside, metadata={_NOTES: json.dumps(dict(notes))})
 
 
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads what `write_params` has written: parameters and notes.
+    """Read the parameters and the metadata of a file of `write_params`.
 
     Raises:
-      ValueError: there is no such file, or it is damaged or of another origin.
+      ValueError: the file is missing or damaged, or was not written by `write_params`.
     """
     try:
         with safetensors.safe_open(path, framework="np") as file:

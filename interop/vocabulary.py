@@ -1,8 +1,8 @@
-"""The vocabulary under a model's weights: exchanged for another, or cut to what some texts use.
+"""Replacement of a model's vocabulary by another, and pruning to the pieces that texts use.
 
-A vocabulary is known by its pieces in the order of their ids. To exchange it is to make a row of
-the embedding table, and an entry of the output bias, for every piece of the new one; the rest of
-the model stays.
+A vocabulary is defined by its pieces in the order of their ids. Replacing it means computing a row
+of the embedding table, and an entry of the output bias, for every piece of the new one; the rest of
+the model is unchanged.
 """
 
 import dataclasses
@@ -17,22 +17,22 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap.merge import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
 
-TOKENIZER = "spm.model"  # beside a model's weights, the SentencePiece model of its ids
+TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = "tokenizer.json", "sentencepiece.bpe.model"
 _KINDS = model_pb2.ModelProto.SentencePiece
-# What fairseq puts in front of and behind the pieces of a SentencePiece model, of which it leaves
-# out the first three.
+# The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
+# both ends.
 _FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
 _BATCH = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The pieces of a model by id, the five special tokens among them.
+    """Pieces of a model by id, including the five special tokens.
 
     Attributes:
       pieces: [V] strings.
-      scores: [V] float64 unigram scores; -inf for what no text is cut into.
+      scores: [V] float64 unigram scores; -inf for pieces that no segmentation uses.
     """
 
     pieces: tuple[str, ...]
@@ -51,14 +51,14 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Swapped:
-    """Rows for a new vocabulary, and how many came from where.
+    """Embeddings and biases of a new vocabulary, and the number of pieces by provenance.
 
     Attributes:
       table: [V', D] float32.
       bias: [V'] float32.
-      copied: pieces of both vocabularies, special tokens included.
-      segmented: pieces that are the mean of their old parts.
-      unknown: pieces of which the old vocabulary knows no part, which are the mean of all pieces.
+      copied: number of pieces of both vocabularies, special tokens included.
+      segmented: number of pieces with the mean of their segmentation into old pieces.
+      unknown: number of pieces without any known part, with the mean of all old pieces.
     """
 
     table: np.ndarray
@@ -69,14 +69,14 @@ class Swapped:
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
-    """The vocabulary of a model's folder, ids as the model's.
+    """Read the vocabulary of a model's folder, with the model's ids.
 
     Args:
       folder: with spm.model, as this project writes it, with a tokenizer.json of the Unigram kind,
-        or with sentencepiece.bpe.model, as fairseq numbers its pieces; the first of these counts.
+        or with sentencepiece.bpe.model, with fairseq's ids; the first of these is used.
 
     Raises:
-      ValueError: there is none of them, or it cannot be read.
+      ValueError: none of these files exists, or the file cannot be read.
     """
     for name, read in ((TOKENIZER, vocabulary), (_JSON, _of_json), (_FAIRSEQ, _of_fairseq)):
         path = folder / name
@@ -92,7 +92,7 @@ def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
 
 
 def vocabulary(model: bytes) -> Vocabulary:
-    """The vocabulary of a SentencePiece model, ids as the model's."""
+    """Return the vocabulary of a SentencePiece model, with the model's ids."""
     proto = parse(model)
     matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
     return _vocabulary(
@@ -102,15 +102,15 @@ def vocabulary(model: bytes) -> Vocabulary:
 
 
 def sentencepiece_model(folder: pathlib.Path) -> bytes:
-    """A model's own vocabulary as a SentencePiece model of this project's kind.
+    """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
-    Pieces, scores and normaliser stay; the ids are new, `SPECIALS` first.
+    Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first.
 
     Args:
       folder: with spm.model or sentencepiece.bpe.model.
 
     Raises:
-      ValueError: there is neither, or it cannot be read.
+      ValueError: neither file exists, or the file cannot be read.
     """
     if (folder / TOKENIZER).exists():
         return (folder / TOKENIZER).read_bytes()
@@ -135,16 +135,16 @@ def sentencepiece_model(folder: pathlib.Path) -> bytes:
 
 
 def swap(old: Vocabulary, new: Vocabulary, table: np.ndarray, bias: np.ndarray) -> Swapped:
-    """Rows of a new vocabulary, made from those of the old one.
+    """Initialise the embeddings of a new vocabulary from those of the old one.
 
-    A piece of both keeps its row and bias, a special token likewise. Another gets the mean of the
-    rows, and of the biases, of its best segmentation under the old scores; parts that the old
-    vocabulary does not know are left out.
+    Pieces of both vocabularies and special tokens keep their embedding and bias. Other pieces get
+    the mean embedding, and the mean bias, of their best segmentation under the old scores; parts
+    unknown to the old vocabulary are left out.
 
     Args:
-      old: what `table` has rows for.
-      new: what rows are wanted for.
-      table: [>= V, D] embeddings; rows beyond the old vocabulary are not read.
+      old: the vocabulary of `table`.
+      new: the new vocabulary.
+      table: [>= V, D] embeddings; table rows beyond the old vocabulary are not read.
       bias: [>= V] output bias.
 
     Raises:
@@ -155,7 +155,7 @@ def swap(old: Vocabulary, new: Vocabulary, table: np.ndarray, bias: np.ndarray) 
             f"the vocabulary has {len(old.pieces)} pieces, but the model {len(table)} embeddings "
             f"and {len(bias)} biases; the tokenizer is not this model's"
         )
-    # One array, so that rows and biases cannot go different ways.
+    # One array, so that embeddings and biases are always treated alike.
     rows = np.concatenate([table, bias[:, None]], axis=1, dtype=np.float32)[: len(old.pieces)]
     old_ids = {piece: i for i, piece in enumerate(old.pieces)}
     sources = np.array([old_ids.get(piece, -1) for piece in new.pieces], np.int64)
@@ -182,20 +182,20 @@ def swap(old: Vocabulary, new: Vocabulary, table: np.ndarray, bias: np.ndarray) 
 
 
 def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
-    """The part of a vocabulary that some texts use, under which they are cut as before.
+    """Prune a vocabulary to the pieces that some texts use; their segmentations do not change.
 
-    Kept are the special tokens, the pieces of the texts' segmentations, all their characters that
-    are pieces, and the piece of the lowest score.
+    The special tokens, the pieces of the texts' segmentations, all their characters that are
+    pieces, and the piece of the lowest score are kept.
 
     Args:
-      model: a SentencePiece model as `vocap.merge.write_model` makes it.
-      texts: what is to be read in future, or like it.
+      model: a SentencePiece model as written by `vocap.merge.write_model`.
+      texts: text that is representative of the model's future input.
 
     Returns:
       The smaller model, and the old ids [V'] int64 of its pieces, ascending.
 
     Raises:
-      ValueError: there is no text, or the model is none.
+      ValueError: there is no text, or `model` is not a SentencePiece model.
     """
     proto = parse(model)
     processor = spm.SentencePieceProcessor(model_proto=model)
@@ -205,13 +205,13 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
             used[ids] = True
     if not used.any():
         raise ValueError("the texts are empty; give text in the languages that are to stay")
-    # A character of an unknown is no piece, so these are all the characters that matter.
+    # The characters of an unknown are not pieces, so these are all the relevant characters.
     characters = set().union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
     used |= np.array([piece.piece in characters for piece in proto.pieces])
-    # SentencePiece scores an unknown character by the lowest score there is. Were that to change,
-    # so might the choice between a piece and an unknown.
+    # SentencePiece scores an unknown character by the lowest score of the vocabulary. If that score
+    # changed, so might the choice between a piece and an unknown.
     scores = np.array([piece.score for piece in proto.pieces])
     used[np.argmin(np.where(types == _KINDS.NORMAL, scores, np.inf))] = True
 
@@ -226,17 +226,17 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
 
 
 def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yields the texts in lists of `size`, the last one of what is left."""
+    """Yield the texts in lists of `size`; the last one may be shorter."""
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
 
 
 def parse(model: bytes) -> model_pb2.ModelProto:
-    """The proto of a serialised SentencePiece model.
+    """Parse the proto of a serialised SentencePiece model.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the bytes are not a SentencePiece model.
     """
     try:
         spm.SentencePieceProcessor(model_proto=model)
@@ -246,10 +246,10 @@ def parse(model: bytes) -> model_pb2.ModelProto:
 
 
 def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
-    """A model of fairseq's, less the special tokens that it begins with.
+    """Parse a model of fairseq, without the special tokens at its beginning.
 
     Raises:
-      ValueError: it begins with others.
+      ValueError: the model begins with other pieces.
     """
     proto = parse(model)
     first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
@@ -263,7 +263,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
 
 
 def _of_fairseq(model: bytes) -> Vocabulary:
-    """The vocabulary of a SentencePiece model with fairseq's ids."""
+    """Return the vocabulary of a SentencePiece model with fairseq's ids."""
     normal = _parse_fairseq(model).pieces
     return _vocabulary(
         [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal), SPECIALS[MASK_ID]],
@@ -272,7 +272,7 @@ def _of_fairseq(model: bytes) -> Vocabulary:
 
 
 def _of_json(text: bytes) -> Vocabulary:
-    """The vocabulary of a tokenizer.json: the Unigram model's, then tokens added to it."""
+    """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -292,23 +292,23 @@ def _of_json(text: bytes) -> Vocabulary:
                 f"the added token {piece!r} has id {number}, which is another piece's or leaves a "
                 "gap; write the tokenizer again with save_pretrained"
             )
-        scores[number] = -np.inf  # it is found in a text before that is cut by scores
+        scores[number] = -np.inf  # matched in the text before the unigram segmentation
     return _vocabulary(pieces, scores)
 
 
 def _vocabulary(pieces: list[str], scores: list[float]) -> Vocabulary:
-    """The vocabulary, special tokens without the scores that some formats give them."""
+    """Build a vocabulary; special tokens lose the scores that some formats give them."""
     is_special = np.array([piece in SPECIALS for piece in pieces], bool)
     return Vocabulary(tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64)))
 
 
 def _segmenter(old: Vocabulary) -> spm.SentencePieceProcessor:
-    """Cuts pieces, as they are, into the pieces of `old`; ids are those of `old`."""
+    """Build a processor without normalisation over the pieces of `old`, with its ids."""
     proto = model_pb2.ModelProto()
     for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
         if np.isfinite(score):
             proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
-        else:  # never found in a text
+        else:  # never matched in a text
             kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
             proto.pieces.add(piece=piece, type=kind)
     spec = proto.normalizer_spec

@@ -1,8 +1,8 @@
-"""Our own form of a model's folder, for encoders that `transformers` has no class for.
+"""Our own format of a model folder, for encoders without a class in `transformers`.
 
-config.json holds the settings by the names of `models.encoder.EncoderSettings`, all but those that
-say how to compute (`dtype`, `attention`, `remat`, `unroll`). A tensor is a parameter, by the name
-and in the shape that `interop.parameters` gives it.
+config.json holds the settings, named as in `models.encoder.EncoderSettings`, all but those of how
+to compute (`dtype`, `attention`, `remat`, `unroll`). Each tensor is a parameter with its name and
+shape in `interop.parameters`.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ METADATA: Mapping[str, str] = {}
 _VERSION = 1
 _EXPORT_AGAIN = "write the folder again with tools.export_model"
 
-# Keys of config.json besides model_type and format_version, with the least value or the choices.
+# Keys of config.json besides model_type and format_version, with the minimum or the choices.
 _COUNTS = {
     "vocab_size": 1, "embedding_size": 1, "hidden_size": 1, "num_layers": 0, "num_heads": 1,
     "mlp_size": 1, "max_length": 1, "distance_buckets": 1, "max_distance": 1,
@@ -34,22 +34,22 @@ _SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
 
 
 def config(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of config.json."""
+    """Return the value of config.json."""
     settings = {key: sizes[key] for key in _SETTINGS}
     return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings}
 
 
 def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All tensors of the file, for parameters by name."""
+    """Return all tensors of the file, for parameters by name."""
     del sizes
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
 def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """The settings of config.json.
+    """Read the settings of config.json.
 
     Raises:
-      ValueError: it is of another version, or a setting is missing or none that there can be.
+      ValueError: the version is not supported, or a setting is missing or invalid.
     """
     if (version := config.get("format_version")) != _VERSION:
         raise ValueError(
@@ -75,14 +75,14 @@ def _refuse(path: pathlib.Path, config: Mapping[str, Any], key: str, wanted: str
 
 
 def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The parameters by name, float32.
+    """Read the parameters by name, float32.
 
     Args:
       folder: with model.safetensors.
-      config: the value of config.json, which `read_sizes` has passed.
+      config: the value of config.json, validated by `read_sizes`.
 
     Raises:
-      ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of another
+      ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of a different
         shape.
     """
     shapes = parameters.shapes(config)

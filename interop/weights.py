@@ -1,4 +1,4 @@
-"""Reading a folder of safetensors, in one file or several. Nothing is ever unpickled."""
+"""Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 
 class Weights:
-    """The tensors of a folder by name."""
+    """Tensors of a folder by name."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Weights:
         remedy: str,
         tied: Mapping[str, str],
     ):
-        """See `open`; `files` are open ones."""
+        """Initialise from opened `files`; see `open`."""
         self._folder, self._remedy, self._tied = folder, remedy, tied
         self._files = {name: (path, file) for path, file in files.items() for name in file.keys()}  # noqa: SIM118
 
@@ -37,12 +37,12 @@ class Weights:
     def open(
         cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
     ) -> Iterator["Weights"]:
-        """Opens model.safetensors, or the shards that its index lists.
+        """Open model.safetensors, or the shards that its index lists.
 
         Args:
-          folder: where they are.
-          remedy: how to make such a folder anew, for messages.
-          tied: tensor -> another name of the same, which files may hold as well, or instead.
+          folder: folder of the files.
+          remedy: instruction for writing such a folder again, for error messages.
+          tied: tensor -> alias of the same tensor, which files may hold in addition or instead.
 
         Raises:
           ValueError: a file is missing or damaged.
@@ -64,7 +64,7 @@ class Weights:
             yield cls(folder, files, remedy, tied)
 
     def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
-        """Raises ValueError unless all of `wanted` are there and nothing else but `unused`."""
+        """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""
         found = set(self._files)
         missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
         unknown = found - {*wanted, *unused, *self._tied.values()}
@@ -77,10 +77,11 @@ class Weights:
                 )
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A tensor as float32.
+        """Read a tensor as float32.
 
         Raises:
-          ValueError: it has another shape, no floats, or differs from the one that it is tied to.
+          ValueError: the tensor has another shape, is not floating point, or differs from the one
+            that it is tied to.
         """
         tied = self._tied.get(name, name)
         if name not in self._files:

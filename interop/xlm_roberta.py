@@ -1,11 +1,11 @@
-"""XLM-R's form of a model's folder, as `transformers` keeps it.
+"""XLM-R's format of a model folder, as in `transformers`.
 
-The two differ in form only:
+Theirs and our parameters differ in layout only:
 
-- Theirs has kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
-- Theirs counts positions from pad_token_id + 1, and no text reads the rows before; ours from 0.
-- Theirs adds the embedding of the one token type everywhere. Here the positions take it in, and
-  zeros are written in its place.
+- Theirs have kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
+- Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
+- Theirs add the embedding of the single token type everywhere. Here it is added to the position
+  embeddings on reading, and zeros are written in its place.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ from interop.weights import Weights
 from vocap.merge import BOS_ID, EOS_ID, PAD_ID
 
 MODEL_TYPE = "xlm-roberta"
-METADATA = {"format": "pt"}  # transformers wants to be told that tensors are laid out as PyTorch's
+METADATA = {"format": "pt"}  # transformers requires this declaration of PyTorch's tensor layout
 
 _SAVE_AGAIN = "load it as XLMRobertaForMaskedLM in float32 and write it with save_pretrained"
 
@@ -29,12 +29,12 @@ _POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
 _TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
 _BIAS = "lm_head.bias"
 _TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
-# Nothing of the masked language model: the classifier of another task, and a constant.
+# Tensors that the masked language model does not use: the pooler of classifiers, and a constant.
 _UNUSED = (
     "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
 )  # fmt: skip
 
-# Keys of config.json that must have one value, and what transformers takes where they are absent.
+# Keys of config.json with their only supported value, and the default of transformers.
 _FIXED = {
     "model_type": (MODEL_TYPE, None),
     "hidden_act": ("gelu", "gelu"),
@@ -58,7 +58,7 @@ _RATES = {
 }
 
 _LAYER = "roberta.encoder.layer.{}."
-# Modules of ours and of theirs, with {} for the number of a layer.
+# Our modules and theirs, with {} for the number of a layer.
 _MODULES = {
     "embeddings.norm": _EMBEDDINGS + "LayerNorm",
     "layers.attention.query": _LAYER + "attention.self.query",
@@ -77,7 +77,7 @@ _TENSORS = {"embeddings.table": _TABLE, "head.bias": _BIAS}
 
 
 class _Parameter(NamedTuple):
-    """A parameter of ours, and the tensors that it is there."""
+    """One of our parameters, and its tensors in `transformers`."""
 
     ours: str
     theirs: str  # with {} for the number of a layer
@@ -89,7 +89,7 @@ class _Parameter(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The tensors, one for each layer if it has layers."""
+        """Names of the tensors, one for each layer if the parameter has layers."""
         return [self.theirs.format(i) for i in range(self.shape[0] if self.is_layered else 1)]
 
     @property
@@ -98,7 +98,7 @@ class _Parameter(NamedTuple):
         return shape[::-1] if self._is_kernel else shape
 
     def turned(self, array: np.ndarray) -> np.ndarray:
-        """From their order of axes to ours, and back."""
+        """Convert between their order of axes and ours, in either direction."""
         return array.T if self._is_kernel else array
 
     @property
@@ -107,7 +107,7 @@ class _Parameter(NamedTuple):
 
 
 def differences(sizes: Mapping[str, Any]) -> str:
-    """What of a model XLM-R's class does not compute, by its keys; "" for nothing."""
+    """Describe the settings of a model that XLM-R's class does not support; "" for none."""
     found = [
         f"model.{key} is {sizes[key]!r}, there {theirs!r}"
         for key, theirs in (("position", "learned"), ("norm_position", "post"))
@@ -122,14 +122,14 @@ def differences(sizes: Mapping[str, Any]) -> str:
 
 
 def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The parameters by name, float32.
+    """Read the parameters by name, float32.
 
     Args:
       folder: with model.safetensors, or its shards and their index.
-      config: the value of config.json, which `read_sizes` has passed.
+      config: the value of config.json, validated by `read_sizes`.
 
     Raises:
-      ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of another
+      ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a different
         shape.
     """
     sizes, first = _sizes(config), config["pad_token_id"] + 1
@@ -140,13 +140,13 @@ def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np
         arrays = {parameter.ours: _read_parameter(weights, parameter) for parameter in found}
         positions = weights.read(_POSITIONS, (first + sizes["max_length"], width))[first:]
         token_type = weights.read(_TOKEN_TYPE, (1, width))
-    # Adding zeros would turn -0 into 0, and what was written is to come back bit by bit.
+    # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
     arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
     return arrays
 
 
 def _parameters(sizes: Mapping[str, Any]) -> list[_Parameter]:
-    """All parameters but the positions, which take in the token type."""
+    """Return all parameters except the positions, which include the token type."""
     found = []
     for ours, shape in parameters.shapes(sizes).items():
         if ours != "embeddings.positions":
@@ -162,7 +162,7 @@ def _read_parameter(weights: Weights, parameter: _Parameter) -> np.ndarray:
 
     if not parameter.is_layered:
         return np.ascontiguousarray(read(*parameter.names))
-    # Filled layer by layer: a list of them, and then the stack, would be two copies of the model.
+    # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
     stack = np.empty(parameter.shape, np.float32)
     for layer, name in zip(stack, parameter.names, strict=True):
         layer[...] = read(name)
@@ -170,7 +170,7 @@ def _read_parameter(weights: Weights, parameter: _Parameter) -> np.ndarray:
 
 
 def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All tensors of the file, for parameters by name."""
+    """Return all tensors of the file, for parameters by name."""
     found = {}
     for parameter in _parameters(sizes):
         array = arrays[parameter.ours]
@@ -183,7 +183,7 @@ def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[
 
 
 def config(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of config.json; ids are those of every tokenizer that can be exported."""
+    """Return the value of config.json; the special ids are those of all exported tokenizers."""
     return {
         "architectures": ["XLMRobertaForMaskedLM"],
         **{key: value for key, (value, _) in _FIXED.items()},
@@ -206,10 +206,10 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """The sizes of config.json.
+    """Read the sizes of config.json.
 
     Raises:
-      ValueError: a setting is missing, or none of XLM-R's.
+      ValueError: a setting is missing, or not one of XLM-R's.
     """
     for key, (wanted, default) in _FIXED.items():
         if (found := config.get(key, default)) != wanted:
