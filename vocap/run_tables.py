@@ -102,7 +102,7 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     Files called `NAME-00003-of-00032.runs.gz` are parts of one table and must all be given.
 
     Raises:
-      ValueError: there are no tables, parts are missing, or a table is at fault (see `read_table`).
+      ValueError: no table is given, parts are missing, or a table is malformed (see `read_table`).
     """
     tables = [pathlib.Path(path) for path in paths]
     if not tables:
