@@ -99,7 +99,7 @@ def tokenizer_hash(model: bytes) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sentences:
+class TokenizedSentences:
     """Ragged array of sentences, token ids without specials.
 
     Attributes:
@@ -178,10 +178,10 @@ class PackedDataset:
         path = self.folder / f"{name}.{language}.parallel.npy"
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
-    def bitext(self, name: str, language: str) -> Sentences:
+    def bitext(self, name: str, language: str) -> TokenizedSentences:
         """Return one column of a set of parallel text for training."""
         ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
-        return Sentences(
+        return TokenizedSentences(
             np.load(ids, mmap_mode="r", allow_pickle=False), np.load(ends, allow_pickle=False)
         )
 

@@ -27,7 +27,7 @@ _BATCH = 8192
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class ModelVocabulary:
     """Pieces of a model by id, including the five special tokens.
 
     Attributes:
@@ -68,7 +68,7 @@ class Swapped:
     unknown: int
 
 
-def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
+def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     """Read the vocabulary of a model's folder, with the model's ids.
 
     Args:
@@ -91,7 +91,7 @@ def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
     )
 
 
-def vocabulary(model: bytes) -> Vocabulary:
+def vocabulary(model: bytes) -> ModelVocabulary:
     """Return the vocabulary of a SentencePiece model, with the model's ids."""
     proto = parse(model)
     matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
@@ -134,7 +134,9 @@ def sentencepiece_model(folder: pathlib.Path) -> bytes:
     return proto.SerializeToString()
 
 
-def swap(old: Vocabulary, new: Vocabulary, table: np.ndarray, bias: np.ndarray) -> Swapped:
+def swap(
+    old: ModelVocabulary, new: ModelVocabulary, table: np.ndarray, bias: np.ndarray
+) -> Swapped:
     """Initialise the embeddings of a new vocabulary from those of the old one.
 
     Pieces of both vocabularies and special tokens keep their embedding and bias. Other pieces get
@@ -262,7 +264,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
     return proto
 
 
-def _of_fairseq(model: bytes) -> Vocabulary:
+def _of_fairseq(model: bytes) -> ModelVocabulary:
     """Return the vocabulary of a SentencePiece model with fairseq's ids."""
     normal = _parse_fairseq(model).pieces
     return _vocabulary(
@@ -271,7 +273,7 @@ def _of_fairseq(model: bytes) -> Vocabulary:
     )
 
 
-def _of_json(text: bytes) -> Vocabulary:
+def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
     try:
         value = json.loads(text)
@@ -296,13 +298,15 @@ def _of_json(text: bytes) -> Vocabulary:
     return _vocabulary(pieces, scores)
 
 
-def _vocabulary(pieces: list[str], scores: list[float]) -> Vocabulary:
+def _vocabulary(pieces: list[str], scores: list[float]) -> ModelVocabulary:
     """Build a vocabulary; special tokens lose the scores that some formats give them."""
     is_special = np.array([piece in SPECIALS for piece in pieces], bool)
-    return Vocabulary(tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64)))
+    return ModelVocabulary(
+        tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64))
+    )
 
 
-def _segmenter(old: Vocabulary) -> spm.SentencePieceProcessor:
+def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
     """Build a processor without normalisation over the pieces of `old`, with its ids."""
     proto = model_pb2.ModelProto()
     for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):

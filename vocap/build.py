@@ -115,7 +115,7 @@ class Language:
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class BuiltVocabulary:
     """A finished build: the model, and the data of its report.
 
     Attributes:
@@ -137,7 +137,7 @@ def build_vocabulary(
     settings: VocabularySettings,
     cache: pathlib.Path,
     progress: Progress = lambda items, *_: items,
-) -> Vocabulary:
+) -> BuiltVocabulary:
     """Build a vocabulary from training text per language.
 
     Args:
@@ -167,7 +167,7 @@ def build_vocabulary(
             train_together=together.train,
         )
         log_probs[method] = together.fit_scores(choices[method])
-    return Vocabulary(
+    return BuiltVocabulary(
         model=merge.write_model(choices[settings.method].pieces, log_probs[settings.method]),
         languages=languages,
         choice=choices[settings.method],

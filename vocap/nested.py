@@ -30,7 +30,7 @@ _PENALTY_STEP = 1e-4  # distinguishes the scores of characters that are added ba
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class SizedVocabulary:
     """One cut: pieces [S], their scores, and their counts in the best segmentation.
 
     Attributes:
@@ -56,7 +56,7 @@ class NestedVocabularies:
     """
 
     pieces: tuple[str, ...]
-    vocabularies: tuple[Vocabulary, ...]
+    vocabularies: tuple[SizedVocabulary, ...]
     num_required: int
     num_unknown: float
 
@@ -84,7 +84,7 @@ def train(
     if not targets:
         return NestedVocabularies((), (), size, text.num_unknown)
     trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
-    cuts: list[Vocabulary] = []  # ids are those of the seeds until all cuts are known
+    cuts: list[SizedVocabulary] = []  # ids are those of the seeds until all cuts are known
     while targets:
         trunk.fit()
         ranking = trunk.rank()
@@ -208,7 +208,7 @@ class _Trunk:
         stays[ranking.first(ranking.shrunk)] = True
         self._restrict(stays)
 
-    def cut(self, ranking: _Ranking, target: int) -> Vocabulary | None:
+    def cut(self, ranking: _Ranking, target: int) -> SizedVocabulary | None:
         """Return the vocabulary of `target` pieces, or None if the text does not fill it."""
         kept = ranking.first(_desired(target))
         lowest = self._scores[kept].min(initial=0.0)
@@ -228,7 +228,7 @@ class _Trunk:
         counts = self._counts_under(scores, returning, ranking)
         ids = np.concatenate([np.arange(self._size), chosen])
         ids = ids[np.argsort(-scores[ids], kind="stable")]
-        return Vocabulary(self._seed_of[ids], scores[ids], counts[ids])
+        return SizedVocabulary(self._seed_of[ids], scores[ids], counts[ids])
 
     def _counts_under(
         self, scores: np.ndarray, returning: np.ndarray, ranking: _Ranking

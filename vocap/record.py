@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vocap.allocation import Allocation, Change
-from vocap.build import Language, Vocabulary, VocabularySettings
+from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.runs import RunTable
 
 RESOURCES = ("high", "mid", "low")  # thirds of the languages by n_i
@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 Named = list[tuple[str, Mapping[str, Any]]]
 
 
-def allocation_record(vocabulary: Vocabulary, settings: VocabularySettings) -> dict[str, Any]:
+def allocation_record(vocabulary: BuiltVocabulary, settings: VocabularySettings) -> dict[str, Any]:
     """Return the JSON-serialisable record of a build; the pieces are in the model.
 
     The allocation of a language is stored with the language, that of a cluster of several (method
@@ -72,7 +72,7 @@ def score_groups(record: Record) -> dict[str, list[str]]:
 
 
 def _languages(
-    vocabulary: Vocabulary, allocation: Allocation | None, beta: float
+    vocabulary: BuiltVocabulary, allocation: Allocation | None, beta: float
 ) -> dict[str, Any]:
     resource = _resources({name: one.amount for name, one in vocabulary.languages.items()})
     shared = _shared(vocabulary, allocation) if allocation is not None else {}
@@ -93,7 +93,9 @@ def _languages(
     }
 
 
-def _clusters(vocabulary: Vocabulary, allocation: Allocation | None, beta: float) -> dict[str, Any]:
+def _clusters(
+    vocabulary: BuiltVocabulary, allocation: Allocation | None, beta: float
+) -> dict[str, Any]:
     if allocation is None:
         return {}
     clusters = {}
@@ -117,7 +119,7 @@ def _resources(amounts: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _shared(vocabulary: Vocabulary, allocation: Allocation) -> dict[str, float]:
+def _shared(vocabulary: BuiltVocabulary, allocation: Allocation) -> dict[str, float]:
     """Return, for each language, the share of its pieces that other vocabularies also hold."""
     vocabularies = {}
     for name, size in allocation.sizes.items():
@@ -188,7 +190,7 @@ def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> d
 
 
 def _course(
-    vocabulary: Vocabulary, allocation: Allocation | None, of_languages: bool, method: str
+    vocabulary: BuiltVocabulary, allocation: Allocation | None, of_languages: bool, method: str
 ) -> dict[str, Any]:
     """Return the course of the allocation: initial sizes, steps, gain at the cut, partial step."""
     if allocation is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from common import artifacts
 from vocap import plots
-from vocap.build import Vocabulary, VocabularySettings
+from vocap.build import BuiltVocabulary, VocabularySettings
 from vocap.merge import SPECIALS
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
@@ -64,7 +64,7 @@ piece than stopping there. Steps go past them."""
 
 
 def write_report(
-    folder: pathlib.Path, vocabulary: Vocabulary, settings: VocabularySettings
+    folder: pathlib.Path, vocabulary: BuiltVocabulary, settings: VocabularySettings
 ) -> None:
     """Write allocation.json, report.md and its plots into `folder`.
 

@@ -16,7 +16,7 @@ from absl.testing import absltest, parameterized
 from common import artifacts
 from interop import huggingface
 from interop import vocabulary as vocabularies
-from interop.vocabulary import Vocabulary
+from interop.vocabulary import ModelVocabulary
 from vocap import merge
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -41,14 +41,14 @@ def model_of(pieces: dict[str, float]) -> bytes:
     return merge.write_model([*pieces], np.array([*pieces.values()]))
 
 
-def vocabulary_of(pieces: dict[str, float]) -> Vocabulary:
+def vocabulary_of(pieces: dict[str, float]) -> ModelVocabulary:
     return vocabularies.vocabulary(model_of(pieces))
 
 
-def shuffled(old: Vocabulary, seed: int) -> Vocabulary:
+def shuffled(old: ModelVocabulary, seed: int) -> ModelVocabulary:
     """The same pieces under other ids."""
     order = np.random.default_rng(seed).permutation(len(old.pieces))
-    return Vocabulary(tuple(old.pieces[i] for i in order), old.scores[order])
+    return ModelVocabulary(tuple(old.pieces[i] for i in order), old.scores[order])
 
 
 def random_rows(num: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +99,7 @@ class ReadTest(parameterized.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
-    def assert_same(self, found: Vocabulary, expected: Vocabulary):
+    def assert_same(self, found: ModelVocabulary, expected: ModelVocabulary):
         self.assertEqual(found.pieces, expected.pieces)
         np.testing.assert_array_equal(found.scores, expected.scores)
 
@@ -139,7 +139,7 @@ class ReadTest(parameterized.TestCase):
         self.json_of_xlm_r(a=4, extra=7)
         self.assert_same(
             vocabularies.read_vocabulary(self.folder),
-            Vocabulary(
+            ModelVocabulary(
                 ("<s>", "<pad>", "</s>", "<unk>", "a", ",", "<mask>", "extra"),
                 np.array([-np.inf] * 5 + [-2.5] + [-np.inf] * 2),
             ),
@@ -218,11 +218,11 @@ class ReadTest(parameterized.TestCase):
 
     def test_a_piece_twice_is_refused(self):
         with self.assertRaisesRegex(ValueError, "has a piece twice"):
-            Vocabulary((*merge.SPECIALS, "a", "a"), np.zeros(7))
+            ModelVocabulary((*merge.SPECIALS, "a", "a"), np.zeros(7))
 
 
 class SwapTest(parameterized.TestCase):
-    def swap(self, old: Vocabulary, new: Vocabulary, padding: int = 0):
+    def swap(self, old: ModelVocabulary, new: ModelVocabulary, padding: int = 0):
         self.table, self.bias = random_rows(len(old.pieces) + padding)
         return vocabularies.swap(old, new, self.table, self.bias)
 
@@ -238,7 +238,7 @@ class SwapTest(parameterized.TestCase):
         old, new = vocabulary_of(made_up_pieces(0)), vocabulary_of(made_up_pieces(1))
         expected = self.swap(old, new)
         order = np.random.default_rng(0).permutation(len(old.pieces))
-        moved = Vocabulary(tuple(old.pieces[i] for i in order), old.scores[order])
+        moved = ModelVocabulary(tuple(old.pieces[i] for i in order), old.scores[order])
         found = vocabularies.swap(moved, new, self.table[order], self.bias[order])
         np.testing.assert_allclose(found.table, expected.table, rtol=0, atol=1e-6)
         other = vocabularies.swap(old, shuffled(new, 1), self.table, self.bias)
@@ -275,7 +275,7 @@ class SwapTest(parameterized.TestCase):
 
     def test_special_tokens_go_by_their_names(self):
         order = ("<s>", "<pad>", "</s>", "<unk>", "a", "b", "<mask>")
-        old = Vocabulary(order, np.array([-np.inf] * 4 + [-1.0, -2.0, -np.inf]))
+        old = ModelVocabulary(order, np.array([-np.inf] * 4 + [-1.0, -2.0, -np.inf]))
         new = vocabulary_of({"b": -1.0, "a": -2.0})
         found = self.swap(old, new)
         expected = [order.index(piece) for piece in new.pieces]

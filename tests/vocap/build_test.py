@@ -81,7 +81,7 @@ TEXT = {language: made_up_text(language, n) for language, n in SENTENCES.items()
 HELDOUT = {language: made_up_text(language, n + 30)[n:] for language, n in SENTENCES.items()}
 
 
-def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> build.Vocabulary:
+def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> build.BuiltVocabulary:
     return build.build_vocabulary(text, heldout, dataclasses.replace(SETTINGS, **changed), cache)
 
 
@@ -133,7 +133,7 @@ class BuildTest(parameterized.TestCase):
     def copy_of_first_cache(self) -> pathlib.Path:
         return pathlib.Path(shutil.copytree(self.first_cache, self.new_cache() / "copy"))
 
-    def assert_same(self, a: build.Vocabulary, b: build.Vocabulary) -> None:
+    def assert_same(self, a: build.BuiltVocabulary, b: build.BuiltVocabulary) -> None:
         """Both builds agree in every bit."""
         self.assertEqual(a.model, b.model)
         self.assertEqual(a.scores, b.scores)

@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 
 from vocap import comparison, methods, report, runs, unigram
 from vocap.allocation import language_probabilities
-from vocap.build import Language, Vocabulary, VocabularySettings
+from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.record import allocation_record
 
 SETTINGS = VocabularySettings(
@@ -96,7 +96,7 @@ def build(
     languages: tuple[str, ...] = tuple(SENTENCES),
     target_size: int = EXACT,
     with_heldout: bool = True,
-) -> tuple[Vocabulary, VocabularySettings]:
+) -> tuple[BuiltVocabulary, VocabularySettings]:
     """A vocabulary made of its parts, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
     text = {language: tables()[language] for language in languages}
@@ -115,7 +115,7 @@ def build(
         )
         for name in dict.fromkeys((method, *settings.compare))
     }
-    vocabulary = Vocabulary(
+    vocabulary = BuiltVocabulary(
         model=b"",
         languages={
             language: Language(
@@ -288,7 +288,7 @@ class RecordTest(parameterized.TestCase):
             self.assertIsNone(record["languages"][name]["allocated"])
 
 
-def allocated_vocabularies(vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
+def allocated_vocabularies(vocabulary: BuiltVocabulary) -> dict[str, tuple[str, ...]]:
     curves = {name: one.vocabularies.curve for name, one in vocabulary.languages.items()}
     return {
         name: curves[name].vocabulary(curves[name].sizes.index(size))
