@@ -56,7 +56,7 @@ def _write_table(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 def _write_classification(root: pathlib.Path) -> None:
-    """Write XNLI: a sentence entails itself without its place, and contradicts another verb."""
+    """Write XNLI: dropping the place is an entailment, changing the verb a contradiction."""
 
     def rows(split: str, language: str) -> Iterable[Sequence[str]]:
         yield "premise", "hypothesis", "label"

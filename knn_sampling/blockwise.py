@@ -1,7 +1,7 @@
 """Exact softmax cross-entropy over the whole vocabulary, without materialising the logits.
 
 Blocks of the vocabulary are visited one after another. The forward pass keeps a running maximum and
-sum of exponentials per position; the backward pass computes each block's logits anew.
+sum of exponentials per position; the backward pass recomputes each block's logits.
 """
 
 import functools
