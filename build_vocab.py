@@ -1,11 +1,11 @@
-"""Builds a vocabulary: text per language in, one SentencePiece model and its report out.
+"""Build a vocabulary: one SentencePiece model, with a report, from text per language.
 
     python build_vocab.py --config=configs/quickstart.py --workdir=DIR
 
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
-probabilities and every step. Run again with other settings of the `vocab` section, and no rows made
-yet, it makes anew only what depends on them. With --config.vocab.tables=FOLDER it reads no text,
-but the tables of run counts that tools.count_text makes.
+probabilities and every step. If it is run again with other settings of the `vocab` section before
+DIR/rows exists, it recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads
+the tables of run counts that tools.count_text writes instead of text.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def main(_) -> None:
     settings = builders.vocabulary_settings(config)
     train, heldout, origin = _sources(config)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
-    # Rows and a trained model would lose the tokenizer that they were made with.
+    # A packed dataset and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
         folders.vocab,
         {**origin, "vocab": own},
@@ -53,7 +53,7 @@ def main(_) -> None:
 
 
 def _sources(config: ConfigDict) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
-    """Training and held-out text of each language, and what tells it from other text."""
+    """Training and held-out text of each language, and the settings that identify the text."""
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}

@@ -1,4 +1,4 @@
-"""Evaluates the latest checkpoint of a working directory and writes the report of the whole job.
+"""Evaluate the latest checkpoint of a working directory and write the report of the whole job.
 
     python evaluate.py --config=configs/quickstart.py --workdir=DIR
 

@@ -1,13 +1,13 @@
-"""Fine-tunes an encoder on a task, and evaluates it in every language.
+"""Fine-tune an encoder on a task, and evaluate it in every language.
 
     python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
 CHECKPOINT is a working directory of train.py, or a folder of tools.import_model. The parameters
-that do best on the development data are kept in DIR/best.safetensors, scores in DIR/results.json,
-predictions in DIR/predictions. Run again after a stop, it goes on. Tatoeba and BUCC need no
-training: the encoder is evaluated as it is. tools.xtreme_table makes one table of many runs,
-predict.py takes a user's own text.
+with the best score on the development data are kept in DIR/best.safetensors, scores in
+DIR/results.json, predictions in DIR/predictions. If it is run again after a stop, it resumes.
+Tatoeba and BUCC need no training: the encoder is evaluated as it is. tools.xtreme_table makes one
+table of many runs, predict.py takes a user's own text.
 """
 
 import pathlib

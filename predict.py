@@ -1,15 +1,15 @@
-"""Predictions of a fine-tuned model, or translations found by an encoder, for a user's own text.
+"""Predict on a user's own text with a fine-tuned model, or find translations with an encoder.
 
     python predict.py --workdir=DIR --input=FILE --output=FILE
     python predict.py --config=configs/finetune/tatoeba.py --config.init_from=ENCODER \\
         --input=FILE1,FILE2 --output=FILE
 
-DIR is the --workdir of a finished run of finetune.py. A line of the input is a text, or two with a
-tab between them (NLI, paraphrases); a sentence whose words are separated by blanks, those of
-Chinese and Japanese too (tags); or a question and its context with a tab between them, where a
-file *.json has the form of SQuAD. Tatoeba finds for each line of FILE1 the nearest one of FILE2,
-BUCC the pairs of lines that may be translations; --language then takes the threshold of a run of
-BUCC. The output has one JSON object a line; ids are numbers of lines. docs/fine_tuning.md has more.
+DIR is the --workdir of a finished run of finetune.py. An input line is a text, or two separated by
+a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chinese and Japanese
+(tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD).
+Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
+translations; --language then takes the threshold of a run of BUCC. The output has one JSON object
+per line; ids are line numbers. docs/fine_tuning.md has more.
 """
 
 import json
@@ -54,7 +54,7 @@ def main(_) -> None:
 
 
 def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
-    """Yields lines of examples, and shows progress."""
+    """Yield the output lines of chunks of examples, and show progress."""
     if len(paths) != 1:
         raise ValueError(f"--input names {len(paths)} files, must name one")
     model = prediction.FineTuned(workdir)
@@ -68,7 +68,7 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
 def _search(
     config: ConfigDict, workdir: pathlib.Path | None, paths: Sequence[pathlib.Path]
 ) -> Iterator[list[Line]]:
-    """Yields all lines of a search."""
+    """Yield all output lines of a retrieval or mining task."""
     if len(paths) != 2:
         raise ValueError(f"--input names {len(paths)} files, must name two: --input=FILE1,FILE2")
     sources, targets = map(unlabelled.read_sentences, paths)

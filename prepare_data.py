@@ -1,4 +1,4 @@
-"""Tokenises a corpus once into the packed dataset that training and evaluation read.
+"""Tokenise a corpus once into the packed dataset that training and evaluation read.
 
     python prepare_data.py --config=configs/quickstart.py --workdir=DIR
 

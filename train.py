@@ -1,12 +1,12 @@
-"""Pre-trains an encoder on the rows of a working directory.
+"""Pre-train an encoder on the packed dataset of a working directory.
 
     python train.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/rows, writes checkpoints and metrics to DIR/train. Run again after a stop, it goes on
-from the latest checkpoint as if nothing had happened. Asked to stop, by SIGTERM or Ctrl-C, it takes
-the step in flight, saves, and ends with status 75 (docs/training.md). On several hosts, start the
-same command on each with --distributed; where neither Slurm nor a TPU pod nor the like tells the
-hosts about each other, with --coordinator, --num_processes and --process_id as well.
+Reads DIR/rows, writes checkpoints and metrics to DIR/train. If it is run again after a stop, it
+resumes from the latest checkpoint, bit for bit. On SIGTERM or Ctrl-C it completes the step in
+flight, saves, and ends with status 75 (docs/training.md). On several hosts, start the same command
+on each with --distributed; where no cluster manager, such as Slurm or a TPU pod, introduces the
+hosts to each other, with --coordinator, --num_processes and --process_id as well.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def main(_) -> None:
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
     start = builders.initial_params(config, objective, folders)
-    # Claimed: checkpoints depend on the settings, the last one and all before it.
+    # Claimed first: all checkpoints depend on the settings.
     held = stage.held() if jax.process_index() == 0 else contextlib.nullcontext()
     try:
         with held, StopRequest() as should_stop:

@@ -1,1 +1,1 @@
-"""Measurements of speed and memory; each prints one table. Run as python -m benchmarks.NAME."""
+"""Benchmarks of speed and memory; each prints one table. Run as python -m benchmarks.NAME."""

@@ -1,13 +1,13 @@
-"""How long the allocation takes, on made-up curves of the size of the paper's.
+"""Time and memory of the allocation, on synthetic curves of the size of the paper's.
 
     python -m benchmarks.allocation
 
-100 languages with 50 sizes each, 1K to 50K, three tenths of whose pieces come from a pool that all
-languages draw on, are allocated to a million pieces by either search. The peer is the loop as one
-would first write it, which makes the union anew after every step. A few of its steps are timed,
-evenly spread over the run because they get slower as the union grows, and checked to give the same
-union; its seconds are their mean times the number of steps. An allocation that ends at the first
-sizes shows what numbering the pieces costs, which either search begins with.
+100 languages with 50 sizes each, 1K to 50K, with three tenths of the pieces from a pool shared by
+all languages, are allocated a budget of a million pieces by either search. The baseline is a naive
+loop that recomputes the union after every step. A few of its steps are timed, evenly spread over
+the run because they get slower as the union grows, and checked to give the same union; its seconds
+are their mean times the number of steps. An allocation that ends at the first sizes shows the cost
+of numbering the pieces, the first phase of either search.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from vocap.curves import Curve
 
 SIZES = tuple(range(1000, 50_001, 1000))
 BETA = 0.7
-SHARED = 0.3  # share of a language's pieces that is drawn from the pool
+SHARED = 0.3  # share of a language's pieces from the pool
 POOL_SIZE = 100_000
 TURNOVER = 0.03  # noise on a piece's rank from one size to the next
 
 
 def make_curve(language: str, rng: np.random.Generator) -> Curve:
-    """A rising curve with bumps; most pieces of one size are in the next one as well."""
+    """Generate a noisy rising curve; most pieces of one size are in the next one as well."""
     num_pieces = round(1.1 * SIZES[-1])
     num_shared = round(SHARED * num_pieces)
     pieces = [f"shared {i}" for i in rng.choice(POOL_SIZE, num_shared, replace=False)]
@@ -49,13 +49,13 @@ def make_curve(language: str, rng: np.random.Generator) -> Curve:
 
 
 def measure(function: Callable[[], object]) -> tuple[float, float]:
-    """CPU seconds of the fastest of three calls, and the peak of what another allocates, in MB."""
+    """Measure CPU seconds, the fastest of three calls, and the peak allocation in MB."""
     seconds = math.inf
     for _ in range(3):
         start = time.process_time()
         function()
         seconds = min(seconds, time.process_time() - start)
-    tracemalloc.start()  # a call of its own: tracing is slow
+    tracemalloc.start()  # in a separate call, since tracing is slow
     function()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -65,7 +65,7 @@ def measure(function: Callable[[], object]) -> tuple[float, float]:
 def measure_naive(
     curves: Mapping[str, Curve], steps: Sequence[Step], num_timed: int
 ) -> tuple[float, float]:
-    """CPU seconds of all `steps` if each made the union anew, and the peak of one, in MB."""
+    """Extrapolate CPU seconds of all `steps` of the naive loop, and the peak of one step in MB."""
     first, grown = len(curves), len(steps) - len(curves) - 1  # the last step may be partial
     wanted = {first + int((i + 0.5) / num_timed * grown) for i in range(num_timed)}
     sizes, seconds, peak = {}, [], 0.0

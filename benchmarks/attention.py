@@ -1,13 +1,14 @@
-"""Attention of one layer with each kind of position: time and memory of loss and gradients.
+"""Attention of one layer with each position encoding: time and memory of loss and gradients.
 
     python -m benchmarks.attention --cores=1              # a minute on a CPU
     python -m benchmarks.attention --batch_size=64 --length=512 --heads=12 --head_size=64 \\
         --dtype=bfloat16 --kernels=xla,cudnn,pallas       # on a GPU
 
-The peer is `jax.nn.dot_product_attention` without positions, in the same run, everything
-interleaved: what jax derives, a mask of packed segments, and no bias. "array" rows give that
-function a gated bias as an array [B, H, L, L]; all others are `models.attention`'s forms, queries,
-keys and values given. Forms of the same function are checked to agree before they are timed.
+The baseline is `jax.nn.dot_product_attention` without positions, interleaved in the same run: with
+jax's automatic gradient, a mask of packed segments, and no bias. "array" rows give that function a
+gated bias as an array [B, H, L, L]; all others are the implementations of `models.attention`, for
+given queries, keys and values. Implementations of the same function are checked to agree before
+they are timed.
 """
 
 import functools
@@ -37,7 +38,7 @@ _REPETITIONS = flags.DEFINE_integer("repetitions", 25, "Timings of each.")
 _CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
 
 PEER = "none, jax.nn.dot_product_attention"
-# Forms of the gated bias, which give the same output.
+# Implementations of the gated bias with equal outputs.
 ARRAY, FACTORS, FUSED = "gated, bias as an array", "gated", "gated, pallas"
 Inputs = dict[str, jax.Array]
 Peer = Literal["xla", "cudnn"]
@@ -59,7 +60,7 @@ def inputs() -> Inputs:
 
 
 def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
-    """Functions of `inputs()`, [B, L, H, D / H]; those asked for and their peer."""
+    """Functions of `inputs()`, [B, L, H, D / H]: the selected implementations and the baseline."""
     mask = segment_mask(segments)
     positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
 
@@ -138,7 +139,7 @@ def main(_) -> None:
     print("| positions | ms | times as long as the peer | temporary MB |")
     print("|---|---:|---:|---:|")
     for name, program in programs.items():
-        memory = program.memory_analysis()  # not every backend tells
+        memory = program.memory_analysis()  # None on some backends
         held = memory.temp_size_in_bytes / 1e6 if memory else math.nan
         ratio = seconds[name] / seconds[PEER]
         print(f"| {name} | {1e3 * seconds[name]:.2f} | {ratio:.2f} | {held:.1f} |")

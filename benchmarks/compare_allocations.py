@@ -1,10 +1,10 @@
-"""Compares an allocation with published sizes: rank correlation, and the largest differences.
+"""Compare an allocation with published sizes: rank correlation, and the largest differences.
 
     python -m benchmarks.compare_allocations --allocation=runs/vocab120k/vocab/allocation.json \\
         --published=sizes.json
 
-The published sizes are one JSON object of pieces, or thousands of them, per language. They are
-scaled to the sum of the allocated sizes, since budgets differ.
+The published sizes are one JSON object with the number of pieces, or thousands of pieces, per
+language. They are scaled to the sum of the allocated sizes, since budgets differ.
 """
 
 import numpy as np

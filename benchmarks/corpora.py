@@ -1,4 +1,4 @@
-"""Text for the studies of vocabularies: languages, or several joined."""
+"""Corpora for vocabulary benchmarks: single languages, or several joined."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,11 +9,12 @@ from input_pipeline.corpus import load_corpus
 
 
 def load(config: ConfigDict, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the name and all sentences of each corpus.
+    """Yield the name and all sentences of each corpus.
 
     Args:
-      config: says where the text is; its languages, held-out share and limit are not used.
-      names: a language, `en`, or languages under a name, `latin=de+en`.
+      config: config with the location of the text; its languages, held-out share and limit are not
+        used.
+      names: a language, such as `en`, or a name for several, such as `latin=de+en`.
     """
     corpora = {
         name: (members or name).split("+")

@@ -1,12 +1,12 @@
-"""The vocabulary's part of a step, output layer and embedding update: k-NN against full softmax.
+"""Vocabulary cost of a step, output layer and embedding update: k-NN against full softmax.
 
     python -m benchmarks.head_and_update
 
 Forward and backward pass of the output layer, then AdamW on the table. Full: optax's cross-entropy
-over all V words and `optax.adamw` on [V, E]. k-NN: the union of the targets' neighbours, the rows
-read and brought up to date, the softmax over them, and either `row_adamw` on these rows or their
-gradient scattered into [V, E] for `optax.adamw`. Targets follow Zipf's law, lists are clusters of
-words, as they are after some training. One core by default (--cores).
+over all V tokens and `optax.adamw` on [V, E]. k-NN: the union of the targets' neighbours, reading
+the up-to-date rows, the softmax over them, and either `row_adamw` on these rows or their gradient
+scattered into [V, E] for `optax.adamw`. Targets follow Zipf's law, neighbour lists are clusters of
+tokens, as after some training. One core by default (--cores).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Timings of each.")
 
 
 def cases() -> tuple[dict[str, Callable[[], object]], int]:
-    """A function for each way, that takes one step; and |V'|."""
+    """Build a function for one step by each method; and |V'|."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -43,7 +43,7 @@ def cases() -> tuple[dict[str, Callable[[], object]], int]:
     near = np.arange(vocab_size)[:, None] // 64 * 64 + rng.integers(0, 96, (vocab_size, _K.value))
     neighbours = jnp.asarray(np.minimum(near, vocab_size - 1), jnp.int32)
     hidden = jnp.asarray(rng.normal(size=(_TARGETS.value, width)), jnp.float32)
-    # Arguments of the compiled steps: of constants, XLA would compute V' while it compiles.
+    # Passed as arguments, since XLA would constant-fold V' during compilation.
     batch = (hidden, targets, neighbours)
     weights = jnp.ones(_TARGETS.value)
     new_table = jax.jit(lambda: 0.02 * jax.random.normal(jax.random.key(0), (vocab_size, width)))

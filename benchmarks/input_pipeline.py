@@ -1,14 +1,15 @@
-"""Does the host keep up? Feeding rows against consuming them, starting late, tokenising.
+"""Throughput of the input pipeline: loading against training, late starts, tokenisation.
 
     for stage in build_vocab prepare_data; do
       python $stage.py --config=configs/quickstart.py --workdir=runs/quickstart
     done
     python -m benchmarks.input_pipeline --config=configs/quickstart.py --workdir=runs/quickstart
 
-Three tables: rows a second that each loader gives, over rows a second that the config's training
-step takes; milliseconds to the first batch of a stream at step zero and at step one million; text a
-second that is tokenised and written, by number of processes. Run it with the cores to itself, and
---copies of the text so that tokenising takes half a minute: processes take seconds to start.
+Three tables: sequences per second of each loader, over sequences per second of the config's
+training step; milliseconds to the first batch of a stream at step zero and at step one million;
+text per second tokenised and written, by number of processes. Run it on otherwise idle cores, and
+with enough --copies of the text that tokenisation takes half a minute, since processes take seconds
+to start.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ _COPIES = flags.DEFINE_integer("copies", 20, "How often the corpus is tokenised 
 
 
 def feeding(config: ConfigDict, store: PackedDataset) -> None:
-    """Rows a second of the loaders, and of the step."""
+    """Measure sequences per second of the loaders, and of the step."""
     rows = _BATCHES.value * config.train.batch_size
     mesh = model.mesh(config)
     objective = objectives.objective(config, store, mesh)
@@ -77,7 +78,7 @@ def feeding(config: ConfigDict, store: PackedDataset) -> None:
 
 
 def starting(config: ConfigDict, store: PackedDataset) -> None:
-    """Milliseconds to the first batch."""
+    """Measure milliseconds to the first batch."""
     mesh = model.mesh(config)
 
     def first(step: int) -> Callable[[], Any]:
@@ -93,7 +94,7 @@ def starting(config: ConfigDict, store: PackedDataset) -> None:
 
 
 def tokenising(config: ConfigDict, folders: data.Folders) -> None:
-    """Characters a second by number of processes, which write the same rows."""
+    """Measure characters per second by number of processes, which write equal datasets."""
     found = load_corpus(data.corpus_spec(config))
     train = {language: texts * _COPIES.value for language, texts in found.train.items()}
     corpus = Corpus(train, {language: [] for language in train}, (), ())

@@ -1,15 +1,15 @@
-"""Kills a training run again and again, and compares what it ends with to a run left alone.
+"""Kill a training run repeatedly, and compare its results to an uninterrupted run.
 
     python -m benchmarks.kill_and_resume --kills=20
 
 Two runs of the same config on the embedded corpus: one is never interrupted, the other is ended by
-SIGKILL at random moments, every second time while a checkpoint is being written, and a few times
-by SIGTERM, after which it has to end with the status of a run that stopped and saved. Each time it
-is started again by the same command. In the end all arrays of the two states and the bytes of
-metrics.jsonl must be equal; if they are not, the status is 1.
+SIGKILL at random moments, every second time while a checkpoint is being written, and a few times by
+SIGTERM, after which it must exit with the status of a graceful stop. Each time it is restarted with
+the same command. In the end all arrays of the two states and the bytes of metrics.jsonl must be
+equal; otherwise the exit status is 1.
 
-The embedding table is updated by rows, which keeps the most state between steps. A life takes as
-long as the start of a process, some ten seconds, so twenty take minutes.
+The embedding table is updated by rows, the mode with the most state. Each restart takes about ten
+seconds for the start of a process, so twenty take minutes.
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ _POLL = 0.001  # seconds; a save takes some tens of milliseconds
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run in a folder of its own.
+    """Training run in its own folder.
 
     Attributes:
       workdir: its working directory.
-      overrides: keys of the config that are set.
-      environment: of its processes.
+      overrides: overridden keys of the config.
+      environment: environment of its processes.
     """
 
     workdir: pathlib.Path
@@ -59,7 +59,7 @@ class Run:
         return self.workdir / "train" / "checkpoints"
 
     def start(self, script: str) -> subprocess.Popen:
-        """A process of `script`; what it says is appended to a log."""
+        """Start a process of `script`, with its output appended to a log."""
         arguments = [f"--config={_config_name()}", f"--workdir={self.workdir}"]
         arguments += [f"--config.{key}={value}" for key, value in self.overrides.items()]
         with open(self.workdir / "log.txt", "ab") as log:
@@ -72,33 +72,33 @@ class Run:
             )
 
     def finish(self, script: str) -> None:
-        """Runs `script` to its end."""
+        """Run `script` to completion."""
         if self.start(script).wait():
             raise RuntimeError(f"{script} failed, see {self.workdir / 'log.txt'}")
 
     def step(self) -> int:
-        """Steps recorded so far, of which a killed run takes some again."""
+        """Number of recorded steps, some of which a killed run repeats."""
         path = self.workdir / "train" / "speed.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def is_saving(self, since: float) -> bool:
-        """Whether a checkpoint is being written by a process that was started at `since`."""
+        """Whether a process started at `since` is writing a checkpoint."""
         return any(path.stat().st_mtime > since for path in self._checkpoints.glob("*tmp*"))
 
     def saved(self) -> int:
-        """Steps taken at the latest whole checkpoint; 0 if there is none."""
+        """Steps taken at the latest complete checkpoint; 0 without checkpoints."""
         folder = self._checkpoints
         names = os.listdir(folder) if folder.is_dir() else []
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def interrupt(run: Run, number: signal.Signals, when: Callable[[], bool]) -> int | None:
-    """Starts `train.py` and sends it a signal; returns its status, or None if it ended before."""
+    """Start `train.py` and send it a signal; return its status, or None if it ended before."""
     speed = run.workdir / "train" / "speed.jsonl"
     before = speed.stat().st_mtime_ns if speed.exists() else 0
     process = run.start("train.py")
     try:
-        # Until the first step of this life is recorded there is nothing to interrupt.
+        # Before the first recorded step of this process there is nothing to interrupt.
         while not speed.exists() or speed.stat().st_mtime_ns == before or not when():
             if process.poll() is not None:
                 if process.returncode:
@@ -113,11 +113,10 @@ def interrupt(run: Run, number: signal.Signals, when: Callable[[], bool]) -> int
 
 
 def torment(run: Run, kills: int, stops: int, rng: random.Random) -> dict[str, int]:
-    """Interrupts `run` at random moments.
+    """Interrupt `run` at random moments.
 
     Returns:
-      How often it was killed, how often while it saved, how often it stopped as asked, and the
-      steps that it had to take again.
+      The numbers of kills, of kills during a save, of graceful stops, and of repeated steps.
     """
     from training.signals import EXIT_STOPPED
 
@@ -144,14 +143,14 @@ def torment(run: Run, kills: int, stops: int, rng: random.Random) -> dict[str, i
         if status != -signal.SIGKILL:
             raise RuntimeError(f"it ended ({status}) before it was killed; give it more --steps")
         counts["killed"] += 1
-        counts["killed while saving"] += run.is_saving(start)  # what it wrote is still there
+        counts["killed while saving"] += run.is_saving(start)  # its partial files remain
         counts["steps taken again"] += max(run.step() - run.saved(), 0)
         print(f"{kind}: {run.step()} steps recorded, {run.saved()} saved", file=sys.stderr)
     return counts
 
 
 def final_state(run: Run) -> list:
-    """The arrays of the last state of a run, as NumPy arrays."""
+    """Restore the last state of a run, as NumPy arrays."""
     import jax
 
     from builders import data, model, objectives
@@ -181,7 +180,7 @@ def main(_) -> None:
             "train.evaluate_every": 30,
             "optimizer.embedding_update": "rows",
         }
-        # The same program is compiled once for all processes.
+        # The compilation cache is shared by all processes.
         environment = {
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
@@ -199,7 +198,7 @@ def main(_) -> None:
 
 
 def report(whole: Run, tormented: Run, steps: int, counts: dict[str, int]) -> int:
-    """Prints what happened and whether the two runs are equal; returns the status."""
+    """Print the counts and whether the two runs are equal; return the exit status."""
     import numpy as np
 
     from benchmarks.machine import describe_machine

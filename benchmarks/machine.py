@@ -1,4 +1,4 @@
-"""On what a benchmark runs, and how it takes its times."""
+"""Machine description and timing for benchmarks."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import jax
 
 
 def pin(cores: int) -> None:
-    """Keeps this process, and XLA in it, to the first `cores` cores; call before using jax."""
+    """Pin this process, and XLA in it, to the first `cores` cores; call it before using jax."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     if cores == 1:
@@ -20,7 +20,7 @@ def pin(cores: int) -> None:
 
 
 def describe_machine() -> str:
-    """One line: device, cores, versions."""
+    """Describe device, cores and versions in one line."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -31,7 +31,7 @@ def describe_machine() -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name, or its architecture where the system does not tell."""
+    """Name of the processor, or its architecture if the name is unavailable."""
     cpus = pathlib.Path("/proc/cpuinfo")
     lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -41,9 +41,9 @@ def cpu_model() -> str:
 def interleaved_medians(
     runs: Mapping[str, Callable[[], object]], repetitions: int
 ) -> dict[str, float]:
-    """Median seconds of each run, all taking turns so that noise of the machine meets them alike.
+    """Median seconds of each run, interleaved so that machine noise affects all alike.
 
-    Each is called once before, to compile.
+    Each is called once before, for compilation.
     """
     for run in runs.values():
         jax.block_until_ready(run())

@@ -1,10 +1,10 @@
-"""What a large merged model costs to load and to encode with, as the number of pieces grows.
+"""Cost of loading and encoding with large merged models, by number of pieces.
 
     python -m benchmarks.merged_model --config=configs/vocabulary.py:DATA \\
         --models=runs/vocab100k/vocab/spm.model,runs/vocab500k/vocab/spm.model
 
-Encodes held-out sentences of all languages, the models taking turns; medians count. With the
-`tokenizers` package installed, the Hugging Face export of each model as well.
+Encodes held-out sentences of all languages, with the models interleaved, and reports medians. With
+the `tokenizers` package installed, it also measures the Hugging Face export of each model.
 """
 
 import functools
@@ -87,7 +87,7 @@ def _add_huggingface(model, folder, text, loads, encodes, sizes) -> None:
 
 
 def _interleaved(functions: dict[str, Callable]) -> dict[str, float]:
-    """Median CPU seconds of each, taking turns."""
+    """Median CPU seconds of each function, interleaved."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(_REPETITIONS.value):
         for name, function in functions.items():

@@ -1,15 +1,14 @@
-"""The neighbour index beside FAISS: speed and recall of a refresh.
+"""Neighbour index against FAISS: speed and recall of a refresh.
 
     python -m benchmarks.neighbour_index --cores=1     # some minutes on a CPU
     python -m benchmarks.neighbour_index --vocab_sizes=500000 --width=768 --queries=65536   # a GPU
 
-Everything answers for the same tokens, interleaved; times are medians. FAISS' IndexFlatIP, on the
-CPU also where there is a GPU, gets 1024 queries at a time. Its table is ready before, while ours is
-laid out anew in each call, as it is in a refresh. `float32 products alone` is the matrix product
-without any selection: what no index that scores all tokens in float32 can go below. Recall
-is against sorted float64 products, for the first 256 queries; a token that rounding in float32
-could exchange for one of them counts as found. The tokens come in clusters, so that they have
-neighbours.
+All methods answer the same queries, interleaved; times are medians. FAISS' IndexFlatIP, which runs
+on the CPU even if there is a GPU, gets 1024 queries at a time. Its table is prepared before, while
+ours is laid out again in each call, as in a refresh. `float32 products alone` is the matrix product
+without any selection, a lower bound for any index that scores all tokens in float32. Recall is
+against sorted float64 products, for the first 256 queries; a token that rounding in float32 could
+exchange for one of them counts as found. The tokens are clustered, so that they have neighbours.
 """
 
 import functools
@@ -43,7 +42,7 @@ Run = Callable[[], jax.Array | np.ndarray]
 
 
 def clustered_tokens(vocab_size: int, width: int) -> np.ndarray:
-    """[V, E] float32 tokens in clusters of about 64, in random order, of lengths around one."""
+    """Embeddings [V, E] float32 in clusters of about 64, in random order, with norms around one."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(-(-vocab_size // 64), width))
     vectors = centres[rng.integers(0, len(centres), vocab_size)]
@@ -54,7 +53,7 @@ def clustered_tokens(vocab_size: int, width: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("k", "block_size"))
 def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -> jax.Array:
-    """The obvious search: products of a block of queries, and `lax.top_k` of all of them."""
+    """Naive search: products of a block of queries, and `lax.top_k` over all of them."""
 
     def answer(block: jax.Array) -> jax.Array:
         scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
@@ -66,7 +65,7 @@ def plain_top_k(table: jax.Array, queries: jax.Array, k: int, block_size: int) -
 
 @functools.partial(jax.jit, static_argnames="block_size")
 def products_alone(table: jax.Array, queries: jax.Array, block_size: int) -> jax.Array:
-    """All products, of which only a few are kept so that they are made at all."""
+    """Compute all products, and return a few so that they are not eliminated."""
 
     def answer(block: jax.Array) -> jax.Array:
         scores = jnp.dot(block, table.T, precision=jax.lax.Precision.HIGHEST)
@@ -76,7 +75,7 @@ def products_alone(table: jax.Array, queries: jax.Array, block_size: int) -> jax
 
 
 def faiss_run(vectors: np.ndarray, num_queries: int, k: int) -> Run | None:
-    """A search by FAISS; None where it is not installed."""
+    """Build a search by FAISS; None if it is not installed."""
     try:
         faiss = importlib.import_module("faiss")
     except ModuleNotFoundError:
@@ -92,7 +91,7 @@ def faiss_run(vectors: np.ndarray, num_queries: int, k: int) -> Run | None:
 
 
 def runs_of(vectors: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
-    """The contestants, by name."""
+    """Benchmarked methods, by name."""
     table, ids = jnp.asarray(vectors), jnp.arange(num_queries)
     queries = table[:num_queries]
     runs: dict[str, Run] = {}
@@ -113,7 +112,7 @@ def runs_of(vectors: np.ndarray, num_queries: int, k: int) -> dict[str, Run]:
 
 
 def recall(index: np.ndarray, vectors: np.ndarray) -> float:
-    """Share of the true neighbours of the first tokens that their lists [Q, K] hold."""
+    """Recall of the true neighbours of the first tokens in their lists [Q, K]."""
     index = index[:RECALL_QUERIES]
     k = index.shape[1]
     found = 0.0

@@ -1,12 +1,11 @@
-"""A training step beside PyTorch: the same XLM-R, the same batches, by `transformers`.
+"""Training step against PyTorch: the same XLM-R and the same batches, by `transformers`.
 
     python -m benchmarks.pytorch_peer --cores=1     # minutes; needs torch and transformers
 
-PyTorch's model is timed as it stands, with logits at every position, and with its head at the
-masked positions only, which is what ours computes. All train the same shapes with AdamW (PyTorch's
-fused one) and dropout, in float32, taking turns. Masks are made outside PyTorch's time and inside
-ours. Of k-NN the step alone is timed; what its index costs, shared out over n steps, is in
-benchmarks/train_step.py.
+PyTorch's model is timed unmodified, with logits at every position, and with its head at the masked
+positions only, like ours. All train the same shapes with AdamW (PyTorch's fused one) and dropout,
+in float32, interleaved. Masking is outside PyTorch's time and inside ours. For k-NN only the step
+is timed; the cost of its index, amortised over n steps, is in benchmarks/train_step.py.
 """
 
 import dataclasses
@@ -46,7 +45,7 @@ OURS = {
 
 
 def peer_runs(batches: list[dict[str, np.ndarray]], masked: int) -> dict[str, Callable[[], Any]]:
-    """Steps of PyTorch's model."""
+    """Build the steps of PyTorch's model."""
     import torch
     from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
@@ -59,7 +58,7 @@ def peer_runs(batches: list[dict[str, np.ndarray]], masked: int) -> dict[str, Ca
         num_attention_heads=SIZES.num_heads,
         intermediate_size=SIZES.mlp_size,
         max_position_embeddings=SIZES.length + 2,
-        attention_probs_dropout_prob=0.0,  # as ours here
+        attention_probs_dropout_prob=0.0,  # same as ours here
         type_vocab_size=1,
         pad_token_id=train_step.PAD,
     )

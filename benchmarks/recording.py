@@ -1,4 +1,4 @@
-"""Recordings of what a redesign must not change, and their comparison, bit for bit.
+"""Record the results of runs before and after a redesign, and compare them bit for bit.
 
     python -m benchmarks.recording record --checkout=BEFORE --out=before.json
     python -m benchmarks.recording record --checkout=. --out=after.json
@@ -6,19 +6,19 @@
 
 `record` runs the commands of a checkout, each in a process of its own, on the embedded corpus: five
 training runs of 20 steps (`TRAINING`), and from the first of them a fine-tuning run of each kind of
-task (`FINE_TUNING`) on made-up data. It knows of the code the commands, the keys of the configs and
-the names of the files with results alone. A recording holds all metrics, results and predictions as
-they were written, a digest of each array of the final parameters, and the versions they depend on.
+task (`FINE_TUNING`) on synthetic data. It depends only on the commands, the config keys and the
+names of the result files. A recording holds all metrics, results and predictions as they were
+written, a digest of each array of the final parameters, and the versions that they depend on.
 
-`compare` prints a table of what differs and ends with status 1 if anything does. It names the first
-step at which a metric differs. A name that one side lacks is a difference; --renamed is a JSON
-object in which a redesign says what it meant to rename: old name of a metric, a result or a
-parameter -> new one, or null for a name that only one of the recordings has. Where the versions or
-the machines differ, a difference of the last bits need not be one of the code; that is printed.
+`compare` prints a table of differences and ends with status 1 if there are any. It gives the first
+step at which a metric differs. A name missing from one side is a difference; --renamed is a JSON
+object of intended renamings: old name of a metric, a result or a parameter -> new one, or null for
+a name that only one of the recordings has. If the versions or the machines differ, which is
+printed, a difference of the last bits need not come from the code.
 
-A part of the runs is named by --runs=quickstart,rows; fine-tuning needs quickstart, which is then
-recorded as well. XLA is kept to one thread: with more, sums depend on the number of cores. Compiled
-programs stay in --compilation_cache, if it is given, for the next recording.
+A subset of the runs is selected by --runs=quickstart,rows; fine-tuning needs quickstart, which is
+then recorded as well. XLA is limited to one thread: with more, sums depend on the number of cores.
+Compiled programs are kept in --compilation_cache, if it is given, for the next recording.
 
 Hardware: one CPU core, 5 minutes.
 """
@@ -45,7 +45,7 @@ from benchmarks.recording_comparison import compare, describe, flat
 from common import artifacts, entry_point
 
 QUICKSTART = "configs/quickstart.py"
-# Short, with all that happens in a run: refreshes, evaluations, steps with the whole softmax.
+# Short, but with all events of a run: refreshes, evaluations, full-softmax steps.
 OVERRIDES: dict[str, Any] = {
     "vocab.compare": (),
     "vocab.num_workers": 1,
@@ -59,7 +59,7 @@ OVERRIDES: dict[str, Any] = {
     "train.checkpoint_every": 20,
     "evaluation.max_sequences_in_training": 2,
 }
-# Run -> what it sets besides.
+# Run -> its further overrides.
 TRAINING: dict[str, dict[str, Any]] = {
     "quickstart": {},
     "full": {"output_layer.kind": "full"},
@@ -72,7 +72,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "rows": {"optimizer.embedding_update": "rows"},
     "accumulation": {"train.accumulation_steps": 2},
 }
-# Run -> its config, of which DATA is the folder with the data, and what it sets besides.
+# Run -> its config, with DATA for the folder of the data, and its further overrides.
 FINE_TUNING: dict[str, tuple[str, dict[str, Any]]] = {
     "classification": ("configs/finetune/xnli.py:DATA", {}),
     "regression": ("configs/finetune/glue.py:stsb,DATA", {}),
@@ -105,7 +105,7 @@ _LOG_TAIL = 3000  # characters
 
 @dataclasses.dataclass(frozen=True)
 class _Checkout:
-    """A tree whose commands are run; `environment` is that of their processes."""
+    """Checkout of the code, and the `environment` of its commands' processes."""
 
     root: pathlib.Path
     environment: Mapping[str, str]
@@ -113,10 +113,10 @@ class _Checkout:
     def run(
         self, script: str, config: str, workdir: pathlib.Path, overrides: Mapping[str, Any]
     ) -> None:
-        """Runs a command to its end.
+        """Run a command to completion.
 
         Raises:
-          ChildProcessError: it fails; the message ends with the end of what it said.
+          ChildProcessError: it fails; the message ends with the tail of its output.
         """
         print(f"{script} {config} {workdir.name}", file=sys.stderr, flush=True)
         command = [sys.executable, script, f"--config={config}", f"--workdir={workdir}"]
@@ -139,13 +139,13 @@ class _Checkout:
 def record(
     checkout: pathlib.Path, runs: Sequence[str], folder: pathlib.Path, cache: pathlib.Path
 ) -> dict[str, Any]:
-    """Runs the commands of a checkout.
+    """Run the commands of a checkout.
 
     Args:
-      checkout: the tree.
-      runs: names in `TRAINING` and `FINE_TUNING`; with one of the latter "quickstart" as well.
-      folder: empty; a working directory for each run is made in it.
-      cache: of compiled programs.
+      checkout: root of the checkout.
+      runs: names in `TRAINING` and `FINE_TUNING`; the latter require "quickstart".
+      folder: empty folder, for a working directory of each run.
+      cache: folder of the compilation cache.
 
     Returns:
       The recording, JSON-able: "versions", and by run "metrics", "results" and "parameters".
@@ -176,13 +176,13 @@ def record(
 
 
 def environment(cache: pathlib.Path) -> dict[str, str]:
-    """The environment of the commands: this one without its settings of jax and XLA."""
+    """Environment of the commands: the current one without settings of jax and XLA."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     return {**kept, **_ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": str(cache.absolute())}
 
 
 def versions() -> dict[str, str]:
-    """What results may depend on besides the code."""
+    """Versions and machine that results may depend on besides the code."""
     from benchmarks.machine import cpu_model
 
     return {
@@ -194,7 +194,7 @@ def versions() -> dict[str, str]:
 
 
 def _of_training(workdir: pathlib.Path) -> dict[str, Any]:
-    """The recording of a run of train.py."""
+    """Record a run of train.py."""
     folder = workdir / "train"
     return {
         "metrics": _json_lines(folder / "metrics.jsonl"),
@@ -204,7 +204,7 @@ def _of_training(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _of_fine_tuning(workdir: pathlib.Path) -> dict[str, Any]:
-    """The recording of a run of finetune.py; searches have results and predictions alone."""
+    """Record a run of finetune.py; retrieval has results and predictions only."""
     from safetensors.numpy import load_file
 
     metrics, best = workdir / "metrics.jsonl", workdir / "best.safetensors"
@@ -224,9 +224,9 @@ def _json_lines(path: pathlib.Path) -> list[Any]:
 
 
 def saved_params(checkpoints: pathlib.Path) -> dict[str, Any]:
-    """The parameters in the latest checkpoint, path -> array, read without the code that saved it.
+    """Read the parameters of the latest checkpoint, path -> array, without the project's code.
 
-    The rest of the state is restored as it comes, whatever its parts are called.
+    The rest of the state is restored with the structure on disk, independent of its names.
     """
     import jax
     import numpy as np
@@ -252,10 +252,10 @@ def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wanted_runs(names: Sequence[str]) -> list[str]:
-    """The runs to record for `names`, all for none; fine-tuning brings its encoder along.
+    """Runs to record for `names`, all if empty; fine-tuning adds the run of its encoder.
 
     Raises:
-      ValueError: there is no run of a name.
+      ValueError: a name is unknown.
     """
     known = [*TRAINING, *FINE_TUNING]
     if unknown := [name for name in names if name not in known]:
@@ -268,13 +268,13 @@ def wanted_runs(names: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
-    """The folder of that name, which must be new, or for None one that is removed in the end."""
+    """Create the folder `name`, which must be new, or for None a temporary one."""
     if name is None:
         with tempfile.TemporaryDirectory() as temporary:
             yield pathlib.Path(temporary)
         return
     folder = pathlib.Path(name).absolute()
-    # Commands do nothing where they have ended before, be it with other code.
+    # Commands skip finished folders, even those of other code.
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--workdir: {folder} is not empty; a recording needs a new folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -282,18 +282,18 @@ def _work_folder(name: str | None) -> Iterator[pathlib.Path]:
 
 
 def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None) -> int:
-    """Prints how two recordings differ.
+    """Print the differences of two recordings.
 
     Args:
-      paths: of the two.
-      runs: which to compare, as in `wanted_runs`; empty for all that they hold.
-      renamed: path of the JSON object of names, see `compare`; None for no names.
+      paths: paths of the two recordings.
+      runs: runs to compare, as in `wanted_runs`; empty for all recorded ones.
+      renamed: path of the JSON object of renamings, see `compare`; None for none.
 
     Returns:
       The exit status: 0 if they are equal.
 
     Raises:
-      ValueError: there is no run of a name, or two names become one.
+      ValueError: a name is unknown, or two names are renamed to one.
     """
     before, after = map(artifacts.read_json, paths)
     if runs:
@@ -305,7 +305,7 @@ def compare_files(paths: Sequence[str], runs: Sequence[str], renamed: str | None
 
 
 def define_flags() -> None:
-    """The flags of the command; a test that imports this module has none of them."""
+    """Define the command's flags; not at import, since tests import this module."""
     flags.DEFINE_string("checkout", ".", "Of record: the tree whose commands are run.")
     flags.DEFINE_string("out", None, "Of record: where the recording goes.")
     flags.DEFINE_string("workdir", None, "Of record: a new folder, to keep what was run.")
@@ -320,9 +320,9 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(compare_files(argv[2:], given.runs, given.renamed))
     if argv[1:] != ["record"] or given.out is None:
         raise app.UsageError("either: record --out=FILE, or: compare BEFORE AFTER")
-    os.environ.update(_ENVIRONMENT)  # for the reading of checkpoints here
+    os.environ.update(_ENVIRONMENT)  # for reading checkpoints in this process
     if not logging.level_debug():
-        logging.set_verbosity(logging.WARNING)  # Orbax tells some ten lines a checkpoint
+        logging.set_verbosity(logging.WARNING)  # Orbax logs about ten lines per checkpoint
     with _work_folder(given.workdir) as folder:
         cache = pathlib.Path(given.compilation_cache or folder / "compiled")
         found = record(pathlib.Path(given.checkout), wanted_runs(given.runs), folder, cache)

@@ -10,7 +10,7 @@ _ABSENT = "(absent)"
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A name under which two recordings hold something else; `step` is the first, of a metric."""
+    """Difference of two recordings at a name; for a metric, `step` is the first that differs."""
 
     run: str
     name: str
@@ -19,7 +19,7 @@ class Difference:
     after: Any
 
     def row(self) -> str:
-        """A row of the table of `describe`."""
+        """Format as a row of the table of `describe`."""
         before, after = (
             value if isinstance(value, str) else json.dumps(value)
             for value in (self.before, self.after)
@@ -29,7 +29,7 @@ class Difference:
 
 
 def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields path and value of the leaves of nested objects and lists."""
+    """Yield path and value of the leaves of nested objects and lists."""
     if isinstance(tree, list):
         tree = {str(number): value for number, value in enumerate(tree)}
     if not isinstance(tree, Mapping):
@@ -42,14 +42,14 @@ def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def compare(
     before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str | None]
 ) -> list[Difference]:
-    """Everything in which the runs of two recordings differ, one for each run and name.
+    """Compare the runs of two recordings; return one difference per run and name.
 
     Args:
-      before, after: as from `record`.
-      renamed: old name -> new name, or a name -> None if one of the recordings lacks it on purpose.
+      before, after: recordings as returned by `record`.
+      renamed: old name -> new name, or name -> None if one of the recordings lacks it on purpose.
 
     Raises:
-      ValueError: two names become one by `renamed`.
+      ValueError: two names are renamed to one.
     """
     found: list[Difference] = []
     runs = before["runs"], after["runs"]
@@ -66,15 +66,15 @@ def compare(
     return found
 
 
-# Step -> value; that of a result or a digest is under None.
+# Step -> value; None as the step of a result or a digest.
 _Series = dict[int | None, Any]
 
 
 def _series(run: Mapping[str, Any]) -> dict[str, _Series]:
-    """All of a recorded run by name: of parameter, metric, or result.
+    """Series of a recorded run, by name of parameter, metric or result.
 
     Raises:
-      ValueError: two of them share a name, and a step if they have one.
+      ValueError: two values share a name and step.
     """
     found: dict[str, _Series] = {}
     metrics = ((name, line["step"], line[name]) for line in run["metrics"] for name in line)
@@ -92,7 +92,7 @@ def _series(run: Mapping[str, Any]) -> dict[str, _Series]:
 def _with_new_names(
     series: Mapping[str, _Series], renamed: Mapping[str, str | None]
 ) -> dict[str, _Series]:
-    """The series under their new names; see `compare`."""
+    """Rename series; see `compare`."""
     found: dict[str, _Series] = {}
     for name, values in series.items():
         new = renamed.get(name) or name
@@ -105,14 +105,14 @@ def _with_new_names(
 def _differences(
     run: str, name: str, before: _Series | None, after: _Series | None
 ) -> Iterator[Difference]:
-    """Yields the first difference of two series, if there is one; None is that of no such name."""
+    """Yield the first difference of two series, if any; None is a missing series."""
     if before is None or after is None:
         there = [_ABSENT if side is None else "there" for side in (before, after)]
         yield Difference(run, name, None, *there)
         return
     for step in sorted({*before, *after}, key=lambda step: -1 if step is None else step):
         values = before.get(step, _ABSENT), after.get(step, _ABSENT)
-        # As JSON every bit of a float counts, and not-a-number equals itself.
+        # As JSON, so that every bit of a float counts and NaN equals itself.
         if json.dumps(values[0]) != json.dumps(values[1]):
             yield Difference(run, name, step, *values)
             return
@@ -121,7 +121,7 @@ def _differences(
 def describe(
     before: Mapping[str, Any], after: Mapping[str, Any], differences: Sequence[Difference]
 ) -> str:
-    """The outcome of `compare` for people: versions that differ, and a table of differences."""
+    """Format the result of `compare`: versions that differ, and a table of differences."""
     sides = before["versions"], after["versions"]
     lines = [
         f"{name} differs: {sides[0].get(name)} before, {sides[1].get(name)} after"

@@ -1,6 +1,6 @@
-"""Made-up data of one task of each kind, in the files that the configs of fine-tuning name.
+"""Synthetic data of one task of each kind, in the files that the fine-tuning configs expect.
 
-Sentences of a grammar in English and German: a subject, a verb and a place, told by a number.
+Sentences of a small grammar in English and German: a subject, a verb and a place, by number.
 """
 
 import json
@@ -20,14 +20,14 @@ _PARTS = {
         ("im Haus", "am Fluss", "am Bahnhof"),
     ),
 }
-# Of subject, verb and place, and the full stop.
+# Tags of subject, verb and place, and of the full stop.
 _TAGS = {"en": "DET NOUN VERB ADP DET NOUN PUNCT", "de": "DET NOUN VERB ADP NOUN PUNCT"}
 _NUM_SENTENCES = 36  # each once
 _SPLITS = {"train": range(24), "dev": range(24, _NUM_SENTENCES)}
 
 
 def write_tasks(root: pathlib.Path) -> None:
-    """Writes the data of all tasks below `root`."""
+    """Write the data of all tasks below `root`."""
     _write_classification(root)
     _write_regression(root)
     _write_tagging(root)
@@ -36,7 +36,7 @@ def write_tasks(root: pathlib.Path) -> None:
 
 
 def _parts(number: int, language: str = "en") -> tuple[str, str, str]:
-    """Subject, verb and place of a sentence."""
+    """Subject, verb and place of sentence `number`."""
     subjects, verbs, places = _PARTS[language]
     return subjects[number % 4], verbs[number // 4 % 3], places[number // 12 % 3]
 
@@ -56,7 +56,7 @@ def _write_table(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 def _write_classification(root: pathlib.Path) -> None:
-    """XNLI: a sentence entails itself without its place and contradicts one with another verb."""
+    """Write XNLI: dropping the place is an entailment, changing the verb a contradiction."""
 
     def rows(split: str, language: str) -> Iterable[Sequence[str]]:
         yield "premise", "hypothesis", "label"
@@ -76,7 +76,7 @@ def _write_classification(root: pathlib.Path) -> None:
 
 
 def _write_regression(root: pathlib.Path) -> None:
-    """STS-B: two sentences are as similar as they have parts in common."""
+    """Write STS-B: similarity is the number of common parts."""
     for split, numbers in _SPLITS.items():
         rows: list[Sequence[str]] = [("sentence1", "sentence2", "score")]
         for number in numbers:
@@ -87,7 +87,7 @@ def _write_regression(root: pathlib.Path) -> None:
 
 
 def _write_tagging(root: pathlib.Path) -> None:
-    """UD-POS: a word and its tag a line, an empty line between sentences."""
+    """Write UD-POS: a word and its tag per line, an empty line between sentences."""
     for language, tags in _TAGS.items():
         for split, numbers in (*_SPLITS.items(), ("test", _SPLITS["dev"])):
             sentences = [
@@ -103,7 +103,7 @@ def _write_tagging(root: pathlib.Path) -> None:
 
 
 def _write_questions(root: pathlib.Path) -> None:
-    """XQuAD, trained on TyDiQA: the place of the first of three sentences."""
+    """Write XQuAD, with TyDiQA for training: the answer is the place in the first sentence."""
 
     def data(split: str, language: str) -> str:
         paragraphs = []
@@ -122,7 +122,7 @@ def _write_questions(root: pathlib.Path) -> None:
 
 
 def _write_searches(root: pathlib.Path) -> None:
-    """Tatoeba: aligned sentences. BUCC: two texts that share the pairs of the gold file."""
+    """Write Tatoeba: aligned sentences; and BUCC: two texts that share the gold pairs."""
     numbers = range(_NUM_SENTENCES)
     _write_table(
         root / "tatoeba_retrieval" / "de-en.tsv.xz",

@@ -1,14 +1,14 @@
-"""Row-sparse AdamW beside dense `optax.adamw`: how far apart they end up, and what they cost.
+"""Row-sparse AdamW against dense `optax.adamw`: distance of the results, and speed.
 
     python -m benchmarks.row_adamw                   # one core, about three minutes
     python -m benchmarks.row_adamw --study=distance  # or --study=speed
 
-Distance: both take the same noisy steps towards a target, from gradients at their own tables, so
-that errors feed back. Words are drawn by Zipf's law; warm-up, linear decay, weight decay and
-clipping by global norm. Plain lazy Adam, which leaves out what a row misses, stands beside them.
+Distance: both take the same noisy steps towards a target, with gradients at their own tables, so
+that errors accumulate. Tokens are drawn by Zipf's law; with warm-up, linear decay, weight decay and
+clipping by global norm. Lazy Adam, which omits the missed steps of a row, is compared as well.
 
-Speed: reading and updating R rows against one dense step, tables and states donated, everything
-interleaved. A dense step gets its gradient [V, E] for nothing.
+Speed: reading and updating R rows against one dense step, with donated tables and states,
+interleaved. The cost of the dense gradient [V, E] is not included.
 """
 
 import functools
@@ -31,13 +31,13 @@ _WIDTH = flags.DEFINE_integer("width", 128, "Width of the table, speed study.")
 _PARTS = flags.DEFINE_list("parts", ["64", "32", "16", "8", "4", "2", "1"], "V/R, speed study.")
 _REPETITIONS = flags.DEFINE_integer("repetitions", 7, "Timings of each, speed study.")
 
-# The distance study's table, and words drawn a step.
+# Table of the distance study, and tokens drawn per step.
 _ZIPF_VOCAB_SIZE, _ZIPF_WIDTH, _DRAWS = 20_000, 64, 2048
 _PEAK_RATE, _WEIGHT_DECAY, _CLIP_NORM = 1e-3, 0.01, 0.5
 
 
 def lazy_adamw(optimizer: RowAdamW) -> RowAdamW:
-    """`optimizer` without what rows miss: they are read as they were left."""
+    """Lazy variant of `optimizer`: rows are read without the updates of missed steps."""
 
     def read(table, state, ids):
         as_left = (table, state.first_moment, state.second_moment)
@@ -47,7 +47,7 @@ def lazy_adamw(optimizer: RowAdamW) -> RowAdamW:
 
 
 def zipf_ids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Words drawn in each step [T, R], V in unused slots, and how often [T, R]."""
+    """Tokens drawn in each step [T, R], V in unused slots, and their counts [T, R]."""
     probabilities = 1 / np.arange(1.0, _ZIPF_VOCAB_SIZE + 1)
     probabilities /= probabilities.sum()
     ids = np.full((_STEPS.value, _DRAWS), _ZIPF_VOCAB_SIZE, np.int32)
@@ -70,7 +70,7 @@ def pull(values, ids, counts, target, step) -> jax.Array:
 
 
 def trained_by_rows(optimizer: RowAdamW, table, target, ids, counts) -> jax.Array:
-    """The table after all steps of a row-sparse optimizer."""
+    """Train by a row-sparse optimizer; return the final table."""
 
     def step(carry, x):
         number, used, often = x
@@ -84,7 +84,7 @@ def trained_by_rows(optimizer: RowAdamW, table, target, ids, counts) -> jax.Arra
 
 
 def trained_densely(optimizer: Any, table, target, ids, counts) -> jax.Array:
-    """The table after all steps of an optax optimizer."""
+    """Train by an optax optimizer; return the final table."""
 
     def step(carry, x):
         table, state = carry
@@ -100,7 +100,7 @@ def trained_densely(optimizer: Any, table, target, ids, counts) -> jax.Array:
 
 
 def distance_study() -> None:
-    """Prints how far row-sparse tables end from the dense one."""
+    """Print the distance of row-sparse tables from the dense one."""
     rng = np.random.default_rng(0)
     ids, counts = zipf_ids(rng)
     shape = (_ZIPF_VOCAB_SIZE, _ZIPF_WIDTH)
@@ -134,7 +134,7 @@ def distance_study() -> None:
 
 
 class DenseTable:
-    """A table, its dense AdamW and one gradient."""
+    """Table with dense AdamW and one gradient."""
 
     def __init__(self, table: jax.Array):
         optimizer = optax.adamw(1e-3, weight_decay=_WEIGHT_DECAY)
@@ -154,7 +154,7 @@ class DenseTable:
 
 
 class RowTable:
-    """A table and its row-sparse AdamW; steps of any number of rows."""
+    """Table with row-sparse AdamW, for steps of any number of rows."""
 
     def __init__(self, table: jax.Array):
         optimizer = row_adamw(optax.linear_schedule(1e-3, 0, 10_000), weight_decay=_WEIGHT_DECAY)
@@ -177,7 +177,7 @@ class RowTable:
 
 
 def speed_study() -> None:
-    """Prints what a step over R rows takes, for several R."""
+    """Print the time of a step over R rows, for several R."""
     vocab_size, width = _VOCAB_SIZE.value, _WIDTH.value
     rng = np.random.default_rng(0)
     start = jnp.asarray(rng.normal(size=(vocab_size, width)).astype(np.float32))

@@ -1,12 +1,12 @@
-"""Output layers beside optax: speed and memory of the exact softmax and of k-NN's.
+"""Output layers against optax: speed and memory of the exact and the k-NN softmax.
 
     python -m benchmarks.softmax --cores=1     # some minutes on a CPU; a GPU needs no flag
 
-The peer of all heads is the softmax as one would write it with optax, on the same hidden states, in
-the same run, everything interleaved. Times are medians; memory is what the compiled program holds
-beyond its arguments and results. The k-NN heads are given their candidates, gather their rows and
-return gradients of the whole table. The last rows find the candidates of a batch: the union of its
-targets' lists, against `jnp.unique`. Losses and unions are checked to agree before they are timed.
+The baseline of all heads is a plain softmax with optax, on the same hidden states, interleaved in
+the same run. Times are medians; memory is the temporary memory of the compiled program. The k-NN
+heads are given their candidates, gather their rows and return gradients of the whole table. The
+last rows find the candidates of a batch, the union of its targets' lists, against `jnp.unique`.
+Losses and unions are checked to agree before they are timed.
 """
 
 import functools
@@ -37,11 +37,11 @@ _CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
 
 PARTS = (4, 8, 16)  # V/C of the k-NN heads
 PEER = "optax full"
-# The union: vocabulary, neighbours and targets of a batch, with room for V/4 candidates.
+# The union: vocabulary, neighbours and targets of a batch, with capacity for V/4 candidates.
 UNION_VOCAB, UNION_K, UNION_TARGETS = 500_000, 50, 2458
 
 Head = Callable[..., jax.Array]  # (hidden, table, bias) -> sum of the losses
-Runs = dict[str, tuple[Callable[[], Any], float]]  # a call, and the MB it holds
+Runs = dict[str, tuple[Callable[[], Any], float]]  # a call, and its temporary MB
 
 
 def optax_head(targets, hidden, table, bias):
@@ -66,12 +66,12 @@ def knn_head(ids, labels, in_blocks, hidden, table, bias):
 
 
 def exact_heads(targets: jax.Array, block_sizes: list[int]) -> dict[str, Head]:
-    """Heads over the whole vocabulary, which give the same loss where the bias is zero."""
+    """Heads over the whole vocabulary, with equal losses for a zero bias."""
     heads: dict[str, Head] = {PEER: functools.partial(optax_head, targets)}
     for size in block_sizes:
         heads[f"blockwise, {size:,} words"] = functools.partial(blockwise_head, targets, size)
     try:
-        tokamax = importlib.import_module("tokamax")  # no requirement of this project
+        tokamax = importlib.import_module("tokamax")  # not a requirement of this project
     except ImportError:
         print("tokamax is not installed; its row is left out.")
     else:
@@ -94,15 +94,15 @@ def knn_heads(vocab_size: int, positions: int, rng: np.random.Generator) -> dict
 
 
 def compiled(function: Callable, *arguments) -> tuple[Callable[[], Any], float]:
-    """A call of the compiled function, and the MB that it holds."""
+    """Compile a function; return a call of it, and its temporary memory in MB."""
     program = jax.jit(function).lower(*arguments).compile()
-    memory = program.memory_analysis()  # not every backend tells
+    memory = program.memory_analysis()  # None on some backends
     held = memory.temp_size_in_bytes / 1e6 if memory else math.nan
     return functools.partial(program, *arguments), held
 
 
 def head_runs() -> tuple[Runs, Runs]:
-    """Each head with its gradients, and the exact ones without."""
+    """Build each head with gradients, and the exact heads without."""
     rng = np.random.default_rng(0)
     vocab_size, positions, width = _VOCAB_SIZE.value, _POSITIONS.value, _WIDTH.value
     hidden = jnp.asarray(rng.standard_normal((positions, width)), jnp.float32)
@@ -122,7 +122,7 @@ def head_runs() -> tuple[Runs, Runs]:
 
 
 def union_runs() -> Runs:
-    """Candidates of a batch from random lists, by either way."""
+    """Build the search for a batch's candidates in random lists, by either method."""
     rng = np.random.default_rng(1)
     lists = rng.integers(UNION_VOCAB, size=(UNION_VOCAB, UNION_K), dtype=np.int32)
     zipf = 1 / np.arange(1.0, UNION_VOCAB + 1)
@@ -147,7 +147,7 @@ def union_runs() -> Runs:
 
 
 def print_rows(runs: Runs, what: str, repetitions: int) -> None:
-    """Rows of the table; the peer is the first run."""
+    """Print rows of the table; the baseline is the first run."""
     seconds = interleaved_medians({name: call for name, (call, _) in runs.items()}, repetitions)
     peer = seconds[next(iter(runs))]
     for name, (_, held) in runs.items():

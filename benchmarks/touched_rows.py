@@ -1,11 +1,11 @@
-"""Table rows that a step of k-NN sampling touches, against the bound that any batch keeps.
+"""Table rows touched by a step of k-NN sampling, against the bound for any batch.
 
     python -m benchmarks.touched_rows
 
-For choosing `output_layer.row_capacity` before there is a run, whose metric `train/table_rows` then
-has the figure itself. Tokens follow Zipf's law; the neighbours of a token are those of its cluster,
-as they are after some training, or random, as they are at the start. By default the paper's batch:
-256 sequences of 512 tokens in 8 groups, 15 % masked, k = 50.
+For choosing `output_layer.row_capacity` before a run, whose metric `train/table_rows` then gives
+the actual number. Tokens follow Zipf's law; the neighbours of a token are those of its cluster, as
+after some training, or random, as at the start. The default is the paper's batch: 256 sequences of
+512 tokens in 8 groups, 15 % masked, k = 50.
 """
 
 import numpy as np
@@ -20,14 +20,14 @@ _MASKED = flags.DEFINE_float("masked", 0.15, "Share of the tokens that are targe
 
 
 def needed_rows(vocab_size: int, clustered: bool, rng: np.random.Generator) -> tuple[int, int, int]:
-    """Rows of inputs and targets, of these and all candidates, and the largest |V'| of a group."""
+    """Count rows of inputs and targets, rows including all candidates, and the largest |V'|."""
     p = 1 / (rng.permutation(vocab_size) + 10.0)
     tokens = rng.choice(vocab_size, (_GROUPS.value, _GROUP_TOKENS.value), p=p / p.sum())
     targets = tokens[:, : int(_MASKED.value * _GROUP_TOKENS.value)]
     touched, required, largest = set(), set(np.unique(tokens).tolist()), 0
     for group in targets:
         distinct = np.unique(group)
-        if clustered:  # of frequent and rare tokens alike
+        if clustered:  # clusters mix frequent and rare tokens
             near = distinct[:, None] // _K.value * _K.value + np.arange(_K.value)
         else:
             near = rng.integers(0, vocab_size, (len(distinct), _K.value))

@@ -1,16 +1,16 @@
-"""What a training step costs with every output layer, and what is left of the vocabulary's cost.
+"""Cost of a training step with every output layer, and reduction of the vocabulary's cost.
 
     python -m benchmarks.train_step                        # a CPU, small sizes, minutes
     python -m benchmarks.train_step --preset=base          # XLM-R Base in bf16, for a GPU
 
-The whole step is timed: masking, encoder, output layer, optimizer. Batches are made up: targets by
-Zipf's law, an embedding table with clusters, since trained embeddings have them and |V'| is half of
-what it is with random ones. T_none is the step with a tiny vocabulary. With T_full and
-T_knn, the refresh of the index shared out over its n steps included,
+The whole step is timed: masking, encoder, output layer, optimizer. Batches are synthetic: targets
+by Zipf's law, and an embedding table with clusters, since trained embeddings have them and |V'| is
+half as large as with random ones. T_none is the step with a tiny vocabulary. With T_full, and T_knn
+including the refresh of the index amortised over its n steps,
 
     R = (T_full - T_knn) / (T_full - T_none)
 
-is the share of the vocabulary's cost that is gone; the paper's is 0.70 (from its Table 2).
+is the share of the vocabulary's cost that is saved; the paper's is 0.70 (from its Table 2).
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from training.sharding import MeshSettings, make_mesh
 from training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
-TINY = 1024  # pieces of the vocabulary that costs nothing
+TINY = 1024  # pieces of a vocabulary of negligible cost
 MODES = {
     "full": ("full", "dense"),
     "blockwise": ("blockwise", "dense"),
@@ -56,7 +56,7 @@ MODES = {
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Sizes of a model and its batches.
+    """Preset of model and batch sizes.
 
     Attributes:
       vocab_sizes: V of the table's rows.
@@ -132,7 +132,7 @@ _OUT = flags.DEFINE_string("out", None, "A JSON file for the figures.")
 
 
 def statistics_of(vocab_size: int) -> TokenStatistics:
-    """Zipf's law, in an order that has nothing to do with the table's."""
+    """Token statistics by Zipf's law, in an order independent of the table's."""
     probabilities = np.zeros(vocab_size)
     ranks = np.random.default_rng(0).permutation(vocab_size - MASK - 1)
     probabilities[MASK + 1 :] = 1 / (ranks + 10.0)
@@ -188,12 +188,12 @@ def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> Mask
 
 
 class Case:
-    """A compiled step with its state, ready to be timed."""
+    """Compiled step with its state, ready for timing."""
 
     def __init__(
         self, preset: Preset, mode: str, vocab_size: int, width: int, *, searches: bool = True
     ):
-        """Without `searches`, a word's neighbours are taken from its cluster, not looked for."""
+        """Compile the step; without `searches`, neighbours are taken from the token's cluster."""
         kind, update = MODES[mode]
         self.objective = objective_of(preset, kind, vocab_size, width)
         self.functions = _functions(self.objective, update)
@@ -210,14 +210,14 @@ class Case:
         self.candidates = self.overflow = 0.0
 
     def refresh(self) -> float:
-        """Seconds of making the neighbour index anew."""
+        """Measure the seconds of a refresh of the neighbour index."""
         start = time.perf_counter()
         self.state, _ = self.functions.refresh(self.objective.due(0), self.state)
         jax.block_until_ready(self.state.extra)
         return time.perf_counter() - start
 
     def run(self) -> None:
-        """Takes the preset's number of steps."""
+        """Run the preset's number of steps."""
         for number in range(self.preset.steps):
             batch = self.batches[number % len(self.batches)]
             self.state, metrics = self.functions.train_step(self.objective, self.state, batch)
@@ -226,10 +226,10 @@ class Case:
         self.overflow = float(metrics["overflow"][0])
 
     def _cluster(self, width: int) -> np.ndarray:
-        """Moves each word towards the centre of its cluster, as training would.
+        """Move each embedding towards the centre of its cluster, as training would.
 
         Returns:
-          [V] the clusters.
+          [V] cluster of each token.
         """
         rng = np.random.default_rng(1)
         clusters = rng.integers(
@@ -243,7 +243,7 @@ class Case:
         return clusters
 
     def _neighbours_of(self, clusters: np.ndarray) -> None:
-        """Makes the k words from a word on, in its cluster, its neighbours."""
+        """Set as each token's neighbours the k tokens from itself on in its cluster."""
         order = np.argsort(clusters, kind="stable")
         sizes = np.bincount(clusters)
         start = (np.cumsum(sizes) - sizes)[clusters]
@@ -282,7 +282,7 @@ def _functions(objective: MaskedLM, update: str) -> TrainFunctions:
 
 
 def model_flops(preset: Preset, vocab_size: int, width: int) -> float:
-    """FLOP a step that the model with the full softmax calls for, forward and backward."""
+    """Model FLOPs of a step with the full softmax, forward and backward."""
     d, length = preset.hidden_size, preset.length
     tokens = preset.batch_size * length
     layer = 2 * (4 * d * d + 2 * d * preset.mlp_size) + 4 * length * d
@@ -306,12 +306,12 @@ class Row:
 
     @property
     def total(self) -> float:
-        """Seconds a step, its share of a refresh included."""
+        """Seconds per step, including its share of a refresh."""
         return self.step + self.refresh / _REFRESH.value
 
 
 def measure(preset: Preset, modes: list[str], vocab_size: int, width: int) -> list[Row]:
-    """All modes at one size, and "none", the full softmax over a tiny vocabulary, interleaved."""
+    """Measure all modes at one size, and "none", a tiny full softmax, interleaved."""
     cases = {mode: Case(preset, mode, vocab_size, width) for mode in modes}
     cases["none"] = Case(preset, "full", TINY, width)
     runs = {mode: case.run for mode, case in cases.items()}
@@ -334,7 +334,7 @@ def measure(preset: Preset, modes: list[str], vocab_size: int, width: int) -> li
 
 
 def table_of(preset: Preset, rows: list[Row]) -> str:
-    """The rows of one size as Markdown."""
+    """Format the rows of one size as Markdown."""
     by_mode = {row.mode: row for row in rows}
     none, full = by_mode["none"].total, by_mode.get("full")
     vocab_size, width = rows[0].vocab_size, rows[0].width
@@ -361,7 +361,7 @@ def table_of(preset: Preset, rows: list[Row]) -> str:
 
 
 def scaling(rows: list[Row]) -> str:
-    """How the cost of each mode grows from the smallest to the largest vocabulary."""
+    """Format the growth of each mode's cost from the smallest to the largest vocabulary."""
     lines = ["\n| output layer | E | V | T(largest V) / T(smallest V) |", "|---|---|---|---|"]
     for mode, width in dict.fromkeys((row.mode, row.width) for row in rows):
         same = sorted(

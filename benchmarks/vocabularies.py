@@ -1,18 +1,18 @@
-"""Nested unigram training against SentencePiece trained once per size: agreement and cost.
+"""Nested unigram training against SentencePiece trained per size: agreement and cost.
 
     python -m benchmarks.vocabularies --config=configs/real_text.py:DATA \\
         --corpora=cs,he,zh,latin=en+de+es+fr
 
-Each corpus is a language, or several joined. Both trainers get the same sentences and one thread.
+Each corpus is a language, or several joined. Both trainers use the same sentences and one thread.
 
 - Agreement, at a sample of the feasible sizes: difference of the ALP, and Jaccard index of the
   pieces.
-- Cost, in CPU time: all sizes with their ALP by the nested trainer, counting of the text
-  included, against one SentencePiece training at 8,000 pieces, the two taking turns; the medians
-  count. Against SentencePiece for every size, training and encoding: the sampled sizes are timed,
-  those between them interpolated.
+- Cost, in CPU time: all sizes with their ALP by the nested trainer, including the counting of the
+  text, against one SentencePiece training at 8,000 pieces, as medians of interleaved runs. Against
+  SentencePiece for every size, training and encoding: the sampled sizes are timed, those between
+  them interpolated.
 
-Compilation is timed apart; numba keeps its result.
+Compilation is timed separately; numba caches its result.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _REFERENCE_SIZE = 8000
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """One SentencePiece training: its vocabulary, and CPU seconds to train and to encode."""
+    """SentencePiece training: its vocabulary, and CPU seconds of training and encoding."""
 
     pieces: frozenset[str]
     alp: float
@@ -49,14 +49,14 @@ class Reference:
 
 
 def cpu_seconds(function, *arguments):
-    """The function's result and the CPU time it took."""
+    """Call a function; return its result and CPU seconds."""
     begin = time.process_time()
     result = function(*arguments)
     return result, time.process_time() - begin
 
 
 def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigram.Vocabularies:
-    """All sizes with their ALP, from sentences."""
+    """Train all sizes with their ALP on sentences."""
     found = unigram.train_vocabularies(count_runs(sentences), settings)
     assert found is not None
     return found
@@ -65,7 +65,7 @@ def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigr
 def reference(
     sentences: Sequence[str], table, size: int, settings: unigram.TrainerSettings
 ) -> Reference:
-    """SentencePiece at one size. Its ALP is measured as the nested trainer's is."""
+    """Train SentencePiece at one size, with its ALP measured as for the nested trainer."""
     settings = dataclasses.replace(settings, trainer="sentencepiece", sizes=(size,))
     model, training = cpu_seconds(unigram.sentencepiece_model, sentences, size, settings)
     processor = spm.SentencePieceProcessor(model_proto=model)
@@ -75,15 +75,15 @@ def reference(
 
 
 def sampled(sizes: Sequence[int], number: int) -> list[int]:
-    """The first, the last and sizes between them, geometrically spaced."""
+    """Sample the first, the last and geometrically spaced sizes between them."""
     wanted = np.geomspace(sizes[0], sizes[-1], number)
     return sorted({min(sizes, key=lambda size: abs(size - w)) for w in wanted})
 
 
 def row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) -> list[float]:
-    """Measures one corpus; prints its line of the table."""
+    """Measure one corpus and print its line of the table; return the figures."""
     ours, one_size = [], []
-    # The reference size where it is feasible, else the nearest.
+    # The reference size if feasible, otherwise the nearest.
     found, _ = cpu_seconds(nested, sentences, settings)
     at_8k = min(found.curve.sizes, key=lambda size: abs(size - _REFERENCE_SIZE))
     for _ in range(_REPETITIONS.value):

@@ -4,8 +4,8 @@
         --corpora=en,cjk=ja+zh+ko
 
 Each corpus is a language, or several joined, and is cut to a quarter, a half and all of its
-sentences. Every measurement is a process of its own that gets the sentences, counts their runs and
-trains all sizes; its memory when it has only the sentences is printed beside the peak.
+sentences. Every measurement runs in a separate process that receives the sentences, counts their
+runs and trains all sizes; its memory with only the sentences is printed beside the peak.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ _SIZES = tuple(range(1000, 50_001, 1000))
 def measure(
     sentences: Sequence[str], settings: unigram.TrainerSettings
 ) -> tuple[int, float, float]:
-    """Characters in the table, and memory in MB before and at the peak; runs in its own process."""
+    """Characters in the table, and MB before and at the peak; to be run in a separate process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     table = count_runs(sentences)
     unigram.train_vocabularies(table, settings)

@@ -1,7 +1,7 @@
-"""From a config to the objects that do the work. Only this room reads a ConfigDict.
+"""Builders of objects from a config. No other package reads a ConfigDict.
 
-Every section of a config is one settings class, field by field, so an unknown key or a missing one
-is an error here, before anything runs. The class's docstring is the documentation of the keys.
+Every section of a config maps to one settings class, field by field, so an unknown or missing key
+is an error here, before anything runs. The class's docstring documents the keys.
 
-`data` needs no jax, so that vocabularies are built and text is tokenised without it; `model` does.
+`data` does not need jax, so that vocabularies can be built and text tokenised without it.
 """

@@ -20,19 +20,19 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    """How rows reach the loop; the `data` section of a config.
+    """Settings of the training stream; the `data` section of a config.
 
     Attributes:
-      alpha: exponent of the language probabilities (Eq. 3) that rows are sampled with.
+      alpha: exponent of the language probabilities (Eq. 3) that sequences are sampled with.
       loader: "tf.data", or "threads" where TensorFlow is not installed.
-      prefetch: batches made ahead.
-      alpha_phases: (step, alpha) pairs: from these steps on, of those on rows, the exponent is
-        another, and each language's rows begin anew.
-      across_documents: whether attention crosses the documents of a row.
-      pair_share: share of the steps that are taken on pairs of translations (translation language
-        modelling), from `corpus.parallel`; 0 for none.
-      contrast_share: share of the steps that are taken on pairs whose sentences do not see each
-        other and are contrasted (`objectives.contrastive`); 0 for none.
+      prefetch: number of prefetched batches.
+      alpha_phases: (step, alpha) pairs: changes of the exponent from these steps on, counting those
+        on packed sequences; each language's sequences then start over.
+      across_documents: whether attention crosses the documents of a sequence.
+      pair_share: share of steps on pairs of translations (translation language modelling), from
+        `corpus.parallel`; 0 for none.
+      contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
+        loss (`objectives.contrastive`); 0 for none.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
     """
 
@@ -63,17 +63,17 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """What is evaluated; the `evaluation` section of a config.
+    """Settings of the evaluation; the `evaluation` section of a config.
 
     Attributes:
-      batch_size: rows at once.
+      batch_size: sequences per batch.
       num_folds: passes of the masked-LM evaluation, each masking one fold.
-      max_sequences: held-out rows per language; 0 for all.
+      max_sequences: held-out sequences per language; 0 for all.
       max_sequences_in_training: the same for the evaluations during training.
-      seed: deals tokens to folds, and draws the sentences that the report shows.
-      retrieval_layer: layer whose states are averaged to a sentence vector.
+      seed: random seed of the folds, and of the example sentences in the report.
+      retrieval_layer: layer whose states are averaged to sentence vectors.
       retrieval_pivot: language that the others are compared with.
-      retrieval_max_sentences: pairs of a parallel set; 0 for all.
+      retrieval_max_sentences: number of pairs per parallel set; 0 for all.
     """
 
     batch_size: int
@@ -88,7 +88,7 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Folders:
-    """Where each stage keeps its results in a working directory."""
+    """Result folders of the stages in a working directory."""
 
     workdir: pathlib.Path
 
@@ -113,7 +113,7 @@ class Folders:
         return self.vocab / "spm.model"
 
     def read_tokenizer(self) -> bytes:
-        """The serialised tokenizer.
+        """Read the serialised tokenizer.
 
         Raises:
           ValueError: it has not been built.
@@ -134,14 +134,14 @@ def settings(
     read_elsewhere: Sequence[str] = (),
     **derived: Any,
 ) -> T:
-    """One section of a config as its settings class.
+    """Convert a section of a config to its settings class.
 
     Args:
       kind: a dataclass.
-      section: its fields, less the derived ones, and the keys that are read elsewhere.
+      section: the fields without derived ones, and keys that are read elsewhere.
       name: of the section, for messages.
-      read_elsewhere: keys of the section that are no fields, or not as they stand.
-      **derived: fields that follow from other things, such as the vocabulary size.
+      read_elsewhere: keys of the section that are not fields, or that are converted by the caller.
+      **derived: fields that are not keys of the section, such as the vocabulary size.
 
     Raises:
       ValueError: a key is unknown or missing.
@@ -172,12 +172,12 @@ def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
 
 
 def _read_amounts(path: str) -> dict[str, float]:
-    """Amounts of text, or probabilities, per language from a JSON file."""
+    """Read amounts of text, or probabilities, per language from a JSON file."""
     try:
         found = artifacts.read_json(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"vocab.amounts: cannot read {path}: {error}") from None
-    # An empty object would pass for no amounts, and those of the text would be taken.
+    # An empty object would be taken for no amounts given, and those of the text would be used.
     is_table = isinstance(found, dict) and found
     if not is_table or not all(type(value) in (int, float) for value in found.values()):
         raise ValueError(f'vocab.amounts: {path} must hold one object, {{"en": 300.8, ...}}')
@@ -185,17 +185,17 @@ def _read_amounts(path: str) -> dict[str, float]:
 
 
 def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
-    """Tables of runs for training and held-out, by language, in the folder vocab.tables.
+    """Find the tables of runs for training and held-out text, by language, in vocab.tables.
 
-    They are called `<lang>.runs.gz` and `<lang>.heldout.runs.gz`.
+    They are named `<lang>.runs.gz` and `<lang>.heldout.runs.gz`.
 
     Raises:
-      ValueError: a language of corpus.languages, or every one, is missing, or there are parts of
+      ValueError: a language of corpus.languages, or every one, is missing, or there are partial
         tables.
     """
     folder = pathlib.Path(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
-    # Each would pass for a language of its own.
+    # Each would be taken for a separate language.
     if parts := sorted(name for name in found if re.search("-[0-9]+-of-[0-9]+$", name)):
         raise ValueError(
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
@@ -233,25 +233,25 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation, "evaluation")
 
 
-# Sections of a config that stages before training read, and that change nothing that it computes.
+# Sections of a config that only earlier stages read and that do not affect training results.
 _ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
-# Keys of `train` that say what is recorded and kept, not what is computed.
+# Keys of `train` for records and checkpoints, which do not affect training results.
 _RECORDING = (
     "log_every", "keep_checkpoints", "keep_every", "tensorboard", "peak_flops", "profile_from",
     "profile_steps",
 )  # fmt: skip
-# These as well, unless all rows of the table are brought up to date then, which rounds them.
+# These as well, except with row-wise updates, where applying pending updates changes rounding.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
 
 
 def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
-    """The folder of training, which is refused under other settings (see `artifacts`).
+    """Open the folder of training, which refuses other settings (see `artifacts`).
 
-    Keys that do not change what is computed may differ (docs/training.md has the list).
+    Keys that do not affect results may differ (docs/training.md has the list).
     """
     is_dense = config.optimizer.embedding_update == "dense"
     recorded = {k: v for k, v in config.to_dict().items() if k not in _ELSEWHERE}
-    # How batches are loaded and where arrays lie does not change the run.
+    # The loading of batches and the sharding of arrays do not affect results.
     _drop(recorded["data"], ("loader", "prefetch"))
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
     _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
@@ -268,7 +268,7 @@ def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
 
 
 def open_packed_dataset(folders: Folders) -> PackedDataset:
-    """The packed dataset of a working directory, checked against its tokenizer."""
+    """Open the packed dataset of a working directory, checked against its tokenizer."""
     store = PackedDataset.open(folders.rows)
     store.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
     return store

@@ -1,4 +1,4 @@
-"""Builder of masked language modelling, with its terms on pairs of translations."""
+"""Builder of masked language modelling, with terms on pairs of translations."""
 
 import dataclasses
 import math
@@ -33,10 +33,10 @@ from vocap.allocation import language_probabilities
 
 
 def build(setup: Setup) -> Objective:
-    """Masked LM on packed sequences; TLM and sentence contrast where the stream has pairs for them.
+    """Build masked LM on packed sequences, with TLM and sentence contrast if there are pairs.
 
     Raises:
-      ValueError: settings that do not fit the data, each with its key.
+      ValueError: settings do not fit the data; the message names the keys.
     """
     data, parts = data_settings(setup.config), _parts(setup)
     contrast = setup.settings(ContrastSettings, "contrast")
@@ -66,12 +66,12 @@ def build(setup: Setup) -> Objective:
 
 
 def has_masked_lm(objective: Objective) -> bool:
-    """Whether an objective is, or has as a term, masked LM on packed sequences."""
+    """Whether an objective is masked LM on packed sequences, or has it as a term."""
     return isinstance(_packed_term(objective), MaskedLM)
 
 
 def masked_lm_of(objective: Objective) -> MaskedLM:
-    """The masked LM on packed sequences that an objective is, or has as a term.
+    """Return an objective's masked LM on packed sequences, itself or a term.
 
     Raises:
       ValueError: it has none.
@@ -92,7 +92,7 @@ def _packed_term(objective: Objective) -> Objective | None:
 
 
 def _parts(setup: Setup) -> dict[str, Any]:
-    """What masked LM on packed sequences and on pairs have in common, by field."""
+    """Common fields of masked LM on packed sequences and on pairs."""
     store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
     encoder = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if encoder.max_length < store.length:
@@ -128,7 +128,7 @@ def _parts(setup: Setup) -> dict[str, Any]:
 
 
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
-    """Raises ValueError if a group can have more distinct targets than its V' has room for."""
+    """Raise ValueError if a group can have more distinct targets than the capacity of its V'."""
     sequences = setup.batch_size // settings.num_groups(setup.batch_size)
     targets = sequences * mask.slots(setup.store.length)
     if settings.kind == "knn" and settings.capacity < min(targets, setup.store.vocab_size):
@@ -142,7 +142,7 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
 def _check_refresh_interval(
     setup: Setup, settings: OutputLayerSettings, mask: MaskSettings
 ) -> None:
-    """Warns where |V| << n |W| (VoCap, Section 3.1) does not hold by any reading."""
+    """Warn if |V| << n |W| (VoCap, Section 3.1) does not hold under any interpretation."""
     targets = setup.config.train.batch_size * mask.slots(setup.store.length)
     vocab_size, n = setup.store.vocab_size, settings.refresh_every
     if settings.kind == "knn" and n * targets < vocab_size:
@@ -158,15 +158,15 @@ def _check_refresh_interval(
 def language_shares(
     config: ConfigDict, store: PackedDataset, alpha: float | None = None
 ) -> dict[str, float]:
-    """Share of each language in the training stream (Eq. 3), by `data.alpha` or another one."""
+    """Share of each language in the training stream (Eq. 3), by default for `data.alpha`."""
     tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
     return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
 
 
 def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
-    """Statistics of the packed sequences, and the step from which on each holds."""
+    """Token statistics of the packed sequences, with the first step of each phase."""
     data = data_settings(setup.config)
-    # Phases count the steps on packed sequences.
+    # Phases count only steps on packed sequences.
     share = 1 - data.pair_share - data.contrast_share
     phases = ((0, data.alpha), *((round(step / share), a) for step, a in data.alpha_phases))
     return [
@@ -179,11 +179,11 @@ def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
 def token_statistics(
     store: PackedDataset, shares: Mapping[str, float], vocab_size: int
 ) -> TokenStatistics:
-    """What the training text says about the tokens, for a table of `vocab_size` rows.
+    """Token statistics of the training text, for a table of `vocab_size` rows.
 
     Args:
-      store: counts of each language.
-      shares: of the languages in the stream.
+      store: packed dataset with the counts of each language.
+      shares: shares of the languages in the stream.
       vocab_size: V, padding included.
     """
     counts = {lang: (share, store.token_counts(lang)) for lang, share in shares.items()}
@@ -193,13 +193,13 @@ def token_statistics(
 def statistics_of(
     store: PackedDataset, counts: Mapping[str, tuple[float, np.ndarray]], vocab_size: int
 ) -> TokenStatistics:
-    """Statistics of tokens that are drawn from one of several sources.
+    """Token statistics of a mixture of sources.
 
-    A token's probability as a target is that of its counts (add one) in each source, mixed by the
-    sources' shares.
+    A token's probability as a target is its add-one smoothed frequency in each source, weighted by
+    the sources' shares.
 
     Args:
-      store: says which tokens are no text.
+      store: packed dataset, for the ids of special tokens.
       counts: share and counts [pieces] of each source.
       vocab_size: V, padding included.
     """

@@ -1,4 +1,4 @@
-"""Estimates of memory from a config alone."""
+"""Memory estimates from a config alone."""
 
 import dataclasses
 import pathlib
@@ -22,12 +22,12 @@ PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What one device holds.
+    """Memory of one device.
 
     Attributes:
-      mesh: devices along data, fsdp and model.
-      bytes: of each of `PARTS`.
-      layout: a table of how the parameters are split.
+      mesh: number of devices along data, fsdp and model.
+      bytes: bytes of each of `PARTS`.
+      layout: table of the parameters' sharding.
     """
 
     mesh: str
@@ -36,14 +36,14 @@ class Estimate:
 
 
 class _AbsentRows(PackedDataset):
-    """A store without rows, for what needs to know a vocabulary only."""
+    """Packed dataset without sequences, for code that needs the vocabulary only."""
 
     def token_counts(self, language: str) -> np.ndarray:
         return np.ones(self.vocab_size, np.int64)
 
 
 def absent_rows(config: ConfigDict) -> PackedDataset:
-    """A store as the config would have it, without rows."""
+    """Return the packed dataset of a config, without sequences."""
     return _AbsentRows(
         folder=pathlib.Path(),
         vocab_size=config.vocab.target_size,
@@ -56,7 +56,7 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
 
 
 def estimate(config: ConfigDict, num_devices: int) -> Estimate:
-    """Memory of a device when the run of `config` has `num_devices`.
+    """Estimate the memory of a device when the run of `config` has `num_devices`.
 
     Raises:
       ValueError: the mesh or the batch does not fit the devices.
@@ -96,7 +96,7 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
 
 
 def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
-    """Classes whose logits are held together, of every masked position of a group."""
+    """Number of classes per masked position whose logits are stored at the same time."""
     if isinstance(layer, FullSoftmax):
         return layer.num_valid
     if isinstance(layer, BlockwiseSoftmax):

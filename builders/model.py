@@ -1,4 +1,4 @@
-"""Builders that need jax: the mesh, the compiled functions, the evaluators."""
+"""Builders that need jax: mesh, compiled functions, evaluators."""
 
 import dataclasses
 import logging
@@ -36,11 +36,11 @@ def train_settings(config: ConfigDict) -> TrainSettings:
 def initial_params(
     config: ConfigDict, objective: Objective, folders: Folders
 ) -> Callable[[], Any] | None:
-    """What reads the parameters that the run starts from, `train.init_from`; None for random ones.
+    """Build a reader of the initial parameters in `train.init_from`; None for random ones.
 
     Raises:
-      ValueError: the run has not begun, and cannot start from that folder, or the objective has no
-        masked LM.
+      ValueError: the run has not started and cannot start from that folder, or the objective has
+        no masked LM.
     """
     if not config.train.init_from:
         return None
@@ -50,12 +50,12 @@ def initial_params(
         folders.read_tokenizer(),
     )
     if not (folders.train / "checkpoints").exists():
-        model_folder.check_initial(*args)  # now, before the folder of training is claimed
+        model_folder.check_initial(*args)  # before the folder of training is claimed
     return lambda: model_folder.initial_params(*args)
 
 
 def mesh(config: ConfigDict) -> Mesh:
-    """The mesh of the config over all devices.
+    """Create the mesh of the config over all devices.
 
     Raises:
       ValueError: mesh, devices and batch do not fit.
@@ -68,7 +68,7 @@ def mesh(config: ConfigDict) -> Mesh:
 def train_functions(
     config: ConfigDict, objective: Objective, mesh: Mesh | AbstractMesh
 ) -> TrainFunctions:
-    """The compiled functions of the run on `mesh`."""
+    """Build the compiled functions of the run on `mesh`."""
     train = train_settings(config)
     return make_train_functions(
         objective,
@@ -82,7 +82,7 @@ def train_functions(
 
 
 def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
-    """Says what of the embedding table a step reads and updates, of an objective with masked LM."""
+    """Log which table rows a step reads and updates, for an objective with masked LM."""
     if not has_masked_lm(objective):
         return
     if config.train.accumulation_steps > 1:
@@ -95,7 +95,7 @@ def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDatas
 
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raises ValueError unless the sequences of a batch divide evenly over the devices."""
+    """Raise ValueError unless a batch divides evenly over the devices."""
     shards = num_batch_shards(mesh)
     if batch_size % shards:
         raise ValueError(
@@ -105,12 +105,12 @@ def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
 
 
 class Trained(NamedTuple):
-    """The latest checkpoint of a run.
+    """Latest checkpoint of a run.
 
     Attributes:
       objective: of its config.
       step: steps taken.
-      params: all up to date.
+      params: parameters, all up to date.
     """
 
     objective: Objective
@@ -121,16 +121,16 @@ class Trained(NamedTuple):
 def restore(
     config: ConfigDict, store: PackedDataset, folders: Folders, mesh: Mesh | None = None
 ) -> Trained:
-    """Reads the latest checkpoint of the run in a working directory.
+    """Read the latest checkpoint of the run in a working directory.
 
     Args:
       config: of the run.
-      store: its data.
+      store: its packed dataset.
       folders: the working directory.
-      mesh: where its parameters are put; by default that of the config.
+      mesh: mesh to place the parameters on; by default that of the config.
 
     Raises:
-      ValueError: there is no checkpoint, or none that is whole.
+      ValueError: there is no checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh")) if mesh is None else mesh
     objective = objectives.objective(config, store, mesh)
@@ -141,7 +141,7 @@ def restore(
 def evaluators(
     config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh
 ) -> list[Evaluator]:
-    """What is evaluated during training: of an objective with masked LM, its exact loss."""
+    """Build the evaluators during training: the exact loss, for objectives with masked LM."""
     if not has_masked_lm(objective):
         return []
     masked_lm = masked_lm_of(objective)
@@ -154,7 +154,7 @@ def evaluators(
 def exact_masked_lm(
     config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh, *, in_training: bool
 ) -> ExactMaskedLM:
-    """The exact evaluation, on fewer rows if it is run in training."""
+    """Build the exact evaluation, on fewer sequences if it is run during training."""
     options = evaluation_settings(config)
     return ExactMaskedLM(
         masked_lm,
@@ -170,12 +170,12 @@ def exact_masked_lm(
 def sampled_loss(
     config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
 ) -> SampledLoss:
-    """Sampled against exact loss on held-out rows, in batches like those of training."""
+    """Build the comparison of sampled and exact loss on held-out batches like in training."""
     options = evaluation_settings(config)
     return SampledLoss(
         masked_lm,
         store,
-        # What is planned at once in training: more could have more targets than V' has room for.
+        # As many sequences as are planned together in training: more could exceed the capacity.
         batch_size=config.train.batch_size // config.train.accumulation_steps,
         max_sequences=options.max_sequences_in_training,
         seed=options.seed,
@@ -186,7 +186,7 @@ def sampled_loss(
 def retrieval(
     config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
 ) -> Retrieval:
-    """Retrieval on the parallel sets of the packed dataset."""
+    """Build retrieval on the parallel sets of the packed dataset."""
     options = evaluation_settings(config)
     return Retrieval(
         masked_lm,
@@ -202,7 +202,7 @@ def retrieval(
 def examples(
     config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
 ) -> Examples:
-    """Held-out sentences with a masked piece, of the tokenizer of a working directory."""
+    """Build example predictions of masked pieces in held-out sentences."""
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
     pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
     return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)

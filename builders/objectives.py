@@ -1,4 +1,4 @@
-"""Builders of objectives: `config.objective` names the one that a run learns."""
+"""Builders of objectives, selected by `config.objective`."""
 
 import dataclasses
 import importlib
@@ -15,19 +15,19 @@ from training.sharding import MeshSettings, padded_vocab_size
 
 T = TypeVar("T")
 
-# Module and function that build each objective. A config may name one that is not here, as
+# Module and function that build each objective. A config may name others as
 # "package.module:function".
 OBJECTIVES = {"masked_lm": "builders.masked_lm:build"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What an objective is built from.
+    """Inputs for building an objective.
 
     Attributes:
-      config: the whole config; sections are best read through `settings`.
-      store: tokenized text, its vocabulary and statistics.
-      mesh: what the objective will run on; None for a single device.
+      config: the whole config; prefer `settings` for reading sections.
+      store: packed dataset, with its vocabulary and statistics.
+      mesh: mesh that the objective will run on; None for a single device.
     """
 
     config: ConfigDict
@@ -37,7 +37,7 @@ class Setup:
     def settings(
         self, kind: type[T], name: str, read_elsewhere: Sequence[str] = (), **derived: Any
     ) -> T:
-        """The section `name` of the config as its settings class, see `builders.data.settings`.
+        """Convert the section `name` to its settings class, see `builders.data.settings`.
 
         Raises:
           ValueError: there is no such section, or a key of it is unknown or missing.
@@ -55,7 +55,7 @@ class Setup:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of an embedding table: the vocabulary, padded to split over the mesh."""
+        """Rows of an embedding table: the vocabulary size, padded to shard over the mesh."""
         return padded_vocab_size(self.store.vocab_size, self.mesh_settings.vocab_multiple)
 
     @property
@@ -64,22 +64,23 @@ class Setup:
 
     @property
     def batch_size(self) -> int:
-        """Sequences that are planned at once: of a batch, or of a part of it."""
+        """Number of sequences planned together: a batch, or a part of it."""
         return self.config.train.batch_size // self.config.train.accumulation_steps
 
 
 def objective(
     config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh | None = None
 ) -> Objective:
-    """The objective that the config names.
+    """Build the objective that the config names.
 
     Args:
       config: the whole config.
-      store: tokenized text, its vocabulary and statistics.
-      mesh: what the objective will run on; None for a single device.
+      store: packed dataset, with its vocabulary and statistics.
+      mesh: mesh that the objective will run on; None for a single device.
 
     Raises:
-      ValueError: there is no such objective, or settings do not fit the data, each with its key.
+      ValueError: there is no such objective, or settings do not fit the data; the message names
+        the keys.
     """
     name = OBJECTIVES.get(config.objective, config.objective)
     module, colon, function = name.partition(":")

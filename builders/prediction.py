@@ -1,4 +1,4 @@
-"""A finished run of finetune.py, or an encoder, put to use on other text."""
+"""Inference on other text with a finished run of finetune.py, or with an encoder."""
 
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from input_pipeline.tasks.examples import Example, SentencePairs, Sentences
 from interop.params_file import read_params
 from models.encoder import EncoderSettings
 
-# Examples at once: enough to make batches of similar lengths, few enough to show progress.
+# Examples per chunk: enough for batches of similar lengths, few enough to show progress.
 CHUNK = 1024
 
 
 def run_config(workdir: pathlib.Path) -> ConfigDict:
-    """The config of a run of finetune.py.
+    """Read the config of a run of finetune.py.
 
     Raises:
       ValueError: there is no such run, or it has not ended.
@@ -33,16 +33,16 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
             "finetune.py"
         )
     recorded = artifacts.read_json(workdir / "settings.json")
-    for name in ("tokenizer", "parameters"):  # of the encoder, no keys of the config
+    for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
         recorded.pop(name)
     return ConfigDict(recorded)
 
 
 class FineTuned:
-    """The model of a finished run: examples without labels -> lines of JSON."""
+    """Model of a finished run: unlabelled examples -> lines of JSON."""
 
     def __init__(self, workdir: pathlib.Path):
-        """Reads the run in `workdir`.
+        """Read the run in `workdir`.
 
         Raises:
           ValueError: it has not ended, or its files do not belong together.
@@ -59,7 +59,7 @@ class FineTuned:
         self.task = self._options.task
 
     def __call__(self, examples: Sequence[Example], language: str = "") -> Iterator[list[Line]]:
-        """Yields the lines of at most `CHUNK` examples after another; see `evaluation.tasks`."""
+        """Yield the lines of successive chunks of `CHUNK` examples; see `evaluation.tasks`."""
         for start in range(0, len(examples), CHUNK):
             data = task_data.featured(
                 self._options, self._tokenizer, language, examples[start : start + CHUNK]
@@ -85,13 +85,13 @@ def _read_tokenizer(workdir: pathlib.Path, expected: str) -> task_data.Tokenizer
 def search_lines(
     config: ConfigDict, sources: Sentences, targets: Sentences, threshold: float | None
 ) -> list[Line]:
-    """What an encoder finds in the second text for the first one.
+    """Search the second text for translations of the first with an encoder.
 
     Args:
-      config: of a task of retrieval: the nearest of the second text for each of the first; or of
-        mining: pairs that may be translations, best first.
+      config: of a retrieval task, for the nearest sentence of the second text to each of the first;
+        or of a mining task, for pairs that may be translations, best first.
       sources, targets: the texts.
-      threshold: of mining, the least score of a pair; None for all.
+      threshold: for mining, smallest score of a pair; None for all pairs.
 
     Raises:
       ValueError: there is no such encoder, or it has no such layer.
@@ -110,7 +110,7 @@ def search_lines(
 def mining_threshold(
     config: ConfigDict, workdir: pathlib.Path | None, language: str
 ) -> float | None:
-    """The least score of a pair: the config's, or the one that the run found for the language."""
+    """Smallest score of a mined pair: the config's, or the run's threshold for the language."""
     thresholds: dict[str, Any] = {}
     if workdir is not None:
         thresholds = artifacts.read_json(workdir / task_runs.RESULTS).get("thresholds", {})

@@ -1,4 +1,4 @@
-"""Encoders that fine-tuning starts from: runs of train.py, folders of tools.export_model."""
+"""Pre-trained encoders for fine-tuning, from runs of train.py or tools.export_model."""
 
 import dataclasses
 import hashlib
@@ -17,24 +17,24 @@ from interop import model_folder
 from models.encoder import EncoderSettings
 from training.sharding import MeshSettings, make_mesh
 
-# What the record of a run does not hold, since nothing that was computed depends on it.
+# Keys missing from the record of a run, since they do not affect its results.
 _TRAIN = {
     "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1,
     "keep_every": 0, "tensorboard": False, "peak_flops": 0.0, "profile_from": 0, "profile_steps": 0,
 }  # fmt: skip
 _DATA = {"loader": "threads", "prefetch": 1}
-# One device: the parameters alone are wanted, and the batch may not split over those of today.
+# A single device: only the parameters are needed, and the batch may not divide over more.
 _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "rules": ()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """An encoder.
+    """Pre-trained encoder.
 
     Attributes:
-      settings: its sizes.
-      params: of `models.encoder.Encoder`, nested dicts of float32 arrays; rows of the table beyond
-        the tokenizer's pieces are padding.
+      settings: its architecture.
+      params: of `models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
+        tokenizer's pieces are padding.
       tokenizer: the serialised SentencePiece model.
     """
 
@@ -43,7 +43,7 @@ class Pretrained:
     tokenizer: bytes
 
     def digest(self) -> str:
-        """SHA-256 of all parameters, in hexadecimal: a checkpoint trained further is another."""
+        """SHA-256 of all parameters, in hexadecimal, which differs between checkpoints of a run."""
         hasher = hashlib.sha256()
         for path, array in jax.tree.leaves_with_path(self.params):
             hasher.update(f"{jax.tree_util.keystr(path)} {array.shape}".encode())
@@ -52,7 +52,7 @@ class Pretrained:
 
 
 def read_pretrained(path: str) -> Pretrained:
-    """Reads an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
+    """Read an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
 
     Raises:
       ValueError: it is neither, or cannot be read.
@@ -72,9 +72,9 @@ def read_pretrained(path: str) -> Pretrained:
 
 
 def _of_run(folders: Folders) -> Pretrained:
-    """The latest checkpoint of a run of train.py."""
+    """Read the latest checkpoint of a run of train.py."""
     recorded = artifacts.read_json(folders.train / "settings.json")
-    del recorded["rows"]  # of the stage before
+    del recorded["rows"]  # settings of the stage before
     config = ConfigDict(recorded)
     for name, defaults in (("data", _DATA), ("train", _TRAIN), ("mesh", _MESH)):
         config[name] = {**defaults, **recorded[name]}

@@ -1,4 +1,4 @@
-"""Builder of the training stream: packed sequences and, if wanted, pairs of translations."""
+"""Builder of the training stream: packed sequences and, optionally, pairs of translations."""
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
@@ -14,7 +14,7 @@ from training.sharding import host_part, num_batch_shards
 
 
 def training_data(config: ConfigDict, store: PackedDataset, mesh: Mesh) -> StreamedData:
-    """This host's part of the training batches of `mesh`.
+    """Build the stream of this host's part of the training batches on `mesh`.
 
     Raises:
       ValueError: a batch of pairs does not divide over the devices.
@@ -28,7 +28,7 @@ def training_data(config: ConfigDict, store: PackedDataset, mesh: Mesh) -> Strea
 
 
 def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
-    """Raises ValueError unless batches of every kind divide into parts, and these over devices."""
+    """Raise ValueError unless batches of every kind divide into parts, and parts over devices."""
     data, train = data_settings(config), config.train
     shards = num_batch_shards(mesh)
     sizes = {"train.batch_size": train.batch_size}

@@ -1,4 +1,4 @@
-"""What all commands share: files that are written whole, stages that are done once, how they start.
+"""Utilities of all commands: atomic files, resumable stages, entry points.
 
 Imports nothing of the project.
 """

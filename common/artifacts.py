@@ -1,8 +1,8 @@
-"""Files that are whole or absent, and folders that know what they were made from.
+"""Atomic files, and stage folders that record their provenance.
 
-The one module every room may import; standard library only. A stage of the pipeline marks its
-folder with the settings it ran under. The folder then refuses other settings, so that results of
-two configs never mix, and a finished stage is recognised and not run again.
+Any package may import this module; it needs the standard library only. A stage of the pipeline
+records its settings in its folder. The folder then refuses other settings, so that results of two
+configs never mix, and a finished stage is recognised and not run again.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ _LOCK = "LOCK"
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields a temporary path beside `path`, renamed to it when the block ends well."""
+    """Yield a temporary path beside `path`, renamed to it when the block succeeds."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix stays last: writers such as np.save and savefig go by it.
-    # Hosts of one image may have the same process numbers.
+    # The suffix stays last, since writers such as np.save and savefig depend on it.
+    # Hosts of one image may have the same process ids.
     aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
     try:
         yield aside
@@ -37,36 +37,36 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes `text` as UTF-8, whole or not at all."""
+    """Write `text` as UTF-8, atomically."""
     with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes `data`, whole or not at all."""
+    """Write `data`, atomically."""
     with atomic_path(path) as aside:
         aside.write_bytes(data)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as readable JSON, whole or not at all."""
+    """Write `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file."""
+    """Read a JSON file."""
     return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
 def fingerprint(*values: Any) -> str:
-    """A short hash of JSON-able values; equal values, and only those, share it."""
+    """Short hash that identifies JSON-able values."""
     text = json.dumps(values, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage's folder; see `open_stage`."""
+    """Folder of a stage; see `open_stage`."""
 
     folder: pathlib.Path
     settings: Any
@@ -74,7 +74,7 @@ class Stage:
 
     @property
     def done(self) -> bool:
-        """Whether the stage has finished here before, under the same settings."""
+        """Whether the stage has already finished here under the same settings."""
         return (self.folder / _DONE).exists() and self._claimed
 
     @property
@@ -83,21 +83,21 @@ class Stage:
         return path.exists() and self._recorded() == self.settings
 
     def _recorded(self) -> Any:
-        """Settings of the folder, with defaults for those that it was made before."""
+        """Settings of the folder, with defaults for settings newer than the folder."""
         return _filled(read_json(self.folder / _SETTINGS), self.settings, self.defaults)
 
     def claim(self) -> None:
-        """Reserves the folder for these settings, before what is in it depends on them."""
+        """Reserve the folder for these settings, before any of its contents depend on them."""
         if not self._claimed:
             (self.folder / _DONE).unlink(missing_ok=True)
             write_json(self.folder / _SETTINGS, self.settings)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Claims the folder and keeps other processes out of it until the block ends.
+        """Claim the folder and lock it against other processes until the block ends.
 
-        The system lets go of it if the process is killed. Hosts that do not share locks of files
-        do not notice each other.
+        The system releases the lock if the process is killed. Hosts without shared file locks do
+        not exclude each other.
 
         Raises:
           ValueError: another process holds the folder.
@@ -115,7 +115,7 @@ class Stage:
             yield
 
     def finish(self) -> None:
-        """Marks the folder as whole; the last thing a stage does."""
+        """Mark the folder as complete; the last action of a stage."""
         self.claim()
         write_text(self.folder / _DONE, "")
 
@@ -123,18 +123,19 @@ class Stage:
 def open_stage(
     folder: str | os.PathLike[str], settings: Any, *, defaults: Any = None, replace: bool = False
 ) -> Stage:
-    """Opens `folder` for a stage that runs under `settings` (JSON-able).
+    """Open `folder` for a stage with `settings` (JSON-able).
 
     Nothing is written until the stage claims the folder or finishes, so that a stage that failed
-    for its settings can be run again with better ones.
+    because of its settings can be run again with others.
 
     Args:
-      folder: the stage's own.
-      settings: all that its results depend on.
-      defaults: of settings, in their shape: what a folder was made with that does not name them,
-        since the code did not know them yet. Where they have none, such a folder is refused.
-      replace: whether results of other settings are made anew instead of refused. For a stage that
-        writes each of its files whole and keeps nothing of the old ones.
+      folder: of the stage.
+      settings: everything that determines its results.
+      defaults: values, in the structure of `settings`, for settings missing from the record of an
+        older folder because the code did not have them yet. Without a default, such a folder is
+        refused.
+      replace: whether to replace results of other settings instead of refusing them. For a stage
+        that writes each of its files atomically and reuses none of the old ones.
 
     Raises:
       ValueError: the folder belongs to other settings; the message names each that differs.
@@ -155,7 +156,7 @@ def open_stage(
 
 
 def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
-    """`found`, with the defaults of what `wanted` has and it has not."""
+    """Add to `found` the defaults of keys that only `wanted` has."""
     if not (isinstance(found, dict) and isinstance(wanted, dict) and isinstance(defaults, dict)):
         return found
     absent = {key: defaults[key] for key in defaults if key in wanted and key not in found}
@@ -164,7 +165,7 @@ def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    """One line for every leaf in which two JSON values differ."""
+    """Yield one line for every leaf in which two JSON values differ."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in sorted({*found, *wanted}):
             missing = "(absent)"

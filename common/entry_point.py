@@ -1,4 +1,4 @@
-"""What the entry points share: how they start, and how they tell an error."""
+"""Startup and error reporting of the entry points."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from absl import app, flags, logging
 
 
 def run(main: Callable[[list[str]], None], required: Sequence[str] = ("config", "workdir")) -> None:
-    """Parses the flags, of which those in `required` must be given, and runs `main`.
+    """Parse the flags, of which those in `required` must be given, and run `main`.
 
-    Every room reports wrong input as a ValueError that says what to do, a full disk as an OSError,
-    a loss that is not finite as a FloatingPointError. The program then ends with that message and
-    status 1; the traceback is shown with -v 1 only.
+    Every package reports invalid input as a ValueError with a remedy, a full disk as an OSError,
+    a non-finite loss as a FloatingPointError. The program then ends with that message and status 1;
+    the traceback is shown with -v 1 only.
     """
 
     def plain_main(argv: list[str]) -> None:

@@ -1,10 +1,10 @@
 """The output layer at large vocabularies: k-NN target sampling (paper Section 3.1, Algorithm 2).
 
-The room holds the neighbour index (`neighbours`, `inclusion`), the candidate set V' (`candidates`),
-the table rows that a step touches (`working_rows`), the losses over all or some of the vocabulary
-(`losses`, `blockwise`, `noise`), and the six output layers made of them (`output_layer`).
-Everything is a pure function of jax arrays.
+The package holds the neighbour index (`neighbours`, `inclusion`), the candidate set V'
+(`candidates`), the table rows that a step touches (`working_rows`), the losses over all or some of
+the vocabulary (`losses`, `blockwise`, `noise`), and the six output layers built from them
+(`output_layer`). Everything is a pure function of jax arrays.
 
-It holds no flax modules, TensorFlow or configs. When to refresh the index is the objective's
-business; what the hidden states are is the model's.
+It holds no flax modules, TensorFlow or configs. The objective decides when to refresh the index;
+the model defines the hidden states.
 """

@@ -1,7 +1,7 @@
-"""The softmax cross-entropy over the whole vocabulary, exact, without ever holding its logits.
+"""Exact softmax cross-entropy over the whole vocabulary, without materialising the logits.
 
 Blocks of the vocabulary are visited one after another. The forward pass keeps a running maximum and
-sum of exponentials per position; the backward pass computes each block's logits anew.
+sum of exponentials per position; the backward pass recomputes each block's logits.
 """
 
 import functools
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 
 from knn_sampling.losses import ABSENT
 
-# Classes of a block on a CPU, whose caches it should fit; see benchmarks/softmax.py.
+# Classes per block on a CPU: a block should fit its caches; see benchmarks/softmax.py.
 DEFAULT_BLOCK_SIZE = 1024
-# The same on accelerators, which want products large enough to hide the cost of a loop.
+# The same on accelerators, where products must be large enough to hide the cost of a loop.
 _ACCELERATOR_BLOCK_SIZE = 16_384
 
-# Blocks hold a multiple of this many classes where they can: matrix units like whole tiles.
+# Block sizes are a multiple of this where possible: matrix units are fastest on whole tiles.
 _TILE = 128
 
 
 def vocabulary_block_size() -> int:
-    """Classes of a block of the softmax over the whole vocabulary, on the default backend."""
+    """Classes per block of the softmax over the whole vocabulary, on the default backend."""
     return DEFAULT_BLOCK_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_BLOCK_SIZE
 
 
@@ -39,23 +39,23 @@ def blockwise_softmax_loss(
 ) -> jax.Array:
     """Cross-entropy log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), over all rows of a table.
 
-    Value and gradient are those of `losses.full_softmax_loss`; with the rows of V' for a table they
-    are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the gradients is a few times
-    W * block_size floats instead of W * V; a gradient costs one more matrix product, and a value
-    alone none. Each block of the table is cast to the type of `hidden`; products accumulate in
-    float32. A table split over devices gives the same, but the compiler gathers all
-    of it on each device, in one of the two passes once per block: right, not fast.
+    Value and gradient are those of `losses.full_softmax_loss`; with the rows of V' as the table
+    they are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the gradients is a few
+    times W * block_size floats instead of W * V; a gradient costs one more matrix product, and a
+    value alone none. Each block of the table is cast to the dtype of `hidden`; products accumulate
+    in float32. A table sharded over devices gives the same result, but the compiler gathers all of
+    it on each device, in one of the two passes once per block: correct, but slow.
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
       targets: [W] int32 target ids below `num_valid`.
-      weights: [W] weights of the positions; where zero, hidden state and target may be anything.
-      table: [V, D] output embeddings, any float type; their gradient has the same.
+      weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
+      table: [V, D] output embeddings of any float dtype, which is also that of their gradient.
       bias: [V] output bias.
-      num_valid: classes; rows of the table from here on are padding and get no probability.
-      block_size: classes of a block, at most; need not divide V. 0 puts all into one block.
-      num_used: scalar int32; blocks of classes from here on are not visited. All these classes must
-        be absent, by a bias of `losses.ABSENT`. None for V.
+      num_valid: number of classes; table rows from here on are padding and get no probability.
+      block_size: most classes per block; need not divide V. 0 puts all into one block.
+      num_used: scalar int32; blocks of classes from here on are skipped. All these classes must be
+        absent, by a bias of `losses.ABSENT`. None for V.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -64,12 +64,12 @@ def blockwise_softmax_loss(
       ValueError: `block_size` is negative.
 
     Source: the running normaliser is Milakov and Gimelshein 2018 (arXiv:1805.02867); recomputing
-    blocks of logits for the gradient is the way of Wijmans et al. 2024 (arXiv:2411.09009).
+    blocks of logits for the gradient follows Wijmans et al. 2024 (arXiv:2411.09009).
     """
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
     counts = weights > 0
-    # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
+    # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.
     hidden = jnp.where(counts[:, None], hidden, 0)
     num_used = jnp.int32(table.shape[0]) if num_used is None else num_used
     losses = _losses(hidden, targets, table, bias, num_used, num_valid, block_size)
@@ -77,13 +77,13 @@ def blockwise_softmax_loss(
 
 
 class _Block(NamedTuple):
-    """Consecutive rows of the table.
+    """Consecutive table rows.
 
     Attributes:
-      start: scalar int32, id of the first.
-      rows: [B, D] embeddings in the type of the hidden states.
-      bias: [B] float32; padding has the logit of a class that is not there.
-      is_new: [B] whether no earlier block held the row.
+      start: scalar int32, id of the first row.
+      rows: [B, D] embeddings in the dtype of the hidden states.
+      bias: [B] float32; `losses.ABSENT` for padding.
+      is_new: [B] bool, whether no earlier block held the row.
     """
 
     start: jax.Array
@@ -92,18 +92,18 @@ class _Block(NamedTuple):
     is_new: jax.Array
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """[B, W] float32."""
+        """Logits [B, W] float32."""
         products = jnp.dot(self.rows, hidden.T, preferred_element_type=jnp.float32)
         return products + self.bias[:, None]
 
     def is_target(self, targets: jax.Array) -> jax.Array:
-        """[B, W] bool, a comparison that fuses with what uses it."""
+        """[B, W] bool: target mask; a comparison, so that XLA fuses it into its consumer."""
         ids = self.start + jnp.arange(len(self.bias), dtype=jnp.int32)
         return ids[:, None] == targets[None, :]
 
 
 def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
-    """Number of blocks and their equal size, which makes the last one overlap as little as can."""
+    """Number of blocks and their equal size, chosen so that the last one overlaps least."""
     block_size = min(block_size or vocab_size, vocab_size)
     num_blocks = -(-vocab_size // block_size)
     even = -(-vocab_size // num_blocks)
@@ -111,7 +111,7 @@ def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
 
 
 def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> _Block:
-    """The block of this number; the last one is moved back to end with the table."""
+    """Block at index `number`; the last one is shifted back to end with the table."""
     first_new = number * size
     start = jnp.minimum(first_new, table.shape[0] - size)
     ids = start + jnp.arange(size, dtype=jnp.int32)
@@ -127,7 +127,7 @@ def _losses(hidden, targets, table, bias, num_used, num_valid, block_size):
 
 
 def _visited(num_blocks: int, size: int, num_used: jax.Array) -> jax.Array:
-    """Number of blocks that hold classes in use, at least one."""
+    """Number of blocks that hold used classes, at least one."""
     return jnp.clip((num_used + size - 1) // size, 1, num_blocks)
 
 
@@ -165,8 +165,8 @@ def _backward(num_valid, block_size, saved, by_loss):
         probabilities = jnp.exp(block.logits(hidden) - log_normaliser[None, :])
         by_logit = by_loss[None, :] * (probabilities - block.is_target(targets))  # [B, W]
         short = by_logit.astype(hidden.dtype)
-        # Classes that two blocks hold: both write the same gradient to the table, and only the
-        # first adds to the gradient of the hidden states.
+        # For classes in two overlapping blocks both write the same gradient to the table, but only
+        # the first may add to the gradient of the hidden states.
         new_rows = jnp.where(block.is_new[:, None], block.rows, 0)
         by_hidden += jnp.dot(new_rows.T, short, preferred_element_type=jnp.float32)  # [D, W]
         by_rows = jnp.dot(short, hidden, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Capacity buckets: the cost of a step follows its candidates, in static shapes."""
+"""Capacity buckets: static shapes, with a step cost proportional to its number of candidates."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-# Slots of a bucket come in multiples of this, which the matrix units of accelerators like.
+# Bucket sizes are multiples of this, for the tiles of accelerators' matrix units.
 _MULTIPLE = 128
 
 
 def bucket_sizes(capacity: int, num_buckets: int) -> tuple[int, ...]:
-    """Ascending sizes, evenly spaced, the last one the capacity."""
+    """Ascending, evenly spaced bucket sizes up to the capacity."""
     sizes = {
         min(-(-capacity * i // (num_buckets * _MULTIPLE)) * _MULTIPLE, capacity)
         for i in range(1, num_buckets + 1)
@@ -25,17 +25,17 @@ def loss_in_bucket(
     needed: jax.Array,
     *args: jax.Array,
 ) -> jax.Array:
-    """`loss(*args, size=size)` at the smallest of `sizes` that holds `needed`, or the largest.
+    """Compute `loss(*args, size=size)` at the smallest size that holds `needed`, or the largest.
 
-    Only the chosen size is computed. Its gradient is found by computing the branch again in the
-    backward pass: kept values of branches of different shapes would have to be kept for all.
+    Only the chosen branch runs. The backward pass recomputes it (rematerialisation), since
+    residuals would otherwise be stored for the branches of all sizes.
 
     Args:
-      loss: (*args, size=) -> losses of a shape that does not depend on the size; slots from
-        `needed` on must not matter to it.
+      loss: (*args, size=) -> losses of a shape that does not depend on the size; it must ignore the
+        slots from `needed` on.
       sizes: ascending static sizes.
       needed: scalar int32.
-      *args: what `loss` is differentiated by.
+      *args: differentiable arguments of `loss`.
     """
     if len(sizes) == 1:
         return loss(*args, size=sizes[0])

@@ -1,8 +1,7 @@
-"""The candidate set V': the classes that the softmax of a group of sequences is taken over (Eq. 5).
+"""Candidate set V': the classes in the softmax of a group of sequences (Eq. 5).
 
-V' is defined per group of sequences, not per device, so that the loss does not depend on how many
-devices share the work. G groups have Wg targets each; every function here treats groups alike and
-separately.
+V' is defined per group of sequences, not per device, so that the loss does not depend on the number
+of devices. G groups have Wg targets each; every function here treats the groups independently.
 """
 
 from typing import NamedTuple
@@ -12,10 +11,10 @@ import jax.numpy as jnp
 
 
 class Candidates(NamedTuple):
-    """The candidate sets of G groups in static shapes.
+    """Candidate sets of G groups in static shapes.
 
     Attributes:
-      ids: [G, C] int32 ascending ids of V'; unused slots at the end hold V, which is no id.
+      ids: [G, C] int32 ascending ids of V'; unused slots at the end hold V, an invalid id.
       labels: [G, Wg] int32 slot of each target in `ids`; arbitrary where the weight is zero.
       union_size: [G] int32 |V'| before it was cut to C.
     """
@@ -25,7 +24,7 @@ class Candidates(NamedTuple):
     union_size: jax.Array
 
     def overflow(self) -> jax.Array:
-        """[G] int32: candidates that did not fit."""
+        """[G] int32: number of candidates dropped for lack of capacity."""
         return jnp.maximum(self.union_size - self.ids.shape[1], 0)
 
 
@@ -34,15 +33,15 @@ def union_of_neighbours(
 ) -> Candidates:
     """V' = union over targets w of {w} and I_k(w) (Eq. 5), for each group.
 
-    Each target is in V', also where its own list misses it. If V' exceeds the capacity, targets
-    stay, then the nearest neighbours of all targets, then the second nearest, and so on; within
-    the first rank that does not fit whole, smaller ids stay.
+    Each target is in V' even if its own list misses it. If V' exceeds the capacity, targets are
+    kept first, then the nearest neighbours of all targets, then the second nearest, and so on;
+    within the first rank that does not fit completely, smaller ids are kept.
 
     Args:
       neighbours: [V, K] int32 index, see `nearest_neighbours`.
       targets: [G, Wg] int32 target ids.
-      weights: [G, Wg] float; targets of weight zero are no targets.
-      capacity: C, slots of a group; at least min(Wg, V), so that all targets fit.
+      weights: [G, Wg] float; targets of weight zero are ignored.
+      capacity: C, slots per group; at least min(Wg, V), so that all targets fit.
 
     Raises:
       ValueError: the capacity is below min(Wg, V) or above V.
@@ -54,7 +53,7 @@ def union_of_neighbours(
     in_union = jax.vmap(marked, in_axes=(0, None))(found, vocab_size)
     union_size = in_union.sum(axis=1, dtype=jnp.int32)
     _check_capacity(capacity, targets.shape[1], vocab_size)
-    # Ranking the candidates costs more than finding them, and a good capacity rarely needs it.
+    # Ranking the candidates costs more than finding them, and is rarely needed at a good capacity.
     kept = jax.lax.cond(
         (union_size > capacity).any(),
         lambda: jax.vmap(_nearest, in_axes=(0, 0, None, None))(lists, used, vocab_size, capacity),
@@ -66,12 +65,12 @@ def union_of_neighbours(
 def union_of_classes(
     targets: jax.Array, weights: jax.Array, extra: jax.Array, vocab_size: int
 ) -> Candidates:
-    """V' = the targets and the given classes, for each group; always fits.
+    """V' = the targets and the given classes, for each group; never overflows.
 
     Args:
       targets: [G, Wg] int32 target ids.
-      weights: [G, Wg] float; targets of weight zero are no targets.
-      extra: [G, S] int32 further classes, with repetitions or none (S = 0).
+      weights: [G, Wg] float; targets of weight zero are ignored.
+      extra: [G, S] int32 further classes, possibly repeated, or none (S = 0).
       vocab_size: V.
 
     Returns:
@@ -85,7 +84,7 @@ def union_of_classes(
 
 
 def marked(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """[V] bool: whether each id occurs in `ids`, of any shape; V and more stand for none."""
+    """[V] bool: whether each id occurs in `ids`, of any shape; values from V on are ignored."""
     return jnp.zeros(vocab_size, bool).at[ids.reshape(-1)].set(True, mode="drop")
 
 
@@ -99,14 +98,14 @@ def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
 
 
 def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) -> jax.Array:
-    """[V] bool: the candidates of one group that stay; lists [Wg, K], used [Wg]."""
+    """[V] bool: the candidates of one group that are kept; lists [Wg, K], used [Wg]."""
     k = lists.shape[1]
-    # rank[v]: 0 for targets, r if v is at best an r-th neighbour of some target, k + 1 if none.
+    # rank[v]: 0 for targets, r if v is at best the r-th neighbour of a target, k + 1 for others.
     rank = jnp.full(vocab_size, k + 1, jnp.int32)
     rank = rank.at[lists].min(jnp.arange(1, k + 1, dtype=jnp.int32), mode="drop")
     rank = rank.at[used].set(0, mode="drop")
     up_to_rank = jnp.cumsum(jnp.bincount(rank, length=k + 2)[: k + 1])  # [K + 1]
-    # Ranks that fit whole; targets do, as the capacity was checked.
+    # Ranks that fit completely; targets do, as the capacity was checked.
     num_whole = jnp.sum(up_to_rank <= capacity)
     room = capacity - up_to_rank[num_whole - 1]
     cut = rank == num_whole
@@ -116,7 +115,7 @@ def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) 
 def _in_slots(
     kept: jax.Array, targets: jax.Array, union_size: jax.Array, capacity: int
 ) -> Candidates:
-    """The kept ids [G, V] numbered, at most `capacity` of them."""
+    """Compact the mask of kept ids [G, V] into at most `capacity` slots."""
     vocab_size = kept.shape[1]
     slots = jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1
     all_ids = jnp.arange(vocab_size, dtype=jnp.int32)

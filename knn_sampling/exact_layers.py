@@ -1,4 +1,4 @@
-"""Output layers whose loss is the softmax over the whole vocabulary."""
+"""Output layers with the softmax over the whole vocabulary."""
 
 import dataclasses
 
@@ -12,10 +12,10 @@ from knn_sampling.samples import Sample, TokenStatistics
 
 @dataclasses.dataclass(frozen=True)
 class FullSoftmax:
-    """The softmax over all classes at once, logits [W, V] in memory.
+    """Softmax over all classes at once, with logits [W, V] in memory.
 
     Attributes:
-      num_valid: classes; rows of the table from here on are padding.
+      num_valid: number of classes; table rows from here on are padding.
     """
 
     num_valid: int
@@ -28,7 +28,7 @@ class FullSoftmax:
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> None:
-        """Nothing: the loss is over all classes."""
+        """Return None: the loss is over all classes."""
 
     def loss(
         self,
@@ -53,11 +53,11 @@ class FullSoftmax:
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseSoftmax:
-    """The softmax over all classes, block by block, never [W, V].
+    """Softmax over all classes, block by block, without an array [W, V].
 
     Attributes:
-      num_valid: classes; rows of the table from here on are padding.
-      block_size: classes of a block.
+      num_valid: number of classes; table rows from here on are padding.
+      block_size: classes per block.
     """
 
     num_valid: int
@@ -71,7 +71,7 @@ class BlockwiseSoftmax:
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> None:
-        """Nothing: the loss is over all classes."""
+        """Return None: the loss is over all classes."""
 
     def loss(
         self,

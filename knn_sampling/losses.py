@@ -1,14 +1,14 @@
 """Softmax cross-entropy over the whole vocabulary, or over a candidate set.
 
 Both take hidden states [W, D], weights [W], embeddings and a bias, and return per-position losses
-[W] in float32 nats, already multiplied by the weights. Products are in the type of the hidden
+[W] in float32 nats, already multiplied by the weights. Matrix products take the dtype of the hidden
 states and accumulate in float32.
 """
 
 import jax
 import jax.numpy as jnp
 
-# Logit of a class that is not there. Finite, so that no gradient becomes NaN.
+# Logit of an absent class. Finite, so that no gradient becomes NaN.
 ABSENT = -1e30
 
 
@@ -29,7 +29,7 @@ def full_softmax_loss(
       weights: [W] weights of the positions.
       table: [V, D] output embeddings.
       bias: [V] output bias.
-      num_valid: classes; rows of the table from here on are padding and get no probability.
+      num_valid: number of classes; table rows from here on are padding and get no probability.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -43,14 +43,14 @@ def candidate_softmax_loss(
 ) -> jax.Array:
     """Cross-entropy log sum_{j in V'} exp(h . v_j + b_j) - (h . v_w + b_w) (Eq. 4).
 
-    With V' the whole vocabulary, value and gradient are those of the full softmax. With less, the
-    partition function, and so the loss, is understated, unless the bias carries a correction (see
-    `inclusion.log_inclusion`).
+    With V' the whole vocabulary, value and gradient are those of the full softmax. A smaller V'
+    underestimates the partition function, and so the loss, unless the bias carries a correction
+    (see `inclusion.log_inclusion`).
 
     Args:
       hidden: [W, D] hidden states.
       targets: [W] int32 slot of each target in V'.
-      weights: [W] weights of the positions; where zero, hidden state and target may be anything.
+      weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
       table: [C, D] output embeddings of V'.
       bias: [C] their bias; `ABSENT` for unused slots.
 
@@ -58,12 +58,12 @@ def candidate_softmax_loss(
       [W] float32 weighted losses, nats.
     """
     counts = weights > 0
-    # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
+    # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.
     hidden = jnp.where(counts[:, None], hidden, 0)
     table = table.astype(hidden.dtype)
     logits = jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)  # [W, C]
     logits += bias.astype(jnp.float32)[None, :]
     target_logits = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
-    # Not a product: where the weight is zero the target is arbitrary and the loss may be anything.
+    # Not a product: where the weight is zero the loss is arbitrary and may not be finite.
     return jnp.where(counts, losses * weights, 0.0)

@@ -1,4 +1,4 @@
-"""The neighbour index: the k nearest tokens of every token, by inner product (Eq. 6)."""
+"""Neighbour index: the k nearest tokens of every token, by inner product (Eq. 6)."""
 
 import functools
 import inspect
@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 from knn_sampling.rounding import greatest_lengths, rounding_bound
 
 SCORES = ("float32", "bfloat16_exact")
-LARGE_TABLE = 32_768  # rows from which on scores are bfloat16_exact unless told otherwise
+LARGE_TABLE = 32_768  # rows from which on scores default to bfloat16_exact
 _SCORES_AT_A_TIME = 2**28
-# Tokens of a group in the two-stage selection. The first stage ranks V / 32 maxima, the second 32 k
+# Tokens per group in the two-stage selection. The first stage ranks V / 32 maxima, the second 32 k
 # scores, which balances the two near V = 50K to 100K for k = 50.
 _GROUP = 32
-# Stands for NaN. Above the -inf of padding, so that k tokens always rank before any padding.
+# Replaces NaN. Above the -inf of padding, so that k tokens always rank before any padding.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 # On a GPU the unstable top-k, from jax 0.11 on, selects by radix; the stable one sorts whole rows.
 _UNSTABLE = (
@@ -46,28 +46,28 @@ def nearest_neighbours(
     block_size: int | None = None,
     scores: str | None = None,
 ) -> jax.Array:
-    """I_k(w_i) = top-k over w_j in V of v_i . v_j (Eq. 6; line 3 of Algorithm 2).
+    """Neighbour lists I_k(w_i) = top-k over w_j in V of v_i . v_j (Eq. 6; line 3 of Algorithm 2).
 
     Exact, with products summed in float32 at the highest matmul precision. Ties are broken towards
     the smaller id. NaN and -inf count as the smallest score, where a plain top-k would rank NaN
-    first. On a GPU with jax 0.11 or later it is the platform's choice which of several tokens with
-    equal scores takes the last place. On a mesh the result is that of a single device.
+    first. On a GPU with jax 0.11 or later the platform chooses which of several tokens with equal
+    scores takes the last slot. On a mesh the result is that of a single device.
 
     Args:
       table: [V, E] float output embeddings.
-      k: K, neighbours of a token.
-      num_valid: tokens; table rows from here on are padding and nobody's neighbours.
-      query_ids: [Q] int32 tokens to answer for, without a mesh; None for all V rows.
-      mesh: devices that the table lies on; None for a single one.
-      vocab_axes, embed_axes: mesh axes that the table's dimensions are split over. The search
-        splits its rows over all of them, so that no device holds more than its share.
-      block_size: queries that a device scores at a time, block_size * V scores; None to derive it.
+      k: K, neighbours per token.
+      num_valid: number of tokens; table rows from here on are padding and never neighbours.
+      query_ids: [Q] int32 query tokens, without a mesh; None for all V rows.
+      mesh: devices that hold the table; None for a single one.
+      vocab_axes, embed_axes: mesh axes that the table's dimensions are sharded over. The search
+        shards its rows over all of them, so that no device holds more than its share.
+      block_size: queries per device scored at a time, block_size * V scores; None to derive it.
       scores: "float32"; "bfloat16_exact", where products in bfloat16 select 2 k tokens, float32
-        orders them and makes lists anew that rounding may have spoilt; None to derive it.
+        orders them and recomputes the lists that rounding may have changed; None to derive it.
 
     Returns:
-      [V, K] or [Q, K] int32 ids by falling score. A token is usually, not always, its own
-      neighbour. The lists of padding hold meaningless valid ids.
+      [V, K] or [Q, K] int32 ids by descending score. A token is usually, not always, its own
+      neighbour. The lists of padding hold arbitrary valid ids.
 
     Raises:
       ValueError: `k` is not in 1..num_valid, `block_size` is below 1, `scores` is unknown, the rows
@@ -111,7 +111,7 @@ def _on_mesh(
     vocab_axes: tuple[str, ...],
     embed_axes: tuple[str, ...],
 ) -> jax.Array:
-    """Neighbours [V, K] by teams of devices that hold the table; each answers a share of V."""
+    """Neighbours [V, K] by teams of devices that hold the table; each team has a share of V."""
     axes = vocab_axes + embed_axes
     others = tuple(axis for axis in mesh.axis_names if axis not in axes)
     shards, teams = (math.prod(mesh.shape[axis] for axis in some) for some in (axes, others))
@@ -132,18 +132,18 @@ def _on_mesh(
 
     spec = P(vocab_axes or None, embed_axes or None)
     found = jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=P(axes + others))(table)
-    # The last team's share may go beyond the rows.
+    # The last team's share may exceed the number of rows.
     return found.reshape(shards, teams * share, -1)[:, :num_rows].reshape(len(table), -1)
 
 
 class _Shard(NamedTuple):
-    """The table rows that a device holds; a team of devices holds all of them.
+    """Table shard of a device; the devices of a team together hold the whole table.
 
     Attributes:
       rows: [N, E].
-      start: id of the first.
-      num_valid: tokens among them, the first ones; the rest is padding.
-      axes: mesh axes of the team; none for a single device.
+      start: id of the first row.
+      num_valid: number of tokens, the first of the rows; the rest is padding.
+      axes: mesh axes of the team; empty for a single device.
       others: the other axes of the mesh.
     """
 
@@ -154,12 +154,12 @@ class _Shard(NamedTuple):
     others: tuple[str, ...] = ()
 
     def queries(self, local_ids: jax.Array) -> jax.Array:
-        """Rows [S * block, E], `local_ids` [block] of each of the S devices of the team in turn."""
+        """Gather rows [S * block, E] at the `local_ids` [block] of each of the team's S devices."""
         own = self.rows.at[local_ids].get(mode="clip")
         return jax.lax.all_gather(own, self.axes, tiled=True) if self.axes else own
 
     def merged(self, k: int, *lists: jax.Array) -> tuple[jax.Array, ...]:
-        """The k best of the team's lists [S * block, n], scores, ids and more, for own queries."""
+        """Merge the team's lists [S * block, n] (scores, ids, ...) to the k best of own queries."""
         if not self.axes:
             return lists
         # All lists of each query side by side, [block, S * n].
@@ -167,10 +167,10 @@ class _Shard(NamedTuple):
         return tuple(x[:, :k] for x in _ordered(*lists))
 
     def grouped(self, k: int, dtype: jnp.dtype) -> jax.Array:
-        """The rows in groups [size, N / size, E] to select k of: row i is i % size of i // size.
+        """Rows in groups [size, N / size, E] to select k from: row i is i % size of i // size.
 
-        Members come first so that the maxima of groups are maxima of whole vectors, about ten times
-        faster on a CPU than along the last axis. Rows of padding become NaN.
+        The axis of members comes first so that the maxima of groups are maxima of whole vectors,
+        about ten times faster on a CPU than along the last axis. Padding rows become NaN.
         """
         size = _GROUP if k * _GROUP < len(self.rows) else 1
         is_token = jnp.arange(len(self.rows)) < self.num_valid
@@ -179,17 +179,17 @@ class _Shard(NamedTuple):
         return rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1).astype(dtype)
 
     def select(self, queries: jax.Array, grouped: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-        """The k best tokens here, or all: scores and local ids [Q, k], by (-score, id).
+        """The k best tokens of this shard, or all: scores and local ids [Q, k], by (-score, id).
 
         The k groups with the best maxima, by (-maximum, group), hold the k best tokens. For a token
         of any other group, each of the k has one that is better: its maximum is greater or, if they
-        are equal, its ids are smaller. Kept in their order, ties stay in it too.
+        are equal, its ids are smaller. As the groups stay in order, so do ties.
         """
         size, num_groups, width = grouped.shape
         scores = _products("qe,ne->qn", queries.astype(grouped.dtype), grouped.reshape(-1, width))
         scores = scores.reshape(-1, size, num_groups)
         maxima = jnp.full((len(scores), num_groups), _LOWEST)
-        for member in range(size):  # not max(): NaN fails any comparison, which costs nothing
+        for member in range(size):  # not max(): NaN fails any comparison at no cost
             maxima = jnp.where(scores[:, member] > maxima, scores[:, member], maxima)
         groups = jnp.sort(self.top_k(maxima, size * jnp.arange(num_groups)[None, :], k)[1])
         inside = jnp.take_along_axis(scores, groups[:, None, :], axis=2).swapaxes(1, 2)
@@ -199,16 +199,16 @@ class _Shard(NamedTuple):
         return best, jnp.take_along_axis(local_ids, places, axis=1)
 
     def top_k(self, scores: jax.Array, local_ids: jax.Array, k: int) -> tuple[jax.Array, ...]:
-        """The k best of each row, or all, and their places, by (-score, place)."""
+        """The k best of each row, or all, and their indices, by (-score, index)."""
         scores, k = self.ranked(scores, local_ids), min(k, scores.shape[1])
         if _UNSTABLE and jax.default_backend() == "gpu":
             return _ordered(*jax.lax.top_k(scores, k, **_UNSTABLE))
         return tuple(jax.lax.top_k(scores, k))
 
     def ranked(self, scores: jax.Array, local_ids: jax.Array) -> jax.Array:
-        """Scores that rank as they should: padding, then NaN and -inf, then the rest."""
+        """Scores made sortable, ascending: padding, then NaN and -inf, then the rest."""
         scores = jnp.where(scores > _LOWEST, scores, _LOWEST)
-        scores = jnp.where(scores == 0, 0.0, scores)  # a top-k ranks 0 before -0, which are a tie
+        scores = jnp.where(scores == 0, 0.0, scores)  # top-k ranks 0 before -0; here they tie
         return jnp.where(local_ids < self.num_valid, scores, -jnp.inf)
 
 
@@ -235,7 +235,7 @@ def _search(shard: _Shard, local_ids: jax.Array, k: int, block_size: int, scores
 
         return jax.lax.fori_loop(0, -(-num_unproven // block), repair, answers)
 
-    # Nearly always there is nothing to repair, and nothing to lay out for it.
+    # Nearly always there is nothing to recompute, and so no float32 layout to build.
     return jax.lax.cond(num_unproven > 0, repaired, lambda: answers)[: local_ids.size]
 
 
@@ -251,27 +251,27 @@ def _in_float32(shard: _Shard, k: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _in_bfloat16(shard: _Shard, k: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """Neighbours [block, K] by bfloat16, ordered in float32, and which [block] are proven."""
+    """Neighbours [block, K] by bfloat16, ordered in float32; [block] bool, proven exact."""
     grouped = shard.grouped(2 * k, jnp.bfloat16)
-    lengths = greatest_lengths(shard.rows)  # padding can but loosen the bound
+    lengths = greatest_lengths(shard.rows)  # padding can only loosen the bound
 
     def answer(local_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         queries = shard.queries(local_ids)
         first, found = shard.select(queries, grouped, 2 * k)
-        # Without the barrier XLA's CPU compiler takes the slice below for a reason to sort all
-        # scores, which doubles the time of the whole search (jax 0.10).
+        # Without the barrier XLA's CPU compiler turns the slice below into a sort of all scores,
+        # which doubles the time of the whole search (jax 0.10).
         highest = jax.lax.optimization_barrier(first) + rounding_bound(queries, lengths)[:, None]
         chosen = shard.rows.at[found].get(mode="clip").astype(jnp.float32)  # [Q, 2 k, E]
         exact = shard.ranked(_products("qe,qne->qn", queries, chosen), found)
         highest, ids, exact = shard.merged(2 * k, highest, shard.start + found, exact)
         exact, ids = _ordered(exact, ids)
-        # A token that was not selected, on any device, scores at most what the last one could.
+        # An unselected token, on any device, scores at most as high as the last selected one could.
         return ids[:, :k], exact[:, k - 1] > highest[:, -1]
 
     return answer
 
 
 def _ordered(scores: jax.Array, ids: jax.Array, *more: jax.Array) -> tuple[jax.Array, ...]:
-    """All rows sorted by (-score, id); `more` is carried along."""
+    """Sort all rows by (-score, id); `more` is permuted alike."""
     negative, *rest = jax.lax.sort((-scores, ids, *more), num_keys=2)
     return (-negative, *rest)

@@ -1,8 +1,8 @@
-"""Draws from the unigram distribution, and the losses that tell targets from them (paper Table 2).
+"""Sampling from the unigram distribution, and the losses NCE and NEG against it (paper Table 2).
 
 NCE and negative sampling turn the softmax into logistic regressions, target against classes drawn
-from the unigram distribution. The draw is shared: all positions of a batch see the same negatives,
-so that one matrix product scores them.
+from the unigram distribution. The negatives are shared by all positions of a group, so that one
+matrix product scores them.
 """
 
 import jax
@@ -14,7 +14,7 @@ _RANGE = 2**32  # values of a random 32-bit integer
 
 
 def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
-    """Ends of the classes' shares of the 32-bit integers: t_j = round(2^32 sum_{i <= j} p_i).
+    """Cumulative distribution in 32-bit integers: t_j = round(2^32 sum_{i <= j} p_i).
 
     Class j owns the integers from t_{j-1} up to t_j, and so gets its probability to within 2^-32;
     a float32 running sum would lose every class below 2^-24. Classes below 2^-33 may get nothing.
@@ -22,7 +22,7 @@ def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
     by one, see `classes_at`.
 
     Args:
-      probabilities: [V] how often each class is drawn, at least 0; scaled to sum to one.
+      probabilities: [V] probability of each class, at least 0; normalised to sum to one.
 
     Returns:
       [V] uint32 ascending.
@@ -42,7 +42,7 @@ def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
 
 
 def classes_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
-    """The class that owns each integer: the number of thresholds that are not above it.
+    """Class that owns each integer: the number of thresholds at or below it.
 
     Args:
       thresholds: [V] uint32, from `cumulative_thresholds`.
@@ -51,13 +51,13 @@ def classes_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
     Returns:
       [S] int32 ids.
     """
-    # The cut threshold leaves the largest integer without a class; it goes with the one below it.
+    # The cut threshold leaves the largest integer without a class; it is clipped to the one below.
     integers = jnp.minimum(integers, jnp.uint32(_RANGE - 2))
     return jnp.searchsorted(thresholds, integers, side="right").astype(jnp.int32)
 
 
 def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax.Array:
-    """Independent classes from the distribution of the thresholds, by inverting its running sum.
+    """Sample classes independently from the distribution of the thresholds, by inversion.
 
     Args:
       key: random key.
@@ -70,26 +70,27 @@ def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> j
     return classes_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
 
 
-# Later than any class with a chance worth the name arrives; finite, so that 0 t is no NaN.
+# Later than any class of non-negligible probability arrives; finite, so that 0 t is not NaN.
 _NEVER = 1e30
 
 
 def draw_distinct(
     key: jax.Array, probabilities: jax.Array, is_out: jax.Array, num_samples: int
 ) -> tuple[jax.Array, jax.Array]:
-    """S different classes, as drawing one by one and leaving out repeats would find them.
+    """Sample S distinct classes without replacement.
 
-    Class j arrives at a time from the exponential distribution of rate p_j, and the first S stay.
+    Class j arrives at a time from the exponential distribution of rate p_j, and the first S are
+    kept, which is equivalent to drawing one by one and discarding repeats.
 
     Args:
       key: random key.
       probabilities: [V] float, p; classes of probability zero are not drawn.
-      is_out: [G, V] bool, classes that a group is not to draw.
-      num_samples: S, at least 1; all classes are drawn where there are not so many.
+      is_out: [G, V] bool, classes excluded from the draws of a group.
+      num_samples: S, at least 1; if there are fewer classes, all are drawn.
 
     Returns:
-      [G, min(S, V)] int32 ids, V where there are no more; [G, 1] float32, the time before which the
-      drawn classes arrived: that of the next one.
+      [G, min(S, V)] int32 ids, V for empty slots; [G, 1] float32, the arrival time of the next
+      class, before which all drawn ones arrived.
     """
     vocab_size = probabilities.size
     p = probabilities[None, :]
@@ -115,15 +116,15 @@ def nce_loss(
 ) -> jax.Array:
     """Noise-contrastive loss -log sigma(x_w) - sum_c n_c log sigma(-x_c).
 
-    The logit is x_c = h . v_c + b_c - log(S p_c), with S shared draws from p. Negatives that happen
-    to be the target stay: the estimate is consistent because the noise is p, and without the target
-    it would not be. Its optimum is h . v_c + b_c = log p(c | h), normalised without a partition
-    function.
+    The logit is x_c = h . v_c + b_c - log(S p_c), with S shared draws from p. Negatives equal to
+    the target are kept: the estimate is consistent because the noise distribution is exactly p,
+    which removing the target would change. Its optimum is h . v_c + b_c = log p(c | h),
+    self-normalised.
 
     Args:
       hidden, targets, weights, table, counts: as for `neg_loss`.
       bias: [C] output bias less the log noise, b_c - log p_c.
-      num_negatives: S, the draws.
+      num_negatives: S, number of draws.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -144,17 +145,17 @@ def neg_loss(
 ) -> jax.Array:
     """Negative-sampling loss -log sigma(s_w) - sum_c n_c log sigma(-s_c), s_c = h . v_c + b_c.
 
-    This is NCE that leaves the noise out of the logits. Its optimum is therefore not
-    log p(c | h) but log p(c | h) - log(S p_c), pointwise mutual information less log S.
+    This is NCE without the noise correction of the logits. Its optimum is therefore not
+    log p(c | h) but log p(c | h) - log(S p_c), pointwise mutual information minus log S.
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
       targets: [W] int32 slot of each target among the C classes.
-      weights: [W] weights of the positions; where zero, hidden state and target may be anything.
+      weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
       table: [C, D] embeddings of the distinct classes of targets and negatives.
       bias: [C] their output bias.
-      counts: [C] float32 n_c, how often each was drawn; 0 for classes that are targets only and for
-        unused slots.
+      counts: [C] float32 n_c, number of draws of each class; 0 for classes that are targets only
+        and for unused slots.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -162,13 +163,13 @@ def neg_loss(
     Source: Mikolov et al. 2013, Eq. 4; Levy and Goldberg 2014 for the optimum.
     """
     used = weights > 0
-    # A hidden state that does not count may be anything, also NaN, which a gradient of zero keeps.
+    # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.
     hidden = jnp.where(used[:, None], hidden, 0)
     logits = jnp.dot(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
     logits += bias.astype(jnp.float32)[None, :]  # [W, C]
     is_target = targets[:, None] == jnp.arange(table.shape[0])[None, :]
     target_logits = jnp.where(is_target, logits, 0.0).sum(axis=1)
-    # A product with zero is not enough: a class that was not drawn may have an infinite logit.
+    # Multiplying by zero is not enough: a class that was not drawn may have an infinite logit.
     noise_logits = jnp.where(counts[None, :] > 0, logits, 0.0)
     noise_losses = jax.nn.softplus(noise_logits) * counts.astype(jnp.float32)[None, :]
     losses = jax.nn.softplus(-target_logits) + noise_losses.sum(axis=1)

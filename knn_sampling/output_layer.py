@@ -1,8 +1,8 @@
-"""The choice of the output layer's loss: six kinds behind one interface, one config key apart.
+"""Output layers: six kinds behind one interface, selected by one config key.
 
-A step asks twice. `sample` finds the classes that the step's loss is taken over, from the targets
-and the neighbour index alone; so the caller can gather their rows before anything is
-differentiated. `loss` then compares hidden states with these rows.
+A step makes two calls. `sample` selects the classes of the step's loss from the targets and the
+neighbour index alone, so that the caller can gather their table rows before differentiation.
+`loss` then scores hidden states against these rows.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ SAMPLED = KINDS[2:]
 
 
 class OutputLayer(Protocol):
-    """The loss of masked positions over the vocabulary, or over a sample of it."""
+    """Loss of masked positions over the vocabulary, or over a sample of it."""
 
     @property
     def num_valid(self) -> int:
-        """Classes; rows of the table from here on are padding."""
+        """Number of classes; table rows from here on are padding."""
 
     def sample(
         self,
@@ -36,14 +36,14 @@ class OutputLayer(Protocol):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample | None:
-        """The classes that the loss of a batch is taken over; None for all.
+        """Select the classes in the loss of a batch; None for all.
 
         Args:
-          key: random key, of the negatives.
+          key: random key for the negatives.
           targets: [B, M] int32 target ids.
-          weights: [B, M] float, 0 for positions that do not count.
+          weights: [B, M] float, 0 for unused positions.
           statistics: of the tokens, for a table of V rows.
-          index: for the kind that uses one.
+          index: neighbour index, for "knn" only.
 
         Raises:
           ValueError: groups that do not divide the batch.
@@ -62,9 +62,9 @@ class OutputLayer(Protocol):
 
         Args:
           hidden: [B, M, E] hidden states.
-          targets: [B, M] int32; weights: [B, M] float, those that were sampled for.
-          table: [R, E] rows that hold at least those of the sample; the whole table if `sample` is
-            None, or if its `candidate_rows` are its ids, as `sample` makes them.
+          targets: [B, M] int32; weights: [B, M] float, both as passed to `sample`.
+          table: [R, E] table rows, at least those of the sample; the whole table if `sample` is
+            None, or if its `candidate_rows` are its ids, as `sample` returns them.
           bias: [V] output bias.
           sample: from `sample`, with the `candidate_rows` of this table.
         """
@@ -72,28 +72,27 @@ class OutputLayer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OutputLayerSettings:
-    """The `output_layer` section of a config.
+    """Settings of the output layer; the `output_layer` section of a config.
 
     Attributes:
       kind: "full" for the softmax over the vocabulary; "blockwise" for the same in blocks, without
         holding its logits; "knn" for k-NN target sampling; "target_sampling" for the softmax over
-        the group's targets and further classes (Jean et al. 2015); "nce" for noise-contrastive
+        the group's targets and sampled classes (Jean et al. 2015); "nce" for noise-contrastive
         estimation; "neg" for negative sampling.
       k: neighbours per target, K.
-      capacity: C, slots of a group's candidate set.
-      num_negatives: S, classes drawn from the unigram distribution for a group: with repetitions
-        (nce, neg), or different ones that are no targets (target_sampling; 0 for targets alone).
+      capacity: C, slots in a group's candidate set.
+      num_negatives: S, classes drawn from the unigram distribution for a group: with replacement
+        (nce, neg), or distinct non-targets (target_sampling; 0 for targets alone).
       group_size: sequences that share a V'; 0 for the whole batch.
       refresh_every: n of Algorithm 2, steps.
       log_q_correction: correct the softmax over V' by `inclusion.log_inclusion`. The paper does
         not; without it the loss leaves rare classes too probable.
       full_softmax_fraction: share of the steps, at the end of the run, that train with the softmax
-      over
-        the whole vocabulary; 0 in the paper.
-      frequency_bias: start the output bias at the log frequency of each piece instead of zero, so
-        that classes not yet sampled are as probable as they are frequent.
-      row_capacity: R, table rows that a step reads and updates at most; 0 for as many as any batch
-        can need, V or more to read the whole table in any case. See `working_rows`.
+        over the whole vocabulary; 0 in the paper.
+      frequency_bias: initialise the output bias with the log frequency of each piece instead of
+        zero, so that classes not yet sampled have their unigram probability.
+      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
+        can need, V or more to always read the whole table. See `working_rows`.
     """
 
     kind: str
@@ -123,14 +122,14 @@ class OutputLayerSettings:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the loss is taken over a part of the vocabulary."""
+        """Whether the loss is over a part of the vocabulary."""
         return self.kind in SAMPLED
 
     def num_groups(self, batch_size: int) -> int:
-        """G, groups of a batch of sequences.
+        """G, number of groups in a batch of sequences.
 
         Raises:
-          ValueError: they do not divide it.
+          ValueError: the group size does not divide the batch size.
         """
         return num_groups(batch_size, self.group_size)
 
@@ -143,13 +142,13 @@ def make_output_layer(
     vocab_axes: tuple[str, ...] = (),
     embed_axes: tuple[str, ...] = (),
 ) -> OutputLayer:
-    """The output layer of the settings' kind.
+    """Build the output layer of the settings' kind.
 
     Args:
       settings: the section of the config.
-      num_valid: pieces of the vocabulary, without padding rows.
-      mesh: devices that the table and the batch are split over; None for a single one.
-      vocab_axes, embed_axes: mesh axes that the rows and columns of the table are split over.
+      num_valid: size of the vocabulary, without padding rows.
+      mesh: devices that the table and the batch are sharded over; None for a single one.
+      vocab_axes, embed_axes: mesh axes that the rows and columns of the table are sharded over.
 
     Raises:
       ValueError: more neighbours than pieces.
@@ -188,9 +187,9 @@ def make_exact_layer(
     vocab_axes: tuple[str, ...] = (),
     embed_axes: tuple[str, ...] = (),
 ) -> OutputLayer:
-    """The softmax over the whole vocabulary, for exact steps and evaluation; args as above."""
-    # Blocks of a table that is split over devices would be gathered one by one; its logits are
-    # split as it is.
+    """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
+    # Blocks of a sharded table would be gathered one by one; the logits of the full softmax are
+    # sharded like the table.
     if settings.kind == "full" or TableSharding(mesh, vocab_axes, embed_axes).splits_rows:
         return FullSoftmax(num_valid)
     return BlockwiseSoftmax(num_valid)

@@ -1,20 +1,20 @@
-"""Health of the neighbour index: how stale it had become, and how many neighbours share a group."""
+"""Metrics of the neighbour index: staleness, and share of neighbours of the same group."""
 
 import jax
 import jax.numpy as jnp
 
-# Tokens looked at: K x K comparisons for each add up at large vocabularies, and the share of so
-# many tokens is known to a third of a per cent of their list entries.
+# Tokens sampled: K x K comparisons for each are costly at large vocabularies, and so many tokens
+# give the share to within a third of a per cent of their list entries.
 _TOKENS = 4096
 
 
 def staleness(old: jax.Array, fresh: jax.Array, num_valid: int) -> jax.Array:
-    """Share of the fresh lists' entries that the old ones lack: scalar float32 in 0..1.
+    """Share of entries in the fresh lists that the old lists lack: scalar float32 in 0..1.
 
     Args:
-      old: [V, K] int32 neighbours up to now.
-      fresh: [V, K] int32 neighbours from the table of now.
-      num_valid: tokens; padding does not count.
+      old: [V, K] int32 neighbours before the refresh.
+      fresh: [V, K] int32 neighbours of the current table.
+      num_valid: number of tokens, without padding.
     """
     tokens = _spread(len(fresh))
     found = (fresh[tokens][:, :, None] == old[tokens][:, None, :]).any(axis=2)  # [N, K]
@@ -22,11 +22,11 @@ def staleness(old: jax.Array, fresh: jax.Array, num_valid: int) -> jax.Array:
 
 
 def same_group_share(neighbours: jax.Array, groups: jax.Array) -> jax.Array:
-    """Share of neighbours, the token itself aside, of the token's own group: scalar float32.
+    """Share of neighbours, other than the token itself, in its own group: scalar float32.
 
     Args:
       neighbours: [V, K] int32.
-      groups: [V] int32 group (language) of each token; negative for tokens of none.
+      groups: [V] int32 group (language) of each token; negative for none.
     """
     tokens = _spread(len(neighbours))
     listed = neighbours[tokens]  # [N, K]
@@ -36,7 +36,7 @@ def same_group_share(neighbours: jax.Array, groups: jax.Array) -> jax.Array:
 
 
 def _spread(num_tokens: int) -> jax.Array:
-    """Evenly spaced ids, some `_TOKENS` of them."""
+    """About `_TOKENS` evenly spaced ids."""
     return jnp.arange(0, num_tokens, max(1, num_tokens // _TOKENS))
 
 

@@ -1,4 +1,4 @@
-"""Output layers whose loss is taken over the candidates V' of each group of sequences."""
+"""Output layers with a loss over the candidates V' of each group of sequences."""
 
 import dataclasses
 import functools
@@ -33,17 +33,17 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CandidateSoftmax:
-    """The softmax over V' (Eq. 4), however V' was chosen.
+    """Softmax over V' (Eq. 4), for any choice of V'.
 
     Attributes:
-      num_valid: classes; rows of the table from here on are padding.
+      num_valid: number of classes; table rows from here on are padding.
       group_size: sequences that share a V'; 0 for the whole batch.
       log_q_correction: correct the logits by `inclusion.log_inclusion`. The paper does not;
         without it the loss leaves rare classes too probable.
-      sharding: how the table lies on the devices.
-      block_size: classes of a block of the softmax; blocks past the last candidate cost nothing.
-      num_buckets: sizes, evenly spaced up to the capacity, of which a step takes the smallest that
-        its candidates fit into. They are for a table whose rows are split over devices, which then
+      sharding: sharding of the table.
+      block_size: classes per block of the softmax; blocks past the last candidate are skipped.
+      num_buckets: number of bucket sizes, evenly spaced up to the capacity; a step takes the
+        smallest that its candidates fit into. For a table with sharded rows, where the devices
         share the logits of all candidates at once: blocks would be gathered one by one.
     """
 
@@ -91,8 +91,8 @@ class KNNSampling(_CandidateSoftmax):
 
     Attributes:
       k: neighbours per target, K.
-      capacity: C, slots of a group's candidate set.
-      refresh_every: n of Algorithm 2, steps between two refreshes of the index.
+      capacity: C, slots in a group's candidate set.
+      refresh_every: n of Algorithm 2, steps between refreshes of the index.
     """
 
     k: int
@@ -100,7 +100,7 @@ class KNNSampling(_CandidateSoftmax):
     refresh_every: int
 
     def init_index(self, vocab_size: int) -> NeighbourIndex:
-        """An index of the right shapes, to be refreshed before use."""
+        """Placeholder index of the right shapes, to be refreshed before use."""
         return NeighbourIndex(
             jnp.zeros((vocab_size, self.k), jnp.int32),
             jnp.zeros(vocab_size, jnp.float32) if self.log_q_correction else None,
@@ -114,7 +114,7 @@ class KNNSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """The targets' neighbours, see `OutputLayer.sample`.
+        """Select the targets and their neighbours, see `OutputLayer.sample`.
 
         Raises:
           ValueError: the index is missing, or the capacity is too small for the batch.
@@ -139,10 +139,10 @@ class KNNSampling(_CandidateSoftmax):
     def refresh(
         self, neighbours: jax.Array, table: jax.Array, statistics: TokenStatistics
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The neighbours made anew from the embeddings (Algorithm 2).
+        """Recompute the neighbours from the embeddings (Algorithm 2).
 
         Args:
-          neighbours: [V, K] int32, those up to now.
+          neighbours: [V, K] int32, before the refresh.
           table: [V, E] output embeddings.
           statistics: of the tokens.
 
@@ -161,20 +161,20 @@ class KNNSampling(_CandidateSoftmax):
         }
 
     def inclusion(self, neighbours: jax.Array, statistics: TokenStatistics) -> jax.Array:
-        """The chance [V] of each class to be brought in by a target, see `inclusion`."""
+        """Inclusion probability [V] of each class per target, see `inclusion`."""
         return inclusion(neighbours, statistics.probabilities)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetSampling(_CandidateSoftmax):
-    """The softmax over the group's targets and further classes (Jean et al. 2015), of Table 2.
+    """Softmax over the group's targets and sampled classes (Jean et al. 2015), of Table 2.
 
     The paper samples 50,000 "negative subword units per batch" for target sampling, NCE and NEG
     alike, and does not say from which distribution; here all three draw from the unigram
-    distribution. Target sampling draws different classes that are no targets, since V' is a set.
+    distribution. Target sampling draws distinct non-targets, since V' is a set.
 
     Attributes:
-      num_negatives: S, further classes of a group; 0 for the targets alone.
+      num_negatives: S, classes sampled for a group; 0 for the targets alone.
     """
 
     num_negatives: int = 0
@@ -187,7 +187,7 @@ class TargetSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Targets and further classes of each group, see `OutputLayer.sample`."""
+        """Select targets and sampled classes of each group, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         p = statistics.probabilities
         if self.num_negatives:
@@ -206,32 +206,32 @@ class TargetSampling(_CandidateSoftmax):
 
 
 def _num_live(weights: jax.Array) -> jax.Array:
-    """[G, 1] int32 targets of each group; not its slots, of which short sequences leave some."""
+    """[G, 1] int32: targets of each group, without the slots that short sequences leave unused."""
     return (weights > 0).sum(axis=1, keepdims=True, dtype=jnp.int32)
 
 
 def _distinct_targets(candidates: Candidates, weights: jax.Array) -> jax.Array:
-    """[G, 1] different targets of each group, by the slots that they take."""
+    """[G, 1]: number of distinct targets of each group, counted by their slots."""
     capacity = candidates.ids.shape[1]
     slots = jnp.where(weights > 0, candidates.labels, capacity)
     return jax.vmap(marked, in_axes=(0, None))(slots, capacity).sum(axis=1, keepdims=True)
 
 
 def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> Sample:
-    """A sample for a softmax, corrected by log Q [G, C] where that is given."""
+    """Sample for a softmax, corrected by log Q [G, C] if given."""
     zero = jnp.zeros(candidates.ids.shape, jnp.float32)
     return Sample(candidates, zero if log_q is None else -log_q, None, candidates.ids)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NCE:
-    """Noise-contrastive estimation against shared draws, of Table 2.
+    """Noise-contrastive estimation with shared negatives, of Table 2.
 
     Attributes:
-      num_valid: classes; rows of the table from here on are padding.
+      num_valid: number of classes; table rows from here on are padding.
       group_size: sequences that share their negatives; 0 for the whole batch.
       num_negatives: S, classes drawn from the unigram distribution for a group.
-      sharding: how the table lies on the devices.
+      sharding: sharding of the table.
     """
 
     num_valid: int
@@ -247,7 +247,7 @@ class NCE:
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Targets and negatives with their noise, see `OutputLayer.sample`."""
+        """Select targets and negatives, with their noise, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
         log_noise = jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
@@ -262,7 +262,7 @@ class NCE:
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`; no negative log-likelihoods."""
+        """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
         return jax.vmap(loss)(**inputs).reshape(weights.shape)
@@ -270,7 +270,7 @@ class NCE:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NegativeSampling:
-    """Negative sampling: NCE that leaves the noise out of the logits, of Table 2.
+    """Negative sampling: NCE without the noise correction of the logits, of Table 2.
 
     Attributes: those of `NCE`.
     """
@@ -288,7 +288,7 @@ class NegativeSampling:
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Targets and negatives, see `OutputLayer.sample`."""
+        """Select targets and negatives, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
         return Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
@@ -302,7 +302,7 @@ class NegativeSampling:
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`; no negative log-likelihoods."""
+        """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
 
@@ -314,7 +314,7 @@ def _draw(
     statistics: TokenStatistics,
     num_negatives: int,
 ) -> tuple[Candidates, jax.Array]:
-    """Negatives of each group: targets and negatives, and how often [G, C] each was drawn."""
+    """Draw the negatives of each group; return targets and negatives, and draw counts [G, C]."""
     num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
     drawn = sample_classes(key, statistics.thresholds, num_groups * num_negatives)
     drawn = drawn.reshape(num_groups, num_negatives)

@@ -1,6 +1,7 @@
-"""The classes that a step's loss is taken over, by groups of sequences, and their inputs gathered.
+"""Sampled classes of a step's loss, by groups of sequences, and gathered inputs of the losses.
 
-A batch of B sequences with M masked positions each is cut into G groups of Wg = B M / G positions.
+A batch of B sequences with M masked positions each is split into G groups of Wg = B M / G
+positions.
 """
 
 from typing import Any, NamedTuple
@@ -14,12 +15,12 @@ from knn_sampling.table_sharding import TableSharding
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of the training text, known before training.
+    """Token statistics of the training text, known before training.
 
     Attributes:
-      probabilities: [V] float32, how often each token is a target; 0 for padding rows.
+      probabilities: [V] float32, probability of each token as a target; 0 for padding rows.
       thresholds: [V] uint32, see `noise.cumulative_thresholds`.
-      languages: [V] int32, the language that uses each token most; -1 where none does.
+      languages: [V] int32, the language in which each token is most frequent; -1 for unused tokens.
     """
 
     probabilities: jax.Array
@@ -28,16 +29,15 @@ class TokenStatistics(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The classes of a step's loss, by group.
+    """Sampled classes of a step's loss, by group.
 
     Attributes:
       candidates: V' of each group.
-      logit_bias: [G, C] float32, added to the classes' output bias: a correction, or minus the log
-        noise.
-      counts: [G, C] float32, how often each class was drawn as a negative; None for softmaxes.
-      candidate_rows: [G, C] int32, row of each candidate in the table that the loss is given, R or
-        more for slots that are to stay unused; None if the candidates are the table's first C rows
-        and G is 1.
+      logit_bias: [G, C] float32, added to the classes' output bias: a correction, or the negative
+        log noise.
+      counts: [G, C] float32, number of draws of each class as a negative; None for softmaxes.
+      candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or
+        more for unused slots; None if the candidates are the table's first C rows and G is 1.
     """
 
     candidates: Candidates
@@ -47,10 +47,10 @@ class Sample(NamedTuple):
 
 
 def num_groups(batch_size: int, group_size: int) -> int:
-    """G, groups of a batch of sequences.
+    """G, number of groups in a batch of sequences.
 
     Raises:
-      ValueError: they do not divide it.
+      ValueError: the group size does not divide the batch size.
     """
     if not group_size:
         return 1
@@ -63,35 +63,35 @@ def num_groups(batch_size: int, group_size: int) -> int:
 
 
 def in_groups(array: jax.Array, group_size: int) -> jax.Array:
-    """[G, Wg] values [B, M] of the masked positions."""
+    """Reshape values [B, M] of the masked positions to [G, Wg]."""
     return array.reshape(num_groups(array.shape[0], group_size), -1)
 
 
 def values_at(values: jax.Array, ids: jax.Array) -> jax.Array:
-    """[G, C] values [V] of ids [G, C], 0 for unused slots."""
+    """Gather values [V] at ids [G, C], 0 for unused slots."""
     return values.at[ids].get(mode="fill", fill_value=0)
 
 
 def example_axes(sample: Sample, num_shards: int) -> Sample | None:
-    """The axis of the sequences in each array of a sample, None for those that are read whole.
+    """Axis of the sequences in each array of a sample, None for arrays that shards read whole.
 
-    Equal shards of the batch hold whole groups, or parts of the only one.
+    Equal shards of the batch hold whole groups, or parts of a single one.
 
     Returns:
-      None if groups go across shards.
+      The axes; None in place of all if groups cross shards.
     """
     groups = sample.candidates.ids.shape[0]
     if groups != 1 and groups % num_shards:
         return None
     by_group: Any = None if groups == 1 else 0
     labels: Any = 1 if groups == 1 else 0
-    # The largest union chooses the amount of work, which is to be the same on all devices.
+    # The largest union determines the amount of work, which must be the same on all devices.
     union_size: Any = None
     return Sample(Candidates(by_group, labels, union_size), by_group, by_group, by_group)
 
 
 def first_slots(sample: Sample, size: int) -> Sample:
-    """The sample with the first `size` slots of each group only."""
+    """Truncate a sample to the first `size` slots of each group."""
     candidates, rows = sample.candidates, sample.candidate_rows
     return Sample(
         candidates._replace(ids=candidates.ids[:, :size]),
@@ -109,21 +109,21 @@ def group_inputs(
     bias: jax.Array,
     sharding: TableSharding,
 ) -> dict[str, Any]:
-    """Arguments of a loss over candidates by name, with a leading axis of groups.
+    """Gather the arguments of a loss over candidates by name, with a leading axis of groups.
 
-    Slots that are unused, or whose row the table lacks, become absent classes by their bias,
+    Slots that are unused, or have no row in the table, become absent classes by the bias
     `losses.ABSENT`.
 
     Args:
       sample: from the layer's `sample`.
       hidden: [B, M, E]; weights: [B, M].
-      table: [R, E] rows that `sample.candidate_rows` points into.
+      table: [R, E] table rows indexed by `sample.candidate_rows`.
       bias: [V] output bias.
-      sharding: how the table lies on the devices.
+      sharding: sharding of the table.
 
     Returns:
-      hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32, and for
-      samples of noise counts [G, C].
+      hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32, and,
+      with negatives, counts [G, C].
     """
     ids, labels = sample.candidates.ids, sample.candidates.labels
     is_class = ids < bias.shape[0]

@@ -1,4 +1,4 @@
-"""The devices that hold the embedding table, as far as the output layer depends on them."""
+"""Sharding of the embedding table, as far as the output layer depends on it."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ from jax.sharding import PartitionSpec as P
 
 
 class TableSharding(NamedTuple):
-    """How the table [V, E] lies on a mesh.
+    """Sharding of the table [V, E] over a mesh.
 
     Attributes:
-      mesh: devices that the table and the batch are split over; None for a single one.
-      vocab_axes: mesh axes that the rows of the table are split over.
-      embed_axes: mesh axes that its columns are split over.
+      mesh: devices that the table and the batch are sharded over; None for a single one.
+      vocab_axes: mesh axes that the rows of the table are sharded over.
+      embed_axes: mesh axes that its columns are sharded over.
     """
 
     mesh: Mesh | AbstractMesh | None = None
@@ -26,8 +26,8 @@ class TableSharding(NamedTuple):
         return self.mesh is not None and any(self.mesh.shape[axis] > 1 for axis in self.vocab_axes)
 
     def split(self, rows: jax.Array) -> jax.Array:
-        """Rows [G, C, E] of candidates, split over the devices that the table's rows are."""
-        # Inside `jax.shard_map` no array can be laid out over the axes that it maps.
+        """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""
+        # Inside `jax.shard_map` no array can be sharded over the manual axes.
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         axes = tuple(axis for axis in self.vocab_axes if axis not in mapped)
         if self.mesh is None or not axes or not self.splits_rows:

@@ -1,9 +1,9 @@
-"""The rows of the embedding table that a step touches, as a small table of their own.
+"""Working rows: the rows of the embedding table that a step touches, as a small table.
 
 A step reads the rows of V' and of its input tokens, a small part of a large vocabulary. Gathered
-once, they stand in for the table: the model looks its tokens up in them, the output layer finds V'
-in them, the gradient has R rows instead of V, and so have the optimizer's update and the sum of
-gradients over devices. No array of [V, E] is made on the way.
+once, they replace the table: the model embeds its tokens from them, the output layer finds V' in
+them, and the gradient, the optimizer's update and the all-reduce of gradients have R rows instead
+of V. No intermediate array of [V, E] is created.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from knn_sampling.candidates import marked
 
 
 class WorkingRows(NamedTuple):
-    """The rows of a step, and where its tokens and candidates stand among them.
+    """Table rows of a step, and the indices of its tokens and candidates into them.
 
     Attributes:
-      ids: [R] int32 distinct rows of the table; unused slots hold V.
+      ids: [R] int32 distinct table rows; unused slots hold V.
       tokens: [B, L] int32, row of each input token.
-      candidates: [G, C] int32, row of each candidate, R for unused slots and for candidates that
-        were left out; None if the candidates are rows 0 to C - 1 of a single group.
-      num_needed: scalar int32, rows that would leave no candidate out.
+      candidates: [G, C] int32, row of each candidate, R for unused slots and for dropped
+        candidates; None if the candidates are rows 0 to C - 1 of a single group.
+      num_needed: scalar int32, number of rows that would hold all candidates.
     """
 
     ids: jax.Array
@@ -39,18 +39,18 @@ def working_rows(
     *,
     required: jax.Array,
 ) -> WorkingRows:
-    """The rows of all candidates and input tokens, at most R of them.
+    """Select the table rows of all candidates and input tokens, at most R of them.
 
-    Without a capacity R = min(G C, V) + min(B L, V), so that any batch fits. Real groups share most
-    of their candidates and of their tokens: a capacity of what a run needs makes R several times
-    smaller. If a batch needs more, all tokens and targets stay, then candidates of smaller ids.
+    Without a capacity R = min(G C, V) + min(B L, V), so that any batch fits. In practice groups
+    share most of their candidates and tokens: a capacity measured on a run makes R several times
+    smaller. If a batch needs more, all tokens and targets are kept, then candidates of smaller ids.
 
     Args:
       candidate_ids: [G, C] int32, unused slots V.
       tokens: [B, L] int32.
       vocab_size: V.
-      capacity: R, `output_layer.row_capacity`; 0 for the bound that any batch keeps.
-      required: W int32 ids, of any shape, whose rows stay where they are candidates: the targets.
+      capacity: R, `output_layer.row_capacity`; 0 for the bound that holds for any batch.
+      required: W int32 ids, of any shape: the targets, whose rows are kept if they are candidates.
 
     Raises:
       ValueError: the capacity is below min(B L + W, V).
@@ -80,7 +80,7 @@ def working_rows(
 
 
 def num_distinct_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -> jax.Array:
-    """Rows of all candidates and input tokens, scalar int32; arguments as above."""
+    """Number of distinct rows of candidates and input tokens, scalar int32; args as above."""
     is_touched = marked(candidate_ids, vocab_size) | marked(tokens, vocab_size)
     return is_touched.sum(dtype=jnp.int32)
 
@@ -96,12 +96,12 @@ def _check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size
 
 
 def _within(capacity: int, is_required: jax.Array, is_candidate: jax.Array) -> jax.Array:
-    """[V] bool: what is required, and the first candidates that there is room for."""
+    """[V] bool: the required ids, and the first candidates that fit."""
     is_optional = is_candidate & ~is_required
     room = capacity - is_required.sum()
     return is_required | (is_optional & (jnp.cumsum(is_optional) <= room))
 
 
 def _numbered(chosen: jax.Array, size: int) -> jax.Array:
-    """[size] int32 ids of what is chosen; the rest holds V."""
+    """Ids [size] int32 of the chosen rows; the rest holds V."""
     return jnp.nonzero(chosen, size=size, fill_value=chosen.shape[0])[0].astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""What is run, whatever it runs on: stages, flags, sweeps, names."""
+"""Cluster-independent definition of jobs: stages, flags, sweeps, names."""
 
 import ast
 import dataclasses
@@ -16,7 +16,7 @@ from configs.finetune.sweeps import GRIDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGES = ("build_vocab", "prepare_data", "train", "evaluate", "finetune")
-# The status of a training run that saved its state and wants to be started again. It is
+# Exit status of a training run that saved its state and should be restarted. It equals
 # training.signals.EXIT_STOPPED, which cannot be imported without jax.
 EXIT_STOPPED = 75
 # Evaluation runs in one process: the mesh of training may not fit its devices.
@@ -29,15 +29,15 @@ _SWEPT_VALUE = re.compile(r"[\w.+-]+")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Some stages of the pipeline, one after the other, in one working directory.
+    """Job: stages of the pipeline, run in sequence in one working directory.
 
     Attributes:
       name: of the job, for the cluster.
-      config: the config's file as it is given to the stages, "configs/X.py" or "configs/X.py:ARG".
+      config: config file as passed to the stages, "configs/X.py" or "configs/X.py:ARG".
       workdir: the working directory.
-      stages: which stages, in order.
-      overrides: key of the config -> value, as written on a command line.
-      shared: working directory whose vocabulary and rows this job uses; "" for its own.
+      stages: names of the stages, in order.
+      overrides: key of the config -> value, as on a command line.
+      shared: working directory with the vocabulary and packed dataset to use; "" for its own.
     """
 
     name: str
@@ -66,17 +66,17 @@ class Job:
             raise ValueError(f"keys of a config are words joined by dots; got {self.overrides}")
 
     def flags(self) -> dict[str, str]:
-        """The flags of every stage, in order."""
+        """Flags common to all stages, in order."""
         overrides = {f"config.{key}": value for key, value in self.overrides.items()}
         return {"config": self.config, "workdir": self.workdir, **overrides}
 
     def command(self, stage: str, python: str = "python", *arguments: str) -> str:
-        """The shell command of one stage, quoted."""
+        """Quoted shell command of a stage."""
         given = [f"--{name}={value}" for name, value in self.flags().items()]
         return shlex.join([python, f"{stage}.py", *given, *arguments])
 
     def link_commands(self) -> list[str]:
-        """The shell commands that bring the shared vocabulary and rows in, if there are any."""
+        """Shell commands that link the shared vocabulary and packed dataset, if any."""
         if not self.shared:
             return []
         wanted = [f"{self.shared}/vocab", f"{self.shared}/rows"]
@@ -87,7 +87,7 @@ class Job:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that some cluster would not take."""
+    """Raise ValueError for a name that is invalid on some cluster."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"--name is {name!r}, must be at most 40 lower-case letters, digits and hyphens, the "
@@ -96,20 +96,20 @@ def check_name(name: str) -> None:
 
 
 def check_word(flag: str, value: str) -> None:
-    """Raises ValueError for a value that is not one plain word, such as a zone or a partition."""
+    """Raise ValueError for a value, such as a zone or a partition, that is not a plain word."""
     if not re.fullmatch(r"\w[\w.:/@,=-]*", value):
         raise ValueError(f"--{flag} is {value!r}, must be one word without blanks or quotes")
 
 
 def parse_sweep(sweeps: Sequence[str], seeds: int = 0) -> dict[str, tuple[str, ...]]:
-    """Values of each swept key, from `key=value,value` each.
+    """Parse sweeps `key=value,value` to the values of each swept key.
 
     Args:
-      sweeps: one key each; "config." before the key may be left out.
-      seeds: so many runs that differ in `train.seed`, from 0; 0 leaves the seed alone.
+      sweeps: one key each; the prefix "config." is optional.
+      seeds: number of values of `train.seed`, counted from 0; 0 for no sweep of the seed.
 
     Raises:
-      ValueError: what cannot be read, or a key or value that is there twice.
+      ValueError: a sweep cannot be parsed, or a key or value is repeated.
     """
     found: dict[str, tuple[str, ...]] = {}
     for sweep in [*sweeps, *(["train.seed=" + ",".join(map(str, range(seeds)))] if seeds else [])]:
@@ -130,7 +130,7 @@ def parse_sweep(sweeps: Sequence[str], seeds: int = 0) -> dict[str, tuple[str, .
 
 
 def check_sweep(sweep: Mapping[str, Sequence[str]], config: ConfigDict) -> None:
-    """Raises ValueError for a key that the config lacks, or a value of another type."""
+    """Raise ValueError for an unknown key of the config, or a value of another type."""
     for key, values in sweep.items():
         try:
             current = config
@@ -146,7 +146,7 @@ def check_sweep(sweep: Mapping[str, Sequence[str]], config: ConfigDict) -> None:
 
 
 def _fits(text: str, kind: type) -> bool:
-    """Whether a flag reads `text` as a `kind`."""
+    """Whether a flag of type `kind` accepts `text`."""
     if kind is str:
         return True
     try:
@@ -157,14 +157,14 @@ def _fits(text: str, kind: type) -> bool:
 
 
 def expand(job: Job, sweep: Mapping[str, Sequence[str]]) -> list[Job]:
-    """The jobs of a sweep: the Cartesian product of all values, the last key fastest.
+    """Expand a sweep to jobs: the Cartesian product of all values, the last key fastest.
 
-    Each has a folder of its own below the working directory, named after what it differs in. If the
-    stages begin after the rows are made, all jobs use the vocabulary and rows of the working
+    Each job has its own folder below the working directory, named after its values. If the stages
+    start after prepare_data, all jobs share the vocabulary and packed dataset of the working
     directory itself.
 
     Raises:
-      ValueError: a key has a value already.
+      ValueError: a swept key is already overridden.
     """
     if not sweep:
         return [job]
@@ -188,7 +188,7 @@ def expand(job: Job, sweep: Mapping[str, Sequence[str]]) -> list[Job]:
 
 
 def define_flags(stages: str) -> None:
-    """Defines the flags that all launchers share; `stages` is the default of --stages."""
+    """Define the flags common to all launchers; `stages` is the default of --stages."""
     config_flags.DEFINE_config_file(
         "config", None, "What to do, e.g. configs/quickstart.py; --config.KEY=VALUE sets its keys."
     )
@@ -202,10 +202,10 @@ def define_flags(stages: str) -> None:
 
 
 def jobs_from_flags(values: flags.FlagValues = flags.FLAGS) -> list[Job]:
-    """The jobs that the flags of `define_flags` ask for.
+    """Build the jobs from the flags of `define_flags`.
 
     Raises:
-      ValueError: a config that the machines will not have, or another wrong value.
+      ValueError: the config is outside the repository, or another value is invalid.
     """
     flag = values["config"]
     config = config_flags.get_config_filename(flag)
@@ -225,7 +225,7 @@ def jobs_from_flags(values: flags.FlagValues = flags.FLAGS) -> list[Job]:
 
 
 def grid(name: str | None, config: ConfigDict) -> tuple[str, ...]:
-    """The sweeps of a paper's grid for the task of a config; none without a name.
+    """Sweeps of a paper's grid for the task of a config; empty without a name.
 
     Raises:
       ValueError: there is no such grid, or none for the task.
@@ -243,7 +243,7 @@ def grid(name: str | None, config: ConfigDict) -> tuple[str, ...]:
 
 
 def code_files(root: pathlib.Path = ROOT) -> list[str]:
-    """The files of the repository, tracked or new, without what git ignores.
+    """List the files of the repository, tracked or new, without ignored ones.
 
     Raises:
       ValueError: `root` is not in a git repository.
@@ -257,7 +257,7 @@ def code_files(root: pathlib.Path = ROOT) -> list[str]:
 
 
 def jax_requirement(extra: str, root: pathlib.Path = ROOT) -> str:
-    """What pip is to install for an accelerator, e.g. "jax[tpu]>=0.10.2,<0.12"."""
+    """Pip requirement of jax for an accelerator, e.g. "jax[tpu]>=0.10.2,<0.12"."""
     lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (found,) = (line for line in lines if re.match(r"jax\W", line))
     return found.replace("jax", f"jax[{extra}]", 1)

@@ -1,10 +1,10 @@
-"""Runs the stages, and sweeps of them, on this machine, one job after the other.
+"""Run the stages, and sweeps of them, on this machine, one job at a time.
 
     python -m launch.local --config=configs/finetune/xnli.py:DATA --workdir=runs/xnli \\
         --stages=finetune --config.init_from=CHECKPOINT --grid=vocap --seeds=5 --dry_run
 
-Given again after a stop, the command goes on: stages that have ended do nothing. A job that fails
-ends it; --keep_going takes the next one, and tells of the failures at the end.
+If it is run again after a stop, it resumes: finished stages do nothing. A failed job ends the
+command; with --keep_going it continues with the next job and reports the failures at the end.
 """
 
 import pathlib
@@ -20,24 +20,24 @@ from launch import jobs
 
 
 def commands(job: jobs.Job, python: str) -> list[str]:
-    """The shell commands of a job, in order."""
+    """Shell commands of a job, in order."""
     return [*job.link_commands(), *(job.command(stage, python) for stage in job.stages)]
 
 
 def run(
     found: Sequence[jobs.Job], python: str, execute: Callable[[str], int], *, keep_going: bool
 ) -> None:
-    """Runs all commands of all jobs, one after the other.
+    """Run all commands of all jobs in sequence.
 
     Args:
       found: the jobs.
       python: the interpreter.
-      execute: runs a shell command, and returns its exit status.
-      keep_going: whether the next job is taken after one that failed.
+      execute: function that runs a shell command and returns its exit status.
+      keep_going: whether to continue after a failed job.
 
     Raises:
-      ValueError: some failed.
-      SystemExit: one was asked to stop and saved.
+      ValueError: jobs failed.
+      SystemExit: a job was asked to stop, and has saved its state.
     """
     failed = []
     for number, job in enumerate(found, start=1):
@@ -56,13 +56,13 @@ def run(
 
 
 def _execute(command: str) -> int:
-    """Runs a command in the repository, and leaves it to it what to do when asked to stop."""
+    """Run a command in the repository; on Ctrl-C wait for its own graceful stop."""
     with subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=jobs.ROOT) as process:
         signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
         while True:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # the command has got it too, and saves
+            except KeyboardInterrupt:  # the command receives it too, and saves
                 continue
 
 

@@ -1,12 +1,11 @@
-"""Runs the stages on a Slurm cluster.
+"""Run the stages on a Slurm cluster.
 
     python -m launch.slurm --config=configs/X.py --workdir=/shared/X --nodes=4 --gpus=8 --dry_run
 
-One batch job for each job of the sweep. Training runs in one process per GPU, joined by
+Each job of the sweep is one batch job. Training runs in one process per GPU, joined by
 jax.distributed, which reads the job from Slurm's variables; all other stages run in one process on
-the first node, fine-tuning with all its GPUs. Five minutes before the time limit, and when the
-cluster wants its nodes back, training is told to save and stop; the job then queues again, and goes
-on where it was.
+the first node, fine-tuning with all its GPUs. Five minutes before the time limit, and on
+preemption, training is signalled to save and stop; the job is then requeued and resumes.
 """
 
 import dataclasses
@@ -23,17 +22,17 @@ from launch import jobs
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What a job asks of Slurm.
+    """Resources and settings of a Slurm job.
 
     Attributes:
-      nodes: machines.
-      gpus: GPUs of each machine; 0 trains on CPUs, one process a machine.
-      cpus: CPU cores of each process.
-      time: limit, as Slurm writes it; "" for the partition's.
-      grace: seconds before the limit at which training is told to stop.
+      nodes: number of machines.
+      gpus: GPUs per machine; 0 to train on CPUs with one process per machine.
+      cpus: CPU cores per process.
+      time: time limit in Slurm's format; "" for the partition's.
+      grace: seconds before the limit at which training is signalled to stop.
       options: further options of sbatch, such as "partition=long".
-      python: the interpreter on the nodes.
-      code: folder of the repository on the nodes.
+      python: interpreter on the nodes.
+      code: path of the repository on the nodes.
     """
 
     nodes: int
@@ -56,14 +55,14 @@ class Cluster:
 
 
 def batch_script(job: jobs.Job, cluster: Cluster) -> str:
-    """The script that sbatch takes."""
+    """Batch script for sbatch."""
     options = [
         f"job-name={job.name}",
         f"output={job.name}-%j.out",
-        "open-mode=append",  # the output goes on where a requeued job does
+        "open-mode=append",  # a requeued job appends to its output
         f"nodes={cluster.nodes}",
-        # jax.distributed gives each process the one GPU of its number on the node. So all GPUs must
-        # be visible to all of them: gpus-per-node, not gpus-per-task.
+        # jax.distributed assigns to each process the GPU of its local rank, so all GPUs must be
+        # visible to all processes: gpus-per-node, not gpus-per-task.
         f"ntasks-per-node={max(cluster.gpus, 1)}",
         *([f"gpus-per-node={cluster.gpus}"] if cluster.gpus else []),
         f"cpus-per-task={cluster.cpus}",
@@ -77,7 +76,7 @@ def batch_script(job: jobs.Job, cluster: Cluster) -> str:
         *(f"#SBATCH --{option}" for option in options),
         "set -euo pipefail",
         f"cd {shlex.quote(cluster.code)}",
-        # srun does not take this over from sbatch.
+        # srun does not inherit this from sbatch.
         f"export SRUN_CPUS_PER_TASK={cluster.cpus}",
         *job.link_commands(),
     ]
@@ -100,12 +99,12 @@ def _alone(job: jobs.Job, cluster: Cluster, stage: str) -> str:
 def _train(job: jobs.Job, cluster: Cluster) -> str:
     is_one_process = cluster.nodes * max(cluster.gpus, 1) == 1
     command = job.command("train", cluster.python, *(() if is_one_process else ("--distributed",)))
-    # The processes that stop first must not take the others with them while these still save.
+    # Processes that stop first must not end the others, which may still be saving.
     return f"srun --kill-on-bad-exit=0 --wait={cluster.grace} {command}"
 
 
 def _resumed(command: str) -> list[str]:
-    """A command that is queued again if it ends because it was asked to stop."""
+    """Wrap a command to requeue the job if it ends with the status of a graceful stop."""
     return [
         "status=0",
         f"{command} || status=$?",
@@ -118,7 +117,7 @@ def _resumed(command: str) -> list[str]:
 
 
 def submit(script: str) -> str:
-    """Gives a script to sbatch; returns what it says."""
+    """Submit a script to sbatch; return its output."""
     try:
         done = subprocess.run(["sbatch"], input=script, capture_output=True, text=True)
     except FileNotFoundError:

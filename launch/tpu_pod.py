@@ -1,12 +1,12 @@
-"""Runs the stages on a Cloud TPU slice, of one host or of hundreds.
+"""Run the stages on a Cloud TPU slice, of one host or of hundreds.
 
     python -m launch.tpu_pod --config=configs/X.py --workdir=/mnt/bucket/X \
         --zone=us-east5-b --accelerator=v6e-256 --runtime=v2-alpha-tpuv6e --dry_run
 
-Queues for a slice, copies the code to all its hosts, installs the requirements, and starts training
-on all of them, joined by jax.distributed; all other stages run on the first host. Where training
-was told to stop and has saved, it is started again; where the slice was taken away, a new one is
-queued for first. Needs gcloud, logged in, and a git checkout.
+Requests a queued resource, copies the code to all hosts of the slice, installs the requirements,
+and starts training on all hosts, joined by jax.distributed; all other stages run on the first host.
+Training that was asked to stop and has saved is restarted; if the slice was preempted, a new one is
+requested first. Requires an authenticated gcloud and a git checkout.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ _ENDED = ("", "FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """A TPU slice and how it is set up.
+    """TPU slice and its setup.
 
     Attributes:
-      name: of the slice and of its place in the queue.
+      name: of the slice and of the queued resource.
       zone: such as "us-east5-b".
-      accelerator: type and size, such as "v6e-256".
+      accelerator: type and size of the slice, such as "v6e-256".
       runtime: the image of its hosts, such as "v2-alpha-tpuv6e".
-      project: the Cloud project; "" for gcloud's.
-      spot: cheaper, and taken away at any time.
+      project: Cloud project; "" for gcloud's default.
+      spot: whether to use spot capacity, cheaper but preemptible.
       python: interpreter on the hosts, 3.11 or later; installed by apt where it is missing.
-      setup: shell command run on every host first, such as one that mounts a bucket.
+      setup: shell command run first on every host, such as one that mounts a bucket.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Pod:
             jobs.check_word("project", self.project)
 
     def create(self) -> list[str]:
-        """Queues for the slice."""
+        """Request the slice as a queued resource."""
         return self._queue(
             "create",
             f"--node-id={self.name}",
@@ -69,19 +69,19 @@ class Pod:
         )
 
     def describe(self) -> list[str]:
-        """Prints the state of the queued slice, such as ACTIVE."""
+        """Print the state of the queued resource, such as ACTIVE."""
         return self._queue("describe", "--format=value(state.state)")
 
     def delete(self) -> list[str]:
-        """Gives the slice back, or leaves the queue."""
+        """Release the slice, or cancel the request."""
         return self._queue("delete", "--force", "--quiet")
 
     def copy(self, archive: str) -> list[str]:
-        """Copies the archive of the code to all hosts."""
+        """Copy the archive of the code to all hosts."""
         return self._vm("scp", archive, f"{self.name}:code.tar.gz", "--worker=all")
 
     def install(self) -> list[str]:
-        """Unpacks the code and makes the environment, on all hosts."""
+        """Unpack the code and create the environment on all hosts."""
         jax = shlex.quote(jobs.jax_requirement("tpu"))
         version = shlex.quote(f"{self.python}-venv")
         steps = [
@@ -94,17 +94,17 @@ class Pod:
         return self._ssh("all", steps)
 
     def stage(self, job: jobs.Job, stage: str) -> list[str]:
-        """Runs one stage: training on all hosts, any other on the first."""
+        """Run a stage: training on all hosts, any other on the first."""
         enter, python = "cd code", "../.venv/bin/python"
         if stage == "train":
             return self._ssh("all", [enter, job.command(stage, python, "--distributed")])
-        # The other hosts would hold up jax on this one; these stages need no accelerator.
+        # jax would wait for the other hosts; these stages need no accelerator.
         mesh = jobs.ALONE if stage == "evaluate" else ()
         command = f"JAX_PLATFORMS=cpu {job.command(stage, python, *mesh)}"
         return self._ssh("0", [enter, command])
 
     def link(self, job: jobs.Job) -> list[str]:
-        """Brings the shared vocabulary and rows of a sweep in."""
+        """Link the shared vocabulary and packed dataset of a sweep."""
         return self._ssh("0", job.link_commands())
 
     def _ssh(self, worker: str, steps: Sequence[str]) -> list[str]:
@@ -123,12 +123,12 @@ class Pod:
         return [f"--zone={self.zone}", *project]
 
 
-# A command -> its exit status and what it printed.
+# Function of a command that returns its exit status and output.
 Execute = Callable[[list[str]], tuple[int, str]]
 
 
 def commands(pod: Pod, job: jobs.Job) -> list[list[str]]:
-    """All commands of a run in which nothing goes wrong, for reading."""
+    """All commands of a run without failures, for the dry run."""
     return [
         pod.create(),
         pod.describe(),
@@ -148,18 +148,18 @@ def run(
     restarts: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Runs the stages of a job to the end.
+    """Run the stages of a job to completion.
 
     Args:
-      pod: where.
-      job: what.
-      archive: the packed code.
-      execute: runs a command.
-      restarts: how often a stage is started again that was stopped or lost its slice.
-      sleep: waits so many seconds.
+      pod: the slice.
+      job: the job.
+      archive: path of the packed code.
+      execute: function that runs a command.
+      restarts: most restarts of a stage that was stopped or preempted.
+      sleep: function that waits for a number of seconds.
 
     Raises:
-      ValueError: a command failed for another reason, or too often.
+      ValueError: a command failed for another reason, or exceeded the restarts.
     """
     is_ready = False
     for stage in job.stages:
@@ -187,7 +187,7 @@ def run(
 def _make_ready(
     pod: Pod, job: jobs.Job, archive: str, execute: Execute, sleep: Callable[[float], None]
 ) -> None:
-    """Holds a slice on which the code is installed."""
+    """Ensure an active slice on which the code is installed."""
     state = _state(pod, execute)
     if state and state in _ENDED:
         _must(execute, pod.delete())
@@ -206,7 +206,7 @@ def _make_ready(
 
 
 def _state(pod: Pod, execute: Execute) -> str:
-    """State of the queued slice; "" where it is unknown to the queue."""
+    """State of the queued resource; "" if it does not exist."""
     status, output = execute(pod.describe())
     return output.strip() if status == 0 else ""
 
@@ -218,7 +218,7 @@ def _must(execute: Execute, command: list[str]) -> None:
 
 
 def _execute(command: list[str]) -> tuple[int, str]:
-    """Runs a command; the output of a query is read, that of all others shown."""
+    """Run a command; capture the output of a query, and show that of all others."""
     logging.info("$ %s", shlex.join(command))
     stdout = subprocess.PIPE if "describe" in command else None
     done = subprocess.run(command, stdout=stdout, text=True)

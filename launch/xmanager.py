@@ -1,11 +1,11 @@
-"""Runs the stages, and sweeps of them, with XManager: one machine for each job.
+"""Run the stages, and sweeps of them, with XManager: one machine for each job.
 
     python -m launch.xmanager --config=configs/X.py --workdir=/gcs/BUCKET/X --platform=vertex \
         --gpus=a100=8 --sweep=optimizer.learning_rate=1e-3,3e-3 --seeds=3 --dry_run
 
-What will be done is a `Plan`, plain data made by a pure function; --dry_run prints it and needs no
-xmanager (requirements-launch.txt), which only `launch` imports. Several machines to one job are
-the business of `slurm` and `tpu_pod`: XManager's executors start each container by itself.
+The experiment is a `Plan`, plain data from a pure function; --dry_run prints it without xmanager
+(requirements-launch.txt), which only `launch` imports. For jobs on several machines use `slurm` or
+`tpu_pod`: XManager's executors start each container independently.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from common import entry_point
 from launch import jobs
 
 PLATFORMS = ("local", "docker", "vertex", "kubernetes")
-# What XManager knows how to find a machine for on Vertex AI.
+# GPU types for which XManager finds a machine on Vertex AI.
 _VERTEX_GPUS = ("a100", "l4_24th", "p100", "t4", "v100")
-# It asks Kubernetes for nodes labelled nvidia-tesla-X, and only these are.
+# On Kubernetes it selects nodes labelled nvidia-tesla-X, which exist for these types only.
 _TESLA_LABELS = ("a100", "p100", "p4", "t4", "v100")
 _CODE = "vocap"  # folder of the code in a container
 
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """What is started.
+    """Package of an experiment.
 
     Attributes:
-      kind: "binary" for a program of this machine, or "python_container".
-      commands: shell commands, one after the other; "$@" are a job's flags.
+      kind: "binary" for a program on this machine, or "python_container".
+      commands: shell commands in sequence; "$@" are a job's flags.
       base_image, docker_instructions: of a container.
     """
 
@@ -47,12 +47,12 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Executor:
-    """Where it is started.
+    """Executor of an experiment.
 
     Attributes:
       platform: one of `PLATFORMS`.
-      requirements: resource, as XManager calls it -> amount; memory in bytes.
-      volumes: folder of this machine -> where a container sees it.
+      requirements: XManager's resource name -> amount; memory in bytes.
+      volumes: folder on this machine -> its path in a container.
       cloud_provider: of Kubernetes; "" for XManager's default.
     """
 
@@ -64,7 +64,7 @@ class Executor:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
-    """One job: a name, and the flags and environment of the commands."""
+    """Job of a plan: a name, and the flags and environment of the commands."""
 
     name: str
     args: dict[str, str]
@@ -73,7 +73,7 @@ class PlannedJob:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """An experiment of XManager."""
+    """XManager experiment."""
 
     title: str
     package: Package
@@ -82,10 +82,10 @@ class Plan:
 
 
 def parse_gpus(text: str) -> tuple[str, int]:
-    """Kind and number of "h100=8"; ("", 0) of "".
+    """Parse kind and number of GPUs, such as "h100=8"; ("", 0) for "".
 
     Raises:
-      ValueError: it is written otherwise.
+      ValueError: the format is invalid.
     """
     if not text:
         return "", 0
@@ -109,20 +109,20 @@ def make_plan(
     python: str = "python",
     base_image: str = "python:3.12-slim",
 ) -> Plan:
-    """What XManager is to do.
+    """Plan the XManager experiment.
 
     Args:
-      found: the jobs; their stages are the same.
+      found: the jobs, all with the same stages.
       title: of the experiment.
       platform: one of `PLATFORMS`.
       workdir: folder that holds the working directories of all jobs.
-      gpus: kind and number for each job; the kind counts in the cloud only.
-      cpus, memory_gib: for each job; 0 for the platform's.
-      python: this machine's interpreter with the project's requirements, for "local".
+      gpus: kind and number for each job; the kind is used in the cloud only.
+      cpus, memory_gib: for each job; 0 for the platform's default.
+      python: interpreter on this machine with the project's requirements, for "local".
       base_image: of the containers.
 
     Raises:
-      ValueError: settings that do not go together.
+      ValueError: settings are incompatible.
     """
     jobs.check_name(title)
     if platform not in PLATFORMS:
@@ -151,7 +151,7 @@ def make_plan(
 
 
 def _commands(job: jobs.Job, python: str) -> tuple[str, ...]:
-    """The shell commands of a job; its flags are "$@"."""
+    """Shell commands of a job, with its flags as "$@"."""
     link = ['mkdir -p "$WORKDIR"', 'ln -sf "$SHARED/vocab" "$SHARED/rows" "$WORKDIR/"']
     return (
         "set -e",
@@ -165,7 +165,7 @@ def _container(job: jobs.Job, *, has_gpus: bool, base_image: str) -> Package:
     instructions = (
         "ENV LANG=C.UTF-8",
         f"WORKDIR /{_CODE}",
-        # Before the code, so that a change of the code installs nothing again.
+        # Before the code, so that a change of the code does not reinstall the requirements.
         f"COPY {_CODE}/requirements.txt requirements.txt",
         f"RUN python -m pip install --no-cache-dir -r requirements.txt{accelerated}",
         f"COPY {_CODE}/ /{_CODE}",
@@ -204,11 +204,11 @@ def _executor(
 
 
 def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
-    """Packages and starts the jobs of a plan; local ones have ended when it returns.
+    """Package and start the jobs of a plan; for local ones, wait for their end.
 
     Args:
-      plan: what to do.
-      xm, xm_local: the modules of that name of xmanager 0.8.
+      plan: the experiment.
+      xm, xm_local: modules of xmanager 0.8 with these names.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -225,7 +225,7 @@ def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
 
 
 def _shell_args(package: Package) -> list[str]:
-    """What comes before a job's flags: a container's commands are in its entry point."""
+    """Arguments before a job's flags; a container has its commands in the entry point."""
     if package.kind == "python_container":
         return []
     return ["-c", "\n".join(package.commands), "stages"]  # "stages" is $0

@@ -1,4 +1,4 @@
-"""Multi-head attention: to itself or another sequence, masked, biased, cached."""
+"""Multi-head attention: self- and cross-attention with masks, biases and a decoding cache."""
 
 import functools
 from typing import Literal, NamedTuple, get_args
@@ -17,7 +17,7 @@ from models.softmax_attention import attend, attention_weights
 Kernel = Literal["xla", "cudnn", "pallas"]
 KERNELS = get_args(Kernel)
 
-# Queries whose weights are held at a time where attention is computed block by block.
+# Queries per block where attention is computed block by block.
 _BLOCK = 128
 
 
@@ -29,11 +29,11 @@ class KeysValues(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens decoded so far, in arrays with room for all.
+    """Keys and values of the tokens decoded so far, in arrays of fixed capacity.
 
     Attributes:
-      keys, values: [B, C, H, D / H]; what lies behind the first `length` is not read.
-      length: scalar int32, tokens so far; the caller sees to it that C suffice.
+      keys, values: [B, C, H, D / H]; entries after the first `length` are not read.
+      length: scalar int32, tokens so far; the caller ensures that it does not exceed C.
     """
 
     keys: jax.Array
@@ -41,7 +41,7 @@ class Cache(NamedTuple):
     length: jax.Array
 
     def appended(self, new: KeysValues) -> "Cache":
-        """With T more tokens, [B, T, H, D / H]."""
+        """Return a copy with T more tokens, [B, T, H, D / H]."""
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
         return Cache(
             keys=put(self.keys, new.keys, self.length),
@@ -51,16 +51,16 @@ class Cache(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Queries of one sequence, keys and values of the same or of another.
+    """Attention with queries of one sequence, and keys and values of the same or another.
 
     Attributes:
       hidden_size: D.
       num_heads: H, divides D.
       dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16".
-      kernel: "xla" anywhere; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and has no
-        gradient for a gated bias, "pallas" for `fused_attention`, which takes a `DistanceBias`.
-        With dropout these two compute attention by blocks of queries instead.
+      kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and
+        has no gradient for a gated bias, or "pallas" for `fused_attention`, which takes a
+        `DistanceBias`. With dropout these two compute attention by blocks of queries instead.
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
       initializer: of kernels, see `layers.dense`.
@@ -85,17 +85,17 @@ class Attention(nn.Module):
             self.gate = RowGate()
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
-        """A cache for `capacity` tokens of each of `batch_size` sequences."""
+        """Return an empty cache for `capacity` tokens of each of `batch_size` sequences."""
         head_size = self.hidden_size // self.num_heads
         shape = (batch_size, capacity, self.num_heads, head_size)
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.int32(0))
 
     def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
-        """Keys and values of a sequence [B, K, D], to be attended to more than once.
+        """Project a sequence [B, K, D] to keys and values, for repeated attention to it.
 
         Args:
           x: the sequence.
-          positions: [B, K] int32 to rotate the keys by; None not to.
+          positions: [B, K] int32 to rotate the keys by; None for no rotation.
         """
         keys = self._by_head(self.key(x))
         return KeysValues(self._rotated(keys, positions), self._by_head(self.value(x)))
@@ -117,24 +117,24 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         deterministic: bool,
     ) -> tuple[jax.Array, Cache | None]:
-        """Attention of `x` to itself, to `context`, or to what is in `cache` and itself.
+        """Apply attention of `x` to itself, to `context`, or to the tokens in `cache` and itself.
 
         Args:
           x: [B, Q, D].
-          context: the other sequence, [B, K, D] or its `keys_values`; None for `x`.
+          context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
           mask: bool that broadcasts to [B, H, Q, K], see `models.masks`.
           bias: float that broadcasts to [B, H, Q, K], added to the scores, or its factors; scaled
             by the gate if there is one.
-          positions: [B, Q] int32 of `x`, to rotate by; attention to another sequence has none.
-          cache: of the tokens before `x`, which are seen by all of it, while a token of `x` does
-            not see those after it. K is then the capacity C.
+          positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
+          cache: of the tokens before `x`; attention over `x` is then causal, and K is the
+            capacity C.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
 
         Returns:
-          [B, Q, D]; the cache with the tokens of `x`, None without one.
+          [B, Q, D]; the cache extended by the tokens of `x`, None without one.
 
         Raises:
-          ValueError: both a context and a cache.
+          ValueError: both a context and a cache are given.
         """
         if context is not None and cache is not None:
             raise ValueError("attention to another sequence takes its keys_values, not a cache")
@@ -148,8 +148,8 @@ class Attention(nn.Module):
             mask = so_far if mask is None else mask & so_far
             cache = cache.appended(pair)
             pair = KeysValues(cache.keys, cache.values)
-        # The shapes of parameters can be had where there is no GPU, and a token decoded by itself
-        # has no [Q, K] to save.
+        # GPU kernels are skipped for initialisation, so that shapes can be derived without a GPU,
+        # and in decoding, where a single query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
         mixed = self._mixed(query, pair, mask, bias, gate, deterministic, kernel)
         return self.output(mixed.reshape(x.shape)), cache
@@ -164,12 +164,12 @@ class Attention(nn.Module):
         deterministic: bool,
         kernel: Kernel,
     ) -> jax.Array:
-        """Values mixed by their weights, [B, Q, H, D / H]."""
+        """Attention output [B, Q, H, D / H], values averaged by their weights."""
         has_dropout = self.dropout_rate and not deterministic
         if isinstance(bias, DistanceBias):
             if kernel == "pallas" and not has_dropout and bias.positions is None:
                 return _pallas(query, pair, bias, gate)
-            # cuDNN's kernel has a gradient for a bias that all examples share.
+            # cuDNN's kernel has a gradient only for a bias shared by all examples.
             bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
         if bias is not None:
             _, num_queries, num_heads, _ = query.shape
@@ -192,7 +192,7 @@ class Attention(nn.Module):
 def _pallas(
     query: jax.Array, pair: KeysValues, bias: DistanceBias, gate: jax.Array | None
 ) -> jax.Array:
-    """Attention [B, Q, H, D / H] to one's own segment by our kernel, each device on its part."""
+    """Attention [B, Q, H, D / H] within segments by our Pallas kernel, on each device's shard."""
     inputs = (query, *pair, gate, bias.by_distance, bias.segments)
     by_head = (SEQUENCES, None, HEADS)
     axes = (by_head, by_head, by_head, by_head, (HEADS,), (SEQUENCES,))
@@ -209,7 +209,7 @@ def _cudnn(
 ) -> jax.Array:
     """Attention [B, Q, H, D / H] by the fused kernel, which has no gradient for a gated bias."""
     assert gate is None
-    # The kernel takes no other type, and a mask for all queries.
+    # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
     bias = None if bias is None else bias.astype(query.dtype)
     mask = None if mask is None else _of_all_queries(mask, query)
     return jax.nn.dot_product_attention(
@@ -227,12 +227,12 @@ def _blockwise(
     key: jax.Array,
     dropout_rate: float,
 ) -> jax.Array:
-    """Attention [B, Q, H, D / H] with dropout, never holding the weights of more than a block.
+    """Attention [B, Q, H, D / H] with dropout, holding the weights of one block at a time.
 
-    The weights of a block of queries are computed again, and dropped again by the same key, for
-    the backward pass. It stands in for the dropout of cuDNN's kernel, which is drawn by the number
-    of calls on the device: not by a key, and in the backward pass of a loop over layers, which
-    begins at the last one, for another layer than in the forward pass.
+    The backward pass recomputes the weights of a block of queries, with the same dropout key. This
+    replaces the dropout of cuDNN's kernel, which depends on the number of calls on the device
+    instead of a key: the backward pass of a scan over layers, which starts at the last layer, would
+    get the dropout mask of another layer than the forward pass.
     """
     num_queries = query.shape[1]
     size = max(n for n in range(1, min(num_queries, _BLOCK) + 1) if num_queries % n == 0)
@@ -261,5 +261,5 @@ def _blockwise(
 
 
 def _of_all_queries(mask: jax.Array, query: jax.Array) -> jax.Array:
-    """A mask [., ., ., K] as [., ., Q, K]."""
+    """Broadcast a mask [., ., ., K] to [., ., Q, K]."""
     return jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], mask.shape[3]))

@@ -1,4 +1,4 @@
-"""A Transformer encoder in the manner of XLM-R: GELU, post-LN or pre-LN, a choice of positions."""
+"""XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from models.positions import DistanceBias, DistanceTable, LearnedPositions
 
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
-# What a layer may keep for the backward pass, by model.remat.
+# Rematerialisation policy of a layer, by model.remat.
 _REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -25,37 +25,36 @@ _REMAT = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """Sizes of an encoder; the `model` section of a config plus the vocabulary.
+    """Architecture of an encoder; the `model` section of a config plus the vocabulary size.
 
     Attributes:
-      vocab_size: V, rows of the embedding table, padding included.
+      vocab_size: V, number of rows of the embedding table, padding included.
       embedding_size: E, width of token embeddings and of the output layer; half of `hidden_size`
         is the half embedding of paper Section 3.2.
       hidden_size: D.
-      num_layers: Transformer layers.
-      num_heads: attention heads; divides `hidden_size`.
+      num_layers: number of Transformer layers.
+      num_heads: number of attention heads; divides `hidden_size`.
       mlp_size: width of the feed-forward layer.
-      max_length: positions.
-      norm_position: "post" for LayerNorm after each sub-layer's sum, as XLM-R has it; "pre" for
-        LayerNorm before each sub-layer and once at the end, which learns sooner.
+      max_length: longest sequence in tokens, number of positions.
+      norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
+        for LayerNorm before each sub-layer and once at the end, which converges earlier.
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
-      dtype: type of activations, "float32" or "bfloat16"; parameters are float32.
-      attention: how attention is computed: "xla" anywhere; on a GPU "cudnn" by its fused kernel, in
-        bfloat16 and without a gated bias, or "pallas" by one of our own for a bias by distance;
+      dtype: of activations, "float32" or "bfloat16"; parameters are float32.
+      attention: attention kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, in
+        bfloat16 and without a gated bias, or "pallas" for our own with a bias by distance;
         with dropout on its weights by blocks of queries, see `models.attention`.
-      remat: what a layer keeps for the backward pass: "none" for everything to be kept, "dots" to
-        keep products of matrices and compute the rest again, "full" to keep the layer's input
-        alone.
-      unroll: layers of a turn of the loop over layers; all of them take longer to compile and run
-        faster where layers are small.
-      position: how tokens are told apart by their order (`models.positions`): "learned" embeddings
-        of positions, "rotary" queries and keys, a "relative" bias of the scores by distance, or
-        that bias "gated" by the query.
+      remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
+        matrix products and recomputes the rest, "full" stores the layer's input alone.
+      unroll: layers per iteration of the scan over layers; unrolling all takes longer to compile
+        and runs faster where layers are small.
+      position: position encoding (`models.positions`): "learned" position embeddings, "rotary"
+        queries and keys, a "relative" bias of the scores by distance, or that bias "gated" by the
+        query.
       rotary_theta: longest wavelength of rotary embeddings, over 2 pi.
-      distance_buckets, max_distance: buckets that the distances of a bias are told apart by.
-      distance_slope: how steeply the bias falls with distance before training, in the first head;
-        0 for a bias of zeros.
+      distance_buckets, max_distance: of a bias, see `positions.distance_buckets`.
+      distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
+        zeros.
       initializer: of kernels of dense layers, "normal" or "fan_in", see `layers.dense`.
     """
 
@@ -147,10 +146,10 @@ class EncoderSettings:
             raise ValueError(f"model.distance_slope is {self.distance_slope}, must be at least 0")
 
     def can_map_shards(self) -> bool:
-        """Whether shards of a batch can be encoded apart, by `jax.shard_map` over `data`.
+        """Whether shards of a batch can be encoded separately, by `jax.shard_map` over `data`.
 
-        On the mesh in context: JAX cannot lay out a fused kernel over axes that are left to the
-        compiler in there.
+        This depends on the mesh in context: inside `jax.shard_map` JAX cannot partition a fused
+        kernel over axes that are left to the compiler.
         """
         return self.attention == "xla" or only_data_is_split()
 
@@ -164,7 +163,7 @@ class Embeddings(nn.Module):
         s = self.settings
         if s.position == "learned":
             self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
-            nn.share_scope(self, self.learned_positions)  # their table lies beside that of tokens
+            nn.share_scope(self, self.learned_positions)  # their table is beside that of tokens
 
     @nn.compact
     def __call__(
@@ -205,11 +204,11 @@ class FeedForward(nn.Module):
 
 
 class Order(NamedTuple):
-    """The order of the tokens of a batch, as the layers are told of it.
+    """Position information of a batch, as passed to the layers.
 
     Attributes:
       mask: bool that broadcasts to [B, H, L, L], see `models.masks`.
-      bias: of the scores; None if positions are none.
+      bias: of the scores; None if the position encoding has none.
       positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
     """
 
@@ -225,11 +224,11 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, order: Order, deterministic: bool) -> tuple[jax.Array, None]:
-        """Hidden states after this layer, as a step of `nn.scan`.
+        """Apply the layer, as a step of `nn.scan`; return the hidden states after it.
 
         Args:
           x: [B, L, D] hidden states before it.
-          order: of the tokens.
+          order: position information.
           deterministic: no dropout.
         """
         s = self.settings
@@ -257,10 +256,10 @@ class EncoderLayer(nn.Module):
 
 
 def _layer(settings: EncoderSettings) -> nn.Module:
-    """The layer, with what it keeps for the backward pass."""
+    """Encoder layer with its rematerialisation policy."""
     if settings.remat == "none":
         return EncoderLayer(settings)
-    # A loop is never merged with its repetition, so nothing has to prevent that.
+    # XLA does not merge a loop with its recomputation, so `prevent_cse` is not needed.
     remat = nn.remat(
         EncoderLayer, policy=_REMAT[settings.remat], prevent_cse=False, static_argnums=(3,)
     )
@@ -268,9 +267,9 @@ def _layer(settings: EncoderSettings) -> nn.Module:
 
 
 def _loop(settings: EncoderSettings, num_layers: int) -> Any:
-    """The first `num_layers` layers as one function of the layer and its arguments.
+    """Scan over the first `num_layers` layers, as a function of the layer and its arguments.
 
-    A loop, compiled once, over parameters with an axis of layers in front.
+    The layer is compiled once; its parameters have a leading axis of layers.
     """
 
     def step(layer: nn.Module, *args):
@@ -313,7 +312,7 @@ class MaskedLMHead(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder with its masked-LM head; `init` through `__call__` makes all parameters."""
+    """Encoder with its masked-LM head; `init` through `__call__` creates all parameters."""
 
     settings: EncoderSettings
 
@@ -345,13 +344,13 @@ class Encoder(nn.Module):
 
         Args:
           tokens: [B, L] int32 ids.
-          segments: [B, L] int32; positions attend within their segment only.
+          segments: [B, L] int32; tokens attend within their segment only.
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
-          num_layers: hidden states after so many layers; 0 gives the embeddings.
-          table: [R, E] rows that `tokens` are numbers of, in place of the token embeddings.
-          positions_restart: whether positions begin anew within a segment. Distances are then those
-            of positions; else they are those of indices, which is the same and costs less.
+          num_layers: number of layers applied; 0 gives the embeddings.
+          table: [R, E] rows indexed by `tokens`, in place of the token embeddings.
+          positions_restart: whether positions restart within a segment. Distances are then taken
+            from positions; otherwise from indices, which is equivalent and cheaper.
 
         Raises:
           ValueError: the encoder has fewer layers.
@@ -378,7 +377,7 @@ class Encoder(nn.Module):
         return Order(segment_mask(segments), bias, positions if s.position == "rotary" else None)
 
     def predict(self, hidden: jax.Array) -> jax.Array:
-        """What the output layer compares with its embeddings: [..., D] -> [..., E]."""
+        """Apply the masked-LM head, [..., D] -> [..., E], the input of the output layer."""
         return self.head(hidden)
 
     def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
@@ -386,5 +385,5 @@ class Encoder(nn.Module):
 
 
 def output_table(params) -> tuple[jax.Array, jax.Array]:
-    """The output layer's embeddings [V, E], tied to the input's, and its bias [V]."""
+    """Output embeddings [V, E], tied to the input embeddings, and output bias [V]."""
     return params["embeddings"]["table"], params["head"]["bias"]

@@ -1,13 +1,13 @@
-"""Attention to itself with a gated relative position bias, fused for GPUs.
+"""Fused self-attention with a gated relative position bias, for GPUs.
 
-No array of all pairs of a query and a key is ever held. The forward pass goes through the keys a
-block at a time with a running softmax and keeps log Z_i, the logarithm of the normalizer of a query
-(FlashAttention, Dao et al. 2022); the backward pass computes the weights of a block again,
+No array over all pairs of queries and keys is materialised. The forward pass iterates over blocks
+of keys with a running softmax and keeps log Z_i, the log normalizer of each query (FlashAttention,
+Dao et al. 2022); the backward pass recomputes the weights of a block,
 
     s_ij = q_i . k_j / sqrt(D) + g_i b_(j - i),    p_ij = exp(s_ij - log Z_i),
     ds_ij = p_ij (do_i . v_j - do_i . o_i),
 
-in three kernels, each of which adds up in registers and writes what no other program writes:
+in three kernels. Their programs accumulate in registers and write disjoint outputs:
 
     queries    a program for a block of queries: dq_i = sum_j ds_ij k_j / sqrt(D),
                dg_i = sum_j ds_ij b_(j - i)
@@ -16,12 +16,12 @@ in three kernels, each of which adds up in registers and writes what no other pr
     distances  a program for the pairs of blocks equally far apart, of a group of G examples: the
                sum of g_i ds_ij over these pairs, whose diagonals are summed outside
 
-The forward pass has 2 products of blocks for each pair of them, the backward pass 3 + 4 + 2. The
+For each pair of blocks the forward pass has 2 matrix products, the backward pass 3 + 4 + 2. The
 sums of the last kernel, B / G * H * 2 L * block float32, are the largest array besides operands and
-gradients. The table of distances is small enough for the cache that blocks of bias are read from.
+gradients. The table of distances is small enough that blocks of bias are read from the cache.
 
-It has been run in Pallas' interpret mode, lowered through Triton and compiled to machine code for
-sm_80, sm_89 and sm_90. It has not been run, and so not timed, on a GPU.
+The kernels have been run in Pallas' interpret mode, lowered through Triton and compiled to machine
+code for sm_80, sm_89 and sm_90. They have not been run or timed on a GPU.
 """
 
 import functools
@@ -33,18 +33,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-# Finite, for a query may see no key of the first blocks, and -inf less -inf is not a number.
+# Finite, since a query may see no key of the first blocks, and -inf - -inf is NaN.
 _MASKED = -1e30
-# The segment of padding, which no token has.
+# Segment of padding, distinct from those of tokens.
 _NO_SEGMENT = -(2**31)
-# The least that a product of blocks takes on a GPU.
+# Smallest dimension of a matrix product in a GPU kernel.
 _MIN_BLOCK = 16
-# Examples, at most, whose pairs of blocks one program for distances adds up.
+# Most examples over which one program of the distances kernel sums its pairs of blocks.
 _MAX_GROUP = 8
 
 
 class _Settings(NamedTuple):
-    """Static: tokens of a block, the factor of q . k, whether to interpret the kernels."""
+    """Static settings: tokens per block, scale of q . k, whether to interpret the kernels."""
 
     block: int
     scale: float
@@ -52,7 +52,7 @@ class _Settings(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """Arrays; in kernels references to them, for one head of a group of G examples.
+    """Operands of attention; in kernels references to them, for one head and a group of G examples.
 
     Attributes:
       query, keys, values: [B, L, H, D]; in kernels [G, L, D].
@@ -70,7 +70,7 @@ class _Operands(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What the backward pass needs besides the operands.
+    """Residuals for the backward pass, besides the operands.
 
     Attributes:
       d_out: [B, L, H, D], the gradient of the output; in kernels [G, L, D].
@@ -94,28 +94,28 @@ def gated_attention(
     block_size: int = 64,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of a sequence to itself, differentiable by all but `segments`.
+    """Self-attention, differentiable with respect to all arguments but `segments`.
 
     Scores are q . k / sqrt(D) + gate * bias of the distance, and their softmax is in float32. On a
-    mesh it belongs inside `jax.shard_map` over sequences (with `check_vma=False`), since the
-    compiler does not split kernels. Products follow `jax_default_matmul_precision`.
+    mesh, call it inside `jax.shard_map` over sequences (with `check_vma=False`), since the compiler
+    does not partition kernels. Products follow `jax_default_matmul_precision`.
 
     Args:
       query, keys, values: [B, L, H, D], all float32 or all bfloat16.
-      gate: [B, L, H] float32, the factor of the bias of each query; None for 1.
+      gate: [B, L, H] float32, factor of the bias for each query; None for 1.
       by_distance: [H, 2 N - 1] float32, N >= L: the bias of key j for query i at j - i + N - 1;
         None for no bias, and then the gate has no effect.
-      segments: [B, L] int32 above the least one: a query sees the keys of its own segment.
-      block_size: tokens of a block, a power of two from 16; fewer where L is shorter. L that it
-        does not divide is padded, and so is D to a power of two. Shared memory bounds it: 64
-        fit for D = 64 and, on sm_90, for D = 128.
+      segments: [B, L] int32, above the smallest int32: a query sees the keys of its own segment.
+      block_size: tokens per block, a power of two from 16 on; fewer for a shorter L. L is padded to
+        a multiple of it, and D to a power of two. Shared memory bounds it: 64 fit for D = 64 and,
+        on sm_90, for D = 128.
       interpret: run the kernels without a GPU, slowly.
 
     Returns:
       [B, L, H, D] in the dtype of `values`.
 
     Raises:
-      ValueError: shapes that do not agree, another dtype, too few distances, or such a block size.
+      ValueError: shapes do not agree, or the dtype, number of distances or block size is invalid.
     """
     _check(query, keys, values, gate, by_distance, segments, block_size)
     length, head_size = query.shape[1], query.shape[3]
@@ -131,7 +131,7 @@ def gated_attention(
         gate = None
     else:
         padded, distances = length + padding, (by_distance.shape[1] + 1) // 2
-        # Distances out of reach are cut off: a negative padding.
+        # Negative padding crops the distances that do not occur.
         around = (padded + 1 - distances, padded - distances, 0)
         table = jax.lax.pad(by_distance, jnp.zeros((), by_distance.dtype), ((0, 0, 0), around))
         gate = jnp.ones(query.shape[:3], jnp.float32) if gate is None else gate
@@ -142,7 +142,7 @@ def gated_attention(
 
 
 def _check(query, keys, values, gate, by_distance, segments, block_size: int) -> None:
-    """Raise ValueError for what the kernels would misread."""
+    """Raise ValueError for operands that the kernels would misread."""
     shape, dtype = query.shape, query.dtype
     for name, x in (("keys", keys), ("values", values)):
         if x.shape != shape or x.dtype != dtype:
@@ -166,12 +166,12 @@ def _check(query, keys, values, gate, by_distance, segments, block_size: int) ->
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _attend(operands: _Operands, settings: _Settings) -> jax.Array:
-    """Attention [B, L, H, D] where blocks divide L."""
+    """Attention [B, L, H, D] for L a multiple of the block size."""
     return _forward(operands, settings)[0]
 
 
 def _forward(operands: _Operands, settings: _Settings):
-    """The output, and what the backward pass needs."""
+    """Return the output, and the residuals for the backward pass."""
     batch_size, length, num_heads, _ = operands.query.shape
     block = settings.block
     out, log_normalizer = _call(
@@ -214,7 +214,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _d_table(inputs: tuple[_Operands, _Saved], settings: _Settings) -> jax.Array:
-    """The gradient of the table, [H, 2 L]."""
+    """Gradient of the table, [H, 2 L]."""
     batch_size, length, num_heads, _ = inputs[0].query.shape
     block = settings.block
     num_blocks = length // block
@@ -230,18 +230,18 @@ def _d_table(inputs: tuple[_Operands, _Saved], settings: _Settings) -> jax.Array
 
 
 def _sums_of_diagonals(pairs: jax.Array) -> jax.Array:
-    """Sums by distance of sums by pairs of blocks.
+    """Reduce sums over pairs of blocks to sums over distances.
 
     Args:
-      pairs: [H, 2 n, block, block], of the pairs whose block of keys is m - n after that of queries
-        at m; nothing at 0.
+      pairs: [H, 2 n, block, block], at m the sums over pairs with the block of keys m - n blocks
+        after that of queries; unused at 0.
 
     Returns:
-      [H, 2 n block], the sum of distance d at d + n block.
+      [H, 2 n block], with the sum of distance d at d + n block.
     """
     heads, num, block, _ = pairs.shape
-    # Row block - 1 - i of the flipped block moves that far to the right, where the columns are
-    # distances, when rows of 2 block elements are read as rows of 2 block - 1.
+    # Reading rows of 2 block elements as rows of 2 block - 1 shifts row block - 1 - i of the
+    # flipped block that far to the right, so that columns become distances.
     skewed = jnp.pad(pairs[:, :, ::-1], ((0, 0), (0, 0), (0, 0), (0, block)))
     skewed = skewed.reshape(heads, num, -1)[:, :, : block * (2 * block - 1)]
     sums = skewed.reshape(heads, num, block, 2 * block - 1).sum(2)
@@ -252,8 +252,8 @@ def _sums_of_diagonals(pairs: jax.Array) -> jax.Array:
 
 
 def _call(kernel, inputs, outputs, out_specs, grid, settings: _Settings, group: int = 1):
-    """Run a kernel on a grid of (blocks, heads, groups of examples); outputs are shaped alike."""
-    # Blocks of 64 tokens in float32 spill the registers of 4 warps.
+    """Run a kernel on a grid of (blocks, heads, groups of examples) with outputs as declared."""
+    # Blocks of 64 tokens in float32 would spill the registers of 4 warps.
     num_warps = 4 if inputs[0].query.dtype == jnp.bfloat16 else 8
     return pl.pallas_call(
         functools.partial(kernel, settings=settings),
@@ -268,7 +268,7 @@ def _call(kernel, inputs, outputs, out_specs, grid, settings: _Settings, group: 
 
 
 def _specs(arrays: _Operands | _Saved, shape: tuple[int, ...], group: int):
-    """What a program is shown of its inputs: all tokens of one head and `group` examples."""
+    """Block specs of a program's inputs: all tokens of one head and `group` examples."""
     length, head_size = shape[1], shape[3]
     tokens = pl.BlockSpec((group, length, None, head_size), lambda _, h, s: (s, 0, h, 0))
     rows = pl.BlockSpec((group, None, length), lambda _, h, s: (s, h, 0))
@@ -282,18 +282,18 @@ def _specs(arrays: _Operands | _Saved, shape: tuple[int, ...], group: int):
 
 
 def _token_block(operands: _Operands, block: int) -> pl.BlockSpec:
-    """The block of [B, L, H, D] that a program writes."""
+    """Output block spec of an array [B, L, H, D]."""
     head_size = operands.query.shape[3]
     return pl.BlockSpec((None, block, None, head_size), lambda i, h, b: (b, i, h, 0))
 
 
 def _row_block(block: int) -> pl.BlockSpec:
-    """The block of [B, H, L] that a program writes."""
+    """Output block spec of an array [B, H, L]."""
     return pl.BlockSpec((None, None, block), lambda i, h, b: (b, h, i))
 
 
 def _forward_kernel(operands: _Operands, out_ref, log_normalizer_ref, *, settings: _Settings):
-    """The output of a block of queries."""
+    """Compute the output of a block of queries."""
     i, block = pl.program_id(0), settings.block
 
     def add_keys(j, carry):
@@ -319,7 +319,7 @@ def _forward_kernel(operands: _Operands, out_ref, log_normalizer_ref, *, setting
 def _queries_kernel(
     operands: _Operands, saved: _Saved, d_query_ref, d_gate_ref, *, settings: _Settings
 ):
-    """Gradients of a block of queries and of their gates."""
+    """Compute the gradients of a block of queries and of their gates."""
     i, block = pl.program_id(0), settings.block
 
     def add_keys(j, carry):
@@ -342,7 +342,7 @@ def _queries_kernel(
 def _keys_kernel(
     operands: _Operands, saved: _Saved, d_keys_ref, d_values_ref, *, settings: _Settings
 ):
-    """Gradients of a block of keys and their values."""
+    """Compute the gradients of a block of keys and their values."""
     j, block = pl.program_id(0), settings.block
 
     def add_queries(i, carry):
@@ -362,10 +362,10 @@ def _keys_kernel(
 
 
 def _distances_kernel(operands: _Operands, saved: _Saved, sums_ref, *, settings: _Settings):
-    """Sums [2, block, block] of gated gradients of scores over pairs of blocks equally far apart.
+    """Sum gated gradients of scores, [2, block, block], over pairs of blocks at equal distance.
 
-    Program w has the n - w pairs whose keys are w blocks after the queries, at 1, and the w pairs
-    whose keys are n - w blocks before them, at 0: the same work for every program.
+    Program w sums the n - w pairs with keys w blocks after the queries, at index 1, and the w pairs
+    with keys n - w blocks before them, at index 0, so that all programs do equal work.
     """
     later, block = pl.program_id(0), settings.block
     num_blocks = _num_blocks(operands, block)
@@ -394,12 +394,12 @@ def _num_blocks(operands: _Operands, block: int) -> int:
 
 
 def _rows(ref, example, index, block: int):
-    """Block `index` of the tokens of an example."""
+    """Read block `index` of the tokens of an example."""
     return ref[example, pl.ds(index * block, block)]
 
 
 def _bias(operands: _Operands, apart, block: int):
-    """Bias [block, block], before the gate, of keys `apart` blocks after the queries, or None."""
+    """Ungated bias [block, block] for keys `apart` blocks after the queries, or None."""
     if operands.table is None:
         return None
     tokens = jnp.arange(block, dtype=jnp.int32)

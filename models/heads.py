@@ -1,4 +1,4 @@
-"""What fine-tuning puts on top of an encoder: heads for classes, tags and spans."""
+"""Task heads on top of an encoder: classification, regression, tagging and spans."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _INIT_STDDEV = 0.02
 
 
 def _dense(features: int, name: str) -> nn.Dense:
-    # In float32: heads are small, and their logits are compared with one another.
+    # In float32: heads are small, and rounding could change the order of their logits.
     return nn.Dense(
         features,
         dtype=jnp.float32,
@@ -23,7 +23,7 @@ class ClassificationHead(nn.Module):
     """Scores of classes from the state of `<s>`: dropout, dense, tanh, dropout, dense (RoBERTa).
 
     Attributes:
-      num_outputs: classes, or 1 for a regression.
+      num_outputs: number of classes, or 1 for a regression.
       dropout_rate: before each dense layer.
     """
 
@@ -45,7 +45,7 @@ class TaggingHead(nn.Module):
     """Scores of the tags of each word: pooling over its tokens, dropout, dense.
 
     Attributes:
-      num_outputs: tags.
+      num_outputs: number of tags.
       dropout_rate: before the dense layer.
       pooling: "mean" of a word's tokens, or "first" token.
     """
@@ -65,15 +65,15 @@ class TaggingHead(nn.Module):
 
 
 def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array:
-    """The state of each word of a row.
+    """Pool the states of the tokens of each word.
 
     Args:
       hidden: [B, L, D] states of tokens.
-      words: [B, L] int32 number of each token's word in its row, ascending; -1 for none.
+      words: [B, L] int32 index of each token's word in its sequence, ascending; -1 for none.
       pooling: "mean" of the word's tokens, or "first".
 
     Returns:
-      [B, L, D]: a row has no more words than tokens; zeros for words that it does not have.
+      [B, L, D] by word, of which a sequence has at most L; zeros for the others.
     """
     length = words.shape[1]
     is_of = words[:, None, :] == jnp.arange(length)[None, :, None]  # [B, word, token]
@@ -85,28 +85,28 @@ def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array
 
 
 class SpanHead(nn.Module):
-    """Scores of each token as the first and as the last one of the answer: dense."""
+    """Scores of each token as the first and the last token of the answer: dense."""
 
     @nn.compact
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """[B, L, D] hidden states -> [B, L, 2] float32; very low where no answer may be."""
+        """[B, L, D] hidden states -> [B, L, 2] float32; very low at invalid positions."""
         scores = _dense(2, "output")(hidden.astype(jnp.float32))
         return jnp.where(batch["answerable"][:, :, None], scores, -1e9)
 
 
 def make_head(kind: str, num_labels: int, dropout_rate: float, pooling: str) -> Any:
-    """The head for a kind of task.
+    """Build the head for a kind of task.
 
     Args:
       kind: "classification", "regression", "tagging" or "extractive_qa".
-      num_labels: classes or tags.
+      num_labels: number of classes or tags.
       dropout_rate: of the head.
       pooling: of tagging.
 
     Raises:
-      ValueError: there is no head for it.
+      ValueError: there is no head for the kind.
     """
     if pooling not in ("mean", "first"):
         raise ValueError(f"task.pooling is {pooling!r}, must be mean or first")

@@ -1,4 +1,4 @@
-"""Small layers that all modules are made of: dense, LayerNorm, GELU, with their axis names."""
+"""Basic layers with logical axis names: dense, LayerNorm, GELU."""
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,7 @@ INIT_STDDEV = 0.02
 _LAYER_NORM_EPSILON = 1e-5
 
 
-# Standard deviations of a dense layer's kernel at the start, by model.initializer.
+# Kernel initializers of dense layers, by model.initializer.
 _INITIALIZERS = {
     "normal": nn.initializers.normal(INIT_STDDEV),
     "fan_in": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
@@ -23,10 +23,10 @@ def dense(
     initializer: str = "normal",
     name: str | None = None,
 ) -> nn.Dense:
-    """A dense layer.
+    """Build a dense layer.
 
     Args:
-      features: of its output.
+      features: width of its output.
       axes: logical axis names of its kernel, [input, output].
       dtype: of activations.
       initializer: "normal" for a kernel of standard deviation 0.02, as XLM-R has it, "fan_in" for
@@ -50,5 +50,5 @@ def layer_norm(dtype: str, name: str | None = None) -> nn.LayerNorm:
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU; the tanh approximation would part from the released models."""
+    """Exact GELU; the tanh approximation would differ from the released models."""
     return nn.gelu(x, approximate=False)

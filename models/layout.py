@@ -1,13 +1,13 @@
-"""Where activations live on a mesh of devices: split by sequences, as the batch is.
+"""Sharding of activations on a mesh: by sequences, like the batch.
 
-Parameters are split over the mesh by rules (`training.sharding`), over `fsdp` too. Left to itself
-the compiler may split activations like the parameters, and hold those of all sequences on every
-device. Constraints at the boundaries of layers have it gather the parameters of a layer instead.
+Parameters are sharded over the mesh by rules (`training.sharding`), including `fsdp`. Without
+constraints the compiler may shard activations like the parameters, and hold those of all sequences
+on every device. Constraints at layer boundaries make it gather the parameters of a layer instead.
 
 The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
-constrained without one, where it does not split batches, and where it does not divide the batch at
-hand, such as the one sequence that parameters are initialised with. Inside `jax.shard_map` the
-batch at hand is a shard's, and is split over those axes that are left to the compiler.
+constrained without a mesh, if the mesh does not shard batches, or if it does not divide the current
+batch, such as the single sequence for parameter initialisation. Inside `jax.shard_map` the current
+batch is a shard's, and is sharded over the axes that are left to the compiler.
 """
 
 import math
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax.lax import with_sharding_constraint
 from jax.sharding import PartitionSpec as P
 
-# The axes of the mesh that a batch is split over, and those that attention heads are.
+# Mesh axes that batches are sharded over, and those of attention heads.
 SEQUENCES = ("data", "fsdp")
 HEADS = "model"
 
 
 def split_batch(x: jax.Array) -> jax.Array:
-    """`x` [B, ...] with its sequences split over the devices."""
+    """Constrain `x` [B, ...] to be sharded by sequences."""
     if not _splits(x.shape[0]):
         return x
     others = [P.UNCONSTRAINED] * (x.ndim - 1)
@@ -32,10 +32,10 @@ def split_batch(x: jax.Array) -> jax.Array:
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Table rows [B, L, E] of `tokens` [B, L], split by sequences.
+    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences.
 
-    The table is large. A device looks up its columns of the sequences of all devices that it shares
-    `data` with, and these exchange what they found: B L E elements travel, none of the table.
+    To avoid communicating the large table, a device looks up its own columns for the sequences of
+    all devices with the same `data` index, which then exchange the results: B L E elements.
     """
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
@@ -51,12 +51,12 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
 def on_each_shard(
     function: Callable[..., jax.Array], inputs: Sequence[jax.Array | None], axes: Sequence, out_axes
 ) -> jax.Array:
-    """A function that the compiler cannot split, such as a kernel, of each device's part of arrays.
+    """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
     Args:
-      function: of arrays, by sequences and by heads independent of each other.
-      inputs: its arguments.
-      axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, as far as one is split.
+      function: of arrays, independent across sequences and heads.
+      inputs: arguments of `function`.
+      axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, up to the last sharded.
       out_axes: of its result.
     """
     query = inputs[0]
@@ -82,19 +82,19 @@ def on_each_shard(
 
 
 def gathered(parameter: jax.Array) -> jax.Array:
-    """A small parameter, whole on every device."""
+    """Constrain a small parameter to be replicated on every device."""
     if _num_shards() == 1:
         return parameter
     return with_sharding_constraint(parameter, P())
 
 
 def num_batch_shards(batch_size: int) -> int:
-    """Parts that a batch lies on the devices in, one after the other."""
+    """Number of consecutive parts into which the devices split a batch."""
     return _num_shards() if batch_size % _num_shards() == 0 else 1
 
 
 def only_data_is_split() -> bool:
-    """Whether the mesh in context has several devices along no axis but `data`."""
+    """Whether no axis of the mesh in context but `data` has more than one device."""
     shape = jax.sharding.get_abstract_mesh().shape
     return all(size == 1 for axis, size in shape.items() if axis != "data")
 
@@ -104,17 +104,17 @@ def _splits(batch_size: int) -> bool:
 
 
 def _num_shards() -> int:
-    """Parts that the compiler splits the batch at hand into."""
+    """Number of parts into which the compiler splits the current batch."""
     return math.prod(map(_mesh_size, SEQUENCES))
 
 
 def _auto_axes() -> tuple[str, ...]:
-    """Those of the batch's axes over which the compiler lays arrays, on the mesh in context."""
+    """Batch axes of the mesh in context that are left to the compiler."""
     auto_axes = jax.sharding.get_abstract_mesh().auto_axes
     return tuple(axis for axis in SEQUENCES if axis in auto_axes)
 
 
 def _mesh_size(axis: str) -> int:
-    """Devices along an axis of the mesh in context, 1 where the compiler lays nothing on it."""
+    """Devices along an axis of the mesh in context, 1 for axes not left to the compiler."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[axis] if axis in mesh.auto_axes else 1

@@ -1,4 +1,4 @@
-"""Masks of attention: which keys a query may see. They combine by `&`.
+"""Attention masks, to be combined by `&`.
 
 A mask is bool, True where a query sees a key, and broadcasts to [B, H, Q, K].
 """
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 
 def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.Array:
-    """Tokens see their own segment.
+    """Mask of tokens that see their own segment.
 
     Args:
       segments: [B, Q] int32.
-      of_keys: [B, K] int32 segments of another sequence; `segments` themselves without.
+      of_keys: [B, K] int32 segments of the keys of another sequence; `segments` if None.
 
     Returns:
       [B, 1, Q, K] bool.
@@ -22,7 +22,7 @@ def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.A
 
 
 def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:
-    """Tokens see themselves and what is before them.
+    """Mask of tokens that see themselves and all tokens before them.
 
     Args:
       num_queries: Q.

@@ -1,4 +1,4 @@
-"""The order of tokens, in the three places where it can enter an encoder.
+"""Position encodings, at the three places where order can enter an encoder.
 
 - `LearnedPositions` are added to the embeddings of the first layer (BERT, XLM-R).
 - `rotate` turns queries and keys by their positions (rotary embeddings, RoFormer).
@@ -20,12 +20,12 @@ from models.layout import gathered, split_batch
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each position, as BERT has them, to be added to token embeddings.
+    """Learned position embeddings as in BERT, to be added to token embeddings.
 
     Attributes:
-      max_length: positions.
+      max_length: number of positions.
       hidden_size: D.
-      dtype: of what comes out.
+      dtype: of the output.
     """
 
     max_length: int
@@ -45,9 +45,9 @@ class LearnedPositions(nn.Module):
 
 
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Queries or keys turned by their positions, so that products depend on distances (RoFormer).
+    """Rotate queries or keys by their positions, so that products depend on distances (RoFormer).
 
-    Elements i and i + D / 2 of a head of width D are a point in a plane, turned by the angle
+    Elements i and i + D / 2 of a head of width D are a point in a plane, rotated by the angle
     position * theta^(-2 i / D).
 
     Args:
@@ -66,41 +66,41 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def distance_buckets(num_buckets: int, max_distance: int, length: int) -> np.ndarray:
-    """The bucket of each signed distance, key minus query, as T5 has them.
+    """Bucket of each signed distance, key minus query, as in T5.
 
-    Half of the buckets are for keys after the query. Of a half, the first half are one distance
-    each, and the others grow with the logarithm of the distance up to `max_distance`.
+    Half of the buckets are for keys after the query. Within a half, the first half of the buckets
+    hold one distance each, and the others grow logarithmically up to `max_distance`.
 
     Args:
       num_buckets: a multiple of 4.
-      max_distance: from where on all distances share the last bucket of their side.
+      max_distance: distance from which on all share the last bucket of their side.
       length: N.
 
     Returns:
-      [2 N - 1] int, of the distances -(N - 1) to N - 1.
+      [2 N - 1] int, for the distances -(N - 1) to N - 1.
     """
     half, exact = num_buckets // 2, num_buckets // 4
     distances = np.arange(1 - length, length)
     size = np.maximum(np.abs(distances), 1)
     steps = np.log(size / exact) / np.log(max_distance / exact) * (half - exact)
-    # Powers whose logarithm is a whole number must not fall below it by rounding.
+    # Rounding must not push the logarithm of an exact power below its whole number.
     far = np.minimum(exact + np.floor(steps + 1e-9).astype(int), half - 1)
     return np.where(np.abs(distances) < exact, np.abs(distances), far) + half * (distances > 0)
 
 
 def slopes(num_heads: int) -> np.ndarray:
-    """How steeply each head prefers near tokens, [H]: halved from head to head, at most 2^-8."""
+    """Slope [H] of each head's preference for near tokens: geometric from 1, above 2^-8."""
     return 2.0 ** (-np.arange(num_heads) * min(1, 8 / num_heads))
 
 
 class DistanceBias(NamedTuple):
-    """A bias of attention scores by distance, as the factors that a [B, H, L, L] array is made of.
+    """Bias of attention scores by distance, as the factors of an array [B, H, L, L].
 
     Attributes:
       by_distance: [H, 2 N - 1] float32, of the distances key minus query from -(N - 1) to N - 1.
       segments: [B, L] int32; tokens see their segment only.
-      positions: [B, L] int32 if distances are to be taken of them, within N of each other; None if
-        they run on within a segment, so that distances are those of indices.
+      positions: [B, L] int32 to take distances from, less than N; None if positions are contiguous
+        within a segment, so that distances are those of indices.
     """
 
     by_distance: jax.Array
@@ -108,11 +108,11 @@ class DistanceBias(NamedTuple):
     positions: jax.Array | None = None
 
     def matrix(self, num_groups: int = 1) -> jax.Array:
-        """The bias of queries and keys, for groups of examples.
+        """Bias of queries and keys, for groups of examples.
 
         Args:
-          num_groups: S; with a copy for each part of a batch the devices add up their gradients
-            [H, 2 L - 1] in place of [H, L, L].
+          num_groups: S, copies of the bias; with one for each part of a batch the devices reduce
+            gradients of [H, 2 L - 1] instead of [H, L, L].
 
         Returns:
           [S, H, L, L], or [B, H, L, L] where it depends on the example.
@@ -128,10 +128,10 @@ class DistanceBias(NamedTuple):
 
 
 def by_index(by_distance: jax.Array) -> jax.Array:
-    """A row for each query: [..., 2 L - 1] of distances -(L - 1) to L - 1 -> [..., L, L].
+    """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L].
 
-    A list of 2 L distances, repeated and read again in rows that are one shorter, moves by one from
-    row to row. So no index is gathered, and the gradient is a sum of rows instead of a scatter.
+    A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one from
+    row to row. This needs no gather, and the gradient is a sum of rows instead of a scatter.
     """
     *others, num_distances = by_distance.shape
     length = num_distances // 2 + 1
@@ -144,13 +144,13 @@ def by_index(by_distance: jax.Array) -> jax.Array:
 
 
 class DistanceTable(nn.Module):
-    """The learned bias of each bucket of distances and each head.
+    """Learned bias of each bucket of distances and each head.
 
     Attributes:
       num_heads: H.
       num_buckets, max_distance: see `distance_buckets`.
-      slope: the bias of a bucket begins at -slope * `slopes` of the head * its mean distance, so
-        that near tokens are preferred from the first step on; 0 for zeros.
+      slope: the bias of a bucket is initialised to -slope * `slopes` of the head * its mean
+        distance, so that near tokens are preferred from the first step on; 0 for zeros.
       max_length: N.
     """
 
@@ -162,7 +162,7 @@ class DistanceTable(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        """The bias of each distance, [H, 2 N - 1] float32."""
+        """Bias of each distance, [H, 2 N - 1] float32."""
         table = self.param(
             "bias",
             with_logical_partitioning(lambda key, shape: self._first(), (None, None)),
@@ -172,7 +172,7 @@ class DistanceTable(nn.Module):
         return jnp.take(gathered(table), buckets, axis=0).T
 
     def _first(self) -> jax.Array:
-        """[num_buckets, H] float32."""
+        """Initial bias, [num_buckets, H] float32."""
         reach = self.max_distance + 1
         buckets = distance_buckets(self.num_buckets, self.max_distance, reach)
         distances = np.abs(np.arange(1 - reach, reach))
@@ -183,7 +183,7 @@ class DistanceTable(nn.Module):
 
 
 class RowGate(nn.Module):
-    """A factor of the bias for each query and head, of XLM-E's gated relative position bias.
+    """Factor of the bias for each query and head, of XLM-E's gated relative position bias.
 
     With vectors u, v and a number w of each head, a query q has the factor
     1 + g_u + (1 - g_u) w g_v, where g_u = sigmoid(q . u) and g_v = sigmoid(q . v).

@@ -1,7 +1,7 @@
-"""Attention with its weights held as an array, and its gradient.
+"""Attention with materialised weights and a hand-written gradient.
 
-Written out because the derived gradient takes twice as long on a CPU, with a bias that is scaled
-row by row even longer: it passes more often over arrays [B, H, Q, K].
+The automatic gradient takes twice as long on a CPU, and even longer with a gated bias, since it
+makes more passes over arrays [B, H, Q, K].
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _MASKED = -1e30
 
 
 class _Kept(NamedTuple):
-    """The arguments and, for the backward pass, weights [B, H, Q, K] and output [B, Q, H, D]."""
+    """Residuals for the backward pass: arguments, weights [B, H, Q, K] and output [B, Q, H, D]."""
 
     query: jax.Array
     keys: jax.Array
@@ -32,7 +32,7 @@ def attention_weights(
     bias: jax.Array | None,
     gate: jax.Array | None,
 ) -> jax.Array:
-    """Weights [B, H, Q, K] of keys for each query, in the type of the queries; see `attend`."""
+    """Weights [B, H, Q, K] of keys for each query, in the dtype of the queries; see `attend`."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32)
     scores = scores * query.shape[-1] ** -0.5
     if bias is not None:
@@ -53,13 +53,13 @@ def attend(
     bias: jax.Array | None = None,
     gate: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention of H heads, in float32 but for the products.
+    """Softmax attention of H heads, in float32 except for the matrix products.
 
     Args:
       query: [B, Q, H, D].
       keys, values: [B, K, H, D].
       mask: bool that broadcasts to [B, H, Q, K], True where a query sees a key.
-      bias: [S, H, Q, K] float32, added to the scores of a S-th of the examples each, in order; S
+      bias: [S, H, Q, K] float32, each added to the scores of one S-th of the examples, in order; S
         divides B.
       gate: [B, Q, H] float32, scales the bias of each query.
 
@@ -70,7 +70,7 @@ def attend(
 
 
 def _by_row(gate: jax.Array, bias: jax.Array) -> jax.Array:
-    """Gates in the groups of examples that share a bias, [S, B / S, H, Q]."""
+    """Reshape gates to the groups of examples that share a bias, [S, B / S, H, Q]."""
     return jnp.moveaxis(gate, 1, 2).reshape(len(bias), -1, *bias.shape[1:3])
 
 
@@ -89,7 +89,7 @@ def _backward(kept: _Kept, grad: jax.Array):
     mean = jnp.einsum("bqhd,bqhd->bhq", grad, output, preferred_element_type=jnp.float32)
     of_scores = weights * (of_weights - mean[..., None])
     if mask is not None:
-        # A query that sees nothing has equal weights, which no score would change.
+        # A query that sees no key has uniform weights, which do not depend on its scores.
         of_scores = jnp.where(mask, of_scores, 0)
     of_products = (of_scores * scale).astype(query.dtype)
     of_query = jnp.einsum("bhqk,bkhd->bqhd", of_products, keys)

@@ -1,6 +1,6 @@
-"""Training objectives: what is learned, one file each, behind one interface (`objective`).
+"""Training objectives, one file each, behind one interface (`objective`).
 
-What lives here: losses over parameters, an extra state and a batch; masking; the totals that
-losses and metrics are reported in. What does not: the engine, which knows no objective by name
-(`training`); models (`models`); how an output layer approximates the softmax (`knn_sampling`).
+Included: losses over parameters, an extra state and a batch; masking; the sums in which losses and
+metrics are reported. Not included: the engine, which knows no objective by name (`training`);
+models (`models`); approximations of the softmax by an output layer (`knn_sampling`).
 """

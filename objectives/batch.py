@@ -1,4 +1,4 @@
-"""The arrays of one step, and the kind of the examples in them."""
+"""Batch of one step: its arrays, and the kind of its examples."""
 
 import dataclasses
 from typing import Any
@@ -9,14 +9,14 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What a step works on.
+    """Batch of a step.
 
-    The kind is static: a step on another kind of batch is another compiled program.
+    The kind is static: each kind of batch has its own compiled program.
 
     Attributes:
       arrays: [B, ...] jax arrays, or their shapes, by name.
-      kind: of the examples, such as "packed" for sequences packed with documents; names the arrays
-        that there are.
+      kind: of the examples, such as "packed" for sequences packed with documents; determines the
+        names of the arrays.
     """
 
     arrays: dict[str, Any]
@@ -27,5 +27,5 @@ class Batch:
 
     @property
     def num_examples(self) -> int:
-        """B."""
+        """Number of examples, B."""
         return len(next(iter(self.arrays.values())))

@@ -1,4 +1,4 @@
-"""Cross-lingual contrast: a sentence is to be nearer its translation than other sentences."""
+"""Cross-lingual contrastive learning of sentence vectors, beside masked LM."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM, Plan
 from objectives.objective import Extra, Objective, Touched
 
-# Of squared norms; a vector of zeros, of a sentence that is masked whole, has gradient zero.
+# Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
 _EPSILON = 1e-12
 
 
@@ -22,8 +22,8 @@ class ContrastSettings:
     """Cross-lingual contrast; the `contrast` section of a config.
 
     Attributes:
-      weight: of the contrastive loss, beside that of masked tokens.
-      temperature: what cosines are divided by.
+      weight: of the contrastive loss, relative to the masked-LM loss.
+      temperature: divisor of the cosines.
     """
 
     weight: float
@@ -38,13 +38,13 @@ class ContrastSettings:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceContrast(Objective):
-    """Predicts masked tokens of each sentence of a pair alone, and contrasts the two sentences.
+    """Masked LM on the separate sentences of a pair, with a contrastive loss between the two.
 
-    A sentence's vector is the mean of the states of its text, masks left out. Both terms are of
-    the same masked batch, through which the encoder is run once.
+    A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
+    terms share one encoder pass over the same masked batch.
 
     Attributes:
-      masked_lm: on batches of pairs whose sentences are two segments (`translation_lm`).
+      masked_lm: on batches of pairs with two segments (`translation_lm`).
       settings: weight and temperature of the contrast.
     """
 
@@ -64,7 +64,7 @@ class SentenceContrast(Objective):
         return self.masked_lm.plan(extra, batch, key, step)
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """The masked-LM loss plus the weighted contrast, a pair weighing as its masked tokens."""
+        """Masked-LM loss plus the weighted contrastive loss; a pair weighs its masked tokens."""
         states = self.masked_lm.states(params, rows, plan, key)
         found = self.masked_lm.loss_of_states(params, rows, plan, states)
         masked_total, weight = found["loss"]
@@ -105,17 +105,17 @@ def contrastive_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log-probability of each sentence's translation among all of the batch.
 
-    For unit vectors a_i and b_i of a pair, -log softmax_j(a_i . b_j / temperature)[i], and the same
-    from b to a; the mean of the two. After the XLCO loss of InfoXLM (arXiv 2007.07834) with
-    the other sentences of the batch in place of a queue, and in both directions.
+    For unit vectors a_i and b_i of a pair, the mean of -log softmax_j(a_i . b_j / temperature)[i]
+    and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834) with in-batch
+    negatives in place of a queue, and in both directions.
 
     Args:
       one, two: [B, D] float32 vectors of sentences and their translations.
-      temperature: what cosines are divided by.
+      temperature: divisor of the cosines.
 
     Returns:
-      [B] float32 losses; [B] float32 accuracies, 0, 1/2 or 1 as none, one or both of a pair find
-      the other.
+      [B] float32 losses; [B] float32 accuracies, 0, 1/2 or 1 if none, one or both sentences of a
+      pair retrieve the other.
     """
     scores = _unit(one) @ _unit(two).T / temperature  # [B, B]
     both = jnp.stack([scores, scores.T])

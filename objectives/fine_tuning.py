@@ -1,4 +1,4 @@
-"""Fine-tuning: an encoder and the head of a task, trained on labelled examples."""
+"""Fine-tuning of an encoder and a task head on labelled examples."""
 
 import dataclasses
 from typing import Any
@@ -16,9 +16,9 @@ from objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FineTuning(Objective):
-    """Loss of a task on batches of `input_pipeline.tasks.batches`.
+    """Task loss on batches of `input_pipeline.tasks.batches`.
 
-    Parameters are {"encoder": those of the encoder, less its masked-LM head, "task": the head's}.
+    Parameters are {"encoder": encoder without its masked-LM head, "task": task head}.
 
     Attributes:
       encoder: the model.
@@ -31,7 +31,7 @@ class FineTuning(Objective):
     kind: str
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Random parameters, boxed with their logical axis names."""
+        """Initialise random parameters, boxed with their logical axis names."""
         encoder_key, head_key = jax.random.split(key)
         tokens = jnp.zeros((1, 1), jnp.int32)
         encoder = self.encoder.init(encoder_key, tokens, tokens, tokens)["params"]
@@ -39,21 +39,21 @@ class FineTuning(Objective):
         return {"encoder": encoder, "task": self.init_head(head_key)}
 
     def init_head(self, key: jax.Array) -> dict[str, Any]:
-        """Random parameters of the head."""
+        """Initialise random parameters of the head."""
         row = jnp.zeros((1, 1), jnp.int32)
         hidden = jnp.zeros((1, 1, self.encoder.settings.hidden_size))
         batch = {"words": row, "answerable": row > 0}
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
 
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
-        """All arrays are by example."""
+        """Return 0, the axis of the examples in all arrays."""
         return 0 if self.encoder.settings.can_map_shards() else None
 
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
-        """Loss of a batch, and its accuracy where there are classes.
+        """Loss of a batch, and its accuracy for kinds with classes.
 
-        The loss is the mean over examples, words (tagging) or answers (the mean of first and last
-        token) of the negative log-likelihood; of a regression, the squared error.
+        The loss is the negative log-likelihood, averaged over examples, words (tagging) or answers
+        (mean of first and last token); for a regression, the squared error.
         """
         del rows
         batch = plan.arrays
@@ -80,7 +80,7 @@ class FineTuning(Objective):
     def outputs(
         self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
     ) -> jax.Array:
-        """What the head says of a batch, float32; without dropout if there is no key."""
+        """Outputs of the head for a batch, float32; without dropout if there is no key."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         hidden = self.hidden(params["encoder"], batch, keys[0])
         rngs = None if keys[1] is None else {"dropout": keys[1]}

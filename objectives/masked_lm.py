@@ -1,4 +1,4 @@
-"""Masked language modelling: each masked token is predicted from its sequence."""
+"""Masked language modelling (MLM) on packed sequences."""
 
 import dataclasses
 import functools
@@ -19,22 +19,22 @@ from objectives.masking import Masked, MaskSettings, mask_tokens
 from objectives.objective import Extra, Objective, Touched
 
 TABLE = "embeddings/table"
-# Part of the extra state that all terms of a mixture share: the neighbours [V, K] of each token.
+# Part of the extra state shared by all terms of a mixture: the neighbours [V, K] of each token.
 NEIGHBOURS = "neighbours"
 
 
 class Plan(NamedTuple):
-    """A masked batch, and the classes of its softmax.
+    """Masked batch and the classes of its softmax.
 
     Attributes:
       masked: the masked batch.
       segments: [B, L] int32, tokens attend within their segment.
       positions: [B, L] int32, of tokens.
-      tokens: [B, L] int32, `masked.inputs` as rows of the table at hand.
+      tokens: [B, L] int32, `masked.inputs` as indices of the rows given to the loss.
       sample: the classes of the softmax; None for the whole vocabulary.
-      num_rows: scalar int32, table rows that the step needs; None where nothing is sampled.
-      language: [B] int32 number of each sequence's language; None where it is not told apart.
-      mask_rate: scalar float32; None where it does not change.
+      num_rows: scalar int32, number of table rows that the step needs; None without sampling.
+      language: [B] int32 index of each sequence's language; None without metrics by language.
+      mask_rate: scalar float32; None if it is constant.
     """
 
     masked: Masked
@@ -49,25 +49,25 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedLM(Objective):
-    """Predicts masked tokens of packed sequences: batches with `tokens` [B, L] and `language` [B].
+    """Masked LM of packed sequences, on batches with `tokens` [B, L] and `language` [B].
 
     Attributes:
       encoder: the model.
-      output_layer: how the loss over the vocabulary is computed.
-      exact_layer: the same without sampling, for evaluation and the last phase.
-      mask: how tokens are masked.
-      num_steps: of the run, over which the mask rate changes.
+      output_layer: loss over the vocabulary.
+      exact_layer: the same without sampling, for evaluation and the full-softmax phase.
+      mask: rates of masking.
+      num_steps: number of steps of the run, over which the mask rate changes.
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
-      special_ids: ids that are structure, not text.
+      special_ids: ids of special tokens, which are never masked.
       across_documents: whether attention crosses the documents of a sequence.
-      name: of the objective among those of one model; its part of the extra state is called by it.
+      name: of the objective, unique within a mixture; names its part of the extra state.
       statistics: of the tokens as targets, for the output layer.
-      later_statistics: (step, statistics) where they change from a step on.
+      later_statistics: (step, statistics) pairs for changes from a step on.
       row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
-        could have, V or more to read the whole table in any case.
-      languages: their names, for metrics of each; none of them without.
-      frequency_bias: whether the output bias starts at log frequencies.
-      full_softmax_from: step from which on nothing is sampled; None for no such phase.
+        can need, V or more to always read the whole table.
+      languages: names of the languages, for metrics by language; empty for none.
+      frequency_bias: whether the output bias is initialised with log frequencies.
+      full_softmax_from: step from which on the softmax is not sampled; None for no such phase.
     """
 
     encoder: Encoder
@@ -92,12 +92,12 @@ class MaskedLM(Objective):
     positions_restart = False
 
     def init(self, key: jax.Array):
-        """Parameters of the model, boxed with their logical axis names."""
+        """Initialise the model's parameters, boxed with their logical axis names."""
         tokens = jnp.zeros((1, 1), jnp.int32)
         params = self.encoder.init(key, tokens, tokens, tokens)["params"]
         if self.frequency_bias:
             bias = params["head"]["bias"]
-            # Padding rows have probability zero, and a logit that nothing reads.
+            # Padding rows have probability zero, and an unused logit.
             log_frequency = jnp.log(jnp.maximum(self.statistics.probabilities, 1e-10))
             params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
         return params
@@ -105,7 +105,7 @@ class MaskedLM(Objective):
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
-        """Masks a batch and finds the classes of its softmax and the table rows that it reads."""
+        """Mask a batch; select the classes of its softmax and the table rows that it reads."""
         mask_key, _, sample_key = jax.random.split(key, 3)
         rate = self.mask.rate_at(step, self.num_steps)
         masked = mask_tokens(
@@ -141,7 +141,7 @@ class MaskedLM(Objective):
         )
 
     def _with_rows(self, plan: Plan, sample: Sample) -> tuple[Plan, Touched]:
-        """The plan in terms of the table rows that it touches, where they are few."""
+        """Re-index the plan to the table rows that it touches, if they are few."""
         vocab_size = self.encoder.settings.vocab_size
         ids, tokens = sample.candidates.ids, plan.masked.inputs
         if not reads_few_rows(ids.size, tokens.size, vocab_size, self.row_capacity):
@@ -155,7 +155,7 @@ class MaskedLM(Objective):
         return plan, {TABLE: rows.ids}
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
-        """All but the classes are by sequence, and these are where shards hold whole groups."""
+        """Axes of the sequences; None if a shard cannot hold whole groups or be encoded alone."""
         sample = None if plan.sample is None else example_axes(plan.sample, num_shards)
         crosses_shards = plan.sample is not None and sample is None
         if crosses_shards or not self.encoder.settings.can_map_shards():
@@ -177,7 +177,7 @@ class MaskedLM(Objective):
         return self.loss_of_states(params, rows, plan, self.states(params, rows, plan, key)), None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
-        """The encoder's states [B, L, D]."""
+        """Hidden states [B, L, D] of the encoder."""
         rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
         return self.encoder.apply(
             {"params": params},
@@ -211,12 +211,12 @@ class MaskedLM(Objective):
         return found
 
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
-        """What the output layer scores [B, M, E], of the states at `positions` [B, M]."""
+        """Inputs [B, M, E] of the output layer from the states at `positions` [B, M]."""
         chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
         return self.encoder.apply({"params": params}, chosen, method="predict")
 
     def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
-        """Classes in the softmax of a group, those V' had no room for, table rows needed."""
+        """Metrics of sampling: candidates per group, overflow of V', table rows needed."""
         if plan.sample is None:
             classes = jnp.float32(self.output_layer.num_valid)
             return {"candidates": classes, "overflow": jnp.float32(0)}
@@ -229,10 +229,10 @@ class MaskedLM(Objective):
         }
 
     def describe_table_reads(self, batch_size: int, length: int) -> str:
-        """Says what of the embedding table a step on packed sequences reads and updates, and why.
+        """Describe which table rows a step on packed sequences reads and updates, and why.
 
         Args:
-          batch_size: B, sequences that are planned at once.
+          batch_size: B, sequences planned together.
           length: L.
         """
         vocab_size = self.encoder.settings.vocab_size
@@ -257,7 +257,7 @@ class MaskedLM(Objective):
     def _by_language(
         self, losses: jax.Array, weights: jax.Array, language: jax.Array
     ) -> LossAndMetrics:
-        """Loss of each language over losses and weights [B, M]; weight zero if it has none."""
+        """Loss of each language from losses and weights [B, M]; absent ones have weight zero."""
         of_sequences = jnp.stack([losses, weights]).sum(axis=2)  # [2, B]
         totals = jax.ops.segment_sum(of_sequences.T, language, len(self.languages))  # [N, 2]
         return {
@@ -265,7 +265,7 @@ class MaskedLM(Objective):
         }
 
     def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
-        """What the output layer scores [B, M, E] at `positions` [B, M], without dropout.
+        """Inputs [B, M, E] of the output layer at `positions` [B, M], without dropout.
 
         Args:
           params: parameters.
@@ -301,7 +301,7 @@ class MaskedLM(Objective):
 
     @property
     def inclusion_name(self) -> str:
-        """Part of the extra state: the chance [V] of each token to be brought in by a target."""
+        """Name of the part of the extra state with the inclusion probabilities [V] per target."""
         return f"inclusion_{self.name}"
 
     def _index(self, extra: Extra) -> NeighbourIndex | None:
@@ -310,7 +310,7 @@ class MaskedLM(Objective):
         return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
 
     def init_extra(self) -> Extra:
-        """The neighbour index, to be renewed before it is used."""
+        """Placeholder neighbour index, to be refreshed before use."""
         if not isinstance(self.output_layer, KNNSampling):
             return {}
         index = self.output_layer.init_index(self.encoder.settings.vocab_size)
@@ -327,7 +327,7 @@ class MaskedLM(Objective):
     def refresh(
         self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
     ) -> tuple[Extra, LossAndMetrics]:
-        """The neighbour index of the output embeddings made anew (paper Algorithm 2)."""
+        """Recompute the neighbour index from the output embeddings (paper Algorithm 2)."""
         layer, statistics = self.output_layer, self.statistics_at(step)
         assert isinstance(layer, KNNSampling)
         report: LossAndMetrics = {}
@@ -343,7 +343,7 @@ class MaskedLM(Objective):
 
 
 def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
-    """Whether a step gathers the table rows that it touches instead of reading the whole table.
+    """Whether a step gathers its table rows instead of reading the whole table.
 
     Args:
       num_slots: G C, slots of the groups' candidates.

@@ -1,4 +1,4 @@
-"""Which tokens are masked, and what stands in their place."""
+"""Random masking of tokens, and their replacement."""
 
 import dataclasses
 import math
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 
 class Masked(NamedTuple):
-    """A masked batch.
+    """Masked batch.
 
     Attributes:
       inputs: [B, L] int32 tokens with masks applied.
-      positions: [B, M] int32 chosen positions of each row.
-      targets: [B, M] int32 what stood there.
-      weights: [B, M] float32, 1 for positions that count and 0 for unused slots.
+      positions: [B, M] int32 chosen positions of each sequence.
+      targets: [B, M] int32 original tokens at these positions.
+      weights: [B, M] float32, 1 for chosen positions and 0 for unused slots.
     """
 
     inputs: jax.Array
@@ -26,13 +26,13 @@ class Masked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MaskSettings:
-    """How tokens are masked; the `mask` section of a config.
+    """Rates of masking; the `mask` section of a config.
 
     Attributes:
-      rate: share of a row's text tokens that is predicted.
+      rate: share of a sequence's text tokens that is predicted.
       mask_share: share of these that is replaced by `<mask>`.
-      random_share: share of these that is replaced by a random piece; the rest is left as it is.
-      final_rate: the rate at the last step, linear from `rate` at the first; 0 for no change.
+      random_share: share of these that is replaced by a random piece; the rest is kept.
+      final_rate: rate at the last step, linear from `rate` at the first; 0 for a constant rate.
     """
 
     rate: float
@@ -54,11 +54,11 @@ class MaskSettings:
             )
 
     def slots(self, length: int) -> int:
-        """M, the masked positions of a sequence of `length` tokens, all of them text."""
+        """M, number of masked positions in a sequence of `length` text tokens."""
         return math.ceil(max(self.rate, self.final_rate) * length)
 
     def rate_at(self, step: jax.Array, num_steps: int) -> jax.Array | None:
-        """The rate at a step of `num_steps`, scalar float32; None where it is always `rate`."""
+        """Rate at a step of `num_steps`, scalar float32; None if it is always `rate`."""
         if not self.final_rate:
             return None
         share = step.astype(jnp.float32) / max(num_steps - 1, 1)
@@ -75,18 +75,18 @@ def mask_tokens(
     special_ids: tuple[int, ...],
     rate: jax.Array | None = None,
 ) -> Masked:
-    """Masks a share of every row at random (BERT's 80/10/10 with the usual settings).
+    """Mask a share of every sequence at random (BERT's 80/10/10 with the usual settings).
 
-    A row of n text tokens has round(rate n) of them masked, at least one; the number of slots is
+    In a sequence of n text tokens round(rate n) are masked, at least one; the number of slots is
     static, so unused ones have weight zero.
 
     Args:
       key: random key; the result is a pure function of it and of `tokens`.
       tokens: [B, L] int32.
       settings: rates.
-      vocab_size: number of pieces random ones are drawn from.
+      vocab_size: number of pieces that random ones are drawn from.
       mask_id: id of `<mask>`.
-      special_ids: ids that are never chosen and never put in.
+      special_ids: ids that are never masked and never used as random replacements.
       rate: scalar float32; None for `settings.rate`.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)

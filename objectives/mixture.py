@@ -1,4 +1,4 @@
-"""Several objectives of one model: each has its kind of batch, and its weight."""
+"""Mixture of objectives of one model, each with its kind of batch and its weight."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ class Term:
 
     Attributes:
       objective: on its kind of batch.
-      name: its loss is the metric `<name>_loss`.
+      name: of the metric `<name>_loss`.
       weight: of its loss.
     """
 
@@ -29,7 +29,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class _TermPlan:
-    """A term's plan, and the kind of batch that it is of."""
+    """A term's plan, and its kind of batch."""
 
     kind: str
     plan: Any
@@ -40,11 +40,11 @@ jax.tree_util.register_dataclass(_TermPlan, data_fields=["plan"], meta_fields=["
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture(Objective):
-    """A weighted sum of objectives over the batches of a run.
+    """Weighted sum of objectives over the batches of a run.
 
-    A step's batch says by its kind which term it is of. Terms share the parameters, which the first
-    one makes, and parts of the extra state that they call by the same name; the first of these
-    terms renews it for all.
+    The kind of a step's batch selects its term. Terms share the parameters, which the first one
+    initialises, and parts of the extra state of the same name; the first term with a part refreshes
+    it for all.
 
     Attributes:
       terms: by kind of batch.
@@ -116,7 +116,7 @@ class Mixture(Objective):
 
     @functools.cached_property
     def _owners(self) -> dict[str, Objective]:
-        """The term that renews each part of the extra state."""
+        """Term that refreshes each part of the extra state."""
         owners: dict[str, Objective] = {}
         for one in self._objectives:
             for name in jax.eval_shape(one.init_extra):
@@ -127,7 +127,7 @@ class Mixture(Objective):
         phases = {kind: term.objective.at_step(step) for kind, term in self.terms.items()}
         if all(phases[kind] is term.objective for kind, term in self.terms.items()):
             return self
-        # One mixture for each phase, so that it is compiled once.
+        # One object for each phase, so that it is compiled once.
         key = tuple(map(id, phases.values()))
         if key not in self._phases:
             terms = {

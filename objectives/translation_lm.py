@@ -1,4 +1,4 @@
-"""Translation language modelling: masked tokens are predicted from a sentence and its translation.
+"""Translation language modelling (TLM): masked LM on a sentence and its translation.
 
 TLM is of Conneau and Lample, "Cross-lingual language model pretraining" (2019).
 """
@@ -13,12 +13,12 @@ from objectives.masked_lm import MaskedLM
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TranslationLM(MaskedLM):
-    """Predicts masked tokens of pairs: batches with `tokens`, `segments`, `positions` [B, L].
+    """Masked LM of pairs, on batches with `tokens`, `segments`, `positions` [B, L].
 
-    A pair is one segment, or two where its sentences are not to see each other.
+    A pair is one segment, or two if its sentences must not attend to each other.
 
     Attributes:
-      positions_restart: whether positions begin anew with the second sentence of a segment.
+      positions_restart: whether positions restart with the second sentence of a segment.
     """
 
     positions_restart: bool = False

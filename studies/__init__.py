@@ -1,4 +1,4 @@
-"""Studies: comparisons of quality that take hours. Each resumes, and ends in a report.
+"""Studies: comparisons of quality that take hours. Each is resumable and writes a report.
 
 Run as python -m studies.NAME.
 """

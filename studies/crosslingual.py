@@ -1,20 +1,20 @@
-"""What pre-training gives other languages, with frozen embeddings and with everything trained.
+"""Cross-lingual transfer with and without pre-training, with frozen and trained embeddings.
 
     python -m studies.crosslingual --config=configs/crosslingual.py:DATA --workdir=runs/cells
 
 Pre-trains an encoder for every seed, by the ordinary stages, on one vocabulary and one packed
 dataset. Each is fine-tuned on English, for POS and NER, in four cells: from its parameters or from
-random ones of the same shapes, with its embeddings kept as they are or with everything trained. The
-learning rate of a cell is the one of --rates that does best on English development data under the
-first seed; other seeds have that rate alone. All cells of a task have the same epochs. Tatoeba is
-searched after every layer, embeddings (layer 0) included.
+random ones of the same shapes, with frozen embeddings or with all parameters trained. The
+learning rate of a cell is the one of --rates with the best English development score under the
+first seed; other seeds use that rate only. All cells of a task have the same epochs. Tatoeba is
+evaluated after every layer, embeddings (layer 0) included.
 
-WikiANN's development data serve as its test data, so the English scores of NER are on the data that
-select; means leave English out. No test sentence is in the text or the pairs of the pre-training
-(`corpus.exclude`).
+WikiANN's development data serve as its test data, so the English scores of NER are on the data used
+for selection; means exclude English. No test sentence is in the text or the pairs of the
+pre-training (`corpus.exclude`).
 
-Tables go to WORKDIR/report/report.md. Run again after a stop, it does what is missing;
---report_only prints the tables of what is there.
+Tables go to WORKDIR/report/report.md. If it is run again after a stop, it completes missing runs;
+--report_only prints the tables of finished runs.
 
 Hardware: 2 CPU cores, some two hours; --workers=1 --nopin on an accelerator.
 `configs/crosslingual.py:runlocal` has no data to fine-tune on.
@@ -37,7 +37,7 @@ from studies.runs import Job
 
 ENCODERS = {"pretrained": "pre-trained", "random": "random parameters"}
 TRAINED = {"frozen": "embeddings frozen", "all": "everything trained"}
-# The title of a task, its test files, and its epochs.
+# Title, test files and epochs of each task.
 TASKS = {
     "udpos": ("POS, F1", "udpos/test/{}.tsv.xz", 2.0),
     "wikiann": ("NER, F1", "wikiann_ner/dev/{}.tsv.xz", 3.0),
@@ -47,15 +47,15 @@ _TATOEBA = "tatoeba_retrieval/{}-en.tsv.xz"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is run.
+    """Settings of the study.
 
     Attributes:
-      config: of the pre-training.
-      workdir: where results go.
-      seeds: of pre-training and fine-tuning; the first chooses the rates.
+      config: config of the pre-training.
+      workdir: folder of the results.
+      seeds: of pre-training and fine-tuning; the first selects the rates.
       rates: learning rates of fine-tuning.
-      workers: runs at a time.
-      pin: whether each has one core and one thread.
+      workers: number of parallel runs.
+      pin: whether each run is pinned to one core and one thread.
     """
 
     config: ConfigDict
@@ -66,13 +66,13 @@ class Study:
     pin: bool
 
     def encoder(self, seed: int) -> pathlib.Path:
-        """Returns the working directory of a pre-training."""
+        """Return the working directory of a pre-training."""
         return self.workdir / "encoders" / f"seed{seed}"
 
     def call(
         self, script: str, workdir: pathlib.Path, change: dict[str, Any], config: Sequence[str] = ()
     ) -> None:
-        """Runs a stage; under the config of this command unless told otherwise."""
+        """Run a stage, by default under the config of this command."""
         runs.call(
             [script],
             config or runs.own_config(),
@@ -84,19 +84,19 @@ class Study:
         )
 
     def do(self, jobs: Iterable[Job]) -> list[str]:
-        """Does jobs; returns what went wrong."""
+        """Run jobs; return the errors."""
         return runs.do_all(list(jobs), workers=self.workers, pin=self.pin)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A fine-tuning run, or with the task "tatoeba" a search.
+    """Fine-tuning run, or retrieval with the task "tatoeba".
 
     Attributes:
       task: "udpos", "wikiann" or "tatoeba".
       encoder: a key of `ENCODERS`.
-      trained: a key of `TRAINED`; "" of a search.
-      choice: the learning rate, or the layer.
+      trained: a key of `TRAINED`; "" for retrieval.
+      choice: learning rate, or layer.
       seed: of the pre-training and of the run.
     """
 
@@ -107,23 +107,23 @@ class Run:
     seed: int
 
     def folder(self, workdir: pathlib.Path) -> pathlib.Path:
-        """Returns its working directory below the study's."""
+        """Return the run's working directory below the study's."""
         cell = "-".join(part for part in (self.encoder, self.trained) if part)
         return workdir / "tasks" / self.task / cell / self.choice / f"seed{self.seed}"
 
     def results(self, workdir: pathlib.Path) -> dict[str, Any] | None:
-        """Returns what it ended with; None if it has not."""
+        """Return the results of the run; None if it has not finished."""
         path = self.folder(workdir) / "results.json"
         return artifacts.read_json(path) if path.exists() else None
 
 
 def cells(task: str) -> list[tuple[str, str, str]]:
-    """Returns task, encoder and what is trained of the four cells."""
+    """Return task, encoder and trained parameters of each of the four cells."""
     return [(task, encoder, trained) for encoder in ENCODERS for trained in TRAINED]
 
 
 def chosen_rate(study: Study, cell: tuple[str, str, str]) -> str | None:
-    """Returns the rate with the best development score; None while one is missing."""
+    """Return the rate with the best development score; None while a score is missing."""
     found = {rate: Run(*cell, rate, study.seeds[0]).results(study.workdir) for rate in study.rates}
     scores = {rate: one["selected"]["value"] for rate, one in found.items() if one is not None}
     return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(study.rates) else None
@@ -133,7 +133,7 @@ def chosen_rate(study: Study, cell: tuple[str, str, str]) -> str | None:
 
 
 def pretrain(study: Study, seed: int) -> bool:
-    """Trains and evaluates an encoder; the stages know what is done. Returns True."""
+    """Train and evaluate an encoder, without finished stages; return True."""
     folder = study.encoder(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for shared in ("vocab", "rows"):
@@ -145,7 +145,7 @@ def pretrain(study: Study, seed: int) -> bool:
 
 
 def languages(config: ConfigDict, test: str) -> tuple[str, ...]:
-    """Returns the languages of the pre-training that a task has test data in.
+    """Return the pre-training languages with test data of a task.
 
     Raises:
       ValueError: there are none.
@@ -162,7 +162,7 @@ def languages(config: ConfigDict, test: str) -> tuple[str, ...]:
 
 
 def change_of(study: Study, run: Run) -> dict[str, Any]:
-    """Returns the keys of a run that differ from its task's config."""
+    """Return the keys of a run that differ from its task's config."""
     shared = {
         "init_from": study.encoder(run.seed).absolute(),
         "random_init": run.encoder == "random",
@@ -185,7 +185,7 @@ def change_of(study: Study, run: Run) -> dict[str, Any]:
 
 
 def do_run(study: Study, run: Run) -> bool:
-    """Fine-tunes or searches, unless that is done; returns whether it was not."""
+    """Fine-tune or run retrieval, unless finished; return whether there was anything to do."""
     if run.results(study.workdir) is not None:
         return False
     root = pathlib.Path(study.config.corpus.root).absolute()
@@ -199,7 +199,7 @@ def do_run(study: Study, run: Run) -> bool:
 
 
 def searches(study: Study) -> list[Run]:
-    """Returns the runs of Tatoeba: every layer of both encoders, by seed."""
+    """Return the Tatoeba runs: every layer of both encoders, by seed."""
     return [
         Run("tatoeba", encoder, "", str(layer), seed)
         for seed in study.seeds
@@ -209,10 +209,10 @@ def searches(study: Study) -> list[Run]:
 
 
 def do_study(study: Study) -> None:
-    """Does all runs.
+    """Execute all runs.
 
     Raises:
-      ValueError: runs failed; the others have been done.
+      ValueError: runs failed; all others have been executed.
     """
 
     def jobs(some: Iterable[Run]) -> list[Job]:
@@ -242,12 +242,12 @@ def do_study(study: Study) -> None:
 def score_table(
     title: str, lines: Sequence[tuple[str, Sequence[dict[str, float]]]], *, choice: str
 ) -> str:
-    """Returns Markdown: a line for each cell, in per cent, means over seeds.
+    """Return a Markdown table: a line per cell, in per cent, means over seeds.
 
     Args:
       title: of the first column.
       lines: the label of each line with its scores by language, of each seed.
-      choice: the header of what labels end with.
+      choice: header of the last part of the labels.
     """
     names = list(lines[0][1][0])
     header = (
@@ -268,7 +268,7 @@ def _mean_but_english(scores: dict[str, float]) -> float:
 
 
 def rate_table(study: Study) -> str:
-    """Returns Markdown: development scores in per cent, by which rates are chosen."""
+    """Return a Markdown table: development scores in per cent, for the choice of rates."""
     header = " | ".join(study.rates)
     text = [f"| English development data | {header} |", "|---|" + "---:|" * len(study.rates)]
     for task, (title, _, _) in TASKS.items():
@@ -285,7 +285,7 @@ def _label(cell: tuple[str, str, str]) -> str:
 
 
 def _of_seeds(study: Study, make: Callable[[int], Run]) -> list[dict[str, float]]:
-    """Returns the first metric by language of each run that has ended."""
+    """Return the first metric by language of each finished run."""
     found = (make(seed).results(study.workdir) for seed in study.seeds)
     return [
         {language: next(iter(metrics.values())) for language, metrics in one["test"].items()}
@@ -295,7 +295,7 @@ def _of_seeds(study: Study, make: Callable[[int], Run]) -> list[dict[str, float]
 
 
 def tables(study: Study) -> list[str]:
-    """Returns the tables of scores, of what is there."""
+    """Return the tables of scores of finished runs."""
     parts = []
     for task, (title, _, _) in TASKS.items():
         lines = []
@@ -318,10 +318,10 @@ def tables(study: Study) -> list[str]:
 
 
 def write_report(study: Study) -> str:
-    """Writes the tables of what is there; returns the text.
+    """Write the tables of finished runs; return the text.
 
     Raises:
-      ValueError: nothing is.
+      ValueError: no run has finished.
     """
     found = tables(study)
     if not found:
@@ -339,7 +339,7 @@ def write_report(study: Study) -> str:
 
 
 def define_flags() -> None:
-    """Those of the command: as a module of the tests it shares a process with other commands."""
+    """Define the command's flags; not at import, since tests import several commands."""
     config_flags.DEFINE_config_file("config", None, "Of the pre-training.")
     flags.DEFINE_string("workdir", None, "Where results go.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and fine-tuning.")

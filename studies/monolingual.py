@@ -1,12 +1,12 @@
-"""Does a vocabulary that fits a language better make a better encoder of it? (Table 5, Figures 1-3)
+"""Correlation of vocabulary ALP and size with monolingual task scores (Table 5, Figures 1-3).
 
     python -m studies.monolingual --data=DATA --workdir=runs/monolingual --cores=1
 
 For each language and vocabulary size: a vocabulary of that size for this language alone, an encoder
 pre-trained with it, and part-of-speech tagging and named entities in the same language, by the
-ordinary stages. Encoders of a language differ in their vocabulary alone: text, rows of the same
-length, steps and seed are the same. Tables, plots and WORKDIR/report/cells.json tell how the scores
-go with the ALP of the vocabulary and with its size.
+ordinary stages. Encoders of a language differ in their vocabulary only: text, sequence length,
+steps and seed are the same. Tables, plots and WORKDIR/report/cells.json show how the scores
+correlate with the ALP of the vocabulary and with its size.
 
 DATA is a folder as for `configs/real_text.py`, with `udpos/{dev,test}/{language}.tsv.xz` and
 `wikiann_ner/dev/{language}.tsv.xz` besides. There is training data in English only, so, of each
@@ -17,10 +17,10 @@ file in its own order,
 - NER: the first six tenths of the development data are trained on, the next tenth selects the
   parameters, the last three tenths are tested on.
 
-Run again after a stop, it goes on; with more seeds or sizes it does those that are missing. A
-language is finished before the next is begun. A size that a language's text cannot have, smaller
-than its characters for example, fails, and the others are done. Seeds are those of fine-tuning (the
-new head, the order of the examples, dropout): each size has one encoder.
+If it is run again after a stop, it resumes; with more seeds or sizes it adds the missing ones. A
+language is finished before the next one starts. An infeasible size for a language's text, such as
+fewer pieces than characters, fails without affecting the others. Seeds are those of fine-tuning
+(new head, order of the examples, dropout): each size has one encoder.
 
 Hardware: one CPU core, an hour and a half with --seeds=0,1.
 """
@@ -45,8 +45,8 @@ from studies.monolingual_report import TASKS, Cell
 from training.signals import EXIT_STOPPED, Stopped
 from vocap.merge import SPECIALS
 
-# What encoders of all sizes share. Small batches: context is learned after so many steps rather
-# than after so many tokens.
+# Common settings of the encoders of all sizes. Small batches, since learning to use context depends
+# on the number of steps more than on the number of tokens.
 _PRETRAINING = {
     "corpus.parallel_eval": (),
     "corpus.max_train_bytes": 5_000_000,
@@ -78,7 +78,7 @@ _FINE_TUNING = {
     "train.batch_size": 16,
     "train.evaluations": 4,
 }
-# Found on Finnish development data with 2,000 pieces.
+# Tuned on Finnish development data with 2,000 pieces.
 _OF_TASK = {
     "udpos": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
     "wikiann": {"optimizer.learning_rate": 2e-3, "train.epochs": 10.0},
@@ -87,14 +87,14 @@ _OF_TASK = {
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A part of a file of examples: those from `begin` to `end`, as shares of their number."""
+    """Slice of a file of examples, from `begin` to `end` as fractions of their number."""
 
     source: str
     begin: float
     end: float
 
 
-# Where each split of a task is from.
+# Source of each split of a task.
 _SPLITS = {
     "udpos": {
         "train": Share("udpos/dev/{language}.tsv.xz", 0.0, 0.9),
@@ -109,12 +109,12 @@ _SPLITS = {
 }
 
 
-# 1. What to run.
+# 1. Jobs.
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """An encoder of one language with a vocabulary of one size, and its fine-tuning runs."""
+    """Job: encoder of one language with one vocabulary size, and its fine-tuning runs."""
 
     language: str
     size: int
@@ -126,7 +126,7 @@ class Job:
         return self.folder(workdir) / task / f"seed{seed}"
 
     def pretraining(self, steps: int) -> dict[str, Any]:
-        """The keys of the encoder's config that differ from `configs/real_text.py`."""
+        """Keys of the encoder's config that differ from `configs/real_text.py`."""
         return {
             **_PRETRAINING,
             "corpus.languages": (self.language,),
@@ -139,7 +139,7 @@ class Job:
     def fine_tuning(
         self, base: ConfigDict, task: str, seed: int, workdir: pathlib.Path
     ) -> ConfigDict:
-        """The config of a fine-tuning run, from the task's own."""
+        """Config of a fine-tuning run, derived from the task's."""
         config = base.copy_and_resolve_references()
         config.task.root = str(split_folder(workdir))
         config.update_from_flattened_dict({**_FINE_TUNING, **_OF_TASK[task]})
@@ -153,7 +153,7 @@ class Job:
 
 
 def jobs(languages: Sequence[str], sizes: Sequence[int]) -> list[Job]:
-    """All encoders, language by language, so that a stopped study has whole languages."""
+    """All jobs, language by language, so that an interrupted study has complete languages."""
     return [Job(language, size) for language in languages for size in sorted(set(sizes))]
 
 
@@ -161,22 +161,22 @@ def jobs(languages: Sequence[str], sizes: Sequence[int]) -> list[Job]:
 
 
 def split_folder(workdir: pathlib.Path) -> pathlib.Path:
-    """Where the splits of the tasks are kept."""
+    """Folder of the task splits."""
     return workdir.absolute() / "tasks"
 
 
 def blocks(text: str) -> list[str]:
-    """The examples of a file in which each ends with a blank line."""
+    """Split a file into examples that end with a blank line."""
     return [block for block in text.split("\n\n") if block.strip()]
 
 
 def part(examples: Sequence[str], share: Share) -> Sequence[str]:
-    """The examples of a share; shares that meet neither overlap nor leave one out."""
+    """Select the examples of a share; adjacent shares are disjoint and leave no gap."""
     return examples[round(share.begin * len(examples)) : round(share.end * len(examples))]
 
 
 def write_splits(data: pathlib.Path, workdir: pathlib.Path, languages: Sequence[str]) -> None:
-    """Writes all splits of all tasks.
+    """Write all splits of all tasks.
 
     Raises:
       ValueError: a file is missing, empty or damaged.
@@ -198,7 +198,7 @@ def write_splits(data: pathlib.Path, workdir: pathlib.Path, languages: Sequence[
 
 
 def share_compiled(folder: pathlib.Path) -> None:
-    """Has this process and those that it starts compile a program once for all of them."""
+    """Enable a compilation cache for this process and its subprocesses."""
     options = {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0,
@@ -209,7 +209,7 @@ def share_compiled(folder: pathlib.Path) -> None:
 
 
 def call(script: str, data: str, workdir: pathlib.Path, change: Mapping[str, Any]) -> None:
-    """Runs a stage; what it says goes to `log.txt` in the working directory.
+    """Run a stage, with its output in `log.txt` in the working directory.
 
     Raises:
       ValueError: it failed.
@@ -224,7 +224,7 @@ def call(script: str, data: str, workdir: pathlib.Path, change: Mapping[str, Any
 
 
 def pretrain(job: Job, data: str, steps: int, workdir: pathlib.Path) -> bool:
-    """Takes a job through the stages, unless that is done; returns whether it was not."""
+    """Run a job's stages, unless finished; return whether there was anything to do."""
     change = job.pretraining(steps)
     stage = artifacts.open_stage(job.folder(workdir), {"data": data, **change})
     if stage.done:
@@ -239,7 +239,7 @@ def pretrain(job: Job, data: str, steps: int, workdir: pathlib.Path) -> bool:
 def fine_tune(
     job: Job, configs: Mapping[str, ConfigDict], seeds: Sequence[int], workdir: pathlib.Path
 ) -> None:
-    """All fine-tuning runs of a job, in this process: most of a run would be its start."""
+    """Execute all fine-tuning runs of a job in this process, to avoid the startup of many."""
     for task, base in configs.items():
         for seed in seeds:
             folder = job.run_folder(workdir, task, seed)
@@ -265,18 +265,18 @@ def run_all(
     steps: int,
     configs: Mapping[str, ConfigDict],
 ) -> list[str]:
-    """Takes all jobs to their end.
+    """Run all jobs to completion.
 
     Args:
-      todo: what to do.
+      todo: the jobs.
       seeds: of fine-tuning.
-      workdir: where results go.
+      workdir: folder of the results.
       data: folder with the text.
       steps: of pre-training.
-      configs: of each task.
+      configs: config of each task.
 
     Returns:
-      What went wrong with those that failed.
+      The errors of failed jobs.
     """
     errors = []
     for job in todo:
@@ -290,11 +290,11 @@ def run_all(
     return errors
 
 
-# 4. What came of them.
+# 4. Results.
 
 
 def cells(workdir: pathlib.Path) -> Iterator[Cell]:
-    """Yields what is kept of each job that was pre-trained, with the runs that have ended."""
+    """Yield the record of each pre-trained job, with its finished fine-tuning runs."""
     for path in sorted(workdir.glob("encoders/*/*/report/results.json")):
         folder = path.parent.parent
         language, size = folder.parent.name, int(folder.name)
@@ -316,7 +316,7 @@ def cells(workdir: pathlib.Path) -> Iterator[Cell]:
 
 
 def define_flags() -> None:
-    """Those of the command: as a module of the tests it shares a process with other commands."""
+    """Define the command's flags; not at import, since tests import several commands."""
     flags.DEFINE_string("data", None, "Folder with text and data of the tasks.")
     flags.DEFINE_string("workdir", None, "Where results go.")
     flags.DEFINE_list("languages", ["fi", "ru", "ar", "de"], "In this order.")

@@ -33,13 +33,14 @@ PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A language with a vocabulary of one size.
+    """Results of one language with one vocabulary size.
 
     Attributes:
-      language: its code.
-      size: pieces, special tokens not included.
-      alp: average log probability of the training text, nats a sentence.
-      loss, unigram: of held-out text, nats a token: the encoder's, and of the unigram distribution.
+      language: language code.
+      size: number of pieces, without special tokens.
+      alp: average log probability of the training text, nats per sentence.
+      loss, unigram: cross-entropy of held-out text, nats per token, of the encoder and of the
+        unigram distribution.
       scores: F1 of each task and seed.
     """
 
@@ -54,12 +55,12 @@ class Cell:
         return float(np.mean(list(self.scores[task].values())))
 
     def spread(self, task: str) -> float:
-        """Standard deviation over seeds; not a number of a single one."""
+        """Standard deviation over seeds; NaN for a single seed."""
         values = list(self.scores[task].values())
         return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-# What a score is held against.
+# Measures that scores are correlated with.
 MEASURES: dict[str, Callable[[Cell], float]] = {
     "alp": lambda cell: cell.alp,
     "size": lambda cell: cell.size,
@@ -69,11 +70,11 @@ MEASURES: dict[str, Callable[[Cell], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Correlation:
-    """How the score of a task goes with a measure of the vocabulary, over the sizes of a language.
+    """Correlation of a task's score with a measure of the vocabulary, over a language's sizes.
 
     Attributes:
-      rho: Pearson's, of the means over seeds.
-      by_seed: the same of each seed's own scores.
+      rho: Pearson's correlation of the means over seeds.
+      by_seed: the same for each seed's scores.
     """
 
     rho: float
@@ -81,16 +82,16 @@ class Correlation:
 
 
 def of_language(cells: Sequence[Cell], language: str, task: str) -> list[Cell]:
-    """The cells of a language that have scores of the task, by size."""
+    """Cells of a language with scores of the task, by size."""
     found = [one for one in cells if one.language == language and one.scores[task]]
     return sorted(found, key=lambda one: one.size)
 
 
 def correlate(cells: Sequence[Cell], task: str, measure: str) -> Correlation | None:
-    """Pearson's correlation of F1 and a measure (Table 5); None of fewer than three sizes.
+    """Compute Pearson's correlation of F1 and a measure (Table 5); None for under three sizes.
 
     Args:
-      cells: of one language, all with scores of the task. Seeds that not all of them have count
+      cells: of one language, all with scores of the task. Seeds missing from some cells are used
         for the means only.
       task: a key of TASKS.
       measure: a key of MEASURES.
@@ -100,7 +101,7 @@ def correlate(cells: Sequence[Cell], task: str, measure: str) -> Correlation | N
     x = [MEASURES[measure](cell) for cell in cells]
 
     def rho(scores: Sequence[float]) -> float:
-        if len(set(scores)) == 1:  # as of a tagger that finds nothing
+        if len(set(scores)) == 1:  # e.g. a tagger without predictions
             return math.nan
         return float(scipy.stats.pearsonr(x, scores).statistic)
 
@@ -112,7 +113,7 @@ def correlate(cells: Sequence[Cell], task: str, measure: str) -> Correlation | N
 
 
 def score_table(cells: Sequence[Cell]) -> str:
-    """Markdown: one line per language and size, means and standard deviations over seeds."""
+    """Markdown table: a line per language and size, means and standard deviations over seeds."""
     names = " | ".join(f"{name} F1 ± SD (seeds)" for name in TASKS.values())
     lines = [f"| | pieces | ALP | loss - unigram | {names} |\n|---|" + "---:|" * (3 + len(TASKS))]
     for cell in cells:
@@ -131,7 +132,7 @@ def _score(cell: Cell, task: str) -> str:
 
 
 def correlation_table(cells: Sequence[Cell]) -> str:
-    """Markdown: Table 5 of each language and task, with the range over seeds."""
+    """Markdown table: Table 5 for each language and task, with the range over seeds."""
     lines = [
         "| | | sizes | F1 and ALP | F1 and size | F1 and log size | best - worst F1 "
         "| SD of seeds |\n|---|---|" + "---:|" * 6
@@ -151,7 +152,7 @@ def correlation_table(cells: Sequence[Cell]) -> str:
 
 
 def pooled_spread(cells: Sequence[Cell], task: str) -> float:
-    """Standard deviation over seeds, of all sizes together: the root of their mean variance."""
+    """Pooled standard deviation over seeds of all sizes: the root of their mean variance."""
     variances = [cell.spread(task) ** 2 for cell in cells if len(cell.scores[task]) > 1]
     return math.sqrt(np.mean(variances)) if variances else math.nan
 
@@ -166,7 +167,7 @@ def _shown(found: Correlation | None) -> str:
 
 
 def published_table() -> str:
-    """Markdown: Table 5 as printed."""
+    """Markdown table: Table 5 as published."""
     lines = ["| VoCap, Table 5 | | F1 and ALP | F1 and size |\n|---|---|---:|---:|"]
     for language, by_task in PUBLISHED.items():
         for task, (alp, size) in by_task.items():
@@ -175,7 +176,7 @@ def published_table() -> str:
 
 
 def csv_table(cells: Sequence[Cell]) -> str:
-    """One line per language, size, task and seed."""
+    """CSV table: a line per language, size, task and seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("language", "size", "alp", "loss", "unigram", "task", "seed", "f1"))
@@ -188,7 +189,7 @@ def csv_table(cells: Sequence[Cell]) -> str:
 
 
 def plot_alp(cells: Sequence[Cell], path: pathlib.Path) -> None:
-    """ALP against vocabulary size, a line a language (Figure 1)."""
+    """Plot ALP against vocabulary size, a line per language (Figure 1)."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for language in dict.fromkeys(cell.language for cell in cells):
         own = [cell for cell in cells if cell.language == language]
@@ -205,9 +206,9 @@ def plot_alp(cells: Sequence[Cell], path: pathlib.Path) -> None:
 
 
 def plot_scores(cells: Sequence[Cell], measure: str, label: str, path: pathlib.Path) -> None:
-    """F1 against a measure, a panel for each task and language (Figures 2 and 3).
+    """Plot F1 against a measure, a panel for each task and language (Figures 2 and 3).
 
-    Dots are means over seeds, bars their standard deviations, the line is that of least squares.
+    Dots are means over seeds, bars their standard deviations, lines least-squares fits.
     """
     languages = list(dict.fromkeys(cell.language for cell in cells))
     figure, panels = plt.subplots(
@@ -244,7 +245,7 @@ def _save(figure, path: pathlib.Path) -> None:
 
 
 def write_report(cells: Sequence[Cell], folder: pathlib.Path) -> str:
-    """Writes the report with its plots, and the data as CSV and JSON; returns the text.
+    """Write the report with its plots, and the data as CSV and JSON; return the text.
 
     Raises:
       ValueError: there are no cells.

@@ -1,12 +1,12 @@
-"""How much probability a trained model gives to frequent and to rare words, against the truth.
+"""Calibration of trained models by token frequency: predicted mass of frequent and rare tokens.
 
     python -m studies.predicted_mass --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality --runs=full/seed0,knn/seed0
 
-Reads finished runs of `studies.sampling_quality`. Words are ranked by their counts in the
-training rows; for each class of ranks the table has the share of held-out targets, the share of
-probability that the model, taken with the full softmax, gives at the same positions, and the loss
-of the targets in it. A model that is calibrated gives each class the share it has.
+Reads finished runs of `studies.sampling_quality`. Tokens are ranked by their counts in the training
+sequences; for each class of ranks the table has the share of held-out targets, the share of
+probability that the model predicts with the full softmax at the same positions, and the loss of the
+targets in it. For a calibrated model both shares are equal.
 """
 
 import pathlib

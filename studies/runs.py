@@ -1,4 +1,4 @@
-"""Runs of a study: stages as processes, some at a time, one core each."""
+"""Execution of a study's runs: stages as parallel processes, one core each."""
 
 import concurrent.futures
 import os
@@ -15,7 +15,7 @@ from absl import logging
 from training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Without these glibc maps large blocks afresh in each step, which slows some programs only.
+# Without these glibc maps large blocks again in each step, which slows down only some programs.
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
@@ -25,7 +25,7 @@ _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1
 
 
 def own_config() -> list[str]:
-    """Returns the flags of this command that make its config."""
+    """Return the flags of this command that define its config."""
     return [flag for flag in sys.argv if flag.startswith(("--config=", "--config."))]
 
 
@@ -39,21 +39,21 @@ def call(
     compiled: pathlib.Path | None = None,
     one_thread: bool = False,
 ) -> None:
-    """Runs a command under a config, changed.
+    """Run a command under a modified config.
 
     Args:
-      script: the command, and flags of it.
-      config: flags that make the config.
-      change: keys of the config.
-      workdir: of the command.
-      log: file that its output is added to.
-      compiled: folder of compiled programs, which the runs of a study share; None for that of the
+      script: the command, and its flags.
+      config: flags that define the config.
+      change: values of the changed keys.
+      workdir: working directory of the command.
+      log: file that its output is appended to.
+      compiled: folder of the compilation cache, shared by the runs of a study; None for that of the
         environment.
-      one_thread: whether XLA has a single thread.
+      one_thread: whether XLA uses a single thread.
 
     Raises:
-      ValueError: it failed.
-      SystemExit: it was asked to stop.
+      ValueError: the command failed.
+      SystemExit: the command was asked to stop.
     """
     changed = [f"--config.{key}={value}" for key, value in change.items()]
     command = [sys.executable, *script, *config, *changed, f"--workdir={workdir.absolute()}"]
@@ -73,22 +73,22 @@ def call(
 
 
 class Job(NamedTuple):
-    """A piece of work: its name, and what does it and says whether there was anything to do."""
+    """Job: a name, and a function that returns whether there was anything to do."""
 
     name: str
     work: Callable[[], bool]
 
 
 def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
-    """Does jobs, some at a time.
+    """Run jobs in parallel.
 
     Args:
-      jobs: in the order in which they are begun.
-      workers: how many at a time.
-      pin: whether each worker keeps to a core of its own.
+      jobs: jobs in the order of their start.
+      workers: number of parallel jobs.
+      pin: whether each worker is pinned to its own core.
 
     Returns:
-      What went wrong with those that failed.
+      The errors of failed jobs.
     """
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -97,7 +97,7 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
 
     def keep_to_a_core() -> None:
         if pin and available:
-            # The calling thread alone, and the processes that it starts.
+            # Affects only the calling thread, and the processes that it starts.
             os.sched_setaffinity(0, {cores.get()})
 
     def do(job: Job) -> str:

@@ -1,20 +1,20 @@
-"""What each output layer learns in the same steps: exact loss, fine-tuning, speed (Tables 2, 3).
+"""Quality of the output layers after equal steps: exact loss, fine-tuning, speed (Tables 2, 3).
 
     python -m studies.sampling_quality --config=configs/sampling_quality.py:DATA \\
         --workdir=runs/sampling_quality
 
 Pre-trains one encoder for every setting and seed, by the ordinary stages, on one vocabulary and one
-packed dataset. Runs of a seed share first parameters (but for half embeddings), masks and the order
-of the data; settings differ in the section `output_layer`, or in the embedding size. Some of them
-are then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread,
---workers of them at a time; the first seed of all methods comes first, their other seeds, the
-fine-tuning, then k, n and half embeddings. At last all settings take turns at a few steps each,
-from the last states of the first seed, on one core: that is the speed. Tables and plots go to
+packed dataset. Runs of a seed share initial parameters (except for half embeddings), masks and the
+order of the data; settings differ in the section `output_layer`, or in the embedding size. Some are
+then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread, with
+--workers runs in parallel. The first seed of all methods runs first, then the other seeds, the
+fine-tuning, and k, n and half embeddings. Finally the speed is measured: all settings take turns at
+a few steps each, from the final states of the first seed, on one core. Tables and plots go to
 WORKDIR/report.
 
-Run again after a stop, it does what is missing; --report_only prints the tables of what is there,
-and says what is not.
-On an accelerator: --workers=1 --nopin, and a larger job by keys, such as
+If it is run again after a stop, it completes missing runs; --report_only prints the tables of
+finished runs and lists missing ones.
+On an accelerator: --workers=1 --nopin, and a larger job by config keys, such as
 --config.vocab.target_size=500000 --config.model.hidden_size=512 --config.train.num_steps=20000.
 """
 
@@ -52,7 +52,7 @@ _SPEED_ONLY = flags.DEFINE_bool("speed_only", False, "Measure the speed of finis
 
 
 def run_folders(workdir: pathlib.Path, setting: Setting, seed: int) -> builders.Folders:
-    """Where a run keeps its results."""
+    """Result folders of a run."""
     return builders.Folders(workdir / "runs" / setting.name / f"seed{seed}")
 
 
@@ -66,7 +66,7 @@ def call(
     log: pathlib.Path,
     config: Sequence[str] = (),
 ) -> None:
-    """Runs a stage, see `runs.call`; under the config of this command unless told otherwise."""
+    """Run a stage, by default under the config of this command; see `runs.call`."""
     runs.call(
         script,
         config or runs.own_config(),
@@ -79,7 +79,7 @@ def call(
 
 
 def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path) -> bool:
-    """Trains and evaluates a setting under a seed and keeps its record, unless that is done.
+    """Train and evaluate a setting under a seed and save its record, unless finished.
 
     Returns:
       Whether there was anything to do.
@@ -104,7 +104,7 @@ def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.P
 
 
 def record(config: ConfigDict, setting: Setting, seed: int, folders: builders.Folders) -> dict:
-    """What the study keeps of a finished run; means are over the second half of sampled steps."""
+    """Record of a finished run; means are over the second half of the sampled steps."""
     results = artifacts.read_json(folders.report / "results.json")["losses"]
     metrics = read_metrics(folders.train / "metrics.jsonl")
     steps, layer = config.train.num_steps, config.output_layer
@@ -135,18 +135,18 @@ def record(config: ConfigDict, setting: Setting, seed: int, folders: builders.Fo
 def plain_speed(
     speeds: Sequence[Mapping[str, float]], *, log_every: int, refresh_every: int, last: int
 ) -> float:
-    """Median steps a second of the intervals without compilation, refresh or exact steps.
+    """Median steps per second of the intervals without compilation, refresh or exact steps.
 
     Args:
       speeds: `step` at the end of each interval, and `steps_per_second`.
       log_every: length of the intervals.
-      refresh_every: steps between refreshes; where it leaves no interval without, all count.
-      last: last step that is not exact.
+      refresh_every: steps between refreshes; if every interval has one, all are used.
+      last: last sampled step.
     """
     sampled = [one for one in speeds[1:] if one["step"] <= last] or list(speeds)
 
     def has_refresh(step: float) -> bool:
-        # Before one of the steps step - log_every, ..., step - 1, counted from 0.
+        # Refreshes precede one of the steps step - log_every, ..., step - 1, counted from 0.
         return (step - 1) % refresh_every < log_every
 
     plain = [one for one in sampled if not has_refresh(one["step"])]
@@ -154,7 +154,7 @@ def plain_speed(
 
 
 def fine_tune(config: ConfigDict, run: sampling_tasks.TaskRun, workdir: pathlib.Path) -> bool:
-    """Fine-tunes or searches; finetune.py itself knows whether that is done. Returns True."""
+    """Fine-tune or run retrieval by finetune.py, which skips finished runs; return True."""
     folder = run.folder(workdir)
     encoder = run_folders(workdir, run.encoder, run.seed).workdir
     arguments = sampling_tasks.arguments(config, run, encoder.absolute())
@@ -169,10 +169,10 @@ def do_runs(
     tasks: Sequence[str],
     workdir: pathlib.Path,
 ) -> None:
-    """All runs, those that say most first.
+    """Execute all runs, in order of importance.
 
     Raises:
-      ValueError: runs failed; the others have been done.
+      ValueError: runs failed; all others have been executed.
     """
 
     def pretraining(group: Sequence[Setting]) -> list[Job]:
@@ -186,7 +186,7 @@ def do_runs(
         Job(run.name, functools.partial(fine_tune, config, run, workdir))
         for run in sampling_tasks.task_runs(settings, seeds, tasks)
     ]
-    # Fine-tuning waits for all methods, of which it takes some.
+    # Fine-tuning waits for all methods, since it uses several.
     methods = pretraining([one for one in settings if one.group == "method"])
     rest = pretraining([one for one in settings if one.group != "method"])
     errors = [
@@ -205,12 +205,12 @@ def do_runs(
 def measure_speed(
     config: ConfigDict, settings: Sequence[Setting], seed: int, workdir: pathlib.Path
 ) -> None:
-    """Writes the seconds of a step, an exact step and a refresh of each setting to `speed.json`.
+    """Measure the seconds of a step, an exact step and a refresh of each setting in `speed.json`.
 
-    All take turns, medians count. Each goes on from the end of its run: |V'|, and with it the cost,
-    is larger at the start.
+    The figures are medians over interleaved turns. Each setting continues from the end of its run,
+    since |V'|, and with it the cost, is larger at the start.
     """
-    from benchmarks import machine  # imports jax, which the rest does without
+    from benchmarks import machine  # imports jax, which the rest does not need
 
     machine.pin(int(_PIN.value))
     turns = {
@@ -235,7 +235,7 @@ def measure_speed(
 def _turn(
     config: ConfigDict, setting: Setting, seed: int, folders: builders.Folders
 ) -> Callable[[], dict[str, float]]:
-    """A function that goes on with a finished run for a few steps and returns what they took."""
+    """Build a function that continues a finished run for a few steps and returns their times."""
     import jax
 
     from builders import model, objectives, streams
@@ -280,14 +280,14 @@ def _turn(
 
 
 def _run_all(config: ConfigDict, settings: Sequence[Setting], workdir: pathlib.Path) -> None:
-    """Vocabulary, rows, runs and speed, as far as they are missing."""
+    """Execute the missing stages: vocabulary, packed dataset, runs and speed."""
     log, seeds = workdir / "log.txt", [int(seed) for seed in _SEEDS.value]
     for script in ("build_vocab.py", "prepare_data.py"):
         call([script], workdir, {}, log)
     do_runs(config, settings, seeds, _TASKS.value, workdir)
     if set(sampling_report.read_speed(workdir)["times"]) >= {one.name for one in settings}:
         return
-    # In a process of its own: jax takes its flags when it starts.
+    # In a separate process, since jax reads its flags at startup.
     names = ("pin", "turns", "steps_a_turn", "settings", "seeds")
     options = [flags.FLAGS[name].serialize() for name in names]
     call(

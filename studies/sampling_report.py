@@ -1,6 +1,6 @@
-"""Report of `studies.sampling_quality`: tables and plots, from its records alone.
+"""Report of `studies.sampling_quality`: tables and plots from its records alone.
 
-Losses of a run are means over languages, in nats a token.
+Losses of a run are means over languages, in nats per token.
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ _NEAR = 0.5  # nats, see `plot_methods`
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A setting over its seeds.
+    """Results of a setting over its seeds.
 
     Attributes:
       name: of the setting.
       label: in tables and plots.
       loss: exact held-out loss of each seed.
-      above_unigram: the same less the cross-entropy of the languages' unigram distributions.
-      difference: the same less that of the full softmax whose output bias starts alike, of each
-        seed that both have; none of a full softmax itself with the whole embedding.
-      languages: loss of each language, means over seeds.
+      above_unigram: the same minus the cross-entropy of the languages' unigram distributions.
+      difference: the same minus that of the full softmax with the same initial output bias, for
+        each seed of both; empty for a full softmax itself with the whole embedding.
+      languages: loss of each language, mean over seeds.
       candidates, overflow, steps_per_second: means over seeds.
       staleness: share of the index that a refresh changes, mean over seeds; None without an index.
       vocab_size: V.
@@ -68,10 +68,10 @@ def write_report(
     tasks: Sequence[str],
     workdir: pathlib.Path,
 ) -> str:
-    """Tables and plots of all records in `workdir`, and what is missing; returns the text.
+    """Write tables and plots of all records in `workdir`, and list missing runs; return the text.
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are no records.
     """
     records = [artifacts.read_json(path) for path in sorted(workdir.glob("runs/*/*/record.json"))]
     if not records:
@@ -94,7 +94,7 @@ def write_report(
     for group, title in GROUPS.items():
         names = [one.name for one in everything if one.group == group and one.name in rows]
         if names:
-            # What the others are compared with is in all tables.
+            # References of the comparison are in all tables.
             common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in rows]
             shown = names if group == "method" else [*common, *names]
             parts += [f"## {title}", table([rows[name] for name in shown], speed)]
@@ -118,7 +118,7 @@ def _plot_k(
     rows: Mapping[str, Row],
     path: pathlib.Path,
 ) -> None:
-    """Plots what k-NN sampling gives as published and corrected, as far as it has rows."""
+    """Plot the results of k-NN sampling, as published and corrected, as far as there are rows."""
     by_form: dict[str, dict[int, Row]] = {}
     full = {}
     for one in settings:
@@ -138,7 +138,7 @@ def _missing(
     rows: Mapping[str, Row],
     workdir: pathlib.Path,
 ) -> str:
-    """Says which of the wanted runs have no result yet."""
+    """Describe which of the requested runs have no result yet."""
     runs = sampling_tasks.task_runs(settings, seeds, tasks)
     wanted = [(one.name, seed) for one in settings for seed in seeds]
     absent = [
@@ -159,7 +159,7 @@ def _missing(
 
 
 def summarise(settings: Sequence[Setting], records: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
-    """Rows of the settings that have records, in the order of the settings.
+    """Summarise the settings that have records, in the order of the settings.
 
     Args:
       settings: all of them.
@@ -206,11 +206,11 @@ _HEADER = (
 
 
 def table(rows: Sequence[Row], speed: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown: one line per setting.
+    """Markdown table: a line per setting.
 
     Args:
-      rows: what to show.
-      speed: `step` and `run` of each setting, times as fast as full; of some or none.
+      rows: rows to show.
+      speed: speed-up over the full softmax of `step` and `run`, for some or no settings.
     """
     lines = [_HEADER]
     for row in rows:
@@ -231,7 +231,7 @@ def table(rows: Sequence[Row], speed: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def language_table(rows: Sequence[Row], unigram: Mapping[str, float]) -> str:
-    """Markdown: the loss of each language, and the unigram distribution's."""
+    """Markdown table: loss of each language, and of the unigram distribution."""
     lines = ["| | " + " | ".join(unigram) + " | mean |\n|---|" + "---:|" * (len(unigram) + 1)]
     shown = [("unigram of the language", unigram), *((row.label, row.languages) for row in rows)]
     for label, losses in shown:
@@ -242,7 +242,7 @@ def language_table(rows: Sequence[Row], unigram: Mapping[str, float]) -> str:
 
 
 def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
-    """Loss minus unigram by method, seeds and mean; a second panel near the full softmax."""
+    """Plot loss minus unigram by method, seeds and mean; a second panel near the full softmax."""
     full = [_mean(row.above_unigram.values()) for row in rows if row.name == FULL]
     near = [
         loss for row in rows for loss in row.above_unigram.values()
@@ -282,12 +282,12 @@ def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
 def plot_k(
     by_form: Mapping[str, Mapping[int, Row]], full: Mapping[str, Row], path: pathlib.Path
 ) -> None:
-    """Loss minus unigram against k, seeds and mean, a panel for each form of k-NN sampling.
+    """Plot loss minus unigram against k, seeds and mean, a panel per form of k-NN sampling.
 
     Args:
       by_form: rows by k of each form.
-      full: for each form the full softmax that it is compared with, as far as there is one.
-      path: of the image.
+      full: reference full softmax of each form, where there is one.
+      path: path of the image.
     """
     figure, panels = plt.subplots(
         1, len(by_form), figsize=(5.5 * len(by_form), 4), layout="constrained"
@@ -318,7 +318,7 @@ def plot_k(
 
 
 def read_speed(workdir: pathlib.Path) -> dict[str, Any]:
-    """Seconds of each setting, and the machine; none before they are measured."""
+    """Read the seconds of each setting, and the machine; empty before the measurement."""
     path = workdir / "speed.json"
     return artifacts.read_json(path) if path.exists() else {"times": {}, "machine": ""}
 
@@ -326,7 +326,7 @@ def read_speed(workdir: pathlib.Path) -> dict[str, Any]:
 def speed_ratios(
     config: ConfigDict, settings: Sequence[Setting], times: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """How many times as fast as the full softmax, a step and a whole run; none without times."""
+    """Speed-up over the full softmax, of a step and a whole run; empty without times."""
     if FULL not in times:
         return {}
     full = times[FULL]["step"]
@@ -341,7 +341,7 @@ def speed_ratios(
 
 
 def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
-    """Mean over a whole run under `config`, refreshes and exact steps included."""
+    """Mean seconds per step over a whole run, refreshes and exact steps included."""
     layer, steps = config.output_layer, config.train.num_steps
     exact = round(layer.full_softmax_fraction * steps) if "exact" in times else 0
     refreshes = -(-(steps - exact) // layer.refresh_every) if "refresh" in times else 0
@@ -358,7 +358,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _spread(values: Iterable[float], form: str) -> list[str]:
-    """Mean, and least to largest; empty cells for no values."""
+    """Format mean, and minimum to maximum; empty cells without values."""
     found = list(values)
     if not found:
         return ["", ""]

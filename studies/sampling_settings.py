@@ -1,4 +1,4 @@
-"""The settings that `studies.sampling_quality` compares, each labelled with all it has."""
+"""Settings compared by `studies.sampling_quality`, with complete labels."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 FULL, FULL_BIAS = "full", "full_bias"
 PUBLISHED, CORRECTED = "knn", "knn_corrected"
-# Settings that are fine-tuned, and one of them with random parameters in place of the learned ones.
+# Settings that are fine-tuned, and one of them with random instead of trained parameters.
 FINE_TUNED = (FULL, PUBLISHED, CORRECTED)
 RANDOM = "random"
 GROUPS = {
@@ -21,12 +21,12 @@ GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One output layer of the study.
+    """Output layer of the study.
 
     Attributes:
-      name: in folders and --settings.
-      label: in tables; names every part that the paper's method does not have.
-      group: the table it is in, of `GROUPS`.
+      name: name in folders and --settings.
+      label: label in tables; names every deviation from the paper's method.
+      group: its table, of `GROUPS`.
       change: keys of the config that differ from the study's.
     """
 
@@ -37,22 +37,22 @@ class Setting:
 
     @property
     def reference(self) -> str:
-        """The full softmax that it is compared with: its output bias has the same start."""
+        """Name of the reference full softmax, with the same initial output bias."""
         return FULL_BIAS if self.change["output_layer.frequency_bias"] else FULL
 
     def overrides(self, seed: int) -> dict[str, Any]:
-        """The keys of a run's config that differ from the study's."""
+        """Keys of a run's config that differ from the study's."""
         return {**self.change, "train.seed": seed}
 
     def config(self, config: ConfigDict, seed: int = 0) -> ConfigDict:
-        """The config of a run."""
+        """Config of a run."""
         config = config.copy_and_resolve_references()
         config.update_from_flattened_dict(self.overrides(seed))
         return config
 
 
 def study(config: ConfigDict) -> tuple[Setting, ...]:
-    """All settings; `config` says k, n, S and the sizes of the encoder."""
+    """All settings, with k, n, S and the sizes of the encoder from `config`."""
     layer, half = config.output_layer, config.model.hidden_size // 2
     halved = {"model.embedding_size": half}
     return (
@@ -68,7 +68,7 @@ def study(config: ConfigDict) -> tuple[Setting, ...]:
 def _change(
     kind: str, *, log_q: bool = False, bias: bool = False, tenth: bool = False, **more: Any
 ) -> dict[str, Any]:
-    """Keys that say all of what a method has, whatever the config's are."""
+    """Keys that define a method completely, independent of the config's values."""
     return {
         "output_layer.kind": kind,
         "output_layer.log_q_correction": log_q,
@@ -106,7 +106,7 @@ def _methods(config: ConfigDict) -> tuple[Setting, ...]:
 def _with_k(config: ConfigDict, k: int) -> tuple[Setting, ...]:
     more: dict[str, Any] = {"output_layer.k": k}
     if k > config.output_layer.k:
-        # Neighbours of untrained embeddings are random tokens: their union is most of V.
+        # Neighbours of untrained embeddings are random tokens, whose union is most of V.
         more["output_layer.capacity"] = config.vocab.target_size
     return (
         Setting(f"k{k}", f"k-NN as published, k = {k}", "k", _change("knn", **more)),
@@ -115,7 +115,7 @@ def _with_k(config: ConfigDict, k: int) -> tuple[Setting, ...]:
 
 
 def _intervals(config: ConfigDict) -> list[int]:
-    """Values of n: one that breaks |V| << n |W|, two that keep it."""
+    """Values of n: one that violates |V| << n |W|, two that satisfy it."""
     steps, n = config.train.num_steps, config.output_layer.refresh_every
     return [one for one in (max(n // 20, 1), 2 * n, steps) if one <= steps and one != n]
 

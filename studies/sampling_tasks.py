@@ -1,9 +1,9 @@
 """Fine-tuning of the study's encoders: POS and NER in other languages than English, retrieval.
 
-An encoder is trained on English and tested in the languages of the study that a task has; what is
-kept is what does best on English development data. Retrieval trains nothing. The English scores of
-NER are on the data that selects, since WikiANN's development data serve as test data: means leave
-English out.
+An encoder is trained on English and tested in the study's languages that a task has, with the
+parameters of the best English development score. Retrieval needs no training. The English scores of
+NER are on the data used for selection, since WikiANN's development data serve as test data: means
+exclude English.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from common import artifacts
 from studies.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
 
-# Embeddings as they are: tokens of other languages keep their neighbours.
+# Frozen embeddings: tokens of other languages keep their neighbours.
 _FROZEN = {
     "optimizer.frozen": ("embeddings",),
     "model.attention_dropout_rate": 0.0,
@@ -26,12 +26,12 @@ _FROZEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A downstream task.
+    """Downstream task.
 
     Attributes:
-      title: in tables.
+      title: title in tables.
       test: pattern of its test files below the data folder.
-      change: keys of its config that differ.
+      change: changed keys of its config.
     """
 
     title: str
@@ -66,13 +66,13 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
-    """One task, from one encoder, under one seed.
+    """Run of one task from one encoder under one seed.
 
     Attributes:
       task: of `TASKS`.
-      encoder: the setting that it was pre-trained with.
+      encoder: setting of the pre-training.
       seed: of the pre-training and of the fine-tuning.
-      is_random: whether random parameters take the place of the encoder's.
+      is_random: whether random parameters replace the encoder's.
     """
 
     task: str
@@ -89,18 +89,18 @@ class TaskRun:
         return f"{self.task} of {self.column}, seed {self.seed}"
 
     def folder(self, workdir: pathlib.Path) -> pathlib.Path:
-        """Its working directory below the study's."""
+        """Working directory of the run, below the study's."""
         return workdir / "fine_tuning" / self.column / f"seed{self.seed}" / self.task
 
     def result(self, workdir: pathlib.Path) -> pathlib.Path:
-        """What it ends with."""
+        """Path of the results of the run."""
         return self.folder(workdir) / "results.json"
 
 
 def task_runs(
     settings: Sequence[Setting], seeds: Sequence[int], tasks: Sequence[str]
 ) -> list[TaskRun]:
-    """The runs of the chosen settings that are fine-tuned, seed by seed.
+    """Runs of the chosen settings that are fine-tuned, seed by seed.
 
     Raises:
       ValueError: there is no such task.
@@ -118,17 +118,17 @@ def task_runs(
 
 
 class Arguments(NamedTuple):
-    """How finetune.py is called: the flag of its config, and keys that differ."""
+    """Arguments of finetune.py: the flag of its config, and changed keys."""
 
     config: str
     change: dict[str, Any]
 
 
 def arguments(config: ConfigDict, run: TaskRun, encoder: pathlib.Path) -> Arguments:
-    """The call of a run.
+    """Arguments of finetune.py for a run.
 
     Args:
-      config: of the study, which names data and languages.
+      config: config of the study, with data and languages.
       run: the run.
       encoder: working directory of the pre-training.
 
@@ -165,7 +165,7 @@ Scores = dict[str, dict[str, dict[int, dict[str, float]]]]
 
 
 def read_scores(workdir: pathlib.Path) -> Scores:
-    """The first metric of each finished run, in per cent."""
+    """Read the first metric of each finished run, in per cent."""
     scores: Scores = {}
     for path in sorted(workdir.glob("fine_tuning/*/*/*/results.json")):
         column, seed, task = path.parts[-4:-1]
@@ -178,7 +178,7 @@ def read_scores(workdir: pathlib.Path) -> Scores:
 
 
 def labels(settings: Iterable[Setting]) -> dict[str, str]:
-    """Of the encoders that are fine-tuned, in the order of the tables."""
+    """Labels of the fine-tuned encoders, in the order of the tables."""
     return {
         RANDOM: "random parameters",
         **{one.name: one.label for one in settings if one.name in FINE_TUNED},
@@ -186,7 +186,7 @@ def labels(settings: Iterable[Setting]) -> dict[str, str]:
 
 
 def table(scores: Scores, labels: Mapping[str, str]) -> str:
-    """Markdown: for each task its languages, the mean but English, and the difference from full."""
+    """Markdown table: languages of each task, mean without English, and difference from full."""
     parts = []
     for name in TASKS:
         if name not in scores:

@@ -1,4 +1,4 @@
-"""Counts the script runs of a text of any size into a table, or merges such tables.
+"""Count the script runs of a text of any size into a table, or merge such tables.
 
     python -m tools.count_text --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
     python -m tools.count_text --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
@@ -66,7 +66,7 @@ def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
 
 
 def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
-    """The files that match any of the patterns, each once."""
+    """Files that match any of the patterns, without duplicates."""
     found: set[str] = set()
     for pattern in patterns:
         if not (files := glob.glob(pattern, recursive=True)):

@@ -1,11 +1,11 @@
-"""Tells what each device would hold, before any are rented: parameters, optimizer, activations.
+"""Estimate the memory of each device before renting any: parameters, optimizer, activations.
 
     python -m tools.estimate_memory --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
 
-Runs on any machine in seconds: nothing of the model's size is made. Needs no data either; the
-vocabulary is taken to have `vocab.target_size` pieces. The state is exact, activations are
-estimated (`training/memory.py`), and what a compiler needs besides is not in it: leave a fifth of
-the memory free. --layout adds a table of how every array is split.
+Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
+the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
+estimated (`training/memory.py`), and the compiler's temporary memory is not included: leave a fifth
+of the memory free. --layout adds a table with the sharding of every array.
 """
 
 from absl import flags

@@ -1,11 +1,11 @@
-"""Writes the latest checkpoint of a working directory as a folder, for `transformers` if it can be.
+"""Export the latest checkpoint of a working directory, for `transformers` where possible.
 
     python -m tools.export_model --config=configs/quickstart.py --workdir=DIR --output=FOLDER
 
-An XLM-R is written as one: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. For an encoder
-with other positions, pre-LN or half embedding `transformers` has no class, and the folder is in a
-form of our own. tools.import_model, tools.prune_model, finetune.py and train.init_from read both,
-and so does `AutoTokenizer`. docs/interop.md has more.
+An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
+For an encoder with other positions, pre-LN or half embedding `transformers` has no class, and the
+folder has a format of our own. tools.import_model, tools.prune_model, finetune.py, train.init_from
+and `AutoTokenizer` read both formats. docs/interop.md has more.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def main(_) -> None:
 
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
-    # Before the checkpoint is read: the folder may be at fault.
+    # Before the checkpoint is read, since the output folder may be invalid.
     model_folder.check_writable(output)
     encoder = masked_lm_of(objectives.objective(config, store)).encoder
     sizes = dataclasses.asdict(encoder.settings)

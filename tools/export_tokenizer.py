@@ -1,4 +1,4 @@
-"""Writes a vocabulary as a Hugging Face tokenizer, and checks that both read text alike.
+"""Export a vocabulary as a Hugging Face tokenizer, and check that both tokenize text alike.
 
     python -m tools.export_tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER [--check=en.txt
     ...]

@@ -1,11 +1,11 @@
-"""Writes text of tensorflow-datasets as a folder that a config's `corpus.root` can name.
+"""Write text of tensorflow-datasets to a folder for a config's `corpus.root`.
 
     python -m tools.fetch_text --dataset=wiki40b --languages=de,en,th --output=DIR
     python -m tools.fetch_text --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
 
-Datasets: wiki40b, wikipedia, c4 (multilingual), or any whose examples have a `text`, as
---dataset=NAME/{} with {} where the language goes. tensorflow-datasets downloads and prepares what
-it does not have; languages that are written already are left alone.
+Datasets: wiki40b, wikipedia, c4 (multilingual), or any with a feature `text`, as --dataset=NAME/{}
+with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data;
+languages that are already written are skipped.
 """
 
 import pathlib

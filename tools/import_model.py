@@ -1,12 +1,12 @@
-"""Puts a model on another vocabulary, ready for train.py to continue.
+"""Convert a model to another vocabulary, for train.py to continue.
 
     python -m tools.import_model --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
 
-FOLDER is what `XLMRobertaForMaskedLM.save_pretrained` and the tokenizer's wrote, or of
-tools.export_model; the output is of the same form. Pieces of both vocabularies keep their
-embeddings, new ones begin at the mean of their old parts. Without --vocabulary the model keeps its
-pieces, in this project's order; other people's need a sentencepiece.bpe.model beside them.
-docs/interop.md has more.
+FOLDER is the output of `save_pretrained` of `XLMRobertaForMaskedLM` and its tokenizer, or of
+tools.export_model; the output has the same format. Pieces of both vocabularies keep their
+embeddings, new ones are initialised with the mean of their old pieces. Without --vocabulary the
+model keeps its pieces, in this project's order; models of other origin need a
+sentencepiece.bpe.model in FOLDER. docs/interop.md has more.
 """
 
 import pathlib

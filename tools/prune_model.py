@@ -1,10 +1,10 @@
-"""Cuts a model's vocabulary to the pieces that some texts use, for deployment.
+"""Prune a model's vocabulary to the pieces that given texts use, for deployment.
 
     python -m tools.prune_model --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
 
-FOLDER is of tools.export_model or tools.import_model. The texts are cut into the same pieces before
-and after, and those pieces keep their embeddings; other text is cut into what is left.
-docs/interop.md has more.
+FOLDER is the output of tools.export_model or tools.import_model. The given texts have the same
+segmentation before and after, and their pieces keep their embeddings; other text is segmented into
+the remaining pieces. docs/interop.md has more.
 """
 
 import itertools

@@ -1,8 +1,8 @@
-"""Puts fine-tuning runs into one report: the cross-lingual table, and a submission to XTREME.
+"""Summarise fine-tuning runs in one report: the cross-lingual table, and an XTREME submission.
 
     python -m tools.xtreme_table --runs=DIR1,DIR2,... --output=DIR [--center=median] [--submission]
 
-DIR may hold *, for many runs. OUTPUT gets report.md with its plots, scores.csv and averages.csv;
+DIR may contain *, for many runs. Writes report.md with its plots, scores.csv and averages.csv;
 --submission adds a folder for each model and setting that XTREME's evaluate.py reads.
 """
 

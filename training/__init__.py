@@ -1,8 +1,8 @@
 """Pre-training: state, step, loop, sharding, optimizer, checkpoints, metrics.
 
-What lives here: everything between a batch and a changed state. What does not: what is learned
-(`objectives`), how files become batches (`input_pipeline`). `checkpoint` alone imports Orbax,
-`sharding` alone makes meshes.
+Included: everything from a batch to an updated state. Not included: losses (`objectives`), batches
+from files (`input_pipeline`). Only `checkpoint` imports Orbax, only `sharding` creates meshes.
 
-One step's way: `loop.train` -> `step.train_step` -> the objective's plan and loss -> `optimizer`.
+Call order of a step: `loop.train` -> `step.train_step` -> the objective's plan and loss ->
+`optimizer`.
 """

@@ -1,4 +1,4 @@
-"""Gradients of a batch that is too large to be worked on at once, part by part."""
+"""Gradient accumulation over the parts of a batch that is too large for a single pass."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
 
-# The axis of the mesh over which gradients are summed once a step.
+# Mesh axis over which gradients are reduced once per step.
 _DATA = "data"
 
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Into how many parts a batch is cut.
+    """Number of parts into which a batch is split.
 
     Attributes:
-      steps: A, parts of a batch.
-      warmup_steps: steps in which the number of parts in use grows from 1 to A; 0 for all of them
-        from the first step on. The rows of the others are passed over.
+      steps: A, number of parts of a batch.
+      warmup_steps: steps over which the number of parts in use grows from 1 to A; 0 for all parts
+        from the first step on. The sequences of unused parts are skipped.
     """
 
     steps: int
     warmup_steps: int
 
     def parts_at(self, step: jax.Array) -> jax.Array:
-        """Parts in use at a step, int32: each number from 1 to A for as many steps."""
+        """Parts in use at a step, int32: each number from 1 to A for equally many steps."""
         if not self.warmup_steps:
             return jnp.int32(self.steps)
         return jnp.minimum(1 + step * self.steps // self.warmup_steps, self.steps)
@@ -48,35 +48,35 @@ def accumulate(
     step: jax.Array,
     accumulation: Accumulation,
 ) -> tuple[Any, LossAndMetrics, Extra]:
-    """Gradients of the mean loss over those parts of a batch that are in use at a step.
+    """Compute gradients of the mean loss over the parts of a batch in use at a step.
 
-    Each part is planned by itself, under a key of its own: a part has the masks, and of k-NN
-    sampling the classes of the softmax, of a batch of its size. Sums are added over the parts and
-    divided once, so parts weigh as much as they have targets.
+    Each part is planned separately with its own key: it has the masks, and with k-NN sampling the
+    classes of the softmax, of a batch of its size. Sums are added over the parts and divided once,
+    so parts are weighted by their number of targets.
 
-    On a mesh whose `data` axis has S > 1 devices, an objective that says how (`example_axes`) is
-    differentiated shard by shard: a device adds up gradients of its own examples, and the sums are
-    added over `data` once, after the last part. Over `fsdp` and `model` each part is summed by
-    itself. Each shard draws its dropout by a key of its own, so masks of dropout are not those of
-    one device. Gradients of each part are summed over all devices where the objective does not say
-    how, where both `fsdp` and `model` split the mesh, and where the parts touch so few table rows
-    that fewer numbers are sent so.
+    On a mesh whose `data` axis has S > 1 devices, an objective with `example_axes` is
+    differentiated separately on each shard: a device accumulates gradients of its own examples,
+    which are reduced over `data` once, after the last part. Over `fsdp` and `model` each part is
+    reduced separately. Each shard has its own dropout key, so dropout masks differ from those of a
+    single device. Gradients of each part are reduced over all devices if the objective has no
+    `example_axes`, if both `fsdp` and `model` split the mesh, or if the parts touch so few table
+    rows that this communicates fewer numbers.
 
     Args:
-      objective: what is learned.
-      params: all up to date.
-      extra: the objective's extra state, which the parts learn one after the other.
-      batch: arrays [B, ...], B a multiple of the parts. Part i has the examples i, i + A and so on,
-        so that devices that hold a slice of the batch each hold a slice of every part.
+      objective: the objective.
+      params: parameters, all up to date.
+      extra: the objective's extra state, updated by the parts in sequence.
+      batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that
+        devices that hold a slice of the batch each hold a slice of every part.
       key: random key of the step.
       step: scalar int32.
-      accumulation: A, and how many of the parts are in use.
+      accumulation: A, and the schedule of the parts in use.
 
     Returns:
       Gradients like `params`, the metrics, and the extra state.
 
     Raises:
-      ValueError: the batch cannot be cut into so many parts.
+      ValueError: the batch cannot be split into A parts.
     """
     num_parts, num_examples = accumulation.steps, batch.num_examples
     if num_examples % num_parts:
@@ -117,7 +117,7 @@ def accumulate(
             grads, metrics, extra = of_part(number, totals[2])
             return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), extra
 
-        # A branch, not a loop of fewer turns: its length is known, and work can be counted.
+        # A branch instead of a shorter loop keeps the trip count static, so FLOPs can be counted.
         return jax.lax.cond(number < num_used, added, lambda: totals)
 
     shapes = jax.eval_shape(of_part, jnp.int32(0), extra)
@@ -132,7 +132,7 @@ def accumulate(
 
 
 def _gradients_of(objective: Objective) -> Callable:
-    """(params, plan, touched, key) -> gradients of the summed loss, (metrics, observed)."""
+    """Build (params, plan, touched, key) -> gradients of the summed loss, (metrics, observed)."""
 
     def gradients(params: Any, plan: Any, touched: Touched, key: jax.Array) -> tuple[Any, Any]:
         def total_loss(params):
@@ -151,15 +151,15 @@ def _num_shards() -> int:
 
 
 def _can_map_shards(num_examples: int) -> bool:
-    """Whether the mesh in context lets shards of so many examples be worked on apart."""
+    """Whether the mesh in context allows separate shards of this many examples."""
     mesh = jax.sharding.get_abstract_mesh()
     others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
-    # Where two axes are left to it, XLA's partitioner aborts at the gather of the targets' logits.
+    # With two automatic axes XLA's partitioner aborts at the gather of the targets' logits.
     return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
 
 
 def _saves(params: Any, touched: Touched, num_parts: int) -> bool:
-    """Whether gradients summed once are fewer numbers than those of each part by touched rows."""
+    """Whether one reduction of all gradients is smaller than one per part by touched rows."""
     once = each_part = sum(x.size for x in jax.tree.leaves(params))
     for path, ids in touched.items():
         num_rows, width = get_table(params, path).shape
@@ -168,7 +168,7 @@ def _saves(params: Any, touched: Touched, num_parts: int) -> bool:
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
-    """`gradients` of each of the S shards of the examples, [S, ...] and split over `data`.
+    """Map `gradients` over the S shards of the examples, to [S, ...] sharded over `data`.
 
     Args:
       gradients: from `_gradients_of`.
@@ -189,9 +189,9 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         of_shard,
         in_specs=(P(), by_example, P(), P(), P(_DATA)),
         out_specs=P(_DATA),
-        # Those of a single device too: with nothing left to the compiler it has nothing to decide.
+        # Axes of a single device are manual too, which leaves the compiler nothing to decide.
         axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
-        # With it the gradients of what shards share would be summed over them here.
+        # With `check_vma` the gradients of shared arrays would be reduced over the shards here.
         check_vma=False,
     )
 
@@ -202,5 +202,5 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
 
 
 def _added(sharded: Any) -> Any:
-    """The sums of arrays [S, ...] over shards."""
+    """Sum arrays [S, ...] over the shards."""
     return jax.tree.map(lambda x: x.sum(axis=0), sharded)

@@ -1,7 +1,7 @@
-"""Checkpoints: the whole state, written aside in the background. The one module with Orbax.
+"""Checkpoints of the whole state, written in the background. The only module with Orbax.
 
-A checkpoint carries a digest of the bits of its state, since a file system may give back other
-bytes than it took without any error. Damaged checkpoints are passed over, in favour of older ones.
+A checkpoint carries a digest of the bits of its state, since a file system may return corrupt bytes
+without any error. Damaged checkpoints are skipped in favour of older ones.
 """
 
 import logging
@@ -22,7 +22,7 @@ from training.step import TrainFunctions
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a log line is ours or a warning; Orbax tells some thirty lines a checkpoint."""
+    """Whether a log line is ours or a warning; Orbax logs about thirty lines per checkpoint."""
     return record.levelno >= logging.WARNING or "/orbax/" not in record.pathname
 
 
@@ -30,26 +30,26 @@ absl_logging.get_absl_handler().addFilter(_worth_reading)
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """Failed write of a checkpoint; earlier ones are unchanged."""
 
 
 class DamagedError(ValueError):
-    """A checkpoint cannot be read, or is not what was saved."""
+    """Unreadable checkpoint, or one that differs from the saved state."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, numbered by steps taken; a context manager."""
+    """Checkpoints of one run, numbered by steps taken; a context manager."""
 
     def __init__(
         self, folder: pathlib.Path, keep: int, keep_every: int = 0, *, read_only: bool = False
     ):
-        """Opens the checkpoints in `folder`.
+        """Open the checkpoints in `folder`.
 
         Args:
-          folder: where they are.
-          keep: so many stay, the latest.
-          keep_every: those of multiples of it stay as well; 0 for none.
-          read_only: nothing is changed; someone else may be saving here.
+          folder: folder of the checkpoints.
+          keep: number of latest checkpoints to keep.
+          keep_every: keep checkpoints of multiples of it as well; 0 for none.
+          read_only: change nothing, since another process may be saving here.
         """
         self._folder = folder.absolute()
         self._read_only = read_only
@@ -60,26 +60,26 @@ class Checkpoints:
             kept.append(policies.EveryNSteps(keep_every))
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
-            # When to save is the loop's decision.
+            # The loop decides when to save.
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.PreserveAll()
             if read_only
             else policies.AnyPreservationPolicy(kept),
-            # What killed runs were writing would fill the disk one day.
+            # Remove partial checkpoints of killed runs, which would fill the disk.
             cleanup_tmp_directories=not read_only,
         )
 
     def steps(self) -> list[int]:
-        """Steps taken at each whole checkpoint, ascending."""
+        """Steps taken at each complete checkpoint, ascending."""
         return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
     def save(self, step: int, state: TrainState, *, is_up_to_date: bool = True) -> None:
-        """Saves `state`; returns when it has been copied off the devices, writes on.
+        """Save `state`; return once it is copied off the devices, and write in the background.
 
         Args:
           step: steps taken.
-          state: all of it.
-          is_up_to_date: whether no update of its parameters is pending.
+          state: complete state.
+          is_up_to_date: whether no update of its table rows is pending.
 
         Raises:
           SaveError: this save, or the one before, failed.
@@ -97,25 +97,25 @@ class Checkpoints:
             raise self._save_error(step) from error
 
     def check(self) -> None:
-        """Raises SaveError if the save in the background has failed; does not wait for it."""
+        """Raise SaveError if the save in the background has failed, without waiting for it."""
         if not self._checkpointer.is_saving_in_progress():
             self._finish()
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
-        """Restores the state of `step`, laid out as `abstract_state` says.
+        """Restore the state of `step` with the shardings of `abstract_state`.
 
-        The layout may differ from the one it was saved under.
+        The shardings may differ from those at the time of saving.
 
         Raises:
-          DamagedError: it cannot be read, or is not what was saved.
+          DamagedError: it cannot be read, or differs from the saved state.
         """
         return self._checked(step, "digest", lambda: self._checkpointer.load(step, abstract_state))
 
     def restore_params(self, step: int, abstract_params: Any) -> Any:
-        """Restores the parameters of `step` alone, laid out as `abstract_params` says.
+        """Restore the parameters of `step` alone, with the shardings of `abstract_params`.
 
         Raises:
-          DamagedError: they cannot be read, or are not what was saved.
+          DamagedError: they cannot be read, or differ from the saved ones.
         """
 
         def load() -> Any:
@@ -130,21 +130,21 @@ class Checkpoints:
         """Whether no update of the parameters of `step` is pending."""
         try:
             return bool(self._metadata(step).get("is_up_to_date"))
-        except Exception:  # Orbax raises all kinds; `restore` will name it
+        except Exception:  # Orbax raises many types; `restore` will report it
             return False
 
     def _metadata(self, step: int) -> dict[str, Any]:
         return self._checkpointer.metadata(step).custom_metadata or {}
 
     def _checked(self, step: int, name: str, load: Callable[[], Any]) -> Any:
-        """What `load` reads of `step`, if its digest is the one saved by that name."""
+        """Load an item of `step`, and check its digest against the one saved under `name`."""
         found, saved, reason = None, None, "its metadata is lost"
         try:
             found = load()
             saved = self._metadata(step).get(name)
-        except Exception as error:  # Orbax raises all kinds
+        except Exception as error:  # Orbax raises many types
             reason = f"it cannot be read ({type(error).__name__}: {_root_cause(error)})"
-        # All hosts go on with the same checkpoint, and take part in the digest of its state.
+        # All hosts must use the same checkpoint and take part in the digest of its state.
         readable = found is not None and saved is not None
         if not _on_all_hosts(readable):
             raise DamagedError("another host cannot read it" if readable else reason)
@@ -153,21 +153,21 @@ class Checkpoints:
         return found
 
     def restore_latest(self, abstract_state: TrainState) -> tuple[int, TrainState] | None:
-        """The state of the latest checkpoint that is whole, and its step; None if there is none.
+        """Restore the latest complete checkpoint: its step and state; None without checkpoints.
 
-        Damaged ones after it are named in the log and set aside, `<step>.damaged`, so that the run
-        can save these steps again.
+        Later damaged checkpoints are logged and renamed to `<step>.damaged`, so that the run can
+        save these steps again.
 
         Raises:
-          DamagedError: there are checkpoints, and none is whole. All are left where they are: this
-            is what a file system that is away looks like, or a change of the code.
+          DamagedError: all checkpoints are damaged. None is renamed, since the cause may be an
+            unavailable file system or a change of the code.
         """
         return self._latest(lambda step: self.restore(step, abstract_state))
 
     def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
-        """The parameters, all up to date, of the latest whole checkpoint, and its step, or None.
+        """Restore the up-to-date parameters of the latest complete checkpoint: step and params.
 
-        The rest of the state is read only where updates of the parameters are pending.
+        The rest of the state is read only if updates of table rows are pending.
 
         Raises:
           DamagedError: as `restore_latest`.
@@ -182,7 +182,7 @@ class Checkpoints:
         return self._latest(restore)
 
     def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
-        """The latest step that `restore` can read, and what it gives; see `restore_latest`."""
+        """Latest step that `restore` can read, and its result; see `restore_latest`."""
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
@@ -202,7 +202,7 @@ class Checkpoints:
         )
 
     def _set_aside(self, damaged: dict[int, str], used: int) -> None:
-        """Renames damaged checkpoints, and says which is used instead."""
+        """Rename damaged checkpoints, and log which one is used instead."""
         for step, reason in damaged.items():
             logging.warning(
                 "checkpoint %s is damaged: %s; using that of step %d instead",
@@ -216,7 +216,7 @@ class Checkpoints:
             self._checkpointer.reload()
 
     def _finish(self) -> None:
-        """Waits for the save in the background, if there is one."""
+        """Wait for the save in the background, if there is one."""
         step, self._saving = self._saving, None
         if step is None:
             return
@@ -226,7 +226,7 @@ class Checkpoints:
             raise self._save_error(step) from error
 
     def _save_error(self, step: int) -> SaveError:
-        self._checkpointer.reload()  # from disk: older ones are struck off when a save begins
+        self._checkpointer.reload()  # from disk: old checkpoints leave the list when a save begins
         good = [other for other in self.steps() if other != step]
         last = f"that of step {max(good)} is the last good one" if good else "there is none before"
         return SaveError(
@@ -239,34 +239,34 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind, *_) -> None:
-        """Waits for the last save to be whole."""
+        """Wait for the last save to complete."""
         try:
             self._finish()
         except SaveError:
             if kind is None:
                 raise
-            logging.exception("and the last save failed")  # what is on its way out matters more
+            logging.exception("and the last save failed")  # the one in flight has precedence
         finally:
             self._checkpointer.close()
 
 
 def restore_latest(folder: pathlib.Path, abstract_state: TrainState) -> tuple[int, TrainState]:
-    """The latest whole state in `folder`, for reading: (steps taken, state).
+    """Restore the latest complete state in `folder`, read-only: (steps taken, state).
 
-    A run that was asked to stop saves parameters that are not all up to date;
-    `TrainFunctions.apply_pending_updates` brings them there.
+    An interrupted run saves a state with pending updates; apply them with
+    `TrainFunctions.apply_pending_updates`.
 
     Raises:
-      ValueError: there is no checkpoint, or none that is whole.
+      ValueError: there is no checkpoint, or all are damaged.
     """
     return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_state))
 
 
 def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
-    """The parameters, all up to date, of the latest whole state in `folder`: (steps taken, params).
+    """Restore the up-to-date parameters of the latest complete state: (steps taken, params).
 
     Raises:
-      ValueError: there is no checkpoint, or none that is whole.
+      ValueError: there is no checkpoint, or all are damaged.
     """
     return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
 
@@ -283,13 +283,13 @@ def _read(
 
 
 def digest(state: Any) -> int:
-    """A number of 32 bits that any change of one word of any array changes.
+    """Digest of 32 bits that detects any change of a single word of any array.
 
-    The sum, modulo 2^32, of a hash of each word and its place: integers are added in any order to
-    the same sum, so arrays may lie on devices as they like.
+    It is the sum, modulo 2^32, of a hash of each word and its index. Integer addition is
+    independent of order, so the digest does not depend on the sharding.
 
     Args:
-      state: arrays of any type of up to 32 bits.
+      state: arrays of any dtype of up to 32 bits.
     """
     return int(np.asarray(_digest(state)))
 
@@ -310,7 +310,7 @@ def _digest(state: Any) -> jax.Array:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """The bits of each element, uint32 of the array's shape."""
+    """Bits of each element, uint32 of the array's shape."""
     if array.dtype == bool:
         return array.astype(jnp.uint32)
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
@@ -318,28 +318,28 @@ def _words(array: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 under which neighbours have nothing in common."""
+    """Hash uint32 by a bijection that decorrelates neighbouring values."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def _on_all_hosts(mine: bool) -> bool:
-    """Whether something is true on every host."""
+    """Whether a condition holds on every host."""
     if jax.process_count() == 1:
         return mine
     return bool(np.all(multihost_utils.process_allgather(np.array(mine))))
 
 
 def _root_cause(error: BaseException) -> str:
-    """The message that an error began with, in one line of bearable length."""
+    """Message of the first error in a chain of causes, as one line of limited length."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return " ".join(str(error).split())[:300]
 
 
 def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """`path`, or the first of `path`-2, `path`-3, ... that does not exist."""
+    """First of `path`, `path`-2, `path`-3, ... that does not exist."""
     number, free = 1, path
     while free.exists():
         number += 1

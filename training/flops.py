@@ -1,4 +1,4 @@
-"""Counts the arithmetic of a traced function, for the share of a device's peak that is used."""
+"""Count FLOPs of a traced function, for the utilisation of a device's peak."""
 
 import math
 from typing import Any
@@ -8,14 +8,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def matmul_flops(traced: ClosedJaxpr | Jaxpr) -> float:
-    """Floating-point operations of all matrix products, 2 M N K each, over all devices.
+    """Count floating-point operations of all matrix products, 2 M N K each, over all devices.
 
-    Those inside loops of known length are counted as often as they run, those of a branch if it is
-    the costliest, and those of a loop of unknown length once. What is computed twice to save memory
-    counts twice.
+    Products in loops of known length are counted once per iteration, in loops of unknown length
+    once, and of branches only those of the costliest. Rematerialised products count twice.
 
     Args:
-      traced: `jax.jit(f).trace(...).jaxpr`, or what `jax.make_jaxpr` gives.
+      traced: `jax.jit(f).trace(...).jaxpr`, or the result of `jax.make_jaxpr`.
     """
     total = 0.0
     for equation in getattr(traced, "jaxpr", traced).eqns:
@@ -30,7 +29,7 @@ def matmul_flops(traced: ClosedJaxpr | Jaxpr) -> float:
         elif name == "scan":
             total += params["length"] * sum(inner)
         elif name == "shard_map":
-            # Each device of these axes, however a release calls them, runs it on its own arrays.
+            # Each device of the manual axes (named differently by jax releases) runs the body.
             (axes,) = (params[name] for name in params if name.endswith("manual_axes"))
             total += math.prod(params["mesh"].shape[axis] for axis in axes) * sum(inner)
         else:
@@ -43,6 +42,6 @@ def _shape(variable: Any) -> tuple[int, ...]:
 
 
 def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
-    """The functions that an equation calls."""
+    """Functions called by an equation."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, (ClosedJaxpr, Jaxpr)))
     return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]

@@ -1,4 +1,4 @@
-"""The hosts of a run, told of each other by flags."""
+"""Multi-host initialisation by flags."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ from absl import flags, logging
 
 
 def define_flags() -> Callable[[], None]:
-    """Defines the flags of a command that runs on several hosts.
+    """Define the flags of a command that runs on several hosts.
 
     Returns:
-      A function that joins the hosts if the flags say so; to be called before anything else of jax.
+      A function that joins the hosts if the flags ask for it; call it before any other use of jax.
     """
     distributed = flags.DEFINE_bool("distributed", False, "This is one of several hosts.")
     coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")

@@ -1,4 +1,4 @@
-"""The training loop. It knows no objective by name and reads top to bottom in stages."""
+"""Training loop, independent of the objective."""
 
 import dataclasses
 import logging
@@ -21,16 +21,16 @@ from training.step import TrainFunctions
 
 
 class TrainingData(Protocol):
-    """Where the loop has its batches from; `input_pipeline.dataset.StreamedData` is one."""
+    """Source of batches for the loop, such as `input_pipeline.dataset.StreamedData`."""
 
     def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        """Yields the kind and this host's part of the arrays of each step's batch."""
+        """Yield the kind and this host's part of the arrays of each step's batch."""
 
     def describe_batch(self, step: int) -> Any:
-        """JSON-able, what a batch is made of; written down where the loss is not finite."""
+        """JSON-able description of a batch, recorded if the loss is not finite."""
 
     def step_values(self, step: int) -> Mapping[str, float]:
-        """Settings of the data that depend on the step, for its metrics."""
+        """Step-dependent settings of the data, recorded as metrics."""
 
 
 def train(
@@ -43,24 +43,24 @@ def train(
     initial_params: Callable[[], Any] | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
 ) -> TrainState:
-    """Trains, or goes on training, until `settings.num_steps`.
+    """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
     Args:
       functions: the compiled functions.
       settings: lengths and intervals.
-      folder: where checkpoints and metrics are, and are looked for.
+      folder: folder of checkpoints and metrics, for reading and writing.
       data: batches by step, counted from zero.
-      evaluators: run now and then on the state.
-      should_stop: steps taken -> whether the run is to save its state and end here.
+      evaluators: run on the state at intervals.
+      should_stop: steps taken -> whether to save the state and stop.
 
     Returns:
       The last state.
 
     Raises:
-      Stopped: `should_stop` said so; the state is saved.
-      FloatingPointError: the loss is not finite; the last good checkpoint stays.
-      SaveError: a checkpoint could not be written; those before it stay.
-      DamagedError: there are checkpoints, but none is whole.
+      Stopped: `should_stop` returned True; the state is saved.
+      FloatingPointError: the loss is not finite; the last good checkpoint is kept.
+      SaveError: a checkpoint could not be written; earlier ones are kept.
+      DamagedError: there are checkpoints, but all are damaged.
     """
     with Checkpoints(
         folder / "checkpoints", settings.keep_checkpoints, settings.keep_every
@@ -69,13 +69,13 @@ def train(
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params)
 
-        # 2. Steps. Data, keys and schedule depend on the step alone, so this is all of resuming.
+        # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
         stops = False
         layout = sharding.batch_sharding(functions.mesh)
         with Progress(functions, settings, folder, step, data) as progress:
             for kind, arrays in data.batches(range(step, settings.num_steps)):
                 objective = functions.objective.at_step(step)
-                # Before the step, after a resume as well: a checkpoint between two steps holds the
+                # Before the step, also after a resume: a checkpoint between two steps holds the
                 # state before the refresh.
                 if names := objective.due(step):
                     state, report = functions.refresh(names, state)
@@ -94,22 +94,22 @@ def train(
                 evaluates = is_last or step % settings.evaluate_every == 0
                 saves = is_last or step % settings.checkpoint_every == 0
                 stops = should_stop(step) and not is_last
-                # Not for a stop: the run that goes on is to be the one that was never stopped, and
-                # bringing rows up to date in one step more or less changes their last bits.
+                # Not for a stop: a resumed run must equal an uninterrupted one bit for bit, and
+                # applying pending updates at other steps changes the last bits of the rows.
                 is_up_to_date = evaluates or saves
                 if is_up_to_date:
                     state = functions.apply_pending_updates(state)
-                # Evaluate before saving: a checkpoint promises that all metrics up to it are on
+                # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
                 # disk.
                 if evaluates:
                     progress.evaluate(step, state, evaluators)
                 if saves or stops:
-                    progress.flush_metrics()  # raises if the loss is not finite, before it is saved
+                    progress.flush_metrics()  # raises before saving if the loss is not finite
                     checkpoints.save(step, state, is_up_to_date=is_up_to_date)
                 if stops:
                     break
                 checkpoints.check()
-    if stops:  # and the state is whole on disk, now that `checkpoints` is closed
+    if stops:  # the state is complete on disk, now that `checkpoints` is closed
         raise Stopped(step)
     return state
 
@@ -120,7 +120,7 @@ def _first_state(
     checkpoints: Checkpoints,
     initial_params: Callable[[], Any] | None,
 ) -> tuple[int, TrainState]:
-    """Steps taken, and the state after them."""
+    """Restore or initialise the state; return the steps taken, and the state after them."""
     found = checkpoints.restore_latest(functions.abstract_state)
     if found is None:
         state = functions.init(np.int32(settings.seed))

@@ -1,4 +1,4 @@
-"""What a run would hold in the memory of each device, before there are any."""
+"""Estimates of the memory of a run on each device, without the devices."""
 
 import dataclasses
 import math
@@ -12,18 +12,17 @@ from training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ActivationSizes:
-    """What the activations of a step follow from.
+    """Sizes that determine the memory of a step's activations.
 
     Attributes:
-      tokens: of one device's part of the batch.
+      tokens: number of tokens in one device's part of the batch.
       length: L, of a sequence.
       hidden_size, mlp_size, num_layers, num_heads: D, F, layers and H of the encoder.
       bytes_per_value: 2 for bfloat16, 4 for float32.
       remat: as `models.encoder.EncoderSettings.remat`.
-      has_attention_weights: whether weights [B, H, L, L] are held, as without fused attention.
-      logits: elements of the output layer's logits on one device, 0 where they are never held at
-        once.
-      model_shards: devices that the heads and the MLP are split over.
+      has_attention_weights: whether weights [B, H, L, L] are stored, as without fused attention.
+      logits: elements of the output layer's logits on one device, 0 if they are never all stored.
+      model_shards: devices that the heads and the MLP are sharded over.
     """
 
     tokens: int
@@ -39,22 +38,22 @@ class ActivationSizes:
     model_shards: int
 
     def bytes(self) -> int:
-        """Bytes of one device at the beginning of the backward pass.
+        """Bytes on one device at the beginning of the backward pass.
 
-        They are what all layers keep for it; one layer's values computed again (with `remat`) and
-        the gradients of as many; and the logits and their gradient in float32.
+        They consist of the stored activations of all layers; one layer's recomputed activations
+        (with `remat`) and gradients of the same size; the logits and their gradient in float32.
         """
         in_work = 1 if self.remat == "none" else 2
         of_layers = self.num_layers * self._layer(self.remat) + in_work * self._layer("none")
         return self.tokens * of_layers + 2 * 4 * self.logits
 
     def _layer(self, remat: str) -> int:
-        """Bytes that a layer keeps for each token.
+        """Bytes that a layer stores per token.
 
-        With "full" its input; with "dots" that and six products. With "none", of D each: three
-        values of either LayerNorm, in float32, and its output, query, key, value and mixed values,
-        and two dropout masks; of F each, four on the way through the GELU; of H L each, the weights
-        in float32 and as they are used, and their dropout mask.
+        With "full" its input; with "dots" also six products. With "none", of size D: three float32
+        values and the output of each LayerNorm, query, key, value and attention output, and two
+        dropout masks; of size F: four intermediates of the GELU; of size H L: the attention weights
+        in float32 and in the activations' dtype, and their dropout mask.
         """
         hidden = self.bytes_per_value * self.hidden_size
         mlp = self.bytes_per_value * self.mlp_size
@@ -70,7 +69,7 @@ class ActivationSizes:
 
 
 def state_bytes(state: TrainState) -> dict[str, int]:
-    """Bytes that each part of the state takes on one device, and a gradient as large as is used.
+    """Bytes of each part of the state on one device, and of the gradient.
 
     Args:
       state: shapes, types and shardings, `TrainFunctions.abstract_state`.

@@ -1,7 +1,7 @@
-"""Metrics on disk, one JSON object a line.
+"""Metrics on disk, one JSON object per line.
 
-`metrics.jsonl` holds what the run computed and nothing of the clock, so a resumed run writes the
-same file, bit by bit, as one that was never stopped. `speed.jsonl` holds the clock.
+`metrics.jsonl` holds computed values and no times, so a resumed run writes the same file, bit for
+bit, as an uninterrupted one. `speed.jsonl` holds the times.
 """
 
 import json
@@ -12,19 +12,19 @@ from common import artifacts
 
 
 class MetricsWriter:
-    """Appends metrics to a file; after a resume, takes back what the resumed run will repeat."""
+    """Writer that appends metrics to a file, without records that a resumed run will repeat."""
 
     def __init__(self, path: pathlib.Path, resume_step: int = 0):
-        """Opens `path` for appending, keeping records of steps up to `resume_step`."""
+        """Open `path` for appending, keeping records of steps up to `resume_step`."""
         self._path = path
         kept = [record for record in read_metrics(path) if record["step"] <= resume_step]
         artifacts.write_text(path, "".join(_line(record) for record in kept))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends the metrics after `step` steps.
+        """Append the metrics after `step` steps.
 
         Raises:
-          OSError: that is not possible; the message names the file and what to do.
+          OSError: the file cannot be written; the message names the file and a remedy.
         """
         try:
             with open(self._path, "a", encoding="utf-8") as file:
@@ -37,9 +37,9 @@ class MetricsWriter:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
-    """The records of a metrics file; none if there is no file.
+    """Read the records of a metrics file; empty without a file.
 
-    A last line that a kill cut off is left out.
+    A truncated last line, as left by a killed run, is skipped.
     """
     if not path.exists():
         return []

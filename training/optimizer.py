@@ -1,4 +1,4 @@
-"""The optimizer: AdamW, or Muon for the matrices of layers; all rows of a table, or some."""
+"""Optimizer: AdamW, or Muon for the layers' matrices; dense or row-wise table updates."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,27 +16,28 @@ from training.schedules import SCHEDULES, learning_rate_schedule
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """The optimizer and its schedule; the `optimizer` section of a config.
+    """Settings of the optimizer and its schedule; the `optimizer` section of a config.
 
     Attributes:
       kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
-        else (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
-      learning_rate: peak of the schedule, of AdamW.
-      muon_learning_rate: peak of the schedule, of Muon. An update has singular values of about 1,
-        times the root of outputs over inputs where these are fewer.
-      muon_momentum: of the gradients that Muon orthogonalises.
-      warmup_steps: W, linear from a W-th of the peak at the first step to the peak.
-      schedule: what follows: "polynomial" decay, "cosine" decay, or "wsd", the peak until
-        polynomial decay in the last steps (see `schedules`).
+        other parameters (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+      learning_rate: peak of the schedule of AdamW.
+      muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
+        times the square root of outputs over inputs if there are fewer inputs.
+      muon_momentum: momentum of the gradients that Muon orthogonalises.
+      warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
+      schedule: after the warm-up: "polynomial" decay, "cosine" decay, or "wsd", constant at the
+        peak until polynomial decay in the last steps (see `schedules`).
       decay_power: exponent of a polynomial decay; 1 for a linear one.
       decay_fraction: share of all steps in which "wsd" decays.
       final_rate_ratio: rate at the last step, as a share of the peak.
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
-      clip_norm: largest global norm of the gradient; 0 leaves it as it is.
+      clip_norm: largest global norm of the gradient; 0 for no clipping.
       embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
-        the rows that a step touches and catch up on the others when they are next read.
-      frozen: names of groups of parameters, such as "embeddings", that stay as they are; of the
+        the rows that a step touches and apply pending updates of the others when they are next
+        read.
+      frozen: names of groups of parameters, such as "embeddings", that are not updated; for the
         table only with a dense update.
     """
 
@@ -79,7 +80,7 @@ class OptimizerSettings:
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
-    """By name: biases and scales of all layers together are matrices too."""
+    """Whether weight decay applies, by name: stacked biases and scales are matrices too."""
     del parameter
     return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
 
@@ -90,7 +91,7 @@ def _is_matrix(path: tuple) -> bool:
 
 
 def _scaled_by_shape(update: jax.Array) -> jax.Array:
-    """An update [..., inputs, outputs] times the root of outputs over inputs, at least 1."""
+    """Scale an update [..., inputs, outputs] by the root of outputs over inputs, at least 1."""
     inputs, outputs = update.shape[-2:]
     return update * max(1, outputs / inputs) ** 0.5
 
@@ -98,9 +99,9 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 def _muon(
     settings: OptimizerSettings, num_steps: int, adamw: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Muon for the matrices of all layers, `adamw` for everything else."""
+    """Muon for the matrices of all layers, `adamw` for all other parameters."""
     rates = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
-    # Layers are an axis in front, which is neither.
+    # The leading axis of layers is neither inputs nor outputs.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 
     def axes_of(matrices):
@@ -114,7 +115,7 @@ def _muon(
     )
 
     def split(tree):
-        """Matrices, others; None in place of what is left out, its box included."""
+        """Split into matrices and others, with None in place of excluded leaves and their boxes."""
 
         def keep(matrices: bool):
             return jax.tree.map_with_path(
@@ -144,11 +145,11 @@ def _muon(
 
 
 class MuonState(NamedTuple):
-    """State of the optimizer that updates matrices by Muon.
+    """Optimizer state for kind "muon".
 
     Attributes:
-      matrices: of the matrices of layers.
-      others: of all other parameters.
+      matrices: state for the matrices of layers.
+      others: state for all other parameters.
     """
 
     matrices: Any
@@ -156,7 +157,7 @@ class MuonState(NamedTuple):
 
 
 def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
-    """Zero for the parameters of all groups `names`."""
+    """Transformation that zeroes the updates of all groups `names`."""
 
     def is_held(path: tuple, parameter: jax.Array) -> bool:
         del parameter
@@ -166,16 +167,16 @@ def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
 
 
 class Optimizer(NamedTuple):
-    """What turns gradients into parameters.
+    """Optimizer as pure functions.
 
-    A step reads, differentiates and updates. What it differentiates by are the parameters with, in
-    place of each table that the step touches in part, the rows that it touches.
+    A step reads, differentiates and updates. It differentiates with respect to the parameters with
+    partly touched tables replaced by their touched rows.
 
     Attributes:
       init: params -> state.
-      read: (params, state, touched) -> (parameters to differentiate by, what `update` wants of
-        them); `touched` maps paths of tables to ids [R], tables not in it are read as a whole.
-      update: (gradients, what was read, params, state) -> (params, state).
+      read: (params, state, touched) -> (parameters to differentiate by, auxiliary data for
+        `update`); `touched` maps paths of tables to ids [R], other tables are read as a whole.
+      update: (gradients, auxiliary data of `read`, params, state) -> (params, state).
       apply_pending_updates: (params, state) -> (params, state), every table row up to date.
       learning_rate: step -> rate.
     """
@@ -190,12 +191,12 @@ class Optimizer(NamedTuple):
 def make_optimizer(
     settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
-    """The optimizer as `settings` say, for a run of `num_steps`.
+    """Build the optimizer of `settings` for a run of `num_steps`.
 
     Args:
       settings: rates and kind of update.
       num_steps: length of the schedule.
-      tables: paths "embeddings/table" of the tables in the parameters whose rows alone may be read.
+      tables: paths, such as "embeddings/table", of the tables that may be read by rows.
     """
     schedule = learning_rate_schedule(settings, num_steps)
     numbers = {
@@ -212,7 +213,7 @@ def make_optimizer(
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if settings.frozen:
-        # Before the clipping, so that what is held does not count, and after weight decay.
+        # Before clipping, so that frozen parameters are not in the norm, and after weight decay.
         hold = _hold(settings.frozen)
         clip, adamw = optax.chain(hold, clip), optax.chain(adamw, hold)
     if not tables or settings.embedding_update == "dense":
@@ -225,7 +226,7 @@ def _dense(
     adamw: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Every row of a table is updated at every step, as of any parameter."""
+    """Optimizer with dense updates of tables, as of all parameters."""
 
     def read(params, state, touched):
         del state
@@ -246,11 +247,11 @@ def _dense(
 
 
 class RowsState(NamedTuple):
-    """State of the optimizer that updates tables by rows.
+    """Optimizer state with row-wise updates of tables.
 
     Attributes:
-      tables: of each table by its path.
-      others: of all other parameters.
+      tables: state of each table by its path.
+      others: state for all other parameters.
     """
 
     tables: dict[str, RowAdamWState]
@@ -264,7 +265,7 @@ def _by_rows(
     paths: tuple[str, ...],
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Of the tables only the rows that a step touches are updated, see `row_adamw`."""
+    """Optimizer that updates only the touched rows of tables, see `row_adamw`."""
 
     def without_tables(tree):
         for path in paths:
@@ -314,7 +315,7 @@ def _by_rows(
 
 
 def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
-    """The state's arrays boxed with the names of the table's axes, as far as they have them."""
+    """Box the state's arrays with the logical names of those table axes that they have."""
     return jax.tree.map(
         lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
     )

@@ -1,4 +1,4 @@
-"""A table of the parameters, told at the start of a run."""
+"""Table of the parameters, logged at the start of a run."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 
 
 def parameter_table(params: Any) -> str:
-    """One line for each array: name, shape, type, mesh axes and number of elements; and the total.
+    """Format one line per array: name, shape, dtype, mesh axes, number of elements; and the total.
 
     Args:
       params: arrays, or their shapes with shardings.
@@ -32,7 +32,7 @@ def parameter_table(params: Any) -> str:
 
 
 def _axes(entry: str | tuple[str, ...] | None) -> str:
-    """One entry of a PartitionSpec."""
+    """Format one entry of a PartitionSpec."""
     if entry is None:
         return "-"
     return entry if isinstance(entry, str) else "+".join(entry)

@@ -1,4 +1,4 @@
-"""Metrics, speed, progress, a profile and diagnostics of a run while it runs."""
+"""Metrics, speed, progress, profile and diagnostics of a run in progress."""
 
 import logging
 import math
@@ -22,12 +22,12 @@ from training.settings import TrainSettings
 from training.state import TrainState
 from training.step import TrainFunctions
 
-# Called with the state; returns metrics to record.
+# Function of the state that returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
 
 
 class Progress:
-    """Metrics, progress and the clock of one call of `train`; a context manager."""
+    """Metrics, progress and timing of one call of `train`; a context manager."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Progress:
         step: int,
         data: Any,
     ):
-        """Takes up the records of a run that has taken `step` steps; see `train`."""
+        """Open the records of a run after `step` steps; see `train`."""
         self._settings = settings
         self._functions = functions
         self._folder = folder
@@ -59,7 +59,7 @@ class Progress:
             disable=not self._is_writer,
             mininterval=1.0,
         )
-        self._flops: dict[Any, float] = {}  # by what kind of step it is
+        self._flops: dict[Any, float] = {}  # by kind of step
         # Tokens and operations of this process by steps taken, of the latest steps.
         self._work = {step: np.zeros(2)}
         self._clock = (step, time.monotonic(), np.zeros(2))
@@ -76,7 +76,7 @@ class Progress:
             jax.profiler.stop_trace()
 
     def before_step(self, step: int, objective: Objective, state: TrainState, batch: Batch) -> None:
-        """Takes the arguments of step `step`, counted from zero, which is about to be taken."""
+        """Record the arguments of step `step`, counted from zero, before it is dispatched."""
         settings = self._settings
         shapes = [(name, array.shape) for name, array in batch.arrays.items()]
         program = (id(objective), batch.kind, *shapes)
@@ -85,7 +85,7 @@ class Progress:
             if settings.peak_flops:
                 traced = self._functions.train_step.trace(objective, state, batch)
                 self._flops[program] = matmul_flops(traced.jaxpr)
-        # Padding is worked on as well.
+        # Padding tokens count, since they are computed too.
         tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
         self._work[step + 1] = self._work[step] + (tokens, self._flops[program])
         if settings.profile_steps and step == settings.profile_from:
@@ -93,9 +93,9 @@ class Progress:
             self._profiling = True
 
     def after_step(self, step: int, metrics: LossAndMetrics) -> None:
-        """Takes the metrics of a step just dispatched and reads those of the one before.
+        """Record the metrics of a step just dispatched, and read those of the previous one.
 
-        Reading waits for the device; one step late, the device has the next step to work on.
+        Reading waits for the device; one step late, the device already has the next step queued.
         """
         self.flush_metrics()
         self._pending = (step, metrics)
@@ -107,12 +107,12 @@ class Progress:
             logging.info("profile of %d steps: %s", self._settings.profile_steps, self._folder)
 
     def after_refresh(self, step: int, report: LossAndMetrics) -> None:
-        """Takes what a refresh before step `step` found."""
-        # Under the number of the step it belongs to: a resume repeats it with that step.
+        """Record the report of a refresh before step `step`."""
+        # Recorded under its own step, since a resume repeats both.
         self._pending_refresh = (step + 1, report)
 
     def flush_metrics(self) -> None:
-        """Reads, checks and records the metrics that are still on the device."""
+        """Read, check and record the metrics that are still on the device."""
         if self._pending is not None:
             step, metrics = self._pending
             self._pending = None
@@ -124,7 +124,7 @@ class Progress:
             self._record({f"index/{name}": value for name, value in values.items()}, step)
 
     def _record_step(self, step: int, values: Mapping[str, float]) -> None:
-        # A finite loss can have a gradient that is not, which spoils the state just the same.
+        # A finite loss can have a non-finite gradient, which corrupts the state as well.
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
                 raise FloatingPointError(
@@ -134,14 +134,14 @@ class Progress:
                 )
         if step % self._settings.log_every == 0:
             self._bar.set_postfix(loss=f"{values['loss']:.3f}")
-            # Not a number: what the step has no example of, such as the loss of a language.
+            # NaN marks metrics without examples in the step, such as the loss of a language.
             values = {**values, **self._data.step_values(step - 1)}
             there = {name: value for name, value in values.items() if not math.isnan(value)}
             self._record({f"train/{name}": value for name, value in there.items()}, step)
             self._record_speed(step)
 
     def _dump(self, step: int, values: Mapping[str, float]) -> str:
-        """Writes diagnostics of a step whose loss is not finite; returns where they are."""
+        """Write diagnostics of a step with a non-finite loss; return their path."""
         path = self._folder / f"not_finite_{step}.json"
         if not self._is_writer:
             return ""
@@ -152,7 +152,7 @@ class Progress:
         return f" What its batch was made of is in {path}."
 
     def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
-        """Runs all evaluators and records what they return."""
+        """Run all evaluators and record the metrics that they return."""
         self.flush_metrics()
         values: dict[str, float] = {}
         for evaluator in evaluators:

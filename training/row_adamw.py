@@ -1,9 +1,9 @@
-"""AdamW for a table of which a step touches few rows, equal to dense AdamW on all of them.
+"""Row-wise AdamW for a table of which a step touches few rows, equivalent to dense AdamW.
 
-Adam moves a row also in steps that give it no gradient: its momentum runs out and weight decay goes
-on. Plain lazy (row-sparse) Adam leaves that out and is another optimizer. Here a row is brought up
-to date in closed form when it is next read, so a step costs what its rows cost and the table
-follows `optax.adamw`:
+Adam also moves a row in steps that give it no gradient, by its decaying momentum and by weight
+decay. Lazy (row-sparse) Adam omits that and is a different optimizer. Here pending updates of a row
+are applied in closed form when it is next read, so the cost of a step is proportional to its rows,
+and the table follows `optax.adamw`:
 
     rows = optimizer.read(table, state, ids)                    # before the forward pass
     grads = jax.grad(loss)(rows.values)
@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# The sum over missed steps ends where a step's share of the momentum is below this.
+# The sum over missed steps is truncated where a step's share of the momentum is below this.
 _NEGLIGIBLE = 1e-3
 
 
 class RowAdamWState(NamedTuple):
-    """What `row_adamw` keeps from step to step.
+    """State of `row_adamw`.
 
     Attributes:
       count: scalar int32, steps taken.
@@ -50,7 +50,7 @@ class RowAdamWState(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a table, brought up to date.
+    """Up-to-date rows of a table.
 
     Attributes:
       ids: [R] int32, distinct, in any order; V in unused slots. None: all rows in order, R = V.
@@ -69,7 +69,7 @@ class RowAdamW(NamedTuple):
     """Pure functions made by `row_adamw`; tables are [V, E] float32.
 
     Attributes:
-      init: table -> state of a run that has taken no step.
+      init: table -> initial state.
       read: (table, state, ids or None) -> the rows `ids` as dense AdamW would have them by now.
       update: (gradients [R, E] of the rows, rows, table, state) -> (table, state) one step later.
         `rows` must come from `read` of this table and state. Rows not among them get no gradient.
@@ -89,19 +89,20 @@ def row_adamw(
     eps: float = 1e-8,
     weight_decay: float = 1e-4,
 ) -> RowAdamW:
-    """`optax.adamw` for a table of which a step touches few rows.
+    """Build `optax.adamw` for a table of which a step touches few rows.
 
     A row up to date at step s and next read after step s + d has missed d steps without gradient.
-    Step j = s + i left it m b1^i and v b2^i, and moved it by
+    Step j = s + i leaves it with moments m b1^i and v b2^i, and moves it by
 
       lr_j c_j r^i m / (sqrt(v) + eps_j),   c_j = sqrt(1 - b2^j) / (1 - b1^j),   r = b1 / sqrt(b2),
 
-    with eps_j = eps b2^(-i/2) sqrt(1 - b2^j). With one eps for all steps the sum over them is m
-    and v times a number per row, see `_missed_sums`. Where every row is in every step the result is
-    that of `optax.adamw` up to rounding; else the distance is that of ending the sum at
-    r^i < 0.001, and of the one eps, which is right where either eps or sqrt(v) dominates. Between
-    them it is off by 0.3 % of the movement at most for b1 = 0.9 and b2 of at least 0.98, by some
-    percent in the first ten steps, before sqrt(1 - b2^j) has settled, or where b2 is smaller.
+    with eps_j = eps b2^(-i/2) sqrt(1 - b2^j). With a single eps for all steps their sum is a
+    function of m and v with two scalars per row, see `_missed_sums`. If every row is in every step
+    the result is that of `optax.adamw` up to rounding; otherwise the errors are the truncation of
+    the sum at r^i < 0.001 and the single eps, which is exact where either eps or sqrt(v) dominates.
+    Between these limits the error is at most 0.3 % of the movement for b1 = 0.9 and b2 of at least
+    0.98, and some percent in the first ten steps, before sqrt(1 - b2^j) has settled, or for a
+    smaller b2.
 
     For in-place updates, donate `table` and `state` to a jitted `update`.
 
@@ -110,15 +111,15 @@ def row_adamw(
       b1: decay of the first moment, in [0, 1).
       b2: decay of the second moment, in (0, 1).
       eps: added to the root of the second moment.
-      weight_decay: decoupled; each step multiplies a row by 1 - lr weight_decay, which has to stay
+      weight_decay: decoupled; each step multiplies a row by 1 - lr weight_decay, which must be
         positive.
 
     Returns:
       The optimizer's functions.
 
     Raises:
-      ValueError: a number is out of its range, or b1 / sqrt(b2) is not below 1, which would let
-        missed steps grow.
+      ValueError: a number is out of its range, or b1 / sqrt(b2) is not below 1, so that the terms
+        of missed steps would grow.
     """
     _check(learning_rate, b1, b2, eps, weight_decay)
     ratio = b1 / math.sqrt(b2)
@@ -140,7 +141,7 @@ def row_adamw(
 
 @dataclasses.dataclass(frozen=True)
 class _Adam:
-    """The numbers of `row_adamw`, its schedule, and N, the terms of the sum over missed steps."""
+    """Hyperparameters of `row_adamw`, its schedule, and N, terms of the sum over missed steps."""
 
     schedule: Callable[[jax.Array], Any]
     b1: float
@@ -150,7 +151,7 @@ class _Adam:
     num_terms: int
 
     def learning_rates(self, steps: jax.Array) -> jax.Array:
-        """lr of the steps (1 is the first), float32 of their shape."""
+        """Learning rates of steps counted from 1, float32 of their shape."""
         # Not all schedules take arrays.
         rates = jax.vmap(self.schedule)(steps.reshape(-1) - 1)
         return jnp.asarray(rates, jnp.float32).reshape(steps.shape)
@@ -178,7 +179,7 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
 
     last_step = take(state.last_step)
     if ids is None:
-        # In a run that touches all rows in all steps there is nothing to sum.
+        # If all rows are up to date, as in dense runs, there is nothing to sum.
         speed, speed_if_eps = jax.lax.cond(
             jnp.any(last_step < state.count),
             functools.partial(_missed_sums, adam),
@@ -192,7 +193,7 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
     row_eps = adam.eps * jnp.where(speed_if_eps > 0, speed / speed_if_eps, 1.0)
     decay = jnp.exp(state.log_decay - take(state.last_log_decay))
     values, mean, square = take(table), take(state.first_moment), take(state.second_moment)
-    # Where no step was missed, `speed` is 0 and the factors are 1: the row as it was, exactly.
+    # Without missed steps `speed` is 0 and the factors are 1: the row is unchanged, exactly.
     moved = speed[:, None] * mean / (jnp.sqrt(square) + row_eps[:, None])
     return Rows(
         ids,
@@ -205,16 +206,16 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
 def _missed_sums(
     adam: _Adam, last_step: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """How far its momentum moves a row in the steps it missed, per unit of m / sqrt(v) and m / eps.
+    """Movement of a row by momentum over its missed steps, per unit of m / sqrt(v) and m / eps.
 
     Over the first N missed steps at most, j = s + i,
 
-      A = sum of lr_j d_i r^i sqrt(1 - b2^j) / (1 - b1^j)   where eps is nothing beside sqrt(v)
-      H = sum of lr_j d_i b1^i / (1 - b1^j)                 where sqrt(v) is nothing beside eps
+      A = sum of lr_j d_i r^i sqrt(1 - b2^j) / (1 - b1^j)   where eps is negligible beside sqrt(v)
+      H = sum of lr_j d_i b1^i / (1 - b1^j)                 where sqrt(v) is negligible beside eps
 
-    and m / (sqrt(v) / A + eps / H) is right in both cases. The movement of step j decays only in
-    the steps after it, and all of it will be multiplied by the decay of all missed steps, so d_i,
-    the product of 1 / (1 - lr weight_decay) over the steps up to j, takes that of those back.
+    and m / (sqrt(v) / A + eps / H) is correct in both cases. Weight decay acts on the movement of
+    step j only in later steps, but the caller multiplies the sum by the decay of all missed steps;
+    d_i, the product of 1 / (1 - lr weight_decay) over the steps up to j, compensates for that.
 
     Args:
       last_step: [R] int32, s.
@@ -241,8 +242,8 @@ def _missed_sums(
         root = jnp.sqrt((1 - b2_of_rows * b2_power) / b2_power)
         return speed + rate * root, speed_if_eps + rate, undecay
 
-    # A sum over an array [R, N] would be shorter; XLA holds that array on a CPU, and takes twice as
-    # long. Unrolled, since each turn of a loop is a launch on a GPU.
+    # A sum over an array [R, N] would be shorter; on a CPU XLA materialises that array, and takes
+    # twice as long. Unrolled, since each iteration of a loop is a kernel launch on a GPU.
     zeros = jnp.zeros_like(b1_of_rows)
     init = (zeros, zeros, jnp.ones_like(zeros))
     speed, speed_if_eps, _ = jax.lax.fori_loop(0, adam.num_terms, add, init, unroll=4)
@@ -266,7 +267,7 @@ def _update(
     log_decay = state.log_decay + jnp.log1p(-rate * adam.weight_decay)
 
     def put(array: jax.Array, new: jax.Array) -> jax.Array:
-        """`array` with the rows' places set to `new`, [R, ...] or a scalar."""
+        """Set the rows of `array` to `new`, [R, ...] or a scalar."""
         if rows.ids is None:
             return jnp.broadcast_to(new, array.shape)
         places = _distinct(rows.ids, table.shape[0])
@@ -296,16 +297,16 @@ def _apply_pending_updates(
 
 
 def _distinct(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """`ids` [R] with different ids out of range, V + slot, in place of the V of unused slots.
+    """Replace the V of unused slots in `ids` [R] by distinct ids out of range, V + slot.
 
-    They share one id, which would break the promise of unique indices to a scatter.
+    Equal ids would violate the scatter's assumption of unique indices.
     """
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
     return jnp.where(ids < vocab_size, ids, vocab_size + slots)
 
 
 def _check_table(table: jax.Array) -> None:
-    """Raises ValueError unless the table is [V, E] float32."""
+    """Raise ValueError unless the table is [V, E] float32."""
     if table.ndim != 2 or table.dtype != jnp.float32:
         raise ValueError(
             f"table is {table.dtype}{list(table.shape)}, must be float32 [V, E]; keep the table in "
@@ -316,7 +317,7 @@ def _check_table(table: jax.Array) -> None:
 def _check(
     learning_rate: optax.ScalarOrSchedule, b1: float, b2: float, eps: float, weight_decay: float
 ) -> None:
-    """Raises ValueError where `row_adamw` says so."""
+    """Raise the ValueError of `row_adamw`."""
     if not (0 <= b1 < 1 and 0 < b2 < 1):
         raise ValueError(
             f"b1 is {b1}, b2 {b2}: must be in [0, 1) and (0, 1); change optimizer.beta1, beta2"
@@ -327,7 +328,7 @@ def _check(
             "lower optimizer.beta1 or raise optimizer.beta2"
         )
     if not eps > 0:
-        # Rows without any gradient so far would be 0 / 0.
+        # Rows without any gradient so far would give 0 / 0.
         raise ValueError(f"eps is {eps}, must be above 0; change optimizer.epsilon")
     largest = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
     if weight_decay < 0 or largest * weight_decay >= 1:

@@ -1,4 +1,4 @@
-"""Learning rates by step."""
+"""Learning rate schedules."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ SCHEDULES = ("polynomial", "cosine", "wsd")
 
 
 def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak p, then as `settings.schedule` says.
+    """Build a schedule: linear warm-up to the peak p, then `settings.schedule`.
 
-    The W warm-up steps have p / W, 2 p / W, ..., p. With f = p final_rate_ratio and x the share of
-    the decay that is over, 0 at its start and 1 at the last step:
+    The W warm-up steps have p / W, 2 p / W, ..., p. With f = p final_rate_ratio and x the completed
+    share of the decay, 0 at its start and 1 at the last step:
 
       polynomial   f + (p - f) (1 - x)^decay_power, from the last step of the warm-up on
       cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise
-      wsd          p, and in the last decay_fraction of all steps as polynomial
+      wsd          p, and polynomial in the last decay_fraction of all steps
 
     Cosine decay is Loshchilov and Hutter, "SGDR", ICLR 2017, Eq. 5, without restarts; wsd (warm-up,
     stable, decay) is Hu et al., "MiniCPM", 2024, section 4.
 
     Args:
       settings: `OptimizerSettings`.
-      num_steps: of the whole run.
+      num_steps: number of steps of the whole run.
 
     Returns:
       Steps taken, 0 at the first step -> rate of the step.

@@ -1,4 +1,4 @@
-"""The settings of a run's length, intervals and records."""
+"""Settings of a run's length, intervals and records."""
 
 import dataclasses
 
@@ -13,26 +13,26 @@ class TrainSettings:
     """Lengths and intervals of a run, in steps; the `train` section of a config.
 
     Attributes:
-      num_steps: steps of the whole run.
+      num_steps: number of steps of the whole run.
       batch_size: B, sequences of the global batch.
-      seed: of parameters, masking, dropout and data order.
-      accumulation_steps: parts of a batch, worked on one after the other; 1 for the whole at once.
-        Masks, random tokens and the classes of a sampled softmax are each part's own.
-      batch_warmup_steps: steps in which the parts in use grow from one to all; 0 for all of them
+      seed: random seed of parameters, masking, dropout and data order.
+      accumulation_steps: parts of a batch, processed sequentially; 1 for the whole batch at once.
+        Each part has its own masks, random tokens and classes of a sampled softmax.
+      batch_warmup_steps: steps over which the parts in use grow from one to all; 0 for all parts
         from the first step on.
-      log_every: training metrics are recorded.
-      evaluate_every: evaluators run, as they do at the end.
-      checkpoint_every: the state is saved, as it is at the end.
-      keep_checkpoints: latest checkpoints that stay on disk; with two, a damaged one has one before
-        it to fall back on.
-      keep_every: checkpoints of multiples of it stay as well; 0 for none.
-      tensorboard: whether metrics are written for TensorBoard, too.
-      peak_flops: floating-point operations per second that a device is capable of, to report what
-        share is used; 0 for no such report.
+      log_every: interval of recording training metrics.
+      evaluate_every: interval of running the evaluators, which also run at the end.
+      checkpoint_every: interval of saving the state, which is also saved at the end.
+      keep_checkpoints: number of latest checkpoints kept on disk; with two, there is a fallback for
+        a damaged one.
+      keep_every: checkpoints of multiples of it are kept as well; 0 for none.
+      tensorboard: whether metrics are also written for TensorBoard.
+      peak_flops: peak floating-point operations per second of a device, to report the utilisation;
+        0 for no such report.
       profile_from: steps taken before a profile is recorded.
-      profile_steps: steps of the profile; 0 for none.
-      prng: implementation of random keys, "threefry2x32" or, faster on accelerators and dependent
-        on how arrays are split, "rbg".
+      profile_steps: number of profiled steps; 0 for no profile.
+      prng: implementation of random keys, "threefry2x32", or "rbg", which is faster on accelerators
+        but depends on the sharding of arrays.
     """
 
     num_steps: int

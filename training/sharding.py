@@ -1,4 +1,4 @@
-"""The mesh, and where every array of the state lives on it."""
+"""Device mesh, and the sharding of batches and parameters on it."""
 
 import dataclasses
 import logging
@@ -17,13 +17,13 @@ AXES = ("data", "fsdp", "model")
 
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
-    """The mesh and the rules that lay arrays on it; the `mesh` section of a config.
+    """Mesh and sharding rules; the `mesh` section of a config.
 
     Attributes:
-      data, fsdp, model: devices along each axis; -1, once, for all that are left.
-      vocab_multiple: the embedding table is padded to a multiple of so many rows, so that it splits
-        evenly; a multiple of the devices it is split over.
-      rules: (logical axis, mesh axis or None) pairs; the first that matches counts.
+      data, fsdp, model: devices along each axis; -1, at most once, for all remaining devices.
+      vocab_multiple: the rows of the embedding table are padded to a multiple of it, so that they
+        shard evenly; a multiple of the devices that they are sharded over.
+      rules: (logical axis, mesh axis or None) pairs; the first match applies.
     """
 
     data: int
@@ -33,7 +33,7 @@ class MeshSettings:
     rules: tuple[tuple[str, str | None], ...]
 
     def axes_of(self, name: str) -> tuple[str, ...]:
-        """Mesh axes that a logical axis is split over."""
+        """Mesh axes that a logical axis is sharded over."""
         for logical, axes in self.rules:
             if logical == name:
                 return (axes,) if isinstance(axes, str) else tuple(axes or ())
@@ -41,19 +41,19 @@ class MeshSettings:
 
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of `settings` over `devices`, by default all of them.
+    """Create the mesh of `settings` over `devices`, by default all of them.
 
     Raises:
       ValueError: the axes do not multiply to the number of devices.
     """
     devices = list(devices or jax.devices())
     shape = _mesh_shape(settings, len(devices))
-    # Auto: the compiler propagates shardings, which is what Linen's partitioned modules expect.
+    # Auto: the compiler propagates shardings, as Linen's partitioned modules expect.
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def make_abstract_mesh(settings: MeshSettings, num_devices: int) -> AbstractMesh:
-    """The mesh of `settings` over devices that need not exist, to lay arrays out by.
+    """Create the mesh of `settings` over devices that need not exist, to derive shardings.
 
     Raises:
       ValueError: as `make_mesh`.
@@ -63,7 +63,7 @@ def make_abstract_mesh(settings: MeshSettings, num_devices: int) -> AbstractMesh
 
 
 def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
-    """Devices along each axis, all given."""
+    """Devices along each axis, with -1 resolved."""
     shape = [settings.data, settings.fsdp, settings.model]
     if shape.count(-1) == 1:
         shape[shape.index(-1)] = num_devices // max(math.prod(n for n in shape if n != -1), 1)
@@ -76,17 +76,17 @@ def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Batches are split over their first axis, by data and fsdp."""
+    """Sharding of batches: first axis over data and fsdp."""
     return NamedSharding(mesh, P(("data", "fsdp")))
 
 
 def host_part(mesh: Mesh) -> tuple[int, int]:
-    """Which part of each batch this host feeds: (part, number of equal parts).
+    """Part of each batch that this host feeds: (part, number of equal parts).
 
-    Hosts that hold the same rows, as they do where `model` goes across hosts, feed the same part.
+    Hosts that hold the same examples, as when `model` spans hosts, feed the same part.
 
     Raises:
-      ValueError: two hosts hold some rows in common and others not.
+      ValueError: the examples of two hosts overlap only partly.
     """
     held: dict[int, set[int]] = {}  # shards of a batch, by host
     for shard, devices in enumerate(mesh.devices.reshape(-1, mesh.shape["model"])):
@@ -102,18 +102,18 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
 
 
 def split(batch: np.ndarray, mesh: Mesh) -> jax.Array:
-    """A batch that every host holds, split over the devices like one of training."""
+    """Shard a batch that every host holds over the devices, like a training batch."""
     layout = batch_sharding(mesh)
     return jax.make_array_from_callback(batch.shape, layout, lambda index: batch[index])
 
 
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Into how many parts the devices split a batch."""
+    """Number of parts into which the devices split a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the mesh in context while it is traced; models lay out activations by it."""
+    """Wrap `function` so that it is traced with the mesh in context, for sharding constraints."""
 
     def on_mesh(*args):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -123,12 +123,12 @@ def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callab
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """Sharding of arrays replicated on every device."""
     return NamedSharding(mesh, P())
 
 
 def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSettings):
-    """Shardings of parameters that carry logical axis names, as the rules say.
+    """Shardings of parameters by the rules for their logical axis names.
 
     Args:
       boxed_params: parameters (or their shapes) boxed by `nn.with_logical_partitioning`.
@@ -140,7 +140,7 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
 
 
 def placed(arrays, abstract):
-    """Arrays that every host holds, on the devices that `abstract` lays them on."""
+    """Place arrays that every host holds on the devices, with the shardings of `abstract`."""
     return jax.tree.map(
         lambda array, like: jax.make_array_from_callback(
             like.shape, like.sharding, lambda index: np.asarray(array, like.dtype)[index]
@@ -151,7 +151,7 @@ def placed(arrays, abstract):
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:
-    """`vocab_size` rounded up, so that the table splits evenly over any mesh axis in use."""
+    """Round `vocab_size` up, so that the table shards evenly over any mesh axis in use."""
     padded = -(-vocab_size // multiple) * multiple
     if padded != vocab_size:
         logging.info("vocabulary of %d padded to %d rows", vocab_size, padded)

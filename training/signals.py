@@ -1,4 +1,4 @@
-"""Being asked to stop: a run ends after the step in flight instead of in the middle of it."""
+"""Graceful stop on a signal: a run ends after the step in flight."""
 
 import logging
 import signal
@@ -7,13 +7,13 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# The status of a run that was asked to stop, saved its state and wants to be started again: what
-# sysexits.h calls a temporary failure, and neither that of an error nor that of a kill.
+# Exit status of a run that was asked to stop, saved its state and should be restarted: a temporary
+# failure by sysexits.h, distinct from the status of an error or a kill.
 EXIT_STOPPED = 75
 
 
 class Stopped(Exception):
-    """The run was asked to stop; its state is saved.
+    """Graceful stop of a run, with its state saved.
 
     Attributes:
       step: steps taken.
@@ -25,11 +25,11 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Remembers that SIGTERM or Ctrl-C asked the run to stop; a context manager.
+    """Flag set by SIGTERM or Ctrl-C; a context manager.
 
-    A second Ctrl-C ends the program at once, a second SIGTERM changes nothing. On several hosts,
-    which must all stop after the same step, JAX listens for SIGTERM on each and has them agree; a
-    Ctrl-C there ends the program at once.
+    A second Ctrl-C ends the program at once, a second SIGTERM has no effect. Several hosts must
+    stop after the same step: JAX handles SIGTERM on each host and synchronises them, and a Ctrl-C
+    ends the program at once.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __call__(self, step: int) -> bool:
-        """Whether to stop now, after `step` steps; to be asked after every step."""
+        """Return whether to stop now, after `step` steps; call it after every step."""
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._requested

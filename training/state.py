@@ -1,4 +1,4 @@
-"""The state of a run: all that a checkpoint holds, in one donated pytree."""
+"""State of a run: the content of a checkpoint, in one donated pytree."""
 
 import dataclasses
 from typing import Any
@@ -7,23 +7,23 @@ import jax
 
 from objectives.objective import Extra
 
-# Implementations of random keys, by the number of words in a key.
+# Number of words in a key, by implementation of random keys.
 PRNGS = {"threefry2x32": 2, "rbg": 4}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What one step reads and the next one needs.
+    """State that a step reads and updates.
 
     Attributes:
       step: scalar int32, steps taken.
       params: the objective's parameters.
-      opt_state: the optimizer's.
-      key_data: uint32, the root random key; every step folds its number into it, so no key is
-        ever advanced.
-      extra: what the objective has learned besides parameters, such as a neighbour index. Without
-        it a resume would not be exact.
+      opt_state: the optimizer's state.
+      key_data: uint32, the root random key; every step folds its number into it, so the root key
+        never changes.
+      extra: the objective's learned state besides parameters, such as a neighbour index. An exact
+        resume requires it.
     """
 
     step: jax.Array
@@ -34,6 +34,6 @@ class TrainState:
 
     @property
     def root_key(self) -> jax.Array:
-        """The root random key."""
+        """Root random key."""
         implementation = {words: name for name, words in PRNGS.items()}[self.key_data.size]
         return jax.random.wrap_key_data(self.key_data, impl=implementation)

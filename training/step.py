@@ -1,4 +1,4 @@
-"""One step of training, and the compiled functions of a run around it."""
+"""Training step, and the compiled functions of a run."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
 from training.state import TrainState
 
-# Streams of random keys under the root key. Their numbers are part of the record of a run.
+# Streams of random keys under the root key. Changing these numbers changes all results.
 _INIT_STREAM, _TRAIN_STREAM = 0, 1
 
 
@@ -30,13 +30,13 @@ def train_step(
     state: TrainState,
     batch: Batch,
 ) -> tuple[TrainState, LossAndMetrics]:
-    """Takes one step: plan, gather the touched table rows, differentiate, update.
+    """Take one step: plan, gather the touched table rows, differentiate, update.
 
     Args:
       objective: of this step, see `Objective.at_step`.
       optimizer: see `make_optimizer`.
-      accumulation: into how many parts the batch is cut.
-      state: consumed where this is compiled by `make_train_functions`.
+      accumulation: number of parts of the batch.
+      state: donated when compiled by `make_train_functions`.
       batch: the whole batch of the step.
 
     Returns:
@@ -44,7 +44,7 @@ def train_step(
     """
     key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
     if accumulation.steps > 1:
-        # All rows: each part touches others.
+        # All rows, since each part touches different ones.
         params, held = optimizer.read(state.params, state.opt_state, {})
         grads, metrics, extra = accumulate(
             objective, params, state.extra, batch, key, state.step, accumulation
@@ -73,11 +73,11 @@ def train_step(
 
 
 def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str, jax.Array]]:
-    """All parameters and the touched rows, of what a step differentiates by.
+    """Separate the differentiated tree into all parameters and the touched rows.
 
     Args:
       trained: parameters with the touched rows [R, E] in place of their tables.
-      params: parameters with these tables.
+      params: parameters with the tables.
       touched: ids by table.
     """
     rows = {path: get_table(trained, path) for path in touched}
@@ -89,33 +89,32 @@ def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str
 def refresh(
     objective: Objective, optimizer: Optimizer, names: tuple[str, ...], state: TrainState
 ) -> tuple[TrainState, LossAndMetrics]:
-    """Renews the parts `names` of the extra state from parameters that are all up to date."""
+    """Refresh the parts `names` of the extra state from parameters that are all up to date."""
     state = apply_pending_updates(optimizer, state)
     extra, report = objective.refresh(state.params, state.extra, names, state.step)
     return dataclasses.replace(state, extra=extra), report
 
 
 def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState:
-    """The state with every table row up to date, for others to read."""
+    """Bring every table row of the state up to date, for other readers."""
     params, opt_state = optimizer.apply_pending_updates(state.params, state.opt_state)
     return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainFunctions:
-    """A run's compiled functions and the layout of its state; made by `make_train_functions`.
+    """Compiled functions of a run and the sharding of its state; see `make_train_functions`.
 
     Attributes:
-      objective: what is learned.
-      mesh: where it runs.
-      init: seed -> the first state, sharded from the start.
-      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); the state given
-        is consumed.
-      refresh: (names, state) -> (state with these parts of the extra state renewed, a report); the
-        state given is consumed.
-      apply_pending_updates: state -> state whose parameters are all up to date; the state given is
-        consumed.
-      abstract_state: shapes, types and shardings of the state, for restoring.
+      objective: the objective.
+      mesh: the device mesh.
+      init: seed -> initial state, created sharded.
+      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); donates the
+        state.
+      refresh: (names, state) -> (state with these parts of the extra state refreshed, report);
+        donates the state.
+      apply_pending_updates: state -> state with all parameters up to date; donates the state.
+      abstract_state: shapes, dtypes and shardings of the state, for restoring.
     """
 
     objective: Objective
@@ -137,21 +136,21 @@ def make_train_functions(
     accumulation: Accumulation = WHOLE_BATCHES,
     prng: str = "threefry2x32",
 ) -> TrainFunctions:
-    """Compiles (lazily) the functions of a training run.
+    """Compile (lazily) the functions of a training run.
 
     Args:
-      objective: what is learned.
-      optimizer_settings: how.
-      mesh_settings: rules that lay parameters on the mesh.
-      mesh: the mesh; of an abstract one the state's layout is all that can be had.
+      objective: the objective.
+      optimizer_settings: settings of the optimizer.
+      mesh_settings: sharding rules of the parameters.
+      mesh: the mesh; an abstract one gives the state's shardings only.
       num_steps: length of the learning rate schedule.
-      accumulation: into how many parts a batch is cut.
+      accumulation: number of parts of a batch.
       prng: implementation of random keys, see `training.state.PRNGS`.
     """
     optimizer = make_optimizer(optimizer_settings, num_steps, objective.tables)
 
     def boxed_state(seed: jax.Array) -> TrainState:
-        """The first state, parameters boxed with the names of their axes."""
+        """Initial state, with parameters boxed with their logical axis names."""
         root = jax.random.key(seed, impl=prng)
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
@@ -170,7 +169,7 @@ def make_train_functions(
         nn.unbox(boxed),
         shardings,
     )
-    metrics = sharding.replicated(mesh)  # every host reads them
+    metrics = sharding.replicated(mesh)  # since every host reads them
 
     def compiled(function: Callable, **options: Any) -> Any:
         return jax.jit(sharding.traced_on(mesh, function), **options)
