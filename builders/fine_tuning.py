@@ -120,7 +120,7 @@ def train_functions(
 def initial_params(
     fine_tuning: FineTuning, pretrained: Pretrained, seed: int, *, random: bool
 ) -> Callable[[], Any] | None:
-    """What makes the first parameters: the encoder's, and a random head; None for all random."""
+    """Initialiser of the parameters: the encoder's and a random head; None for all random."""
     if random:
         return None
 
@@ -147,7 +147,7 @@ def training_data(
 def predictor(
     config: ConfigDict, fine_tuning: FineTuning, pad: int, mesh: Mesh | None
 ) -> Predictor:
-    """What puts out scores for features."""
+    """Predictor of scores for features."""
     return Predictor(
         fine_tuning,
         batch_size=config.evaluation.batch_size,
@@ -158,7 +158,7 @@ def predictor(
 
 
 def run_metadata(config: ConfigDict) -> dict[str, Any]:
-    """What a run's results begin with: what was run."""
+    """Metadata of a run, with which its results begin."""
     options = task_settings(config)
     name = config.model_name or pathlib.Path(config.init_from).name
     is_transfer = tuple(options.train_languages) == ("en",)
@@ -184,7 +184,7 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
 
 
 def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, Any]:
-    """What is kept with the parameters, so that they can be used again."""
+    """Notes kept with the parameters: the encoder's settings and the tokenizer's hash."""
     return {
         "encoder": dataclasses.asdict(fine_tuning.encoder.settings),
         "tokenizer": tokenizer_hash(pretrained.tokenizer),
@@ -192,7 +192,7 @@ def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, An
 
 
 def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
-    """How many times as many tokens evaluation would have with rows of `task.max_length`."""
+    """Tokens of evaluation padded to `task.max_length`, as a multiple of those padded to buckets."""
     options, size = task_settings(config), config.evaluation.batch_size
     rows = [feature for one in data for feature in one.features]
     return padding_ratio(rows, size, options.lengths, options.max_length)
@@ -201,7 +201,7 @@ def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
 def sentence_encoder(
     config: ConfigDict, pretrained: Pretrained, tokenizer: Tokenizer
 ) -> SentenceEncoder:
-    """What makes vectors of sentences.
+    """Encoder of sentences as vectors.
 
     Raises:
       ValueError: the encoder has no such layer, or sentences are longer than its positions.

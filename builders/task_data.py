@@ -84,7 +84,7 @@ class TaskSettings:
         return Answering(self.max_answer_length, self.n_best)
 
     def patterns(self, split: str, language: str = "en") -> tuple[str, ...]:
-        """Where a split of a language is.
+        """Source of a split of a language.
 
         Raises:
           ValueError: tensorflow-datasets, which is asked for, does not have it.

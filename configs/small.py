@@ -1,4 +1,4 @@
-"""What small encoders share: two layers of 128 that learn from context within some hundred steps.
+"""Keys of small encoders: two layers of 128 that learn from context within some hundred steps.
 
 Learned positions keep an encoder of this size at the unigram level for thousands of steps; a gated
 bias by distance that starts with slopes, and Muon for the layers' matrices, do not

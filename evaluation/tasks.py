@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of a task's examples, and how right it is."""
+"""Decisions of a fine-tuned model on a task's examples, and their scores."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ class TaskData:
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """How answers are read off the scores of spans.
+    """Options of reading answers off the scores of spans.
 
     Attributes:
       max_answer_length: tokens of an answer.
@@ -49,7 +49,7 @@ class Answering:
 
 
 class Predictor:
-    """What a model puts out for features: batches of similar lengths, one transfer at the end."""
+    """Outputs of a model for features: batches of similar lengths, one transfer at the end."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ def in_order(
     layout: BatchLayout,
     run: Callable[[dict[str, Any]], jax.Array],
 ) -> list[np.ndarray]:
-    """What `run` gives for each feature, in their order; all of it leaves the devices at once.
+    """Outputs of `run` for each feature, in their order; all leave the devices at once.
 
     Args:
       batches: of `length_batches`.
@@ -108,7 +108,7 @@ def in_order(
 def decide(
     task: Task, data: TaskData, outputs: Sequence[np.ndarray], answering: Answering
 ) -> list[Any]:
-    """What the outputs say of each example.
+    """Decide on each example by its outputs.
 
     Returns:
       An index into `task.labels`, a score, a tuple of such indices (one a word), or

@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def languages(self) -> list[str]:
-        """Those with scores; English first."""
+        """Languages with scores; English first."""
         return all_languages(self.runs)
 
     @property
@@ -104,7 +104,7 @@ class Variant:
 
 
 def label(model: str, setting: str) -> str:
-    """What a table calls a model's runs in a setting."""
+    """Label of a model's runs in a setting."""
     return model if setting == "zero_shot" else f"{model} ({SETTINGS.get(setting, setting)})"
 
 
@@ -232,7 +232,7 @@ _FIELDS: dict[str, type] = {
 
 
 def _problem(found: Any) -> str:
-    """What is wrong with results; empty if nothing is."""
+    """Faults of results; empty if there are none."""
     if not isinstance(found, dict):
         return "not an object"
     for name, kind in _FIELDS.items():

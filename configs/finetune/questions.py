@@ -1,4 +1,4 @@
-"""What the configs of extractive question answering have in common.
+"""Keys that all configs of extractive question answering share.
 
 Windows of 384 tokens that begin every 128, and questions of 64, as in XTREME. An encoder with fewer
 positions wants fewer: --config.task.max_length=128 --config.task.stride=64

@@ -202,7 +202,7 @@ def _scores(
 
 
 def _answers(answers: Sequence[str]) -> list[str]:
-    """Those of which normalisation leaves something: the others are no answers to SQuAD 2.0."""
+    """Answers that normalisation does not empty: SQuAD 2.0 counts no others."""
     return [answer for answer in answers if normalize_squad(answer)]
 
 
@@ -236,7 +236,7 @@ _NOTHING = Span("", 0, NO_SPAN)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What the windows of one question say.
+    """Scores of the windows of one question.
 
     Attributes:
       spans: different texts, best first; empty if no span is allowed.

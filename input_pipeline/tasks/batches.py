@@ -79,7 +79,7 @@ class FeatureStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """What the batch of `step` is made of: the number of each feature."""
+        """Numbers of the features in the batch of `step`."""
         return [("feature", int(row)) for row in self._rows(step)]
 
     def _rows(self, step: int) -> np.ndarray:

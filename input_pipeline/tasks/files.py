@@ -67,7 +67,7 @@ def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def spellings(language: str, language_codes: Mapping[str, str]) -> tuple[str, ...]:
-    """What file names may call a language: its own code, and the others of `language_codes`.
+    """Codes of a language in file names: its own, and the others of `language_codes`.
 
     Args:
       language: the code in this project.

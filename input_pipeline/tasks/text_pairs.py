@@ -22,7 +22,7 @@ _MAX_BROKEN = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """Where the cells of a file are: place of text, second text, label and language."""
+    """Column numbers of a file: of the text, the second text, the label and the language."""
 
     width: int
     text: int
