@@ -192,7 +192,7 @@ def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, An
 
 
 def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
-    """Tokens of evaluation padded to `task.max_length`, as a multiple of those padded to buckets."""
+    """Ratio of evaluated tokens padded to `task.max_length` to those padded to buckets."""
     options, size = task_settings(config), config.evaluation.batch_size
     rows = [feature for one in data for feature in one.features]
     return padding_ratio(rows, size, options.lengths, options.max_length)
