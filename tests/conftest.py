@@ -1,14 +1,24 @@
 """Every test sees eight CPU devices, and implicit rank promotion is an error."""
 
 import atexit
+import gc
 import os
 import tempfile
 
-# Read when JAX starts its backend, so before anything imports it. Flags of the caller win.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get(
-    "XLA_FLAGS", ""
+# Read when JAX starts its backend, so before anything imports it. Flags of the caller win. Most
+# programs run once here, so what optimising them would take is more than it would save. Processes
+# that tests start inherit all of it.
+os.environ["XLA_FLAGS"] = " ".join(
+    (
+        "--xla_force_host_platform_device_count=8",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        os.environ.get("XLA_FLAGS", ""),
+    )
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # A program that several tests compile is compiled once, for all processes of the session.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="compiled-")
@@ -21,8 +31,9 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most programs run once here, so what optimising them would take is more than it would save.
-jax.config.update("jax_disable_most_optimizations", True)
+# Tracing makes many objects that stay, which the collector would go through again and again.
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,5 @@
 """The whole job by its entry points, each in a process of its own: stopped, repeated, misused."""
 
-import os
 import pathlib
 import shutil
 import signal
@@ -10,6 +9,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from tests import processes
 from training.metrics import read_metrics
 from training.signals import EXIT_STOPPED
 
@@ -50,14 +50,6 @@ class EndToEndTest(parameterized.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         temporary = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.environment = {
-            **os.environ,
-            "XLA_FLAGS": "",  # one device
-            # The same program is compiled once for all processes.
-            "JAX_COMPILATION_CACHE_DIR": str(temporary / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        }
         cls.workdir = temporary / "work"
         case = cls()
         cls.finished = {stage: case.succeed(f"{stage}.py", cls.workdir) for stage in STAGES}
@@ -68,7 +60,7 @@ class EndToEndTest(parameterized.TestCase):
         return subprocess.run(
             [sys.executable, *command, *CONFIG, *overrides, f"--workdir={workdir}"],
             cwd=ROOT,
-            env=self.environment,
+            env=processes.environment(),
             capture_output=True,
             text=True,
         )

@@ -1,7 +1,6 @@
 """Predictions on a user's own files: each kind of line, chunks, and runs that do not fit."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from builders import prediction, task_data
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks
+from tests import processes, tiny_tasks
 from vocap import merge
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -162,9 +161,12 @@ class EntryPointTest(absltest.TestCase):
             (self.folder / name).write_text(text)
 
     def run_python(self, *command: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         return subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=processes.environment(),
+            capture_output=True,
+            text=True,
         )
 
     def test_a_run_its_table_and_predictions(self):

@@ -1,5 +1,4 @@
 import importlib
-import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from common import artifacts
 from configs import sampling_quality as sampling_quality_config
 from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
 from studies.sampling_settings import Setting
+from tests import processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -345,15 +345,9 @@ class MiniatureTest(absltest.TestCase):
             "--config.train.num_steps=4",
             *("--settings=knn", "--seeds=3", "--turns=1", "--tasks=", f"--workdir={workdir}"),
         ]
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": "",  # one device
-            # What several processes need is compiled once.
-            "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        }
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        result = subprocess.run(
+            command, cwd=ROOT, env=processes.environment(), capture_output=True, text=True
+        )
         logs = "".join(path.read_text() for path in workdir.rglob("log.txt"))
         self.assertEqual(result.returncode, 0, result.stderr + logs)
         found = artifacts.read_json(workdir / "runs" / "knn" / "seed3" / "record.json")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import os
 import pathlib
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from interop import model_folder, vocabulary
 from models.encoder import Encoder, EncoderSettings
+from tests import processes
 from training.checkpoint import Checkpoints
 from training.loop import train
 from training.sharding import MeshSettings, make_mesh
@@ -47,7 +47,7 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command, *flags],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=processes.environment(),
         capture_output=True,
         text=True,
     )

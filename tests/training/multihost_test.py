@@ -1,7 +1,7 @@
 """Two hosts with four devices each against one host with eight: the same run, on either."""
 
 import contextlib
-import os
+import math
 import pathlib
 import socket
 import subprocess
@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 
+from tests import processes
 from tests.training import program_test
 from tests.training.multihost_worker import HALF, VARIANT, WHOLE, train_to
 from training.metrics import read_metrics
@@ -33,11 +34,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def hosts(folder: pathlib.Path) -> Iterator[None]:
     """Runs the worker on all hosts meanwhile; where one fails or hangs, shows what all said."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={np.prod(AXES) // NUM_HOSTS}",
-        "JAX_PLATFORMS": "cpu",
-    }
+    environment = processes.environment(math.prod(AXES) // NUM_HOSTS)
     address, axes = f"localhost:{free_port()}", ",".join(map(str, AXES))
     logs = [folder / f"host_{host}.log" for host in range(NUM_HOSTS)]
     with contextlib.ExitStack() as stack:

@@ -43,7 +43,6 @@ def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, da
 
 def main(address: str, num_hosts: str, host: str, folder: str, axes: str) -> None:
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, int(num_hosts), int(host), initialization_timeout=60)
     functions = program_test.functions(VARIANT, tuple(int(size) for size in axes.split(",")))
