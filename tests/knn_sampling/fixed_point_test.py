@@ -35,25 +35,33 @@ def fixed_point(layer: OutputLayer, neighbours: jax.Array) -> jax.Array:
         else None
     )
 
-    def loss(bias, key):
+    weights = jnp.ones((1, W))
+
+    def draw(key):
         targets = jax.random.categorical(key, jnp.log(STATISTICS.probabilities), shape=(1, W))
-        weights = jnp.ones((1, W))
-        sample = layer.sample(key, targets, weights, STATISTICS, index)
+        return targets, layer.sample(key, targets, weights, STATISTICS, index)
+
+    def loss(bias, targets, sample):
         hidden, table = jnp.zeros((1, W, 2)), jnp.zeros((V, 2))
         return layer.loss(hidden, targets, weights, table, bias, sample).mean()
 
-    keys = jax.random.split(jax.random.key(1), BATCHES)
-    gradient = jax.grad(lambda bias: jax.vmap(loss, (None, 0))(bias, keys).mean())
     adam = optax.adam(optax.cosine_decay_schedule(0.2, 200))
 
-    def step(carry, _):
-        bias, state = carry
-        updates, state = adam.update(gradient(bias), state)
-        return (bias + updates, state), None
+    @jax.jit
+    def descend():
+        # What is drawn does not depend on the bias: once for all steps.
+        batches = jax.vmap(draw)(jax.random.split(jax.random.key(1), BATCHES))
+        gradient = jax.grad(lambda bias: jax.vmap(loss, (None, 0, 0))(bias, *batches).mean())
 
-    start = jnp.zeros(V)
-    (bias, _), _ = jax.jit(lambda x: jax.lax.scan(step, x, length=200))((start, adam.init(start)))
-    return jax.nn.log_softmax(bias)
+        def step(carry, _):
+            bias, state = carry
+            updates, state = adam.update(gradient(bias), state)
+            return (bias + updates, state), None
+
+        start = jnp.zeros(V)
+        return jax.lax.scan(step, (start, adam.init(start)), length=200)[0][0]
+
+    return jax.nn.log_softmax(descend())
 
 
 def divergence(log_q: jax.Array) -> float:
