@@ -1,5 +1,6 @@
 """Cross-lingual contrast: against plain loops, and what it does not depend on."""
 
+import functools
 import math
 
 import jax
@@ -103,11 +104,14 @@ class SentenceContrastTest(absltest.TestCase):
         segments, positions = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
         pairs = {"tokens": jnp.asarray(tokens), "segments": segments, "positions": positions}
 
-        plan, _ = objective.plan({}, Batch(pairs, SEPARATE_PAIRS), key, jnp.int32(0))
+        def planned(objective, batch: Batch):
+            return jax.jit(lambda: objective.plan({}, batch, key, jnp.int32(0))[0])()
+
+        plan = planned(objective, Batch(pairs, SEPARATE_PAIRS))
         found, observed = jax.jit(objective.loss)(params, {}, plan, None)
         self.assertIsNone(observed)
         packed = factories.masked_lm(full)
-        alike, _ = packed.plan({}, Batch({"tokens": pairs["tokens"]}, PACKED), key, jnp.int32(0))
+        alike = planned(packed, Batch({"tokens": pairs["tokens"]}, PACKED))
         expected = jax.jit(packed.loss)(params, {}, alike, None)[0]["loss"]
         np.testing.assert_allclose(found["separate_mlm_loss"], expected, rtol=1e-6)
 
@@ -125,15 +129,13 @@ class SentenceContrastTest(absltest.TestCase):
     @staticmethod
     def alone(params, sentences: jax.Array) -> jax.Array:
         """Mean state of each sentence's text, of a batch of those sentences and nothing else."""
-        states = factories.masked_lm().encoder.apply(
-            {"params": params},
-            sentences,
-            (sentences != PAD).astype(jnp.int32),
-            jnp.broadcast_to(jnp.arange(sentences.shape[1]), sentences.shape),
-            deterministic=True,
-            method="encode",
+        encode = functools.partial(
+            factories.masked_lm().encoder.apply, deterministic=True, method="encode"
         )
         is_text = ~np.isin(sentences, SPECIAL)
+        places = np.broadcast_to(np.arange(sentences.shape[1]), sentences.shape)
+        segments = np.asarray(sentences != PAD, np.int32)
+        states = np.asarray(jax.jit(encode)({"params": params}, sentences, segments, places))
         return jnp.stack([states[i][row].mean(axis=0) for i, row in enumerate(is_text)])
 
     def test_phases_and_the_index_are_those_of_its_masked_lm(self):
