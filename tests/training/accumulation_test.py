@@ -121,6 +121,13 @@ def run(functions: TrainFunctions, num_steps: int = 3):
     return state.params, metrics, state.extra
 
 
+@functools.cache
+def on_one_device(accumulation: Accumulation, of: type[Lookup] = Lookup, **changes):
+    """What `run` gives, and the parameters before it."""
+    functions = functions_of(of(**changes), accumulation)
+    return jax.device_get((*run(functions), functions.init(np.int32(0)).params))
+
+
 class AccumulationTest(parameterized.TestCase):
     def assert_equal(self, found, expected):
         jax.tree.map(
@@ -136,14 +143,13 @@ class AccumulationTest(parameterized.TestCase):
     )
     def test_parts_are_the_whole(self, num_parts, by_rows, embedding_update):
         objective = Lookup(draws=False, by_rows=by_rows)
-        expected = run(functions_of(objective))
+        *expected, first = on_one_device(WHOLE_BATCHES, draws=False, by_rows=by_rows)
         found = run(
             functions_of(objective, Accumulation(num_parts, 0), embedding_update=embedding_update)
         )
         self.assert_equal(found, expected)
         self.assertEqual([m["batch_rows"] for m in found[1]], [B] * 3)
         self.assertEqual((expected[2]["seen"], found[2]["seen"]), (3, 3 * num_parts))
-        first = functions_of(objective).init(np.int32(0)).params
         for name, change in jax.tree.map(lambda a, b: np.abs(a - b).max(), found[0], first).items():
             self.assertGreater(change, 0.01, name)
 
@@ -155,7 +161,7 @@ class AccumulationTest(parameterized.TestCase):
     )
     def test_devices_do_not_change_it(self, of, axes, warmup_steps, embedding_update):
         objective, accumulation = of(draws=True), Accumulation(2, warmup_steps)
-        expected = run(functions_of(objective, accumulation))
+        expected = on_one_device(accumulation, of, draws=True)
         found = run(functions_of(objective, accumulation, axes, embedding_update))
         self.assert_equal(found, expected)
         np.testing.assert_allclose(found[2]["last"], expected[2]["last"], rtol=1e-5)
@@ -183,24 +189,30 @@ class AccumulationTest(parameterized.TestCase):
         params, arrays = objective.init(key), arrays_of(5)
         extra = objective.init_extra()
         # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
-        grads, metrics, extra = accumulate(
-            objective, params, extra, Batch(arrays, "lookups"), key, jnp.int32(used - 1),
-            Accumulation(4, 4),
-        )  # fmt: skip
+        accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
+        grads, metrics, extra = jax.jit(accumulated)(
+            params, extra, Batch(arrays, "lookups"), key, jnp.int32(used - 1)
+        )
         total, weight, drawn = jax.tree.map(jnp.zeros_like, params), 0.0, []
+
+        @jax.jit
+        def of_part(arrays, part_key):
+            plan, touched = objective.plan({}, Batch(arrays, "lookups"), part_key, step)
+
+            def loss(params):
+                rows = params["table"].at[touched["table"]].get(mode="fill", fill_value=0)
+                found = objective.loss(params, {"table": rows}, plan, key)[0]
+                return found["loss"][0], found
+
+            return jax.grad(loss, has_aux=True)(params)
+
         for number in range(used):
-            part = Batch({name: array[number::4] for name, array in arrays.items()}, "lookups")
-            part_key = jax.random.fold_in(key, number)
-            plan, touched = objective.plan({}, part, part_key, step)
-
-            def loss(params, plan=plan, ids=touched["table"]):
-                rows = params["table"].at[ids].get(mode="fill", fill_value=0)
-                return objective.loss(params, {"table": rows}, plan, key)[0]["loss"]
-
-            total = jax.tree.map(jnp.add, total, jax.grad(lambda p: loss(p)[0])(params))
-            weight += loss(params)[1]
-            last = loss(params)[0]
-            drawn.append(float(objective.loss(params, {}, plan, key)[0]["drawn"][0]))
+            part = {name: array[number::4] for name, array in arrays.items()}
+            of_this, found = of_part(part, jax.random.fold_in(key, number))
+            total = jax.tree.map(jnp.add, total, of_this)
+            last, part_weight = found["loss"]
+            weight += part_weight
+            drawn.append(float(found["drawn"][0]))
         self.assertEqual(metrics["loss"][1], weight)
         self.assertEqual(metrics["drawn"], (sum(drawn), used))
         self.assertEqual(extra["seen"], used)
