@@ -1,6 +1,5 @@
 """The commands of README.md, as printed, in miniature."""
 
-import os
 import pathlib
 import re
 import shlex
@@ -12,6 +11,7 @@ import tempfile
 from absl.testing import absltest
 
 from benchmarks import recording_data
+from tests import processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,14 +55,8 @@ class ReadmeTest(absltest.TestCase):
             shutil.copy(ROOT / "corpus" / f"{name}.txt", own)
         recording_data.write_tasks(folder / "data")
         (folder / "mine.txt").write_text("the dog sees\n", encoding="utf-8")
-        environment = {
-            **os.environ,
-            "PYTHON": sys.executable,  # or the scripts would make an environment
-            "XLA_FLAGS": "",
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        }
+        # The scripts would make an environment otherwise.
+        environment = {**processes.environment(), "PYTHON": sys.executable}
         places = {
             r"\bTEXT\b": own, r"\bDIR\b": own, r"\bDATA\b": folder / "data",
             r"(?<![\w/])(runs/|mine\.txt|tags\.jsonl)": f"{folder}/\\1",
