@@ -36,6 +36,20 @@ gc.freeze()
 gc.set_threshold(50_000, 20, 100)
 
 
+# Files that take minutes, or one test of them does.
+_LONG = (
+    "program_test", "end_to_end_test", "readme_test", "devices_test", "sampling_quality_test",
+    "multihost_test", "builders_test", "models_test", "finetune_test", "fixed_point_test",
+    "step_test", "encoder_test", "layout_test", "learning_test", "example_axes_test",
+    "masked_lm_test", "own_objective_test", "fused_attention_test",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the long files, or one process would end alone with one of them."""
+    items.sort(key=lambda item: _LONG.index(item.path.stem) if item.path.stem in _LONG else 99)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _drop_compiled_programs():
     """Unload the programs of a module.
