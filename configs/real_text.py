@@ -14,9 +14,10 @@ out. Another collection needs other folder names only.
 For the same run with the full softmax: --config.output_layer.kind=full and another --workdir
 that shares `vocab` and `rows`.
 
-Hardware: 2 CPU cores; the vocabulary takes a minute, training 17 minutes on one core. Expect an
-exact held-out loss of 4.76 nats a token, 1.6 below the unigram distribution's 6.38, and NTREX
-translations found in 29 % of cases, chance 0.5 % (one run; docs/results.md).
+Hardware: 2 CPU cores; the vocabulary takes a minute, training 10 minutes with a simulated device
+for each core (scripts/quickstart.sh). Expect an exact held-out loss of 4.56 to 4.58 nats a token,
+1.7 below the unigram distribution's 6.25, and NTREX translations found in 27 to 31 % of cases,
+chance 0.5 %: three seeds, docs/results.md.
 `configs/real_text.py:runlocal` is the same on the embedded corpus in miniature.
 """
 
