@@ -15,14 +15,12 @@ configs/real_text.py:DATA.
 """
 
 import functools
-import os
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from common import artifacts, entry_point
 from studies import runs
@@ -61,10 +59,7 @@ def train(name: str, seed: int, workdir: pathlib.Path, *, pin: bool) -> bool:
     folder = run_folder(workdir, name, seed)
     if (folder / "report" / "results.json").exists():
         return False
-    folder.mkdir(parents=True, exist_ok=True)
-    for shared in ("vocab", "rows"):
-        if not (folder / shared).is_symlink():
-            (folder / shared).symlink_to(os.path.relpath(workdir / shared, folder))
+    runs.share_data(workdir, folder)
     change = {**CHANGES[name][1], "train.seed": seed}
     for script in ("train.py", "evaluate.py"):
         runs.call(
@@ -149,17 +144,6 @@ def _cells(some: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> list[str]:
     return cells
 
 
-def define_flags() -> None:
-    """Define the command's flags, here since tests import several commands."""
-    config_flags.DEFINE_config_file("config", None, "Of all runs.")
-    flags.DEFINE_string("workdir", None, "Where results go.")
-    flags.DEFINE_list("changes", list(CHANGES), "Lines to run.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Of parameters, masks and order of the data.")
-    flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
-    flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
-    flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
-
-
 def main(_) -> None:
     given = flags.FLAGS
     workdir, seeds = pathlib.Path(given.workdir), [int(seed) for seed in given.seeds]
@@ -172,5 +156,6 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
+    runs.define_flags("Of all runs.", "Of parameters, masks and order of the data.")
+    flags.DEFINE_list("changes", list(CHANGES), "Lines to run.")
     entry_point.run(main)

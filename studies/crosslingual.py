@@ -22,14 +22,13 @@ Hardware: 2 CPU cores, some two hours; --workers=1 --nopin on an accelerator.
 
 import dataclasses
 import functools
-import os
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from common import artifacts, entry_point
 from studies import runs
@@ -43,6 +42,7 @@ TASKS = {
     "wikiann": ("NER, F1", "wikiann_ner/dev/{}.tsv.xz", 3.0),
 }
 _TATOEBA = "tatoeba_retrieval/{}-en.tsv.xz"
+_REMEDY = "add them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,30 +135,10 @@ def chosen_rate(study: Study, cell: tuple[str, str, str]) -> str | None:
 def pretrain(study: Study, seed: int) -> bool:
     """Train and evaluate an encoder, without finished stages; return True."""
     folder = study.encoder(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    for shared in ("vocab", "rows"):
-        if not (folder / shared).is_symlink():
-            (folder / shared).symlink_to(os.path.relpath(study.workdir / shared, folder))
+    runs.share_data(study.workdir, folder)
     for script in ("train.py", "evaluate.py"):
         study.call(script, folder, {"train.seed": seed})
     return True
-
-
-def languages(config: ConfigDict, test: str) -> tuple[str, ...]:
-    """Return the pre-training languages with test data of a task.
-
-    Raises:
-      ValueError: there are none.
-    """
-    root = pathlib.Path(config.corpus.root)
-    found = tuple(
-        language for language in config.corpus.languages if (root / test.format(language)).exists()
-    )
-    if not found:
-        raise ValueError(
-            f"{root} has no {test.format('LANGUAGE')} in a language of corpus.languages; add them"
-        )
-    return found
 
 
 def change_of(study: Study, run: Run) -> dict[str, Any]:
@@ -170,12 +150,12 @@ def change_of(study: Study, run: Run) -> dict[str, Any]:
         "train.seed": run.seed,
     }
     if run.task == "tatoeba":
-        own = languages(study.config, _TATOEBA)
+        own = runs.tested_languages(study.config, _TATOEBA, _REMEDY)
         return {**shared, "task.layer": int(run.choice), "task.test_languages": own}
     _, test, epochs = TASKS[run.task]
     return {
         **shared,
-        "task.test_languages": languages(study.config, test),
+        "task.test_languages": runs.tested_languages(study.config, test, _REMEDY),
         "optimizer.frozen": ("embeddings",) if run.trained == "frozen" else (),
         "optimizer.learning_rate": float(run.choice),
         "model.attention_dropout_rate": 0.0,
@@ -338,17 +318,6 @@ def write_report(study: Study) -> str:
     return text
 
 
-def define_flags() -> None:
-    """Define the command's flags; not at import, since tests import several commands."""
-    config_flags.DEFINE_config_file("config", None, "Of the pre-training.")
-    flags.DEFINE_string("workdir", None, "Where results go.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and fine-tuning.")
-    flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Learning rates of fine-tuning.")
-    flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
-    flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
-    flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
-
-
 def main(_) -> None:
     given = flags.FLAGS
     study = Study(
@@ -366,5 +335,6 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
+    runs.define_flags("Of the pre-training.", "Of pre-training and fine-tuning.")
+    flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Learning rates of fine-tuning.")
     entry_point.run(main)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import logging
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
 
 from training.signals import EXIT_STOPPED
 
@@ -70,6 +71,52 @@ def call(
     if done.returncode:
         last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
         raise ValueError(f"{' '.join(script)} failed; {log} ends with: {last}")
+
+
+def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:
+    """Link the vocabulary and the packed dataset of a study into the folder of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("vocab", "rows"):
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(os.path.relpath(workdir / name, folder))
+
+
+def tested_languages(config: ConfigDict, pattern: str, remedy: str) -> tuple[str, ...]:
+    """Return the languages of `corpus.languages` that a task has test data in.
+
+    Args:
+      config: of the pre-training; files are below its `corpus.root`.
+      pattern: of the test file of a language, with {} for it.
+      remedy: for the error message.
+
+    Raises:
+      ValueError: there are none.
+    """
+    root = pathlib.Path(config.corpus.root)
+    found = tuple(
+        language
+        for language in config.corpus.languages
+        if (root / pattern.format(language)).exists()
+    )
+    if not found:
+        raise ValueError(
+            f"{root} has no {pattern.format('LANGUAGE')} in a language of corpus.languages; "
+            f"{remedy}"
+        )
+    return found
+
+
+def define_flags(config: str, seeds: str) -> None:
+    """Define the flags that studies share, given the help of --config and --seeds.
+
+    Called by the command alone, since tests import several commands.
+    """
+    config_flags.DEFINE_config_file("config", None, config)
+    flags.DEFINE_string("workdir", None, "Where results go.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], seeds)
+    flags.DEFINE_integer("workers", 2, "Runs at a time.", lower_bound=1)
+    flags.DEFINE_bool("pin", True, "Give each run one core and one thread.")
+    flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")
 
 
 class Job(NamedTuple):

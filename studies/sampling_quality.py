@@ -19,7 +19,6 @@ On an accelerator: --workers=1 --nopin, and a larger job by config keys, such as
 """
 
 import functools
-import os
 import pathlib
 import statistics
 import time
@@ -93,9 +92,7 @@ def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.P
     if stage.done:
         return False
     stage.claim()
-    for shared in (folders.vocab, folders.rows):
-        if not shared.is_symlink():
-            shared.symlink_to(os.path.relpath(workdir / shared.name, folders.workdir))
+    runs.share_data(workdir, folders.workdir)
     for script in ("train.py", "evaluate.py"):
         call([script], folders.workdir, setting.overrides(seed), folders.workdir / "log.txt")
     artifacts.write_json(folders.workdir / "record.json", record(own, setting, seed, folders))

@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import artifacts
+from studies import runs
 from studies.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
 
 # Frozen embeddings: tokens of other languages keep their neighbours.
@@ -136,16 +137,8 @@ def arguments(config: ConfigDict, run: TaskRun, encoder: pathlib.Path) -> Argume
       ValueError: there is no test data in any language of the study.
     """
     task, root = TASKS[run.task], pathlib.Path(config.corpus.root)
-    languages = tuple(
-        language
-        for language in config.corpus.languages
-        if (root / task.test.format(language)).exists()
-    )
-    if not languages:
-        raise ValueError(
-            f"{root} has no {task.test.format('LANGUAGE')} in a language of corpus.languages; add "
-            f"them, or leave {run.task} out of --tasks"
-        )
+    remedy = f"add them, or leave {run.task} out of --tasks"
+    languages = runs.tested_languages(config, task.test, remedy)
     return Arguments(
         f"--config=configs/finetune/{run.task}.py:{root.absolute()}",
         {
