@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read off its text."""
+"""Collectives of a compiled program, read off its text."""
 
 import math
 import re

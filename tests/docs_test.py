@@ -1,4 +1,4 @@
-"""What the documentation names exists."""
+"""Existence of all that the documentation names."""
 
 import ast
 import pathlib

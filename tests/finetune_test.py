@@ -213,7 +213,7 @@ class ResumeTest(RunCase):
 
 
 class WrongInputTest(RunCase):
-    """What is refused is refused before the folder is claimed, so that it can be set right."""
+    """Faults are refused before the folder is claimed, so that they can be set right."""
 
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):

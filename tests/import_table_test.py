@@ -1,4 +1,4 @@
-"""Who may import whom, read off the source of every file."""
+"""Permitted imports of each room, read off the source of every file."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: the checkpoint of a run of train.py, or a folder."""
+"""Starts of fine-tuning: the checkpoint of a run of train.py, or a folder."""
 
 import dataclasses
 import pathlib

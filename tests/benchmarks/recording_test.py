@@ -64,7 +64,7 @@ def changed(*places: tuple) -> dict:
 
 
 def differences(after: dict, renamed=None, before=RECORDING) -> list[tuple]:
-    """What `compare` finds between the recordings as they are after they were written and read."""
+    """Differences that `compare` finds between recordings that were written and read."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "recording.json"
         artifacts.write_json(path, after)

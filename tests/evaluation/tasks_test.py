@@ -1,4 +1,4 @@
-"""What outputs say, how right it is, and that batches and their order do not matter."""
+"""Decisions and scores of outputs; batches and their order do not matter."""
 
 import jax
 import numpy as np

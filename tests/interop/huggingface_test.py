@@ -102,7 +102,7 @@ def rules() -> dict[str, str]:
 
 @functools.cache
 def pools() -> list[list[str]]:
-    """What random text is made of: the character map's keys and what touches them."""
+    """Characters of random text: the character map's keys and their neighbours."""
     keys = sorted(key for key in rules() if YOUNG.isdisjoint(map(ord, key)))
     return [
         keys,
@@ -226,7 +226,7 @@ class SameIdsTest(parameterized.TestCase):
 
 
 class KnownDifferencesTest(parameterized.TestCase):
-    """What the module's docstring says still differs. A test that fails here is good news."""
+    """Differences that the module's docstring names. A test that fails here is good news."""
 
     @parameterized.parameters(*enumerate(merge.SPECIALS))
     def test_the_literal_text_of_a_special_token_is_that_token(self, token_id, token):

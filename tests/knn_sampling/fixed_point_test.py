@@ -1,4 +1,4 @@
-"""Where sampled softmaxes come to rest: corrected at the truth, as published away from it."""
+"""Fixed points of sampled softmaxes: the truth if corrected, as published away from it."""
 
 import jax
 import jax.numpy as jnp

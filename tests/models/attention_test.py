@@ -141,7 +141,7 @@ class CacheTest(parameterized.TestCase):
 
 
 class KernelTest(parameterized.TestCase):
-    """Which kernel is asked for; there is no GPU to run it."""
+    """Choice of the kernel; there is no GPU to run it."""
 
     def kernels(self, module: Attention, x: jax.Array, **kwargs) -> list[dict]:
         """Arguments of each call, which is answered without a GPU."""

@@ -187,7 +187,7 @@ class EncoderTest(parameterized.TestCase):
 
 
 class LayersTest(parameterized.TestCase):
-    """What may change how layers are computed, and not what comes out."""
+    """Options that change how layers are computed, and not their outputs."""
 
     @parameterized.parameters({"remat": "dots"}, {"remat": "full"}, {"unroll": 2})
     def test_gradients_do_not_change(self, **change):

@@ -94,7 +94,7 @@ class Sharded:
         return jax.device_get(self.step(*jax.device_put((params, batch()), self.shardings)))
 
     def temporary_bytes(self) -> int:
-        """What one device holds besides arguments and results."""
+        """Temporary memory of one device, besides arguments and results."""
         return self.step.memory_analysis().temp_size_in_bytes
 
     def collective_sizes(self) -> list[int]:

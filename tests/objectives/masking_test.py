@@ -1,4 +1,4 @@
-"""What masking promises for every row, in the mean, and as a function of its key."""
+"""Properties of masking for every sequence, in the mean, and as a function of its key."""
 
 import functools
 

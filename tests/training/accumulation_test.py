@@ -123,7 +123,7 @@ def run(functions: TrainFunctions, num_steps: int = 3):
 
 @functools.cache
 def on_one_device(accumulation: Accumulation, of: type[Lookup] = Lookup, **changes):
-    """What `run` gives, and the parameters before it."""
+    """Results of `run`, and the parameters before it."""
     functions = functions_of(of(**changes), accumulation)
     return jax.device_get((*run(functions), functions.init(np.int32(0)).params))
 

@@ -114,7 +114,7 @@ def evaluators(variant: str, mesh: Mesh) -> list:
 
 
 class Stop(Exception):
-    """What stops a run."""
+    """Interruption of a run."""
 
 
 class TestCase(parameterized.TestCase):

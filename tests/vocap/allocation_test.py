@@ -109,7 +109,7 @@ class SlowAllocation:
         return self.probabilities[language] ** self.beta * slope
 
     def change(self, language: str, move: int) -> Change | None:
-        """What one step more (+1) or less (-1) would change, from the sets themselves."""
+        """Change by one step more (+1) or less (-1), from the sets themselves."""
         vertex = self.at[language] + move
         if not 0 <= vertex < len(self.path[language]):
             return None

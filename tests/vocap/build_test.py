@@ -423,7 +423,7 @@ class StoppedTest(BuildTest):
 
 
 class TogetherTest(BuildTest):
-    """What several languages are trained on."""
+    """Training text of several languages."""
 
     def joint_call(self, cache: pathlib.Path, **changed) -> mock._Call:
         """The training of the method joint."""

@@ -70,7 +70,7 @@ def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) 
 
 
 def capacities() -> dict[str, int]:
-    """What VoCap gives each language."""
+    """Vocabulary sizes that VoCap allocates to the languages."""
     curves = {lang: v.curve for lang, v in vocabularies().items()}
     return allocate(curves, probabilities(), beta=BETA, budget=BUDGET).sizes
 

@@ -96,7 +96,7 @@ class NestedTest(parameterized.TestCase):
         self.assertEqual((a.num_required, a.num_unknown), (b.num_required, b.num_unknown))
 
     def assert_valid(self, found: nested.NestedVocabularies, table: runs.RunTable):
-        """What holds of every vocabulary, in particular that its counts are those of its scores."""
+        """Properties of every vocabulary, in particular that its counts are those of its scores."""
         self.assertLen(set(found.pieces), len(found.pieces))
         self.assertEqual(set(found.pieces), {p for pieces in strings(found) for p in pieces})
         for pieces, vocabulary in zip(strings(found), found.vocabularies, strict=True):

@@ -1,4 +1,4 @@
-"""What a record warns of, one thing at a time."""
+"""Warnings of a record, one at a time."""
 
 import copy
 

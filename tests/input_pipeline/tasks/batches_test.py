@@ -26,7 +26,7 @@ def texts(count: int, seed: int = 0, longest: int = 24) -> list[TextFeature]:
 
 
 def numbers(batch: dict) -> list[int]:
-    """Which features the rows of a batch are; checks that they are whole."""
+    """Numbers of the features in a batch; checks that they are whole."""
     for row, segments in zip(batch["tokens"], batch["segments"], strict=True):
         np.testing.assert_array_equal(segments, row != PAD)
         assert len(set(row[row != PAD].tolist())) <= 1, row
