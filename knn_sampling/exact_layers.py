@@ -5,9 +5,11 @@ import dataclasses
 import jax
 
 from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
+from knn_sampling.draws import Draws, draw_from_table
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.samples import Sample, TokenStatistics
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +18,11 @@ class FullSoftmax:
 
     Attributes:
       num_valid: number of classes; table rows from here on are padding.
+      sharding: sharding of the table.
     """
 
     num_valid: int
+    sharding: TableSharding = ONE_DEVICE
 
     def sample(
         self,
@@ -49,6 +53,29 @@ class FullSoftmax:
             num_valid=self.num_valid,
         )
         return losses.reshape(weights.shape)
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample | None,
+        temperature: float,
+    ) -> Draws:
+        """Draw from the softmax, in blocks all the same, see `OutputLayer.draw`."""
+        return draw_from_table(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            temperature=temperature,
+            num_valid=self.num_valid,
+            block_size=vocabulary_block_size(),
+            sharding=self.sharding,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,3 +120,25 @@ class BlockwiseSoftmax:
             block_size=self.block_size,
         )
         return losses.reshape(weights.shape)
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample | None,
+        temperature: float,
+    ) -> Draws:
+        """Draw from the softmax, see `OutputLayer.draw`."""
+        return draw_from_table(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            temperature=temperature,
+            num_valid=self.num_valid,
+            block_size=self.block_size,
+        )

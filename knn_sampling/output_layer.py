@@ -2,7 +2,8 @@
 
 A step makes two calls. `sample` selects the classes of the step's loss from the targets and the
 neighbour index alone, so that the caller can gather their table rows before differentiation.
-`loss` then scores hidden states against these rows.
+`loss` then scores hidden states against these rows, and `draw` draws classes from their
+distribution.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from knn_sampling.draws import Draws
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
@@ -67,6 +69,31 @@ class OutputLayer(Protocol):
             None, or if its `candidate_rows` are its ids, as `sample` returns them.
           bias: [V] output bias.
           sample: from `sample`, with the `candidate_rows` of this table.
+        """
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Any,
+        temperature: float,
+    ) -> Draws:
+        """Draw a class at each position from softmax((h . v + b) / temperature).
+
+        Sampled layers draw from V'. If they know the probability Q_j that V' holds a class, each is
+        drawn in proportion to exp((h . v_j + b_j) / temperature) / Q_j, as an estimate of the
+        softmax over the vocabulary. No gradient flows.
+
+        Args:
+          key: random key.
+          hidden, weights, table, bias, sample: as passed to `loss`.
+          temperature: at least 0, static; 0 draws the likeliest class.
+
+        Raises:
+          ValueError: a negative temperature.
         """
 
 
@@ -190,8 +217,9 @@ def make_exact_layer(
     """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
     # Blocks of a sharded table would be gathered one by one; the logits of the full softmax are
     # sharded like the table.
-    if settings.kind == "full" or TableSharding(mesh, vocab_axes, embed_axes).splits_rows:
-        return FullSoftmax(num_valid)
+    sharding = TableSharding(mesh, vocab_axes, embed_axes)
+    if settings.kind == "full" or sharding.splits_rows:
+        return FullSoftmax(num_valid, sharding)
     return BlockwiseSoftmax(num_valid)
 
 

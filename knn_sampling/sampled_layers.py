@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.buckets import bucket_sizes, loss_in_bucket
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
+from knn_sampling.draws import Draws, draw_from_sample
 from knn_sampling.inclusion import (
     NeighbourIndex,
     inclusion,
@@ -83,6 +84,30 @@ class _CandidateSoftmax:
 
         sizes = bucket_sizes(capacity, self.num_buckets)
         return loss_in_bucket(over_slots, sizes, largest, hidden, table, bias)
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+        temperature: float,
+    ) -> Draws:
+        """Draw from V', corrected if the loss is, see `OutputLayer.draw`."""
+        return draw_from_sample(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            sample,
+            log_q=-sample.logit_bias if self.log_q_correction else None,
+            temperature=temperature,
+            block_size=self.block_size,
+            sharding=self.sharding,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,6 +292,37 @@ class NCE:
         loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
         return jax.vmap(loss)(**inputs).reshape(weights.shape)
 
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+        temperature: float,
+    ) -> Draws:
+        """Draw from V', see `OutputLayer.draw`.
+
+        V' holds each class at most once, however often it was drawn as a negative: Q is the
+        probability of at least one among the negatives and the targets, not the noise in
+        `Sample.logit_bias`.
+        """
+        num_targets = _num_live(weights.reshape(sample.candidates.labels.shape))
+        p = jnp.exp(-sample.logit_bias)
+        return draw_from_sample(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            sample,
+            log_q=log_inclusion(p, self.num_negatives + num_targets),
+            temperature=temperature,
+            block_size=DEFAULT_BLOCK_SIZE,
+            sharding=self.sharding,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NegativeSampling:
@@ -305,6 +361,34 @@ class NegativeSampling:
         """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+        temperature: float,
+    ) -> Draws:
+        """Draw from V' without a correction, see `OutputLayer.draw`.
+
+        A logit is log p(c | h) - log(S p_c) at the optimum, and V' holds a rare class with about
+        S p_c: together they draw from p(c | h), which the softmax of these logits is not.
+        """
+        return draw_from_sample(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            sample,
+            log_q=None,
+            temperature=temperature,
+            block_size=DEFAULT_BLOCK_SIZE,
+            sharding=self.sharding,
+        )
 
 
 def _draw(

@@ -1,6 +1,8 @@
 """Sharding of the embedding table, as far as the output layer depends on it."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -23,7 +25,31 @@ class TableSharding(NamedTuple):
     @property
     def splits_rows(self) -> bool:
         """Whether several devices hold different rows."""
-        return self.mesh is not None and any(self.mesh.shape[axis] > 1 for axis in self.vocab_axes)
+        return self.num_row_shards > 1
+
+    @property
+    def num_row_shards(self) -> int:
+        """Number of parts that the rows are split into."""
+        if self.mesh is None:
+            return 1
+        return math.prod(self.mesh.shape[axis] for axis in self.vocab_axes)
+
+    def shard_map(self, function: Callable, *, in_specs: Any, out_specs: Any) -> Callable:
+        """Map a function over the devices that split the rows, also inside of another map.
+
+        Args:
+          function: the results must be the same on all these devices.
+          in_specs, out_specs: over `vocab_axes` only; the compiler sees to all other axes.
+        """
+        outer = jax.sharding.get_abstract_mesh()
+        return jax.shard_map(
+            function,
+            mesh=outer if outer.manual_axes else self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=set(self.vocab_axes),
+            check_vma=False,
+        )
 
     def split(self, rows: jax.Array) -> jax.Array:
         """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""

@@ -1,0 +1,370 @@
+"""Classes drawn from the softmax over a table, without materialising the logits.
+
+Replaced-token detection (ELECTRA, Clark et al. 2020) puts classes drawn from a generator's output
+distribution in the place of masked tokens. Blocks of the table are visited once. The classes of a
+tile of `TILE` have the log mass m = log sum_j exp(l_j / T), and the tile with the greatest m + g,
+g standard Gumbel noise, is drawn with probability proportional to exp(m): the maximum of the
+perturbed logits of a tile has that distribution (Maddison et al. 2014, arXiv:1411.0030). Only the
+logits of the winning tile are kept, and the class is drawn from them by the same rule. So there is
+one random number for a tile, not one for a logit, which would take longer than the logits do.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from knn_sampling.losses import ABSENT
+from knn_sampling.samples import Sample, group_inputs
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
+
+# Classes that share a random number. Blocks are whole tiles, so draws do not depend on their size.
+TILE = 128
+
+
+class Draws(NamedTuple):
+    """Classes drawn at the masked positions, all [B, M] int32; 0 at positions of weight zero.
+
+    Attributes:
+      ids: the drawn classes.
+      rows: their rows in the table that they were drawn with.
+      best: the likeliest classes, for accuracy; of equal ones the first.
+    """
+
+    ids: jax.Array
+    rows: jax.Array
+    best: jax.Array
+
+
+def draw_from_table(
+    key: jax.Array,
+    hidden: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    *,
+    temperature: float,
+    num_valid: int,
+    block_size: int,
+    sharding: TableSharding = ONE_DEVICE,
+) -> Draws:
+    """Draw from softmax((h . v + b) / T) over all rows of a table [V, E].
+
+    Args:
+      key, hidden, weights, table, bias, temperature: as for `OutputLayer.draw`.
+      num_valid: number of classes; table rows from here on are padding and are never drawn.
+      block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
+      sharding: sharding of the table.
+
+    Raises:
+      ValueError: as for `draw_slots`.
+    """
+    is_class = jnp.arange(bias.shape[0]) < num_valid
+    ids, best = draw_slots(
+        key,
+        hidden.reshape(1, -1, hidden.shape[-1]),
+        weights.reshape(1, -1),
+        table[None],
+        jnp.where(is_class, bias.astype(jnp.float32), ABSENT)[None],
+        temperature=temperature,
+        block_size=block_size,
+        sharding=sharding,
+    )
+    ids, best = ids.reshape(weights.shape), best.reshape(weights.shape)
+    return Draws(ids, ids, best)
+
+
+def draw_from_sample(
+    key: jax.Array,
+    hidden: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    sample: Sample,
+    *,
+    log_q: jax.Array | None,
+    temperature: float,
+    block_size: int,
+    sharding: TableSharding = ONE_DEVICE,
+) -> Draws:
+    """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
+
+    Given the target y of a position, y is in V' with certainty and counts without 1 / Q_y; the sum
+    over V' is then an unbiased estimate of the sum over all classes, as far as the other classes
+    are independent of y. Slots that are unused, or have no row in the table, are never drawn.
+
+    Args:
+      key, hidden, weights, table, bias, sample, temperature: as for `OutputLayer.draw`.
+      log_q: [G, C] float32, log probability of each class to be in V'; None for no correction.
+      block_size: as for `draw_from_table`.
+      sharding: sharding of the table.
+
+    Raises:
+      ValueError: as for `draw_slots`.
+    """
+    if sharding.splits_rows:
+        sample, log_q = _in_whole_tiles(sample, log_q, table.shape[0], bias.shape[0], sharding)
+    plain = sample._replace(logit_bias=jnp.zeros_like(sample.logit_bias), counts=None)
+    inputs = group_inputs(plain, hidden, weights, table, bias, sharding)
+    labels = inputs.pop("targets")
+    slots, best = draw_slots(
+        key,
+        **inputs,
+        temperature=temperature,
+        block_size=block_size,
+        sharding=sharding,
+        correction=None if log_q is None else (-log_q, labels),
+        num_used=sample.candidates.union_size.max(),
+    )
+
+    def at(values: jax.Array, slots: jax.Array) -> jax.Array:
+        found = jnp.take_along_axis(values, slots, axis=1).reshape(weights.shape)
+        return jnp.where(weights > 0, found, 0)
+
+    ids, rows = sample.candidates.ids, sample.candidate_rows
+    row = slots.reshape(weights.shape) if rows is None else at(rows, slots)
+    return Draws(at(ids, slots), row, at(ids, best))
+
+
+def _in_whole_tiles(
+    sample: Sample,
+    log_q: jax.Array | None,
+    num_rows: int,
+    vocab_size: int,
+    sharding: TableSharding,
+) -> tuple[Sample, jax.Array | None]:
+    """Append unused slots, so that each device that shares the table has as many whole tiles."""
+    ids, rows = sample.candidates.ids, sample.candidate_rows
+    if rows is None:
+        rows = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
+    more = ((0, 0), (0, -ids.shape[1] % (TILE * sharding.num_row_shards)))
+    candidates = sample.candidates._replace(ids=jnp.pad(ids, more, constant_values=vocab_size))
+    rows = jnp.pad(rows, more, constant_values=num_rows)
+    padded = Sample(candidates, jnp.pad(sample.logit_bias, more), None, rows)
+    return padded, None if log_q is None else jnp.pad(log_q, more)
+
+
+def draw_slots(
+    key: jax.Array,
+    hidden: jax.Array,
+    weights: jax.Array,
+    table: jax.Array,
+    bias: jax.Array,
+    *,
+    temperature: float,
+    block_size: int,
+    sharding: TableSharding = ONE_DEVICE,
+    correction: tuple[jax.Array, jax.Array] | None = None,
+    num_used: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Draw a class for each position of G groups with a table each; no gradient flows.
+
+    Memory is a few times Wg * block_size floats for each group. The noise of a tile is a function
+    of the key, the group, the position and the tile's first class: draws do not depend on the size
+    of the blocks, nor on the sharding if each device holds whole tiles of rows. Otherwise they are
+    equal in distribution.
+
+    Args:
+      key: random key.
+      hidden: [G, Wg, E], float32 or bfloat16; products accumulate in float32.
+      weights: [G, Wg]; where zero, the hidden state is arbitrary and the result 0.
+      table: [G, C, E], cast to the dtype of `hidden` by blocks.
+      bias: [G, C] float32; `losses.ABSENT` for absent classes, which are never drawn.
+      temperature: T, at least 0; 0 draws the likeliest class.
+      block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
+      sharding: of C; each device visits its own classes, and their winners are compared.
+      correction: [G, C] float32, at least 0, added to the log masses l_j / T; and [G, Wg] int32,
+        the class of each position that goes without. None for none.
+      num_used: scalar int32; blocks of absent classes from here on are skipped. None for C.
+
+    Returns:
+      Drawn and likeliest classes [G, Wg] int32.
+
+    Raises:
+      ValueError: negative temperature or block size, or devices with unequal shares of C.
+    """
+    if not temperature >= 0:
+        raise ValueError(
+            f"temperature is {temperature}, must be at least 0; 1 draws from the softmax, 0 the "
+            "likeliest class"
+        )
+    if block_size < 0:
+        raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
+    num_groups, num_classes = bias.shape
+    counts = weights > 0
+    if num_used is None:
+        num_used = jnp.int32(num_classes)
+    # A hidden state of weight zero may be NaN.
+    hidden = jnp.where(counts[:, :, None], hidden, 0)
+    arguments = jax.random.split(key, num_groups), hidden, table, bias, correction
+    arguments = jax.lax.stop_gradient(arguments)
+    search = functools.partial(_search, temperature=temperature, block_size=block_size)
+    if sharding.splits_rows:
+        leaders = _on_mesh(search, sharding, num_used, arguments)
+    else:
+        leaders = search(jnp.int32(0), num_used, arguments)
+    drawn, best = (jnp.where(counts, leader.ids, 0) for leader in leaders)
+    return drawn, best
+
+
+class _Winner(NamedTuple):
+    """Class with the highest score among those seen, of each position.
+
+    Attributes:
+      score: [G, Wg] float32.
+      ids: [G, Wg] int32.
+    """
+
+    score: jax.Array
+    ids: jax.Array
+
+    def over(self, axes: tuple[str, ...]) -> "_Winner":
+        """Winner of all devices along mesh axes; of equal ones the smallest id."""
+        score = jax.lax.pmax(self.score, axes)
+        last = jnp.iinfo(jnp.int32).max
+        return _Winner(score, jax.lax.pmin(jnp.where(self.score == score, self.ids, last), axes))
+
+
+def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Winner, _Winner]:
+    """Search the classes of each device, and compare the winners."""
+    axes, num_classes = sharding.vocab_axes, arguments[3].shape[1]
+    if num_classes % sharding.num_row_shards:
+        raise ValueError(
+            f"the table has {num_classes} rows, must be a multiple of the "
+            f"{sharding.num_row_shards} devices it is split over; change mesh.vocab_multiple"
+        )
+    num_local = num_classes // sharding.num_row_shards
+
+    def on_device(num_used, arguments) -> tuple[_Winner, _Winner]:
+        first = jax.lax.axis_index(axes) * num_local
+        *rest, correction = arguments
+        if correction is not None:
+            correction = correction[0], correction[1] - first
+        drawn, best = search(first, num_used - first, (*rest, correction))
+        return drawn.over(axes), best.over(axes)
+
+    by_class = P(None, axes)
+    specs = P(), P(), by_class, by_class, None if arguments[4] is None else (by_class, P())
+    mapped = sharding.shard_map(on_device, in_specs=(P(), specs), out_specs=P())
+    return mapped(num_used, arguments)
+
+
+def _search(
+    first: jax.Array, num_used: jax.Array, arguments, *, temperature: float, block_size: int
+) -> tuple[_Winner, _Winner]:
+    """Drawn and likeliest classes of all groups among those with ids from `first` on."""
+    of_group = functools.partial(
+        _search_group, first, num_used, temperature=temperature, block_size=block_size
+    )
+    return jax.vmap(of_group)(*arguments)
+
+
+class _Leader(NamedTuple):
+    """Tile with the highest score among those visited, of each position.
+
+    Attributes:
+      score: [W] float32.
+      first: [W] int32, id of the tile's first class.
+      values: [TILE, W] float32, log masses of its classes.
+    """
+
+    score: jax.Array
+    first: jax.Array
+    values: jax.Array
+
+    def against(self, scores: jax.Array, first: jax.Array, values: jax.Array) -> "_Leader":
+        """Leader after further tiles; scores [N, W], first classes [N], values [N, TILE, W]."""
+        tile, score = jnp.argmax(scores, axis=0), scores.max(axis=0)
+        wins = score > self.score
+        of_tile = jnp.take_along_axis(values, tile[None, None, :], axis=0, mode="clip")[0]
+        return _Leader(
+            jnp.where(wins, score, self.score),
+            jnp.where(wins, first[tile], self.first),
+            jnp.where(wins[None, :], of_tile, self.values),
+        )
+
+    def winner(self, noise: jax.Array | float) -> _Winner:
+        """Class of the tile with the highest value plus noise [TILE, W]."""
+        place = jnp.argmax(self.values + noise, axis=0).astype(jnp.int32)
+        return _Winner(self.score, self.first + place)
+
+
+def _search_group(
+    first, num_used, key, hidden, table, bias, correction, *, temperature: float, block_size: int
+) -> tuple[_Winner, _Winner]:
+    """Drawn and likeliest classes [W] among rows [C, E] with the ids from `first` on."""
+    num_positions, num_classes = hidden.shape[0], bias.shape[0]
+    num_blocks, size = _blocks(num_classes, block_size)
+    tile_key, class_key = jax.random.split(key)
+    scale = 1 / temperature if temperature else 1.0
+    bias = jnp.where(bias > ABSENT, bias * scale, ABSENT)
+
+    def visit(start, size: int, leaders):
+        """Leaders after the `size` classes from local id `start` on."""
+        rows = jax.lax.dynamic_slice_in_dim(table, start, size).astype(hidden.dtype)
+        logits = jnp.dot(rows, hidden.T, preferred_element_type=jnp.float32) * scale
+        logits += jax.lax.dynamic_slice_in_dim(bias, start, size)[:, None]  # [size, W]
+        logits = _tiles(logits)
+        ids = first + start + TILE * jnp.arange(len(logits), dtype=jnp.int32)
+        highest = logits.max(axis=1)  # [N, W]
+        drawn, best = leaders
+        if temperature:
+            log_masses = logits
+            if correction is not None:
+                shifts = jax.lax.dynamic_slice_in_dim(correction[0], start, size)
+                local_ids = start + jnp.arange(size, dtype=jnp.int32)
+                is_own = local_ids[:, None] == correction[1][None, :]
+                log_masses = logits + _tiles(jnp.where(is_own, 0.0, shifts[:, None]))
+            # Corrections are far below float32's range of exp, so the greatest logit will do.
+            masses = jnp.exp(log_masses - highest[:, None, :]).sum(axis=1)
+            noise = jax.vmap(lambda i: _gumbel(jax.random.fold_in(tile_key, i), num_positions))(ids)
+            drawn = drawn.against(highest + jnp.log(masses) + noise, ids, log_masses)
+        return drawn, best.against(highest, ids, logits)
+
+    none = _Leader(
+        jnp.full(num_positions, -jnp.inf),
+        jnp.full(num_positions, first, jnp.int32),
+        jnp.full((TILE, num_positions), ABSENT),
+    )
+    leaders = none, none
+    if num_blocks:
+        visited = jnp.clip((num_used + size - 1) // size, 0, num_blocks)
+        leaders = jax.lax.fori_loop(0, visited, lambda i, x: visit(i * size, size, x), leaders)
+    if num_classes > num_blocks * size:
+        leaders = visit(num_blocks * size, num_classes - num_blocks * size, leaders)
+    drawn, best = leaders
+    likeliest = best.winner(0.0)
+    if not temperature:
+        return likeliest, likeliest
+    return drawn.winner(_gumbel(class_key, TILE, num_positions)), likeliest
+
+
+def _blocks(num_classes: int, block_size: int) -> tuple[int, int]:
+    """Number of equal blocks of whole tiles, and their size; what is left is a last, shorter one.
+
+    Blocks end where tiles do, unlike those of the losses, which may overlap.
+    """
+    num_blocks = -(-num_classes // (block_size or num_classes))
+    size = -(-num_classes // (num_blocks * TILE)) * TILE
+    return num_classes // size, size
+
+
+def _tiles(logits: jax.Array) -> jax.Array:
+    """Logits [size, W] in tiles [N, TILE, W], filled up with absent classes."""
+    more = -len(logits) % TILE
+    if more:
+        logits = jnp.pad(logits, ((0, more), (0, 0)), constant_values=ABSENT)
+    return logits.reshape(-1, TILE, logits.shape[1])
+
+
+def _gumbel(key: jax.Array, *shape: int) -> jax.Array:
+    """Standard Gumbel noise of a 32-bit resolution in the upper tail, where maxima come from.
+
+    `jax.random.gumbel` has 23 bits there by default: its values end at 16, near the maxima of
+    tables of millions.
+    """
+    bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
+    uniform = jnp.minimum((bits + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))
