@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from evaluation.batch_layout import BatchLayout
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.losses import ABSENT
-from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 
 GAP = "[____]"
@@ -115,7 +114,7 @@ class Examples:
     def _predictions(self, params, tokens: jax.Array, positions: jax.Array, targets: jax.Array):
         """Return top probabilities [B, 5], their ids, target probabilities [B] and ranks [B]."""
         hidden = self._objective.predictions(params, tokens, positions[:, None])[:, 0]  # [B, E]
-        table, bias = output_table(params)
+        table, bias = self._objective.output_table(params)
         is_piece = jnp.arange(len(bias)) < self._objective.exact_layer.num_valid
         logits = jnp.dot(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
         logits += jnp.where(is_piece, bias.astype(jnp.float32), ABSENT)[None, :]

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from evaluation.batch_layout import BatchLayout, spread_rows
 from input_pipeline.packed_dataset import PackedDataset
-from models.encoder import output_table
 from objectives.masked_lm import MaskedLM
 
 
@@ -129,7 +128,7 @@ class ExactMaskedLM:
         targets = jnp.take_along_axis(tokens, positions, axis=1)
         inputs = jnp.where(masked, self._objective.mask_id, tokens)
         hidden = self._objective.predictions(params, inputs, positions)
-        table, bias = output_table(params)
+        table, bias = self._objective.output_table(params)
         losses = self._objective.exact_layer.loss(hidden, targets, weights, table, bias, None)
         return losses.sum(axis=1)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
-from models.encoder import output_table
 from objectives.batch import Batch
 from objectives.masked_lm import MaskedLM
 
@@ -64,7 +63,7 @@ def measure(
         batch = Batch({"tokens": tokens}, PACKED)
         masked = exact.plan({}, batch, key, jnp.int32(0))[0].masked
         hidden = objective.predictions(params, masked.inputs, masked.positions)
-        table, bias = output_table(params)
+        table, bias = objective.output_table(params)
         logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]
         is_word = jnp.arange(logits.shape[1]) < store.vocab_size
         probabilities = jax.nn.softmax(jnp.where(is_word[None, :], logits, -jnp.inf))

@@ -1,6 +1,7 @@
 """Retrieval of translations between parallel sentences."""
 
 import dataclasses
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -10,8 +11,8 @@ from evaluation.batch_layout import BatchLayout
 from evaluation.metrics.retrieval import nearest_accuracy
 from evaluation.sentence_vectors import mean_states
 from input_pipeline.packed_dataset import PackedDataset
+from models.encoder import Encoder
 from models.segments import packed_segments
-from objectives.masked_lm import MaskedLM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,31 @@ class RetrievalResult:
     sentences: int
 
 
+class HasEncoder(Protocol):
+    """Objective that trains an encoder of sentences, such as `objectives.masked_lm.MaskedLM`."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    @property
+    def bos(self) -> int: ...
+
+    @property
+    def pad(self) -> int: ...
+
+    @property
+    def special_ids(self) -> tuple[int, ...]: ...
+
+    def encoder_params(self, params: Any) -> Any:
+        """Parameters of `encoder`, of those of the objective."""
+
+
 class Retrieval:
     """Evaluator of retrieval on the parallel sets of a packed dataset."""
 
     def __init__(
         self,
-        objective: MaskedLM,
+        objective: HasEncoder,
         store: PackedDataset,
         *,
         layer: int,
@@ -114,7 +134,7 @@ class Retrieval:
         )
         return mean_states(
             self._objective.encoder,
-            params,
+            self._objective.encoder_params(params),
             tokens,
             segments,
             positions,

@@ -68,6 +68,7 @@ class MaskedLM(Objective):
       languages: names of the languages, for metrics by language; empty for none.
       frequency_bias: whether the output bias is initialised with log frequencies.
       full_softmax_from: step from which on the softmax is not sampled; None for no such phase.
+      scope: key of the model's parameters among those of a larger objective; "" if they are all.
     """
 
     encoder: Encoder
@@ -87,9 +88,26 @@ class MaskedLM(Objective):
     languages: tuple[str, ...] = ()
     frequency_bias: bool = False
     full_softmax_from: int | None = None
+    scope: str = ""
 
-    tables = (TABLE,)
     positions_restart = False
+
+    @property
+    def table_path(self) -> str:
+        """Path of the embedding table in the parameters."""
+        return f"{self.scope}/{TABLE}" if self.scope else TABLE
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.table_path,)
+
+    def encoder_params(self, params):
+        """Parameters of the encoder and its head, among all parameters."""
+        return params[self.scope] if self.scope else params
+
+    def output_table(self, params) -> tuple[jax.Array, jax.Array]:
+        """Output embeddings [V, E] and output bias [V]."""
+        return output_table(self.encoder_params(params))
 
     def init(self, key: jax.Array):
         """Initialise the model's parameters, boxed with their logical axis names."""
@@ -100,7 +118,7 @@ class MaskedLM(Objective):
             # Padding rows have probability zero, and an unused logit.
             log_frequency = jnp.log(jnp.maximum(self.statistics.probabilities, 1e-10))
             params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
-        return params
+        return {self.scope: params} if self.scope else params
 
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
@@ -152,7 +170,7 @@ class MaskedLM(Objective):
         )
         sample = sample._replace(candidate_rows=rows.candidates)
         plan = plan._replace(tokens=rows.tokens, sample=sample, num_rows=rows.num_needed)
-        return plan, {TABLE: rows.ids}
+        return plan, {self.table_path: rows.ids}
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Axes of the sequences; None if a shard cannot hold whole groups or be encoded alone."""
@@ -174,30 +192,36 @@ class MaskedLM(Objective):
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Negative log-likelihood of the masked tokens; without dropout if there is no key."""
-        return self.loss_of_states(params, rows, plan, self.states(params, rows, plan, key)), None
+        states = self.states(params, rows, plan, key)
+        hidden = self.predicted(params, states, plan.masked.positions)
+        return self.loss_of_hidden(params, rows, plan, hidden), None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
         """Hidden states [B, L, D] of the encoder."""
         rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
         return self.encoder.apply(
-            {"params": params},
+            {"params": self.encoder_params(params)},
             plan.tokens,
             plan.segments,
             plan.positions,
             deterministic=rngs is None,
-            table=rows.get(TABLE, output_table(params)[0]),
+            table=rows.get(self.table_path, self.output_table(params)[0]),
             positions_restart=self.positions_restart,
             method="encode",
             rngs=rngs,
         )
 
-    def loss_of_states(self, params, rows, plan: Plan, states: jax.Array) -> LossAndMetrics:
-        """Loss and metrics of the masked tokens, given the encoder's states."""
-        masked, sample = plan.masked, plan.sample
-        hidden = self.predicted(params, states, masked.positions)  # [B, M, E]
-        table, bias = output_table(params)
+    def loss_of_hidden(self, params, rows, plan: Plan, hidden: jax.Array) -> LossAndMetrics:
+        """Loss and metrics of the masked tokens, given the output layer's inputs [B, M, E]."""
+        masked = plan.masked
+        table, bias = self.output_table(params)
         losses = self.output_layer.loss(
-            hidden, masked.targets, masked.weights, rows.get(TABLE, table), bias, sample
+            hidden,
+            masked.targets,
+            masked.weights,
+            rows.get(self.table_path, table),
+            bias,
+            plan.sample,
         )
         one = jnp.float32(1)
         found = {
@@ -213,7 +237,7 @@ class MaskedLM(Objective):
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
         """Inputs [B, M, E] of the output layer from the states at `positions` [B, M]."""
         chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
-        return self.encoder.apply({"params": params}, chosen, method="predict")
+        return self.encoder.apply({"params": self.encoder_params(params)}, chosen, method="predict")
 
     def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
         """Metrics of sampling: candidates per group, overflow of V', table rows needed."""
@@ -250,7 +274,7 @@ class MaskedLM(Objective):
                 f"all {vocab_size:,} table rows in every step: {most} are not fewer; the metric "
                 "table_rows says how many a step needs, output_layer.row_capacity bounds them"
             )
-        rows = touched[TABLE].shape[0]
+        rows = touched[self.table_path].shape[0]
         why = "output_layer.row_capacity" if self.row_capacity else most
         return f"at most {rows:,} of {vocab_size:,} table rows a step: {why}"
 
@@ -274,7 +298,7 @@ class MaskedLM(Objective):
         """
         segments, token_positions = self._packed(inputs)
         states = self.encoder.apply(
-            {"params": params},
+            {"params": self.encoder_params(params)},
             inputs,
             segments,
             token_positions,
@@ -332,7 +356,7 @@ class MaskedLM(Objective):
         assert isinstance(layer, KNNSampling)
         report: LossAndMetrics = {}
         if NEIGHBOURS in names:
-            table, _ = output_table(params)
+            table, _ = self.output_table(params)
             neighbours, found = layer.refresh(extra[NEIGHBOURS], table, statistics)
             extra = {**extra, NEIGHBOURS: neighbours}
             report = {name: (value, jnp.float32(1)) for name, value in found.items()}
