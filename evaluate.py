@@ -14,12 +14,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from builders import data as data_builders
+from builders import evaluators
 from builders import model as builders
 from builders.data import settings
-from builders.masked_lm import masked_lm_of
+from builders.masked_lm import encoder_of, masked_lm_of
 from common import artifacts, entry_point
 from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
+from objectives.replaced_token import ReplacedToken
 from training import hosts
 from training.metrics import read_metrics
 
@@ -36,14 +38,18 @@ def main(_) -> None:
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     mesh = builders.mesh(config)
     trained = builders.restore(config, store, folders, mesh)
-    masked_lm = masked_lm_of(trained.objective)
-    losses = builders.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
-    examples = builders.examples(config, masked_lm, store, folders, mesh)
+    masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
+    losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
+    examples = evaluators.examples(config, masked_lm, store, folders, mesh)
+    detection = None
+    if isinstance(encoder, ReplacedToken):
+        detection = evaluators.detection(config, encoder, store, mesh, in_training=False)
     results = report.Results(
         step=trained.step,
         losses=losses.run(trained.params),
-        retrieval=builders.retrieval(config, masked_lm, store, mesh).run(trained.params),
+        retrieval=evaluators.retrieval(config, encoder, store, mesh).run(trained.params),
         examples=examples.run(trained.params),
+        detection=detection.run(trained.params) if detection is not None else {},
     )
     if jax.process_index():
         return

@@ -20,6 +20,8 @@ from ml_collections import config_flags
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
+from builders.evaluators import training_evaluators
+from builders.initial import initial_params
 from common import entry_point
 from training import hosts
 from training.loop import train
@@ -41,7 +43,7 @@ def main(_) -> None:
     objective = objectives.objective(config, store, mesh)
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
-    start = builders.initial_params(config, objective, folders)
+    start = initial_params(config, objective, folders)
     # Claimed first: all checkpoints depend on the settings.
     held = stage.held() if jax.process_index() == 0 else contextlib.nullcontext()
     try:
@@ -51,7 +53,7 @@ def main(_) -> None:
                 builders.train_settings(config),
                 folders.train,
                 data,
-                builders.evaluators(config, objective, store, mesh),
+                training_evaluators(config, objective, store, mesh),
                 initial_params=start,
                 should_stop=should_stop,
             )

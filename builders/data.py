@@ -74,6 +74,8 @@ class EvaluationSettings:
       retrieval_layer: layer whose states are averaged to sentence vectors.
       retrieval_pivot: language that the others are compared with.
       retrieval_max_sentences: number of pairs per parallel set; 0 for all.
+      frozen_generator: working directory of a run of replaced-token detection, by whose samples
+        discriminators are scored besides their own generator's; "" for none.
     """
 
     batch_size: int
@@ -84,6 +86,7 @@ class EvaluationSettings:
     retrieval_layer: int
     retrieval_pivot: str
     retrieval_max_sentences: int
+    frozen_generator: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from objectives.mixture import Mixture, Term
 from objectives.objective import Objective
+from objectives.replaced_token import ReplacedToken
 from objectives.translation_lm import TranslationLM
 from vocap.allocation import language_probabilities
 
@@ -38,45 +39,63 @@ def build(setup: Setup) -> Objective:
     Raises:
       ValueError: settings do not fit the data; the message names the keys.
     """
-    data, parts = data_settings(setup.config), _parts(setup)
+    found = masked_lms(setup, encoder_settings(setup))
     contrast = setup.settings(ContrastSettings, "contrast")
+    terms = {PACKED: Term(found[PACKED], "mlm")}
+    if PAIRS in found:
+        terms[PAIRS] = Term(found[PAIRS], "tlm")
+    if SEPARATE_PAIRS in found:
+        contrasted = SentenceContrast(found[SEPARATE_PAIRS], contrast)
+        terms[SEPARATE_PAIRS] = Term(contrasted, "mlm_and_contrast")
+    return found[PACKED] if len(terms) == 1 else Mixture(terms)
+
+
+def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
+    """Build masked LM for each kind of batch that the run has.
+
+    Args:
+      setup: config and data.
+      encoder: settings of the model that all share.
+      scope: key of its parameters, see `MaskedLM`.
+    """
+    data = data_settings(setup.config)
+    parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
     first, *later = _packed_statistics(setup)
-    masked_lm = MaskedLM(
-        **parts,
-        name="mlm",
-        statistics=first[1],
-        later_statistics=tuple(later),
-        languages=setup.store.languages,
-    )
+    found: dict[str, MaskedLM] = {
+        PACKED: MaskedLM(
+            **parts,
+            name="mlm",
+            statistics=first[1],
+            later_statistics=tuple(later),
+            languages=setup.store.languages,
+        )
+    }
     if not (data.pair_share or data.contrast_share):
-        return masked_lm
+        return found
     counts = token_counts(setup.store, data.pair_alpha)
     of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
     of_pairs = of_pairs._replace(languages=first[1].languages)
     of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
-    terms = {PACKED: Term(masked_lm, "mlm")}
     if data.pair_share:
         restart = data.pair_positions == "restart"
-        translation_lm = dataclasses.replace(of_separate_pairs, positions_restart=restart)
-        terms[PAIRS] = Term(translation_lm, "tlm")
+        found[PAIRS] = dataclasses.replace(of_separate_pairs, positions_restart=restart)
     if data.contrast_share:
-        contrasted = SentenceContrast(of_separate_pairs, contrast)
-        terms[SEPARATE_PAIRS] = Term(contrasted, "mlm_and_contrast")
-    return Mixture(terms)
+        found[SEPARATE_PAIRS] = of_separate_pairs
+    return found
 
 
 def has_masked_lm(objective: Objective) -> bool:
-    """Whether an objective is masked LM on packed sequences, or has it as a term."""
-    return isinstance(_packed_term(objective), MaskedLM)
+    """Whether an objective is masked LM on packed sequences, or has it as a term or generator."""
+    return isinstance(_masked_lm(objective), MaskedLM)
 
 
 def masked_lm_of(objective: Objective) -> MaskedLM:
-    """Return an objective's masked LM on packed sequences, itself or a term.
+    """Return an objective's masked LM on packed sequences: itself, a term, or the generator.
 
     Raises:
       ValueError: it has none.
     """
-    found = _packed_term(objective)
+    found = _masked_lm(objective)
     if not isinstance(found, MaskedLM):
         raise ValueError(
             f"the objective {type(objective).__name__} has no masked LM on packed sequences, so no "
@@ -85,21 +104,46 @@ def masked_lm_of(objective: Objective) -> MaskedLM:
     return found
 
 
-def _packed_term(objective: Objective) -> Objective | None:
+def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
+    """Return the part of an objective with the encoder that is fine-tuned, and its parameters.
+
+    Raises:
+      ValueError: it has none.
+    """
+    found = packed_term(objective)
+    return found if isinstance(found, ReplacedToken) else masked_lm_of(objective)
+
+
+def _masked_lm(objective: Objective) -> Objective | None:
+    found = packed_term(objective)
+    return found.generator if isinstance(found, ReplacedToken) else found
+
+
+def packed_term(objective: Objective) -> Objective | None:
+    """Return the objective of packed sequences: itself or a term; None if there is none."""
     if not isinstance(objective, Mixture):
         return objective
     return objective.terms[PACKED].objective if PACKED in objective.terms else None
 
 
-def _parts(setup: Setup) -> dict[str, Any]:
-    """Common fields of masked LM on packed sequences and on pairs."""
-    store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
-    encoder = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
-    if encoder.max_length < store.length:
+def encoder_settings(setup: Setup) -> EncoderSettings:
+    """Settings of the encoder in the config.
+
+    Raises:
+      ValueError: it has fewer positions than sequences have tokens.
+    """
+    found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
+    if found.max_length < setup.store.length:
         raise ValueError(
-            f"model.max_length is {encoder.max_length}, but sequences have {store.length} tokens "
-            "(store.length)"
+            f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
+            "tokens (store.length)"
         )
+    return found
+
+
+def _parts(setup: Setup) -> dict[str, Any]:
+    """Common fields of masked LM on packed sequences and on pairs, but for the encoder."""
+    store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
     _check_refresh_interval(setup, settings, mask)
@@ -111,7 +155,6 @@ def _parts(setup: Setup) -> dict[str, Any]:
     }
     full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
     return {
-        "encoder": Encoder(encoder),
         "output_layer": make_output_layer(settings, **layout),
         "exact_layer": make_exact_layer(settings, **layout),
         "mask": mask,

@@ -8,11 +8,12 @@ from ml_collections import ConfigDict
 
 from builders import model, objectives
 from builders.data import settings
-from builders.masked_lm import masked_lm_of
+from builders.masked_lm import encoder_of, masked_lm_of
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
+from models.encoder import Encoder
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
 from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
@@ -70,14 +71,30 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
-    sizes = masked_lm.encoder.settings
     slots = masked_lm.mask.slots(store.length)
-    masked = rows * slots
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
-    activations = ActivationSizes(
-        tokens=rows * store.length,
-        length=store.length,
+    model_shards = mesh.shape["model"]
+    logits = rows * slots * classes // model_shards
+    activations = _activations(masked_lm.encoder, rows, store.length, logits, model_shards)
+    found = encoder_of(objective)
+    if found is not masked_lm:  # a discriminator beside it
+        activations += _activations(found.encoder, rows, store.length, 0, model_shards)
+    return Estimate(
+        mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
+        bytes={**state_bytes(state), "activations": activations},
+        layout=parameter_table(state.params),
+    )
+
+
+def _activations(
+    encoder: Encoder, sequences: int, length: int, logits: int, model_shards: int
+) -> int:
+    """Bytes of an encoder's activations for a device's sequences; see `ActivationSizes`."""
+    sizes = encoder.settings
+    return ActivationSizes(
+        tokens=sequences * length,
+        length=length,
         hidden_size=sizes.hidden_size,
         mlp_size=sizes.mlp_size,
         num_layers=sizes.num_layers,
@@ -85,14 +102,9 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
         remat=sizes.remat,
         has_attention_weights=sizes.attention == "xla",
-        logits=masked * classes // mesh.shape["model"],
-        model_shards=mesh.shape["model"],
-    )
-    return Estimate(
-        mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
-        bytes={**state_bytes(state), "activations": activations.bytes()},
-        layout=parameter_table(state.params),
-    )
+        logits=logits,
+        model_shards=model_shards,
+    ).bytes()
 
 
 def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:

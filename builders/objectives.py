@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 # Module and function that build each objective. A config may name others as
 # "package.module:function".
-OBJECTIVES = {"masked_lm": "builders.masked_lm:build"}
+OBJECTIVES = {
+    "masked_lm": "builders.masked_lm:build",
+    "replaced_token": "builders.replaced_token:build",
+}
 
 
 @dataclasses.dataclass(frozen=True)

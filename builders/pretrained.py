@@ -11,18 +11,13 @@ from ml_collections import ConfigDict
 
 from builders import model
 from builders.data import Folders, open_packed_dataset, settings
-from builders.masked_lm import masked_lm_of
+from builders.masked_lm import encoder_of
 from common import artifacts
+from configs import base
 from interop import model_folder
 from models.encoder import EncoderSettings
 from training.sharding import MeshSettings, make_mesh
 
-# Keys missing from the record of a run, since they do not affect its results.
-_TRAIN = {
-    "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1,
-    "keep_every": 0, "tensorboard": False, "peak_flops": 0.0, "profile_from": 0, "profile_steps": 0,
-}  # fmt: skip
-_DATA = {"loader": "threads", "prefetch": 1}
 # A single device: only the parameters are needed, and the batch may not divide over more.
 _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "rules": ()}
 
@@ -72,14 +67,27 @@ def read_pretrained(path: str) -> Pretrained:
 
 
 def _of_run(folders: Folders) -> Pretrained:
-    """Read the latest checkpoint of a run of train.py."""
+    """Read the encoder of the latest checkpoint of a run of train.py."""
+    trained = read_run(folders)
+    found = encoder_of(trained.objective)
+    params = jax.device_get(found.encoder_params(trained.params))
+    return Pretrained(found.encoder.settings, params, folders.read_tokenizer())
+
+
+def read_run(folders: Folders) -> model.Trained:
+    """Read the latest checkpoint of a run of train.py, on one device."""
+    config = run_config(folders)
+    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
+    return model.restore(config, open_packed_dataset(folders), folders, mesh)
+
+
+def run_config(folders: Folders) -> ConfigDict:
+    """Read the recorded config of a run of train.py, for one device."""
     recorded = artifacts.read_json(folders.train / "settings.json")
     del recorded["rows"]  # settings of the stage before
-    config = ConfigDict(recorded)
-    for name, defaults in (("data", _DATA), ("train", _TRAIN), ("mesh", _MESH)):
-        config[name] = {**defaults, **recorded[name]}
-    store = open_packed_dataset(folders)
-    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
-    trained = model.restore(config, store, folders, mesh)
-    encoder = masked_lm_of(trained.objective).encoder
-    return Pretrained(encoder.settings, jax.device_get(trained.params), folders.read_tokenizer())
+    # Keys that do not affect results are not recorded, nor those that are newer than the run.
+    defaults = {**base.get_config().to_dict(), "mesh": _MESH}
+    config = ConfigDict(defaults)
+    for name, value in recorded.items():
+        config[name] = {**defaults.get(name, {}), **value} if isinstance(value, dict) else value
+    return config

@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
     config.contrast = ConfigDict()  # objectives/contrastive.py, ContrastSettings
     config.contrast.weight = 1.0
     config.contrast.temperature = 0.05
+    config.replaced_token = _replaced_token()
     config.output_layer = _output_layer()
     config.optimizer = _optimizer()
     config.mesh = _mesh()
@@ -121,6 +122,16 @@ def _model() -> ConfigDict:
     return model
 
 
+def _replaced_token() -> ConfigDict:
+    """objectives/replaced_token.py, ReplacedTokenSettings; XLM-E's as far as they are stated."""
+    section = ConfigDict()
+    section.generator_layers = 4
+    section.weight = 50.0
+    section.temperature = 1.0
+    section.embeddings = "shared"
+    return section
+
+
 def _output_layer() -> ConfigDict:
     """knn_sampling/output_layer.py, OutputLayerSettings."""
     layer = ConfigDict()
@@ -202,4 +213,5 @@ def _evaluation() -> ConfigDict:
     evaluation.retrieval_layer = 8  # of 12, as XTREME's
     evaluation.retrieval_pivot = "en"
     evaluation.retrieval_max_sentences = 0
+    evaluation.frozen_generator = ""  # none
     return evaluation

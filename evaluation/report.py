@@ -14,6 +14,7 @@ import numpy as np
 from common import artifacts
 from evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from evaluation.masked_lm import LanguageLoss
+from evaluation.replaced_token import Detection
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.output_layer import OutputLayerSettings
@@ -24,12 +25,17 @@ from vocap.report import allocation_table
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Evaluation results after `step` steps; see `masked_lm`, `retrieval` and `examples`."""
+    """Evaluation results after `step` steps.
+
+    See `masked_lm`, `retrieval`, `examples` and `replaced_token`; there is a `detection` for
+    discriminators only.
+    """
 
     step: int
     losses: Mapping[str, LanguageLoss]
     retrieval: Mapping[str, Mapping[str, RetrievalResult]]
     examples: Sequence[Example]
+    detection: Mapping[str, Mapping[str, Detection]] = dataclasses.field(default_factory=dict)
 
 
 def write_report(
@@ -61,6 +67,7 @@ def write_report(
         "## Evaluation",
         evaluation_table(results, store),
         _EVALUATION_NOTE,
+        *_detection_sections(folder, results, metrics),
         "## Vocabulary",
         allocation_table(allocation),
         "![ALP against size](alp.png)",
@@ -83,6 +90,13 @@ _EVALUATION_NOTE = """\
 - *retrieval*: share of held-out sentences whose nearest neighbour, by cosine of mean hidden
   states, is their translation in the pivot language, and back; averaged over parallel sets."""
 
+_DETECTION_NOTE = """\
+The discriminator on held-out text in which tokens were replaced: by samples of its own generator
+(*own*), which is harder the better the generator is, by samples of the language's unigram
+distribution (*unigram*), or by those of another run's generator (*frozen*, if
+`evaluation.frozen_generator` names one). *AUC*: probability that a replaced token has a higher
+logit than an original one, 50 % by chance. *precision*, *recall*: of the tokens called replaced."""
+
 _SAMPLED_LOSS_NOTE = """\
 The training loss runs over sampled classes only and is no measure of the exact loss, except in the
 exact steps at the end: compare exact losses."""
@@ -98,6 +112,45 @@ is all that the model saw. `evaluation.seed` draws it, no model being asked, fro
 {SHORTEST} to {LONGEST} pieces, or from parts of text where no marks end sentences, and draws the
 piece from those with a letter and {MIN_COUNT} occurrences or more in the language's training text.
 A sentence illustrates; the measure is the loss."""
+
+
+def _detection_sections(
+    folder: pathlib.Path, results: Results, metrics: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Write the plot of the discriminator's AUC; return its sections, [] without one."""
+    if not results.detection:
+        return []
+    plot_detection(metrics, folder / "detection.png")
+    return [
+        "## Replaced tokens",
+        detection_table(results.detection),
+        _DETECTION_NOTE,
+        "![AUC of the discriminator](detection.png)",
+    ]
+
+
+def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
+    """Format scores of a discriminator as a Markdown table, a row per language and the mean."""
+    names = ("auc", "precision", "recall", "replaced")
+    lines = [
+        "| language | " + " | ".join(f"{kind}: {' | '.join(names)}" for kind in detection) + " |",
+        "|---|" + "---:|" * (len(names) * len(detection)),
+    ]
+    languages = next(iter(detection.values()))
+    rows = {
+        language: [getattr(found[language], name) for found in detection.values() for name in names]
+        for language in languages
+    }
+    for language, row in rows.items():
+        lines.append(f"| {language} | " + " | ".join(_percent(value) for value in row) + " |")
+    with np.errstate(all="ignore"):
+        means = [np.nanmean(list(column)) for column in zip(*rows.values(), strict=True)]
+    lines.append("| **mean** | " + " | ".join(map(_percent, means)) + " |")
+    return "\n".join(lines)
+
+
+def _percent(value: float) -> str:
+    return "" if np.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _summary(results: Results, store: PackedDataset) -> str:
@@ -171,7 +224,7 @@ def evaluation_table(results: Results, store: PackedDataset) -> str:
 
 def _cells(values: Sequence[float]) -> str:
     loss, unigram, bits, *retrieval = values
-    percent = ["" if np.isnan(value) else f"{value:.1f} %" for value in retrieval]
+    percent = [_percent(value / 100) for value in retrieval]
     return " | ".join([f"{loss:.3f}", f"{unigram:.3f}", f"{bits:.3f}", *percent]) + " |"
 
 
@@ -199,14 +252,16 @@ def plot_loss(
 ) -> None:
     """Plot training loss, exact held-out loss with its range over languages, and unigram level.
 
-    From step `exact_from` on training used the exact softmax. For a mixture of objectives, the
-    training loss is that of masked LM, since the other losses are not comparable.
+    From step `exact_from` on training used the exact softmax. For a mixture of objectives, and for
+    replaced-token detection, the training loss is that of masked LM on packed sequences, since the
+    other losses are not comparable.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     _shade_exact_steps(axes, metrics, exact_from)
-    is_mixture = any("train/mlm_loss" in record for record in metrics)
-    training = _series(metrics, "train/mlm_loss" if is_mixture else "train/loss")
-    axes.plot(*training, color="tab:blue", alpha=0.6, label="training")
+    recorded = {name for record in metrics for name in record}
+    names = ("train/mlm_loss", "train/mrtd/generator_loss", "train/loss")
+    training = next((name for name in names if name in recorded), "train/loss")
+    axes.plot(*_series(metrics, training), color="tab:blue", alpha=0.6, label="training")
     label = f"unigram, mean of languages ({unigram:.3f})"
     axes.axhline(unigram, color="black", linestyle="--", label=label)
     steps, mean = _series(metrics, "eval/loss")
@@ -228,6 +283,25 @@ def plot_loss(
     axes.set_ylabel("loss (nats a masked token)")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2)
+    _save(figure, path)
+
+
+def plot_detection(metrics: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
+    """Plot the AUC of a discriminator by step, on each corruption of held-out text."""
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    for kind, label in (
+        ("unigram", "unigram samples"),
+        ("frozen", "samples of a frozen generator"),
+        ("own", "samples of its own generator"),
+    ):
+        steps, values = _series(metrics, f"rtd/{kind}/auc")
+        if steps:
+            axes.plot(steps, values, "o-", label=label)
+    axes.axhline(0.5, color="black", linestyle="--", label="chance")
+    axes.set_xlabel("step")
+    axes.set_ylabel("AUC, mean of languages")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=4)
     _save(figure, path)
 
 

@@ -47,7 +47,7 @@ class _Form(Protocol):
     MODEL_TYPE: str
     METADATA: Mapping[str, str]  # of the safetensors file
 
-    def config(self, sizes: Mapping[str, Any]) -> dict[str, Any]: ...
+    def config(self, sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]: ...
 
     def tensors(
         self, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]
@@ -72,7 +72,7 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Returns:
       The sizes, named as in `EncoderSettings`, without the settings of how to compute, and the
-      parameters of `Encoder`, nested dicts of float32 arrays.
+      parameters of `Encoder`, nested dicts of float32 arrays, with "head" if the folder has one.
 
     Raises:
       ValueError: a file is missing or damaged, a setting is not supported by the format, or a
@@ -83,12 +83,14 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return sizes, parameters.nested(form.read_arrays(folder, config))
 
 
-def why_not_transformers(sizes: Mapping[str, Any]) -> str:
+def why_not_transformers(sizes: Mapping[str, Any], *, has_head: bool = True) -> str:
     """Return the reason that `transformers` cannot load a model, or "" if it can.
 
     The reason is a sentence without its full stop.
     """
     found = xlm_roberta.differences(sizes)
+    if not has_head:
+        found = "; ".join([*([found] if found else []), "this encoder has no masked-LM head"])
     return found and (
         "transformers cannot load this model: its only class that models are exported to is XLM-R, "
         f"and {found}"
@@ -110,8 +112,8 @@ def write_model(
 
     Args:
       folder: the destination; absent or empty.
-      params: the parameters of `Encoder`, nested dicts of arrays. Rows of the table and of the
-        bias beyond the tokenizer's pieces are padding and left out.
+      params: the parameters of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of the
+        table and of the bias beyond the tokenizer's pieces are padding and left out.
       sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
       tokenizer: the serialised SentencePiece model, as written by `vocap.merge.write_model`. It is
         stored beside the files for `transformers`.
@@ -123,13 +125,15 @@ def write_model(
     check_writable(folder)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
-    form: _Form = vocap_encoder if xlm_roberta.differences(sizes) else xlm_roberta
+    has_head = "head" in params
+    is_xlm_roberta = not why_not_transformers(sizes, has_head=has_head)
+    form: _Form = xlm_roberta if is_xlm_roberta else vocap_encoder
     with _new_folder(folder) as aside:
         huggingface.export_tokenizer(tokenizer, aside)
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)
         tensors = form.tensors(parameters.flat(params, sizes), sizes)
         save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))
-        artifacts.write_json(aside / _CONFIG, form.config(sizes))
+        artifacts.write_json(aside / _CONFIG, form.config(sizes, has_head=has_head))
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
@@ -148,17 +152,15 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
 
 
 def table_of(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the embedding table [V, E] of parameters, and the output bias [V]."""
-    return params["embeddings"]["table"], params["head"]["bias"]
+    """Return the embedding table [V, E] of parameters, and the output bias [V], or zeros."""
+    table = params["embeddings"]["table"]
+    return table, params["head"]["bias"] if "head" in params else np.zeros(len(table), np.float32)
 
 
 def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
-    """Return the parameters with the table [V, E] and the output bias [V] replaced."""
-    return {
-        **params,
-        "embeddings": {**params["embeddings"], "table": table},
-        "head": {**params["head"], "bias": bias},
-    }
+    """Return the parameters with the table [V, E] and any output bias [V] replaced."""
+    changed = {**params, "embeddings": {**params["embeddings"], "table": table}}
+    return {**changed, "head": {**params["head"], "bias": bias}} if "head" in params else changed
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
@@ -174,6 +176,12 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
         )
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
+    if not config.get("masked_lm_head", True):
+        raise ValueError(
+            f"{folder} holds an encoder without a masked-LM head, with which masked LM cannot "
+            "start; export its generator (tools.export_model --part=generator), or start from the "
+            "--workdir of its run"
+        )
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
     differing = [key for key in keys if settings[key] != sizes[key]]
     if differing:

@@ -15,18 +15,24 @@ _Shapes = dict[str, tuple[int, ...]]
 _BY_PIECE = ("embeddings.table", "head.bias")
 
 
-def shapes(sizes: Mapping[str, Any]) -> _Shapes:
-    """Return names and shapes of all parameters, for sizes named as in `EncoderSettings`."""
+def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
+    """Return names and shapes of all parameters.
+
+    Args:
+      sizes: named as in `EncoderSettings`.
+      has_head: whether there is a masked-LM head; discriminators have none.
+    """
     width, embedding_size, position = (
         sizes[key] for key in ("hidden_size", "embedding_size", "position")
     )
     found: _Shapes = {
         "embeddings.table": (sizes["vocab_size"], embedding_size),
         **_norm("embeddings.norm", width),
-        **_dense("head.dense", width, embedding_size),
-        **_norm("head.norm", embedding_size),
-        "head.bias": (sizes["vocab_size"],),
     }
+    if has_head:
+        found |= _dense("head.dense", width, embedding_size)
+        found |= _norm("head.norm", embedding_size)
+        found["head.bias"] = (sizes["vocab_size"],)
     if embedding_size != width:
         found |= _dense("embeddings.project", embedding_size, width)
     if position == "learned":
@@ -72,7 +78,7 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
     """Flatten parameters to float32 arrays by name.
 
     Args:
-      params: nested dicts of arrays.
+      params: nested dicts of arrays; "head" may be absent.
       sizes: named as in `EncoderSettings`; rows of the table and of the output bias beyond
         `vocab_size` are padding and left out.
 
@@ -80,7 +86,7 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
       ValueError: the shape of a parameter does not match the sizes.
     """
     found = {}
-    for name, shape in shapes(sizes).items():
+    for name, shape in shapes(sizes, has_head="head" in params).items():
         value: Any = params
         for key in name.split("."):
             value = value[key]

@@ -1,8 +1,9 @@
 """Our own format of a model folder, for encoders without a class in `transformers`.
 
 config.json holds the settings, named as in `models.encoder.EncoderSettings`, all but those of how
-to compute (`dtype`, `attention`, `remat`, `unroll`). Each tensor is a parameter with its name and
-shape in `interop.parameters`.
+to compute (`dtype`, `attention`, `remat`, `unroll`), and `masked_lm_head`, false for an encoder
+without one, such as a discriminator. Each tensor is a parameter with its name and shape in
+`interop.parameters`.
 """
 
 import pathlib
@@ -33,10 +34,11 @@ _CHOICES = {
 _SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
 
 
-def config(sizes: Mapping[str, Any]) -> dict[str, Any]:
+def config(sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
     """Return the value of config.json."""
     settings = {key: sizes[key] for key in _SETTINGS}
-    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings}
+    head = {} if has_head else {"masked_lm_head": False}
+    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings, **head}
 
 
 def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -65,6 +67,8 @@ def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
     for key, choices in _CHOICES.items():
         if config.get(key) not in choices:
             _refuse(path, config, key, f"one of {choices}")
+    if not isinstance(config.get("masked_lm_head", True), bool):
+        _refuse(path, config, "masked_lm_head", "true or false")
     if config["hidden_size"] % config["num_heads"]:
         _refuse(path, config, "num_heads", f"a divisor of hidden_size {config['hidden_size']}")
     return {key: config[key] for key in _SETTINGS}
@@ -85,7 +89,7 @@ def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np
       ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of a different
         shape.
     """
-    shapes = parameters.shapes(config)
+    shapes = parameters.shapes(config, has_head=config.get("masked_lm_head", True))
     with Weights.open(folder, _EXPORT_AGAIN) as weights:
         weights.check_names(shapes)
         return {name: weights.read(name, shape) for name, shape in shapes.items()}

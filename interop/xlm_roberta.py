@@ -182,7 +182,7 @@ def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[
     return found
 
 
-def config(sizes: Mapping[str, Any]) -> dict[str, Any]:
+def config(sizes: Mapping[str, Any], *, has_head: bool = True) -> dict[str, Any]:
     """Return the value of config.json; the special ids are those of all exported tokenizers."""
     return {
         "architectures": ["XLMRobertaForMaskedLM"],

@@ -13,6 +13,9 @@ from models.layout import embedded, only_data_is_split, split_batch
 from models.masks import segment_mask
 from models.positions import DistanceBias, DistanceTable, LearnedPositions
 
+# Rows [R, E] of token embeddings, or several tables of them whose sum they are.
+Tables = jax.Array | tuple[jax.Array, ...]
+
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
 # Rematerialisation policy of a layer, by model.remat.
@@ -171,7 +174,7 @@ class Embeddings(nn.Module):
         tokens: jax.Array,
         positions: jax.Array,
         deterministic: bool,
-        table: jax.Array | None = None,
+        table: Tables | None = None,
     ) -> jax.Array:
         s = self.settings
         if table is None:
@@ -180,7 +183,11 @@ class Embeddings(nn.Module):
                 with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), ("vocab", "embed")),
                 (s.vocab_size, s.embedding_size),
             )
-        x = embedded(table, tokens).astype(s.dtype)  # [B, L, E]
+        first, *others = table if isinstance(table, tuple) else (table,)
+        x = embedded(first, tokens)  # [B, L, E]
+        for other in others:
+            x = x + embedded(other, tokens)
+        x = x.astype(s.dtype)
         if s.embedding_size != s.hidden_size:
             x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
         if s.position == "learned":
@@ -337,7 +344,7 @@ class Encoder(nn.Module):
         *,
         deterministic: bool,
         num_layers: int | None = None,
-        table: jax.Array | None = None,
+        table: Tables | None = None,
         positions_restart: bool = False,
     ) -> jax.Array:
         """Hidden states [B, L, D] after `num_layers` layers, all by default.
@@ -348,7 +355,8 @@ class Encoder(nn.Module):
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
           num_layers: number of layers applied; 0 gives the embeddings.
-          table: [R, E] rows indexed by `tokens`, in place of the token embeddings.
+          table: [R, E] rows indexed by `tokens`, in place of the token embeddings; of several
+            tables the sum of the rows.
           positions_restart: whether positions restart within a segment. Distances are then taken
             from positions; otherwise from indices, which is equivalent and cheaper.
 

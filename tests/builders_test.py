@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import data as data_builders
-from builders import masked_lm, objectives, streams
+from builders import evaluators, masked_lm, objectives, streams
 from builders import model as builders
 from common import artifacts
 from configs import base, quickstart
@@ -110,10 +110,10 @@ class ConfigsTest(parameterized.TestCase):
         _, batch = next(streams.training_data(config, store, mesh).batches(range(1)))
         tokens = config.train.batch_size * config.store.length
         self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
-        self.assertLen(builders.evaluators(config, objective, store, mesh), 2)
+        self.assertLen(evaluators.training_evaluators(config, objective, store, mesh), 2)
         one = masked_lm.masked_lm_of(objective)
-        builders.exact_masked_lm(config, one, store, mesh, in_training=False)
-        builders.retrieval(config, one, store, mesh)
+        evaluators.exact_masked_lm(config, one, store, mesh, in_training=False)
+        evaluators.retrieval(config, one, store, mesh)
 
     @parameterized.parameters(*CONFIGS)
     def test_it_is_documented(self, name):
@@ -147,7 +147,7 @@ class RunlocalTest(parameterized.TestCase):
                 builders.train_settings(config),
                 pathlib.Path(folder),
                 streams.training_data(config, store, mesh),
-                builders.evaluators(config, objective, store, mesh)[:1],
+                evaluators.training_evaluators(config, objective, store, mesh)[:1],
             )
             records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import data as data_builders
-from builders import masked_lm, objectives, streams
+from builders import evaluators, masked_lm, objectives, streams
 from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
@@ -141,7 +141,7 @@ class FitTest(parameterized.TestCase):
         objective = objective_of(config, mesh)
         functions = builders.train_functions(config, objective, mesh)
         state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
-        _, sampled = builders.evaluators(config, objective, write_store(), mesh)
+        _, sampled = evaluators.training_evaluators(config, objective, write_store(), mesh)
         found = sampled(state)
         self.assertBetween(found["sampling/candidates"], 20, 200)
         self.assertBetween(found["sampling/sampled_loss"], 1, found["sampling/exact_loss"])

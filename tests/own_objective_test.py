@@ -9,8 +9,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
+from builders import evaluators, objectives, streams
 from builders import model as builders
-from builders import objectives, streams
 from tests import toy_objective
 from tests.training import program_test
 from training.loop import train
@@ -32,7 +32,9 @@ class OwnObjectiveTest(parameterized.TestCase):
         settings = MeshSettings(*axes, vocab_multiple=8, rules=config.mesh.rules)
         mesh = make_mesh(settings, jax.devices()[: np.prod(axes)])
         objective = objectives.objective(config, program_test.store(), mesh)
-        self.assertEmpty(builders.evaluators(config, objective, program_test.store(), mesh))
+        self.assertEmpty(
+            evaluators.training_evaluators(config, objective, program_test.store(), mesh)
+        )
         return builders.train_functions(config, objective, mesh)
 
     def train(self, functions, config, folder, num_steps=8):

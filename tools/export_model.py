@@ -5,7 +5,8 @@
 An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
 For an encoder with other positions, pre-LN or half embedding `transformers` has no class, and the
 folder has a format of our own. tools.import_model, tools.prune_model, finetune.py, train.init_from
-and `AutoTokenizer` read both formats. docs/interop.md has more.
+and `AutoTokenizer` read both formats. Of replaced-token detection the discriminator's encoder is
+written, or with --part=generator its generator. docs/interop.md has more.
 """
 
 import dataclasses
@@ -18,12 +19,16 @@ from ml_collections import config_flags
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives
-from builders.masked_lm import masked_lm_of
+from builders.masked_lm import encoder_of, masked_lm_of
 from common import entry_point
 from interop import model_folder
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
+_PART = flags.DEFINE_enum(
+    "part", "encoder", ("encoder", "generator"),
+    "Of replaced-token detection: the discriminator's encoder, or the generator, a masked LM.",
+)  # fmt: skip
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
 
@@ -35,13 +40,14 @@ def main(_) -> None:
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     # Before the checkpoint is read, since the output folder may be invalid.
     model_folder.check_writable(output)
-    encoder = masked_lm_of(objectives.objective(config, store)).encoder
-    sizes = dataclasses.asdict(encoder.settings)
+    part_of = masked_lm_of if _PART.value == "generator" else encoder_of
+    model = part_of(objectives.objective(config, store))
+    sizes = dataclasses.asdict(model.encoder.settings)
     trained = builders.restore(config, store, folders)
-    params = jax.device_get(trained.params)
+    params = jax.device_get(model.encoder_params(trained.params))
     model_folder.write_model(output, params, sizes, folders.read_tokenizer())
     logging.info("wrote the model of step %d to %s", trained.step, output)
-    if reason := model_folder.why_not_transformers(sizes):
+    if reason := model_folder.why_not_transformers(sizes, has_head="head" in params):
         logging.warning(
             "%s. %s has a form of our own, which tools.import_model, tools.prune_model, "
             "finetune.py and train.init_from read; its tensors can be read with safetensors "

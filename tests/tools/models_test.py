@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 from builders import data as data_builders
 from builders import model as builders
 from builders import objectives, streams
+from builders.initial import initial_params
 from builders.masked_lm import masked_lm_of
 from common import artifacts
 from configs import quickstart
@@ -267,7 +268,7 @@ class EntryPointsTest(parameterized.TestCase):
         del settings["vocab_size"]
         model = self.write_model(**settings)
         model.rename(output)
-        read = builders.initial_params(config, objective, folders)
+        read = initial_params(config, objective, folders)
         assert read is not None
         start = read()
         cut = model_folder.with_table(start, *(x[:VOCAB] for x in model_folder.table_of(start)))

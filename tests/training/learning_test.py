@@ -8,8 +8,8 @@ import numpy as np
 from absl.testing import absltest
 
 from builders import data as data_builders
+from builders import evaluators, objectives, streams
 from builders import model as builders
-from builders import objectives, streams
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from tests.factories import SPECIAL_IDS
@@ -50,7 +50,7 @@ class LearningTest(absltest.TestCase):
         mesh = make_mesh(mesh_settings, jax.devices()[:1])
         objective = objectives.objective(config, store, mesh)
         functions = builders.train_functions(config, objective, mesh)
-        evaluator = builders.exact_masked_lm(config, objective, store, mesh, in_training=False)
+        evaluator = evaluators.exact_masked_lm(config, objective, store, mesh, in_training=False)
 
         first = evaluator.run(functions.init(np.int32(config.train.seed)).params)["aa"]
         data, settings = streams.training_data(config, store, mesh), builders.train_settings(config)

@@ -15,8 +15,8 @@ import jax
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from builders import evaluators, streams
 from builders import model as builders
-from builders import streams
 from builders.masked_lm import masked_lm_of
 from tests.training import program_test
 from training.checkpoint import restore_latest_params
@@ -36,7 +36,8 @@ def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, da
         evaluate_every=HALF,
     )
     masked_lm = masked_lm_of(functions.objective)
-    evaluator = builders.exact_masked_lm(config, masked_lm, store, functions.mesh, in_training=True)
+    mesh = functions.mesh
+    evaluator = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=True)
     data = data or streams.training_data(config, store, functions.mesh)
     train(functions, settings, folder, data, evaluators=[evaluator])
 

@@ -14,6 +14,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import Mesh
 
 from builders import data as data_builders
+from builders import evaluators as evaluator_builders
 from builders import model as builders
 from builders import objectives, streams
 from configs import quickstart
@@ -109,7 +110,7 @@ def make_fresh_functions(variant: str, axes: tuple[int, int, int]) -> TrainFunct
 def evaluators(variant: str, mesh: Mesh) -> list:
     settings = config(variant)
     objective = objectives.objective(settings, store(), mesh)
-    found = builders.evaluators(settings, objective, store(), mesh)
+    found = evaluator_builders.training_evaluators(settings, objective, store(), mesh)
     return found if variant == "rows" else found[:1]
 
 

@@ -1,0 +1,91 @@
+"""Initial parameters of a run: random, of a model folder, or of another run."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from ml_collections import ConfigDict
+
+from builders import objectives
+from builders.data import Folders, open_packed_dataset
+from builders.masked_lm import masked_lm_of
+from builders.pretrained import read_run, run_config
+from interop import model_folder
+from objectives.objective import Objective
+
+
+def initial_params(
+    config: ConfigDict, objective: Objective, folders: Folders
+) -> Callable[[], Any] | None:
+    """Build a reader of the initial parameters in `train.init_from`; None for random ones.
+
+    A working directory of train.py gives all parameters of its latest checkpoint, such as those of
+    generator and discriminator; a model folder gives those of a masked LM.
+
+    Raises:
+      ValueError: the run has not started and cannot start from there.
+    """
+    if not config.train.init_from:
+        return None
+    source = pathlib.Path(config.train.init_from)
+    is_run = (source / "train" / "settings.json").exists()
+    reader = _of_run if is_run else _of_folder
+    # Checked before the folder of training is claimed.
+    return reader(source, objective, folders, check=not (folders.train / "checkpoints").exists())
+
+
+def _of_folder(
+    source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
+) -> Callable[[], Any]:
+    """Reader of a model folder (`interop.model_folder`)."""
+    masked_lm = masked_lm_of(objective)
+    if masked_lm.scope:
+        raise ValueError(
+            f"train.init_from is {source}, a model folder, which holds one encoder; a run of "
+            f"{type(objective).__name__} starts from the --workdir of a run with its objective"
+        )
+    args = source, dataclasses.asdict(masked_lm.encoder.settings), folders.read_tokenizer()
+    if check:
+        model_folder.check_initial(*args)
+    return lambda: model_folder.initial_params(*args)
+
+
+def _of_run(
+    source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
+) -> Callable[[], Any]:
+    """Reader of the latest checkpoint of another run on the same vocabulary."""
+    other = Folders(source)
+    if check:
+        if other.read_tokenizer() != folders.read_tokenizer():
+            raise ValueError(
+                f"train.init_from: {other.tokenizer} is not {folders.tokenizer}, with which this "
+                f"run's rows were made; copy {other.vocab} to {folders.workdir} and run "
+                "prepare_data.py again"
+            )
+        theirs = objectives.objective(run_config(other), open_packed_dataset(other))
+        _check_same_parameters(source, theirs, objective)
+    return lambda: jax.device_get(read_run(other).params)
+
+
+def _check_same_parameters(source: pathlib.Path, theirs: Objective, ours: Objective) -> None:
+    """Raise ValueError unless the parameters of two objectives have equal names and shapes."""
+    there, here = _parameter_shapes(theirs), _parameter_shapes(ours)
+    for name in sorted({*there, *here}):
+        if there.get(name) != here.get(name):
+            raise ValueError(
+                f"train.init_from: parameter {name} has shape {there.get(name, 'none')} in the run "
+                f"in {source} and {here.get(name, 'none')} in this one; set objective, model and "
+                "replaced_token as they are there, or start from another run"
+            )
+
+
+def _parameter_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of an objective by their paths."""
+    params = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): array.shape
+        for path, array in jax.tree.leaves_with_path(params)
+    }

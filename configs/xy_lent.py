@@ -1,0 +1,161 @@
+"""XY-LENT's pre-training runs (Patra et al., ACL 2023), and the same in small for two CPU cores.
+
+    for stage in build_vocab prepare_data train evaluate; do
+      python $stage.py --config=configs/xy_lent.py:RUN,DATA --workdir=runs/RUN
+    done
+
+ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), half of the
+steps each, with a VoCap vocabulary and a gated relative position bias; docs/xy_lent.md. Without
+`,DATA` a config is for looking at.
+
+| run | the paper's | expected XNLI |
+|---|---|---|
+| base, large, xl | Tables 8 and 9 | 80.5, 83.0, 84.8 (Table 1) |
+| base_mlm | MLM + TLM on the same data, Table 2 | 78.4 |
+| base_english | pairs with English only, near CCAligned's in Table 2 | 78.1 |
+| base_250k | the same with 250K pieces, Table 2 | 76.6 |
+| base_m2m | Eq. 1 in place of Eq. 2 | - |
+| base_knn | the generator's softmax by k-NN sampling | - |
+
+None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
+files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is CC-100, its pairs are CCMatrix
+(1,015 language pairs) and multiCCAligned (2,959). Not in the paper, and chosen here: the mask rate,
+that masked tokens are always `<mask>`, the temperature of Eq. 2 (M2M-100's 5), dropout of the
+discriminator, the generators' depth for Large and XL, the placement of LayerNorm, and the lengths
+of the buckets. Its batch "per task" is here that of a step, which is of one task.
+
+The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `configs/bitext.py`:
+21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
+discriminator of two. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, bitext, real_text, small
+
+_LARGE = {
+    "model.embedding_size": 1024,
+    "model.hidden_size": 1024,
+    "model.num_layers": 24,
+    "model.num_heads": 16,
+    "model.mlp_size": 4096,
+    "model.remat": "full",
+    "replaced_token.generator_layers": 6,
+    "train.num_steps": 500_000,
+    "train.batch_size": 2048,
+    "optimizer.learning_rate": 2e-4,
+    "optimizer.clip_norm": 1.0,
+}
+_XL = {
+    "model.embedding_size": 1536,
+    "model.hidden_size": 1536,
+    "model.num_layers": 48,
+    "model.num_heads": 24,
+    "model.mlp_size": 6144,
+    "model.remat": "full",
+    "replaced_token.generator_layers": 8,
+    "train.num_steps": 150_000,
+    "optimizer.learning_rate": 1e-4,
+    "optimizer.clip_norm": 1.0,
+}
+_MLM = {"objective": "masked_lm", "mask.mask_share": 0.8, "mask.random_share": 0.1}
+_ENGLISH = {"data.pair_sampling": "pivot"}
+
+# What differs from `_paper`, by run.
+RUNS = {
+    "base": {},
+    "large": _LARGE,
+    "xl": _XL,
+    "base_mlm": _MLM,
+    "base_english": _ENGLISH,
+    "base_250k": {**_ENGLISH, "vocab.target_size": 250_000},
+    "base_m2m": {"data.pair_sampling": "m2m"},
+    "base_knn": {"output_layer.kind": "knn", "output_layer.refresh_every": 1000},
+}
+
+# What differs from `_small`, by run.
+SMALL = {
+    "small": {},
+    "small_mlm": _MLM,
+    "small_english": _ENGLISH,
+    "small_2x": {"vocab.target_size": 20_000},
+    "small_m2m": {"data.pair_sampling": "m2m"},
+    "small_proportional": {"data.pair_sampling": "proportional"},
+    "small_shared": {"replaced_token.embeddings": "shared"},
+    "small_separate": {"replaced_token.embeddings": "separate"},
+    "small_lambda10": {"replaced_token.weight": 10.0},
+    "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
+    "small_knn": {"output_layer.kind": "knn"},
+}
+
+
+def get_config(arg: str = "base") -> ConfigDict:
+    """The config; `arg` is a run, or "RUN,DATA", or "runlocal"."""
+    run, _, data = arg.partition(",")
+    if run == "runlocal":
+        config = small.runlocal()
+        _replaced_tokens(config)
+        config.data.update(pair_sampling="sinkhorn", pair_share=0.5)
+        config.output_layer.kind = "full"
+        config.train.num_steps = 4  # of which some are on pairs
+        return config
+    runs = {**RUNS, **SMALL}
+    if run not in runs:
+        raise ValueError(f"xy_lent has no run {run!r}; there are {', '.join(runs)}")
+    config = _small() if run in SMALL else _paper()
+    config.corpus.root = data
+    config.update_from_flattened_dict(runs[run])
+    return config
+
+
+def _replaced_tokens(config: ConfigDict) -> None:
+    """Set what small generators and discriminators share."""
+    config.objective = "replaced_token"
+    config.replaced_token.generator_layers = 1
+    # With a shared table the weighted gradient of the discriminator drowns the generator's.
+    config.replaced_token.embeddings = "disentangled"
+    config.mask.update(mask_share=1.0, random_share=0.0)
+
+
+def _paper() -> ConfigDict:
+    """XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
+    config = base.get_config()
+    config.objective = "replaced_token"
+    config.corpus.parallel = ("bitext/*-*.tsv*",)
+    config.vocab.target_size = 500_000
+    config.data.update(
+        pair_share=0.5,
+        pair_sampling="sinkhorn",
+        pair_temperature=5.0,
+        pair_buckets=(64, 128, 256, 512),
+    )
+    config.mask.update(mask_share=1.0, random_share=0.0)
+    config.model.update(position="gated", dtype="bfloat16")
+    config.output_layer.kind = "blockwise"
+    config.optimizer.update(learning_rate=8e-4, clip_norm=2.0)
+    config.train.update(num_steps=125_000, batch_size=8192)
+    return config
+
+
+def _small() -> ConfigDict:
+    """A generator of one layer and a discriminator of two, in 21 languages."""
+    config = small.get_config()
+    _replaced_tokens(config)
+    config.corpus.text = ("common_voice_text/train", "wikiann_text", "books")
+    config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")
+    config.corpus.parallel_eval = ("ntrex/dev",)
+    config.corpus.parallel_heldout_fraction = 0.02
+    config.corpus.exclude = real_text.TESTED
+    config.corpus.languages = bitext.LANGUAGES
+    config.corpus.language_codes = ConfigDict(bitext.NTREX_CODES)
+    config.corpus.max_train_bytes = 1_500_000
+    config.vocab.target_size = 10_000
+    config.store.length = 64
+    config.data.update(
+        pair_share=0.5, pair_sampling="sinkhorn", pair_temperature=5.0, pair_buckets=(32, 64, 128)
+    )
+    config.output_layer.kind = "full"
+    config.optimizer.clip_norm = 2.0
+    config.train.update(num_steps=4000, evaluate_every=500)
+    config.evaluation.max_sequences_in_training = 16
+    return config
