@@ -1,10 +1,11 @@
 """Builder of the training stream: packed sequences and, optionally, pairs of translations."""
 
 import numpy as np
+from absl import logging
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from builders.data import data_settings
+from builders.data import data_settings, pair_sampling, pair_shares
 from builders.masked_lm import language_shares
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
@@ -58,17 +59,33 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     stream: Stream = AlphaPhases(phases) if data.alpha_phases else phases[0][1]
     if not (data.pair_share or data.contrast_share):
         return stream
+    _log_pair_sampling(config, store)
+    of_languages = pair_shares(config, store)
     streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
     for share, is_separate in ((data.pair_share, False), (data.contrast_share, True)):
         if share:
-            bitext = BitextSettings(
-                buckets=data.pair_buckets,
-                positions=data.pair_positions,
-                alpha=data.pair_alpha,
-                tokens=train.batch_size * store.length,
-                separate_segments=is_separate,
-            )
-            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate)
+            bitext = bitext_settings(config, store.length, is_separate)
+            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate, of_languages)
             streams += pairs
             shares += [share * one for one in of_pairs]
     return MixedStream(streams, np.array(shares), train.seed)
+
+
+def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> BitextSettings:
+    """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
+    data = data_settings(config)
+    return BitextSettings(
+        buckets=data.pair_buckets,
+        positions=data.pair_positions,
+        alpha=data.pair_alpha,
+        tokens=config.train.batch_size * length,
+        separate_segments=is_separate,
+    )
+
+
+def _log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
+    """Log how language pairs are sampled; warn if languages cannot have their shares."""
+    if sampling := pair_sampling(config, store):
+        logging.log(
+            logging.INFO if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
+        )
