@@ -1,5 +1,7 @@
 """Builder of the training stream: packed sequences and, optionally, pairs of translations."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh, Mesh
@@ -10,6 +12,7 @@ from builders.masked_lm import language_shares
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import AlphaPhases, MixedStream, Stream, TrainingStream
 from training.sharding import host_part, num_batch_shards
 
@@ -81,6 +84,15 @@ def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> Bitex
         tokens=config.train.batch_size * length,
         separate_segments=is_separate,
     )
+
+
+def pairs_per_step(
+    config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
+) -> float:
+    """Mean number of pairs in a batch of pairs; short ones are more to a batch."""
+    settings = bitext_settings(config, store.length, is_separate=False)
+    streams, of_steps = pair_streams(store, settings, config.train.seed, shares)
+    return float(np.dot([stream.batch_size for stream in streams], of_steps))
 
 
 def _log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
