@@ -10,8 +10,10 @@ from ml_collections import ConfigDict
 
 from common import artifacts
 from configs import base
+from input_pipeline.bitext import pair_sizes
 from input_pipeline.corpus import CorpusSpec
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings, sample_pairs
 from input_pipeline.tokenization import PackedDatasetSettings
 from vocap.build import VocabularySettings
 
@@ -34,6 +36,8 @@ class DataSettings:
       contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
         loss (`objectives.contrastive`); 0 for none.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
+      pair_sampling, pair_temperature, pair_pivot: method that samples language pairs, its T and the
+        language of its pairs, see `input_pipeline.pair_sampling.PairSamplingSettings`.
     """
 
     alpha: float
@@ -46,6 +50,9 @@ class DataSettings:
     pair_buckets: tuple[int, ...]
     pair_positions: str
     pair_alpha: float
+    pair_sampling: str
+    pair_temperature: float
+    pair_pivot: str
 
     def __post_init__(self):
         if any(step < 1 for step, _ in self.alpha_phases):
@@ -59,6 +66,16 @@ class DataSettings:
                 f"data.pair_share is {shares[0]} and data.contrast_share {shares[1]}; they must be "
                 "at least 0, and below 1 together"
             )
+        self.pair_sampling_settings()
+
+    def pair_sampling_settings(self) -> PairSamplingSettings:
+        """Settings of the sampling of language pairs."""
+        return PairSamplingSettings(
+            method=self.pair_sampling,
+            alpha=self.pair_alpha,
+            temperature=self.pair_temperature,
+            pivot=self.pair_pivot,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +247,20 @@ def packed_dataset_settings(config: ConfigDict) -> PackedDatasetSettings:
 
 def data_settings(config: ConfigDict) -> DataSettings:
     return settings(DataSettings, config.data, "data")
+
+
+def pair_sampling(config: ConfigDict, store: PackedDataset) -> PairSampling | None:
+    """Sample the language pairs of a packed dataset by `data.pair_sampling`; None without any."""
+    sizes = pair_sizes(store)
+    return sample_pairs(sizes, data_settings(config).pair_sampling_settings()) if sizes else None
+
+
+def pair_shares(config: ConfigDict, store: PackedDataset) -> dict[Pair, float] | None:
+    """Shares of language pairs in the stream; None for those by sets of `data.pair_alpha`."""
+    if data_settings(config).pair_sampling == "alpha":
+        return None
+    found = pair_sampling(config, store)
+    return found.shares() if found else {}
 
 
 def evaluation_settings(config: ConfigDict) -> EvaluationSettings:

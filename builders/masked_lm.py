@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from builders.data import data_settings
+from builders.data import data_settings, pair_shares
 from builders.objectives import Setup
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
 from input_pipeline.packed_dataset import PackedDataset
@@ -72,7 +72,7 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     }
     if not (data.pair_share or data.contrast_share):
         return found
-    counts = token_counts(setup.store, data.pair_alpha)
+    counts = token_counts(setup.store, data.pair_alpha, pair_shares(setup.config, setup.store))
     of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
     of_pairs = of_pairs._replace(languages=first[1].languages)
     of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)

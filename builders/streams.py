@@ -1,14 +1,18 @@
 """Builder of the training stream: packed sequences and, optionally, pairs of translations."""
 
+from collections.abc import Mapping
+
 import numpy as np
+from absl import logging
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from builders.data import data_settings
+from builders.data import data_settings, pair_sampling, pair_shares
 from builders.masked_lm import language_shares
 from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import AlphaPhases, MixedStream, Stream, TrainingStream
 from training.sharding import host_part, num_batch_shards
 
@@ -58,17 +62,42 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     stream: Stream = AlphaPhases(phases) if data.alpha_phases else phases[0][1]
     if not (data.pair_share or data.contrast_share):
         return stream
+    _log_pair_sampling(config, store)
+    of_languages = pair_shares(config, store)
     streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
     for share, is_separate in ((data.pair_share, False), (data.contrast_share, True)):
         if share:
-            bitext = BitextSettings(
-                buckets=data.pair_buckets,
-                positions=data.pair_positions,
-                alpha=data.pair_alpha,
-                tokens=train.batch_size * store.length,
-                separate_segments=is_separate,
-            )
-            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate)
+            bitext = bitext_settings(config, store.length, is_separate)
+            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate, of_languages)
             streams += pairs
             shares += [share * one for one in of_pairs]
     return MixedStream(streams, np.array(shares), train.seed)
+
+
+def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> BitextSettings:
+    """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
+    data = data_settings(config)
+    return BitextSettings(
+        buckets=data.pair_buckets,
+        positions=data.pair_positions,
+        alpha=data.pair_alpha,
+        tokens=config.train.batch_size * length,
+        separate_segments=is_separate,
+    )
+
+
+def pairs_per_step(
+    config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
+) -> float:
+    """Mean number of pairs in a batch of pairs; short ones are more to a batch."""
+    settings = bitext_settings(config, store.length, is_separate=False)
+    streams, of_steps = pair_streams(store, settings, config.train.seed, shares)
+    return float(np.dot([stream.batch_size for stream in streams], of_steps))
+
+
+def _log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
+    """Log how language pairs are sampled; warn if languages cannot have their shares."""
+    if sampling := pair_sampling(config, store):
+        logging.log(
+            logging.INFO if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
+        )

@@ -82,7 +82,7 @@ def _vocab() -> ConfigDict:
 
 
 def _data() -> ConfigDict:
-    """builders/data.py, DataSettings, and input_pipeline/bitext.py, BitextSettings."""
+    """builders/data.py, DataSettings; input_pipeline/, BitextSettings, PairSamplingSettings."""
     data = ConfigDict()
     data.alpha = 0.7
     data.alpha_phases = ()
@@ -94,6 +94,9 @@ def _data() -> ConfigDict:
     data.pair_buckets = (128,)
     data.pair_positions = "continue"
     data.pair_alpha = 0.5
+    data.pair_sampling = "alpha"
+    data.pair_temperature = 2.0
+    data.pair_pivot = "en"
     return data
 
 

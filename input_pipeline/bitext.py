@@ -7,14 +7,14 @@ of a batch are of one bucket. Like that of packed sequences, the stream is a pur
 step).
 """
 
-import collections
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import StreamOrder, hashed
 
 NUM_SPECIALS = 4
@@ -32,7 +32,8 @@ class BitextSettings:
       buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
       positions: "continue" to count positions through both sentences, "restart" to begin the
         second one at zero again.
-      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha.
+      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha
+        where no shares of language pairs are given.
       tokens: tokens per batch, padding included; the batch size of a bucket is this number divided
         by the bucket's length.
       separate_segments: whether the sentences of a pair are two segments that do not attend to each
@@ -63,7 +64,8 @@ class _Pair:
     """Two languages of a set, and the indices of their sentence pairs in one bucket."""
 
     name: str
-    languages: tuple[str, str]
+    languages: Pair
+    index: int  # in `language_pairs`
     sentences: np.ndarray  # [n] int64
 
 
@@ -80,7 +82,7 @@ class PairStream:
         seed: int,
     ):
         """Initialise a stream over `pairs` by `shares`, with sequences of `length` tokens."""
-        self.types: dict[str, np.dtype] = dict.fromkeys(_ARRAYS, np.dtype(np.int32))
+        self.types: dict[str, np.dtype] = dict.fromkeys((*_ARRAYS, "pair"), np.dtype(np.int32))
         self._pairs, self._length = pairs, length
         self._columns = {
             (pair.name, language): store.bitext(pair.name, language)
@@ -97,7 +99,8 @@ class PairStream:
 
         Returns:
           int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence in a
-          separate segment, 0 for padding) and `positions`.
+          separate segment, 0 for padding) and `positions`, and [B / num_parts] `pair`, an index
+          into `language_pairs`, whichever language is first.
 
         Raises:
           ValueError: the batch cannot be cut into `num_parts`.
@@ -109,8 +112,10 @@ class PairStream:
             )
         size = self.batch_size // num_parts
         first = step * self.batch_size + part * size
-        rows = [self._row(*found) for found in self._found(np.arange(first, first + size))]
-        return dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
+        found = self._found(np.arange(first, first + size))
+        rows = [self._row(*example) for example in found]
+        arrays = dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
+        return {**arrays, "pair": np.array([pair.index for pair, *_ in found], np.int32)}
 
     def kind(self, step: int) -> str:
         return SEPARATE_PAIRS if self._settings.separate_segments else PAIRS
@@ -168,48 +173,90 @@ def join_pair(
     return np.concatenate([bos, one, eos, eos, two, eos]), len(one) + 2
 
 
+def count_pairs(store: PackedDataset) -> dict[tuple[str, Pair], int]:
+    """Count the sentence pairs of every two languages (a, b), a < b, of each set that has any."""
+    found = {}
+    for name, languages in store.bitexts.items():
+        is_there = {language: store.bitext(name, language).lengths > 0 for language in languages}
+        for one, two in itertools.combinations(sorted(languages), 2):
+            if count := int((is_there[one] & is_there[two]).sum()):
+                found[name, (one, two)] = count
+    return found
+
+
+def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
+    """Count the sentence pairs of each set that has any, by language pair (a, b), a < b."""
+    found: dict[Pair, list[int]] = {pair: [] for pair in language_pairs(store)}
+    for (_, pair), count in count_pairs(store).items():
+        found[pair].append(count)
+    return found
+
+
+def language_pairs(store: PackedDataset) -> list[Pair]:
+    """Return the sorted language pairs (a, b), a < b, that have sentence pairs in any set."""
+    return sorted({pair for _, pair in count_pairs(store)})
+
+
+def pair_names(store: PackedDataset) -> list[str]:
+    """Return the names of `language_pairs`, such as "de-en"."""
+    return ["-".join(pair) for pair in language_pairs(store)]
+
+
 def pair_streams(
-    store: PackedDataset, settings: BitextSettings, seed: int
+    store: PackedDataset,
+    settings: BitextSettings,
+    seed: int,
+    shares: Mapping[Pair, float] | None = None,
 ) -> tuple[list[PairStream], np.ndarray]:
     """Return a stream for each bucket that has pairs, and its share of the steps.
 
-    Two languages of a set with n sentence pairs are drawn in proportion to n^alpha, and then one of
-    the sentence pairs uniformly. Short buckets have more pairs per batch, and so fewer batches.
+    A language pair is drawn by its share, then one of its sentence pairs in all sets uniformly.
+    Without shares, two languages of a set with n sentence pairs are drawn in proportion to n^alpha.
+    Short buckets have more pairs per batch, and so fewer batches.
+
+    Args:
+      store: a packed dataset with bitext.
+      settings: of sentence pairs.
+      seed: of the order.
+      shares: of the examples, by each of `language_pairs`; they need not sum to one.
 
     Raises:
-      ValueError: the packed dataset has no bitext.
+      ValueError: the packed dataset has no bitext, or `shares` are not of its pairs.
     """
-    buckets = _pairs_by_bucket(store, settings.buckets)
-    counts: collections.Counter[tuple[str, tuple[str, str]]] = collections.Counter()
-    for pair in itertools.chain.from_iterable(buckets):
-        counts[pair.name, pair.languages] += len(pair.sentences)
-    if not counts:
+    weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
+    if not weights:
         raise ValueError(
             "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; name "
             "parallel text to train on in corpus.parallel and run prepare_data.py again"
         )
-    streams, shares = [], []
-    for length, pairs in zip(settings.buckets, buckets, strict=True):
+    streams, of_steps = [], []
+    for length, pairs in zip(
+        settings.buckets, _pairs_by_bucket(store, settings.buckets), strict=True
+    ):
+        # The order gives everything that is in it at least one example of a cycle.
+        pairs = [pair for pair in pairs if weights[pair.name, pair.languages]]
         if pairs:
-            weights = [
-                len(p.sentences) * counts[p.name, p.languages] ** (settings.alpha - 1)
-                for p in pairs
-            ]
-            streams.append(PairStream(store, pairs, np.array(weights), length, settings, seed))
-            shares.append(sum(weights) / streams[-1].batch_size)
-    return streams, np.array(shares) / sum(shares)
+            of_pairs = [len(p.sentences) * weights[p.name, p.languages] for p in pairs]
+            streams.append(PairStream(store, pairs, np.array(of_pairs), length, settings, seed))
+            of_steps.append(sum(of_pairs) / streams[-1].batch_size)
+    return streams, np.array(of_steps) / sum(of_steps)
 
 
-def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
+def token_counts(
+    store: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
+) -> np.ndarray:
     """Count the occurrences of each token in the pairs of `pair_streams`.
 
     Args:
       store: a packed dataset with bitext.
-      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha.
+      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha
+        where no shares are given.
+      shares: of the examples, by each of `language_pairs`.
 
     Returns:
       [V] float64, scaled to sum to the tokens of the bitext.
     """
+    of_sentences = _sentence_weights(count_pairs(store), alpha, shares)
     counts, total = np.zeros(store.vocab_size), 0
     for name, languages in store.bitexts.items():
         columns = {language: store.bitext(name, language) for language in languages}
@@ -217,7 +264,7 @@ def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
         for one, two in itertools.combinations(sorted(languages), 2):
             is_there = (columns[one].lengths > 0) & (columns[two].lengths > 0)
             if is_there.any():
-                each = is_there * float(is_there.sum()) ** (alpha - 1)
+                each = is_there * of_sentences[name, (one, two)]
                 weights[one] += each
                 weights[two] += each
         for language, column in columns.items():
@@ -227,9 +274,36 @@ def token_counts(store: PackedDataset, alpha: float) -> np.ndarray:
     return counts * (total / max(counts.sum(), 1e-30))
 
 
+def _sentence_weights(
+    counts: Mapping[tuple[str, Pair], int], alpha: float, shares: Mapping[Pair, float] | None
+) -> dict[tuple[str, Pair], float]:
+    """Return the weight of one sentence pair of each set and language pair."""
+    if shares is None:
+        return {key: float(count) ** (alpha - 1) for key, count in counts.items()}
+    of_pairs: dict[Pair, int] = {}
+    for (_, pair), count in counts.items():
+        of_pairs[pair] = of_pairs.get(pair, 0) + count
+    _check_shares(shares, of_pairs)
+    return {(name, pair): shares[pair] / of_pairs[pair] for name, pair in counts}
+
+
+def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
+    """Raise ValueError unless `shares` are usable and of exactly these language pairs."""
+    if different := sorted(set(shares) ^ set(pairs)):
+        raise ValueError(
+            f"shares of language pairs: {different[:3]} are not both in the packed dataset's "
+            "bitext and in the shares; give one share to each of its pairs (a, b), a < b"
+        )
+    if wrong := {pair: share for pair, share in shares.items() if not 0 <= share < np.inf}:
+        raise ValueError(f"shares of language pairs must be finite and at least 0: {wrong}")
+    if shares and not any(shares.values()):
+        raise ValueError("shares of language pairs are all 0; one pair at least must be drawn")
+
+
 def _pairs_by_bucket(store: PackedDataset, buckets: Sequence[int]) -> list[list[_Pair]]:
     """Return, for each bucket, all language pairs of all sets with their sentences in it."""
     found: list[list[_Pair]] = [[] for _ in buckets]
+    index = {pair: number for number, pair in enumerate(language_pairs(store))}
     for name, languages in store.bitexts.items():
         lengths = {language: store.bitext(name, language).lengths for language in languages}
         for one, two in itertools.combinations(sorted(languages), 2):
@@ -239,5 +313,5 @@ def _pairs_by_bucket(store: PackedDataset, buckets: Sequence[int]) -> list[list[
             for number, pairs in enumerate(found):
                 sentences = np.flatnonzero(is_there & (bucket == number))
                 if len(sentences):
-                    pairs.append(_Pair(name, (one, two), sentences))
+                    pairs.append(_Pair(name, (one, two), index[one, two], sentences))
     return found

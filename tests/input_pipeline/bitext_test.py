@@ -151,7 +151,8 @@ class PairStreamTest(parameterized.TestCase):
         for positions in ("continue", "restart"):
             settings = BitextSettings((24,), positions, 1.0, 48)
             batch = pair_streams(self.store, settings, seed=0)[0][0].batch(0)
-            for tokens, segments, found in zip(*batch.values(), strict=True):
+            arrays = (batch[name] for name in ("tokens", "segments", "positions"))
+            for tokens, segments, found in zip(*arrays, strict=True):
                 np.testing.assert_array_equal(segments, tokens != SPECIAL.pad)
                 start = np.flatnonzero(tokens == SPECIAL.eos)[1]
                 second = np.arange(24) - (start if positions == "restart" else 0)

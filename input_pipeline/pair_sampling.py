@@ -1,0 +1,346 @@
+"""Sampling of language pairs: a distribution over pairs from their numbers of sentence pairs.
+
+Counts are a symmetric [N, N] matrix over languages with a zero diagonal, and so is every
+distribution P here: it sums to one, and an undirected pair {a, b} has share P_ab + P_ba. Q is the
+distribution proportional to the counts. Eq. 1 and 2 are those of XY-LENT (Patra et al., 2023).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse
+import scipy.special
+
+Pair = tuple[str, str]
+METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn")
+
+_CONVERGED = 1e-12  # residual at which Sinkhorn's iterations end
+_MET = 1e-9  # residual up to which marginals count as met
+_MAX_ITERATIONS = 5000
+# Where marginals cannot be met the residual stops falling: by less than 1 % in 50 iterations.
+_WINDOW, _STALLED = 50, 0.99
+# The defaults of HiGHS, 1e-7, are as large as the shares of small pairs.
+_HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSamplingSettings:
+    """Method that samples language pairs; keys `data.pair_*` of a config.
+
+    Attributes:
+      method: one of `METHODS`. "alpha": n^alpha, by set; "proportional": n; "uniform": all pairs
+        alike; "pivot": n^(1/T), pairs of one language with all others; "m2m": Eq. 1; "sinkhorn":
+        Eq. 2.
+      alpha: exponent of "alpha".
+      temperature: T; languages have marginals p^(1/T) under "m2m" and "sinkhorn".
+      pivot: language of all pairs of "pivot", "en" for English-centric sampling.
+    """
+
+    method: str
+    alpha: float
+    temperature: float
+    pivot: str
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"data.pair_sampling is {self.method!r}, must be one of {METHODS}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"data.pair_temperature is {self.temperature}, must be above 0 and finite; 1 keeps "
+                "the languages' shares of the data, more evens them out"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Distribution over language pairs, and the certificate of its marginals.
+
+    Attributes:
+      probabilities: P [N, N] float64, symmetric, zero diagonal, sums to one.
+      marginals: [N] float64, shares of the languages that P was to have.
+      iterations: of the solver.
+      converged: whether the solver reached its optimum; never if `is_feasible` is false.
+      is_feasible: whether any distribution over the pairs of Q has these marginals.
+    """
+
+    probabilities: np.ndarray
+    marginals: np.ndarray
+    iterations: int = 0
+    converged: bool = True
+    is_feasible: bool = True
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """Marginal of P minus the wanted one, [N] float64; as P is symmetric, of both sides."""
+        return self.probabilities.sum(axis=1) - self.marginals
+
+    @property
+    def worst(self) -> int:
+        """Index of the language whose marginal is missed by most."""
+        residuals = self.residuals
+        # Of equals a language with too much: it is the only partner of those with too little.
+        return int(np.where(residuals > 0, residuals * (1 + _MET), -residuals).argmax())
+
+    @property
+    def effective_pairs(self) -> float:
+        """Exponential of the entropy of the shares: so many equal pairs are as spread out."""
+        shares = 2 * self.probabilities[np.triu_indices_from(self.probabilities, 1)]
+        return float(np.exp(scipy.special.entr(shares).sum()))
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSampling:
+    """Sampling of named language pairs.
+
+    Attributes:
+      method: one of `METHODS`.
+      languages: [N] sorted names of the languages.
+      counts: [N, N] float64 sentence pairs, symmetric, zero diagonal.
+      sampling: distribution, its marginals and certificate.
+    """
+
+    method: str
+    languages: tuple[str, ...]
+    counts: np.ndarray
+    sampling: Sampling
+
+    def shares(self) -> dict[Pair, float]:
+        """Share of each pair (a, b), a < b, that has sentence pairs; they sum to one."""
+        return {
+            (self.languages[i], self.languages[j]): 2 * float(self.sampling.probabilities[i, j])
+            for i, j in zip(*np.nonzero(np.triu(self.counts)), strict=True)
+        }
+
+    @property
+    def is_met(self) -> bool:
+        """Whether all languages have the marginals that they were to have."""
+        return self.sampling.converged and bool(np.abs(self.sampling.residuals).max() <= _MET)
+
+    def certificate(self) -> str:
+        """One line: how well the marginals are met, by which language worst, in how many steps."""
+        found, worst = self.sampling, self.sampling.worst
+        line = (
+            f"data.pair_sampling {self.method}: {found.effective_pairs:.1f} effective of "
+            f"{np.count_nonzero(np.triu(self.counts))} pairs, {found.iterations} iterations, "
+            f"largest residual of a marginal {found.residuals[worst]:+.1e} "
+            f"({self.languages[worst]}, wanted {found.marginals[worst]:.4f})"
+        )
+        if self.is_met:
+            return line
+        reason = "not converged" if found.is_feasible else "no distribution has these marginals"
+        return f"{line}; {reason}: lower data.pair_temperature towards 1, where all can be met"
+
+
+def pair_matrix(sizes: Mapping[Pair, int]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the sorted languages of pairs, and the symmetric [N, N] float64 matrix of sizes."""
+    languages = tuple(sorted({language for pair in sizes for language in pair}))
+    index = {language: i for i, language in enumerate(languages)}
+    counts = np.zeros((len(languages), len(languages)))
+    for (one, two), size in sizes.items():
+        counts[index[one], index[two]] += size
+        counts[index[two], index[one]] += size
+    return languages, counts
+
+
+def sample_pairs(
+    sizes: Mapping[Pair, Sequence[int]], settings: PairSamplingSettings
+) -> PairSampling:
+    """Sample language pairs by one of `METHODS`.
+
+    Args:
+      sizes: sentence pairs in each set of parallel text, by pair of languages; none empty.
+      settings: method and its parameters.
+
+    Raises:
+      ValueError: there are no pairs, or none with `settings.pivot`.
+    """
+    languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
+    if settings.method == "alpha":
+        # Sets are evened out apart: halves of one set weigh more than the whole.
+        by_sets = {pair: sum(n**settings.alpha for n in of) for pair, of in sizes.items()}
+        sampling = proportional_sampling(pair_matrix(by_sets)[1])
+    elif settings.method == "proportional":
+        sampling = proportional_sampling(counts)
+    elif settings.method == "uniform":
+        sampling = uniform_sampling(counts)
+    elif settings.method == "pivot":
+        if settings.pivot not in languages:
+            raise ValueError(
+                f"data.pair_pivot is {settings.pivot!r}, which has no sentence pairs; choose one "
+                f"of {', '.join(languages)}"
+            )
+        pivot = languages.index(settings.pivot)
+        sampling = pivot_sampling(counts, pivot, settings.temperature)
+    else:
+        solve = {"m2m": m2m_sampling, "sinkhorn": sinkhorn_sampling}[settings.method]
+        sampling = solve(counts, settings.temperature)
+    return PairSampling(settings.method, languages, counts, sampling)
+
+
+def proportional_sampling(counts: np.ndarray) -> Sampling:
+    """Return Q, the distribution in proportion to counts [N, N]."""
+    return _with_own_marginals(_checked(counts))
+
+
+def uniform_sampling(counts: np.ndarray) -> Sampling:
+    """Return the uniform distribution over the pairs that counts [N, N] has."""
+    return _with_own_marginals((_checked(counts) > 0).astype(np.float64))
+
+
+def pivot_sampling(counts: np.ndarray, pivot: int, temperature: float) -> Sampling:
+    """Return the distribution over pairs with language `pivot` in proportion to n^(1/T).
+
+    The usual sampling of English-centric bitext (Arivazhagan et al., 2019).
+    """
+    with_pivot = np.zeros_like(counts, np.float64)
+    with_pivot[pivot] = with_pivot[:, pivot] = _checked(counts)[pivot] ** (1 / temperature)
+    return _with_own_marginals(with_pivot)
+
+
+def tempered_marginals(counts: np.ndarray, temperature: float) -> np.ndarray:
+    """Return p^(1/T), renormalised, of the languages' shares p of counts [N, N]; [N] float64."""
+    log_marginals = np.log(_checked(counts).sum(axis=1)) / temperature
+    return scipy.special.softmax(log_marginals)
+
+
+def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
+    """Solve Eq. 2: the P nearest to Q, by KL(P || Q), with marginals p^(1/T).
+
+    P = diag(u) Q diag(v), found by scaling rows and columns in turn (Sinkhorn and Knopp), in logs.
+    The paper has the kernel Q + epsilon, which gives pairs without data a little mass. Here the
+    kernel is Q itself, its limit as epsilon goes to zero: P is positive exactly where Q is, and at
+    T = 1 it is Q. Where no distribution over the pairs of Q has the marginals, the two sides of the
+    iteration keep a distance; their mean is returned, and `is_feasible` is false.
+
+    Args:
+      counts: [N, N] sentence pairs, symmetric, zero diagonal.
+      temperature: T.
+    """
+    log_marginals = np.log(tempered_marginals(counts, temperature))
+    with np.errstate(divide="ignore"):
+        log_kernel = np.log(_checked(counts))
+    log_u, past = np.zeros(len(counts)), np.full(_WINDOW, np.inf)
+    for iteration in range(_MAX_ITERATIONS):
+        # The kernel is symmetric, so one reduction serves rows and columns.
+        log_v = log_marginals - scipy.special.logsumexp(log_kernel + log_u, axis=1)
+        next_u = log_marginals - scipy.special.logsumexp(log_kernel + log_v, axis=1)
+        # Columns of diag(u) Q diag(v) are exact; rows are off by the factor that is due next.
+        residual = np.abs(np.exp(log_marginals) * np.expm1(log_u - next_u)).max()
+        if residual <= _CONVERGED or residual > _STALLED * past[iteration % _WINDOW]:
+            break
+        past[iteration % _WINDOW] = residual
+        log_u = next_u
+    probabilities = np.exp(log_kernel + log_u[:, None] + log_v)
+    probabilities += probabilities.T
+    probabilities /= probabilities.sum()
+    marginals, converged = np.exp(log_marginals), bool(residual <= _MET)
+    is_feasible = converged or _least_violation(counts, marginals).is_met
+    return Sampling(probabilities, marginals, iteration + 1, converged, is_feasible)
+
+
+def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
+    """Solve Eq. 1, the sampling of M2M-100: the P of largest Tr(P Q) with marginals p^(1/T).
+
+    A linear programme over the undirected pairs; a solution has at most N of them. Where no
+    distribution over the pairs of Q has the marginals, P has those of least total violation, and
+    `is_feasible` is false.
+
+    Args:
+      counts: [N, N] sentence pairs, symmetric, zero diagonal.
+      temperature: T.
+    """
+    joint, marginals = _checked(counts), tempered_marginals(counts, temperature)
+    one, two, incidence = _incidence(joint)
+    nearest = _least_violation(counts, marginals)
+    found = scipy.optimize.linprog(
+        -joint[one, two] / joint.max(),
+        A_eq=incidence,
+        b_eq=marginals if nearest.is_met else incidence @ nearest.values,
+        method="highs",
+        options=_HIGHS,
+    )
+    is_solved = found.status == 0
+    probabilities = np.zeros_like(joint)
+    probabilities[one, two] = np.maximum(found.x if is_solved else nearest.values, 0.0)
+    probabilities += probabilities.T
+    probabilities /= probabilities.sum()
+    converged = is_solved and nearest.is_met
+    return Sampling(
+        probabilities, marginals, nearest.iterations + found.nit, converged, nearest.is_met
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nearest:
+    """Masses of the undirected pairs, [E], whose marginals are nearest to the wanted ones."""
+
+    values: np.ndarray
+    iterations: int
+    is_met: bool
+
+
+def _least_violation(counts: np.ndarray, marginals: np.ndarray) -> _Nearest:
+    """Find a distribution over the pairs of counts [N, N] with marginals nearest in L1."""
+    _, two, incidence = _incidence(counts)
+    num_languages, num_pairs = len(marginals), len(two)
+    slack = scipy.sparse.eye_array(num_languages)
+    both_sides = scipy.sparse.hstack([incidence, slack, -slack])
+    # Each pair adds its mass to two languages, and the marginals sum to one.
+    total = np.concatenate([np.ones(num_pairs), np.zeros(2 * num_languages)])[None]
+    found = scipy.optimize.linprog(
+        1 - total[0],
+        A_eq=scipy.sparse.vstack([both_sides, scipy.sparse.csr_array(total)]),
+        b_eq=np.append(marginals, 0.5),
+        method="highs",
+        options=_HIGHS,
+    )
+    values = np.maximum(found.x[:num_pairs], 0.0)
+    return _Nearest(values, found.nit, bool(np.abs(incidence @ values - marginals).max() <= _MET))
+
+
+def _incidence(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, scipy.sparse.csr_array]:
+    """Return both languages of each undirected pair, [E], and the incidence matrix [N, E]."""
+    one, two = np.nonzero(np.triu(counts))
+    pairs = np.arange(len(one))
+    at = np.concatenate([one, two]), np.concatenate([pairs, pairs])
+    return one, two, scipy.sparse.csr_array((np.ones(2 * len(one)), at), (len(counts), len(one)))
+
+
+def _with_own_marginals(weights: np.ndarray) -> Sampling:
+    """Return the distribution in proportion to weights [N, N]; nothing is asked of marginals."""
+    probabilities = weights / weights.sum()
+    return Sampling(probabilities, probabilities.sum(axis=1))
+
+
+def _checked(counts: np.ndarray) -> np.ndarray:
+    """Return Q of counts [N, N].
+
+    Raises:
+      ValueError: they are no numbers of sentence pairs between different languages.
+    """
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.any():
+        raise ValueError(
+            f"pair counts of shape {counts.shape} must be square and not all zero: row and column "
+            "i are of language i"
+        )
+    if not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError("pair counts must be finite and at least 0; leave out what is unknown")
+    if (wrong := np.argwhere(counts != counts.T)).size:
+        i, j = wrong[0]
+        raise ValueError(
+            f"pair counts must be symmetric, but [{i}, {j}] is {counts[i, j]} and [{j}, {i}] is "
+            f"{counts[j, i]}; add up both directions of a pair"
+        )
+    if counts.diagonal().any():
+        raise ValueError(
+            f"pair counts [i, i] must be 0, but language {counts.diagonal().argmax()} has "
+            f"{counts.diagonal().max()} sentence pairs with itself; leave them out"
+        )
+    if not (has_pairs := counts.any(axis=1)).all():
+        raise ValueError(
+            f"language {has_pairs.argmin()} has no sentence pairs; leave its row and column out"
+        )
+    return counts / counts.sum()
