@@ -79,9 +79,7 @@ def read_counts(path: pathlib.Path) -> dict[Pair, list[int]]:
     return found
 
 
-def _samplings(
-    sizes: dict[Pair, list[int]], settings: PairSamplingSettings
-) -> list[PairSampling]:
+def _samplings(sizes: dict[Pair, list[int]], settings: PairSamplingSettings) -> list[PairSampling]:
     """Sample by every method; without the pivot only if the run does not want it."""
     if not sizes:
         raise ValueError(
@@ -93,9 +91,7 @@ def _samplings(
     if settings.pivot not in languages and settings.method != "pivot":
         logging.warning("no pairs with data.pair_pivot %s: left out", settings.pivot)
         methods.remove("pivot")
-    return [
-        sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods
-    ]
+    return [sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods]
 
 
 def _examples(
