@@ -73,12 +73,12 @@ class PairRecord:
         return PairRecord(self.base, (*self.phases, phase))
 
     def as_of(self, step: int) -> "PairRecord":
-        """Copy with the phases before `step`, which a checkpoint after `step` steps builds on.
+        """Copy with the phases that were solved in the first `step` steps, `step` included.
 
-        A phase of that very step is dropped, too: it is solved after the checkpoint, and so again
-        from the restored state.
+        A run that is resumed after `step` steps continues from them. Later phases came from states
+        that are lost; that of `step` came from the state of the checkpoint.
         """
-        return PairRecord(self.base, tuple(one for one in self.phases if one.step < step))
+        return PairRecord(self.base, tuple(one for one in self.phases if one.step <= step))
 
 
 def _check_weights(name: str, weights: Mapping[str, float], base: Mapping[str, float]) -> None:

@@ -28,13 +28,17 @@ class RobustSettings:
         the base distribution itself.
       num_phases: times that the worst distribution is solved in a run, at equal distances.
       rate: weight of a batch's losses in their moving averages, see `pair_losses.update`.
-      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none.
+      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
+        is not seen again, and keeps the loss that it had.
+      baseline: file of the phases of another run, whose last losses are subtracted from those of
+        this one; "" for none. A run with rho = 0 writes one without changing its stream.
     """
 
     rho: float = 0.05
     num_phases: int = 10
     rate: float = 0.1
     min_ratio: float = 0.0
+    baseline: str = ""
 
     def __post_init__(self):
         check_rho(self.rho)

@@ -44,16 +44,15 @@ class PairRecordTest(absltest.TestCase):
         for step, phase in ((0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (10**9, 2)):
             self.assertEqual(one.weights_at(step), weights[phase], step)
 
-    def test_a_phase_changes_nothing_before_its_step(self):
+    def test_record_as_of_a_step_tells_what_was_in_force_until_then(self):
         whole = record(10, 20, 30)
-        for step in (0, 5, 10, 11, 20, 31):
+        for step, count in ((0, 0), (9, 0), (10, 1), (11, 1), (20, 2), (29, 2), (30, 3), (99, 3)):
             cut = whole.as_of(step)
-            self.assertEqual(cut.base, whole.base)
-            self.assertEqual(cut.phases, tuple(p for p in whole.phases if p.step < step))
-            for earlier in range(step):
-                self.assertEqual(cut.weights_at(earlier), whole.weights_at(earlier))
+            self.assertEqual((cut.base, cut.phases), (whole.base, whole.phases[:count]))
+            for until in range(step + 1):
+                self.assertEqual(cut.weights_at(until), whole.weights_at(until))
             # Solving the dropped phases again restores the record.
-            for phase in whole.phases[len(cut.phases) :]:
+            for phase in whole.phases[count:]:
                 cut = cut.extended(phase)
             self.assertEqual(cut, whole)
 
