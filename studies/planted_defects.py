@@ -90,7 +90,9 @@ def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int
                 f"language of {defect.pair}; name a language of other pairs in --wrong_language"
             )
         pool = sorted(set(wrong))
-        new = [text for _ in range(-(-len(full) // len(pool))) for text in _permuted(pool, rng)]
+        new = [
+            text for _ in range(-(-len(full) // len(pool))) for text in rng.sample(pool, len(pool))
+        ]
     if sum(old != one for old, one in zip(targets, new, strict=False)) < len(full) / 2:
         raise ValueError(
             f"{defect.pair} has too little text for {defect.kind}: most of its {len(full)} rows "
@@ -102,13 +104,9 @@ def damaged(defect: Defect, rows: Sequence[Row], wrong: Sequence[str], seed: int
     return result
 
 
-def _permuted(texts: Sequence[str], rng: random.Random) -> list[str]:
-    return rng.sample(texts, len(texts))
-
-
 def _shuffled(texts: Sequence[str], rng: random.Random) -> list[str]:
     """Return the texts in a random cycle: none stays in its place."""
-    order = _permuted(range(len(texts)), rng)
+    order = rng.sample(range(len(texts)), len(texts))
     result = list(texts)
     for place, origin in zip(order, order[1:] + order[:1], strict=True):
         result[place] = texts[origin]
