@@ -60,7 +60,7 @@ class RankingTest(absltest.TestCase):
     def test_ties_go_by_mean_then_loss_then_name(self):
         # Pairs 0 to 3 have no weight at the end; 0 had some before, and 3 was not seen.
         ratios = np.array([[1.0, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]])
-        found = ranked_pairs(record(ratios, [5.0, 2.0, 1.0, None, 7.0, 7.0]))
+        found = ranked_pairs(record(ratios, [0.5, 2.0, 1.0, None, 7.0, 7.0]))
         self.assertEqual([int(one.pair[6:8]) for one in found], [4, 5, 0, 1, 2, 3])
 
     def test_no_pair_is_at_both_ends(self):

@@ -115,7 +115,7 @@ class PlantTest(parameterized.TestCase):
             )
             self.assertEqual([len(d) for d in new[1]], [15, 15])
             given = [row for document in old[1] for row in document]
-            wrong = [sentence("fi", i) for i in range(30)] * 2
+            wrong = [sentence("fi", i) for i in reversed(range(30))]
             found = [row for document in new[1] for row in document]
             self.assertEqual(found, damaged(defect, given, wrong, seed=0))
             changed = [pair for pair in zip(given, found, strict=True) if pair[0] != pair[1]]
