@@ -27,7 +27,8 @@ class RobustSettings:
       rho: radius of the ball around the base distribution, in the divergence of this module; 0 for
         the base distribution itself.
       num_phases: times that the worst distribution is solved in a run, at equal distances.
-      rate: weight of a batch's losses in their moving averages, see `pair_losses.update`.
+      rate: share of the past that a batch displaces in the moving averages of losses, see
+        `pair_losses.update_pair_losses`.
       min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
         is not seen again, and keeps the loss that it had.
       baseline: file of the phases of another run, whose last losses are subtracted from those of

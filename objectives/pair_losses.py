@@ -63,6 +63,11 @@ def update_pair_losses(state: PairSums, observed: PairSums, rate: float) -> Pair
 
 
 def mean_pair_losses(state: PairSums) -> jax.Array:
-    """Moving average [N] float32 of each pair's loss; NaN for a pair that was never seen."""
+    """Moving average [N] float32 of each pair's loss.
+
+    NaN for a pair that was never seen; infinite, which `best_response` refuses, for one with a loss
+    that was not finite.
+    """
     seen = state.weight > 0
-    return jnp.where(seen, state.loss / jnp.where(seen, state.weight, 1.0), jnp.nan)
+    mean = state.loss / jnp.where(seen, state.weight, 1.0)
+    return jnp.where(seen, jnp.where(jnp.isfinite(mean), mean, jnp.inf), jnp.nan)

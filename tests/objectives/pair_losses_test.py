@@ -97,8 +97,13 @@ class PairLossesTest(absltest.TestCase):
         for one, two in zip(pair_sums(*joined, N), pair_sums(*batch, N), strict=True):
             np.testing.assert_array_equal(one, two)
 
+    def test_a_loss_that_is_not_finite_is_no_unseen_pair(self):
+        losses = jnp.array([1.0, jnp.nan, jnp.inf])
+        state = updated(init_pair_losses(N), losses, jnp.ones(3), jnp.arange(3))
+        np.testing.assert_array_equal(mean_pair_losses(state), [1, np.inf, np.inf, np.nan, np.nan])
+
     def test_rate_one_keeps_the_last_batch_alone(self):
-        state, *_ = (init_pair_losses(N),)
+        state = init_pair_losses(N)
         for batch in batches(3):
             state = update_pair_losses(state, pair_sums(*batch, N), 1.0)
         last = pair_sums(*batches(3)[-1], N)
