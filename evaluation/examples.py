@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from evaluation import markdown
 from evaluation.batch_layout import BatchLayout
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.losses import ABSENT
@@ -209,7 +210,7 @@ def examples_table(examples: Sequence[Example]) -> str:
             f"**{_prediction(*pair)}**" if pair[0] == one.truth else _prediction(*pair)
             for pair in one.likeliest
         )
-        sentence = _shown(one.text).replace(_escaped(GAP), GAP)
+        sentence = markdown.cell(one.text).replace(markdown.escaped(GAP), GAP)
         truth = _prediction(one.truth, one.probability)
         lines.append(f"| {one.language} | {sentence} | {likeliest} | {truth} | {one.rank} |")
     return "\n".join(lines)
@@ -219,14 +220,4 @@ def _prediction(piece: str, probability: float) -> str:
     percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
     # A combining mark is shown on a placeholder.
     holder = "◌" * unicodedata.category(piece[0]).startswith("M")
-    return f"{_shown(holder + piece.replace(_SPACE, '␣'))} {percent} %"
-
-
-def _shown(text: str) -> str:
-    """Escape text for a Markdown cell; isolate right-to-left text from its surroundings."""
-    is_right_to_left = any(unicodedata.bidirectional(c) in ("R", "AL") for c in text)
-    return f"\u2068{_escaped(text)}\u2069" if is_right_to_left else _escaped(text)
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_|<>\[\]~$&])", r"\\\1", text)
+    return f"{markdown.cell(holder + piece.replace(_SPACE, '␣'))} {percent} %"

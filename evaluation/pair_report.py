@@ -1,0 +1,204 @@
+"""Report of robust sampling: the most up- and down-weighted pairs (XY-LENT Section 6.6, Figure 4).
+
+Pairs at either end are those whose text is worth a look: noisy translations have high losses and
+are up-weighted, near copies and text that the model predicts without understanding are
+down-weighted.
+"""
+
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from common import artifacts
+from evaluation import markdown
+from input_pipeline.pair_phases import PairRecord
+
+PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
+NUM_EXAMPLES = 3  # of a pair
+_LONGEST = 160  # characters of a sentence in the report
+_ROW = 0.24  # inches per pair in the plot
+# Ratios that should be equal, such as 1 of unseen pairs, differ in the last bits of float64.
+_DIGITS = 9
+
+# (name of a pair, number) -> that many or fewer of its sentence pairs.
+Examples = Callable[[str, int], Sequence[tuple[str, str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairWeight:
+    """Weight of a pair in a run.
+
+    Attributes:
+      pair: name of the pair.
+      base: its probability q before the first phase, above 0.
+      ratio: p / q in the last phase.
+      mean_ratio: p / q, averaged over the phases.
+      loss: its mean loss at the last phase; None if it was not seen.
+    """
+
+    pair: str
+    base: float
+    ratio: float
+    mean_ratio: float
+    loss: float | None
+
+
+def ranked_pairs(record: PairRecord) -> list[PairWeight]:
+    """Rank the pairs that can be drawn, the most up-weighted one first.
+
+    Pairs of the same ratio, such as those of weight 0, are ranked by their mean ratio, then by
+    their loss, then by name.
+
+    Raises:
+      ValueError: there are no phases.
+    """
+    if not record.phases:
+        raise ValueError(
+            "no phase was recorded, so no pair was re-weighted; train past the first step of "
+            "robust.num_phases"
+        )
+    last = record.phases[-1]
+    found = [
+        PairWeight(
+            pair=pair,
+            base=base,
+            ratio=round(last.weights[pair] / base, _DIGITS),
+            mean_ratio=round(
+                statistics.fmean(phase.weights[pair] / base for phase in record.phases), _DIGITS
+            ),
+            loss=last.losses[pair],
+        )
+        for pair, base in record.base.items()
+        if base > 0
+    ]
+
+    def rank(one: PairWeight) -> tuple:
+        loss = -math.inf if one.loss is None else one.loss
+        return -one.ratio, -one.mean_ratio, -loss, one.pair
+
+    return sorted(found, key=rank)
+
+
+def extremes(
+    ranked: Sequence[PairWeight], number: int = 10
+) -> tuple[list[PairWeight], list[PairWeight]]:
+    """Select up to `number` up-weighted and down-weighted pairs, the most extreme first."""
+    up = [one for one in ranked if one.ratio > 1]
+    down = [one for one in reversed(ranked) if one.ratio < 1]
+    return up[:number], down[:number]
+
+
+def write_pair_report(
+    record: PairRecord, examples: Examples, folder: pathlib.Path, number: int = 10
+) -> str:
+    """Write plot, report and results to `folder`; return the text of the report.
+
+    Args:
+      record: phases of a run.
+      examples: sentence pairs of a pair, as strings.
+      folder: of the report.
+      number: pairs at each end.
+
+    Raises:
+      ValueError: there are no phases.
+    """
+    ranked = ranked_pairs(record)
+    up, down = extremes(ranked, number)
+    text_of = {one.pair: list(examples(one.pair, NUM_EXAMPLES)) for one in (*up, *down)}
+    plot_weights(up, down, folder / PLOT)
+    text = _report(record, up, down, text_of)
+    artifacts.write_text(folder / REPORT, text)
+    results = {
+        "up": [one.pair for one in up],
+        "down": [one.pair for one in down],
+        "pairs": [dataclasses.asdict(one) for one in ranked],
+        "divergences": {phase.step: phase.divergence for phase in record.phases},
+        "examples": text_of,
+    }
+    artifacts.write_json(folder / RESULTS, results)
+    return text
+
+
+def _report(
+    record: PairRecord,
+    up: Sequence[PairWeight],
+    down: Sequence[PairWeight],
+    text_of: dict[str, list[tuple[str, str]]],
+) -> str:
+    last = record.phases[-1]
+    parts = [
+        "# Pairs by their weight in the worst distribution",
+        f"Ratios p / q of the weight of a pair to its base weight, of {len(record.base)} pairs. "
+        f"The last of {len(record.phases)} phases began with step {last.step}, at a divergence of "
+        f"{last.divergence:.4g}. Look at the text of both ends: the most up-weighted pairs have "
+        "the highest losses, the most down-weighted ones the lowest.",
+        f"![Weights of the pairs]({PLOT})",
+    ]
+    for title, pairs in (("Up-weighted", up), ("Down-weighted", down)):
+        parts += [f"## {title}", _table(pairs) if pairs else "None."]
+    parts.append("## Examples")
+    for one in (*up, *down):
+        parts += [f"### {markdown.escaped(one.pair)}, ratio {one.ratio:.3f}"]
+        parts.append(_examples_table(text_of[one.pair]) if text_of[one.pair] else "No text.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(pairs: Sequence[PairWeight]) -> str:
+    lines = [
+        "| pair | last p / q | mean p / q | base weight | loss |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for one in pairs:
+        loss = "not seen" if one.loss is None else f"{one.loss:.3f}"
+        lines.append(
+            f"| {markdown.cell(one.pair)} | {one.ratio:.3f} | {one.mean_ratio:.3f} | "
+            f"{one.base:.3g} | {loss} |"
+        )
+    return "\n".join(lines)
+
+
+def _examples_table(examples: Sequence[tuple[str, str]]) -> str:
+    lines = ["| one side | other side |", "|---|---|"]
+    lines += [
+        f"| {' | '.join(markdown.cell(_short(text)) for text in pair)} |" for pair in examples
+    ]
+    return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    """Join lines, and cut long text."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:
+    """Plot the ratios of the pairs at both ends as bars from 1, with their means as dots.
+
+    The panels share their axis, and the most extreme pair is on top of each.
+    """
+    height = 1.4 + _ROW * max(len(up), len(down), 4)
+    figure, panels = plt.subplots(1, 2, figsize=(9, height), layout="constrained", sharex=True)
+    titles = ("Up-weighted", "Down-weighted")
+    for axes, title, pairs, colour in zip(
+        panels, titles, (up, down), ("tab:red", "tab:blue"), strict=True
+    ):
+        rows = range(len(pairs))
+        axes.barh(rows, [one.ratio - 1 for one in pairs], left=1, color=colour, alpha=0.6)
+        axes.plot([one.mean_ratio for one in pairs], rows, "o", color="black", mfc="white", ms=5)
+        axes.set_yticks(rows, [one.pair for one in pairs])
+        axes.set_ylim(max(len(pairs), 1) - 0.4, -0.6)
+        axes.axvline(1, color="black", lw=0.8)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("weight over base weight")
+    figure.suptitle("Pairs in the worst distribution (bars: last phase; dots: mean of all phases)")
+    with artifacts.atomic_path(path) as aside:
+        figure.savefig(aside, dpi=120)
+    plt.close(figure)

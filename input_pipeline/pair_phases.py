@@ -1,0 +1,145 @@
+"""Record of the phases of robust sampling: the distribution over pairs from each phase's step on.
+
+The stream of a run that re-weights its pairs is a pure function of (seed, step, recorded phases).
+The record is a JSON file; its float64 numbers are written so that they are read back bit for bit.
+"""
+
+import bisect
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from common import artifacts
+
+# Weights are normalised in float64; a sum further from one is no distribution.
+_SUM_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Distribution over pairs that was solved before a step, and what it was solved from.
+
+    Attributes:
+      step: first step in which it is in force.
+      weights: probability of each pair, by its name.
+      losses: mean loss of each pair; None for a pair that had not been seen.
+      divergence: chi-square divergence from the base distribution.
+      eta: loss below which weights are least; None if the weights are those of the base.
+    """
+
+    step: int
+    weights: Mapping[str, float]
+    losses: Mapping[str, float | None]
+    divergence: float
+    eta: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRecord:
+    """Base distribution over pairs and the phases of a run, in the order of their steps.
+
+    Attributes:
+      base: probability of each pair before the first phase, by its name.
+      phases: with ascending steps, each with the pairs of `base`.
+    """
+
+    base: Mapping[str, float]
+    phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self):
+        steps = [phase.step for phase in self.phases]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"the steps of the phases, {steps}, must ascend")
+        _check_weights("the base distribution", self.base, self.base)
+        for phase in self.phases:
+            _check_weights(f"the phase of step {phase.step}", phase.weights, self.base)
+            if set(phase.losses) != set(self.base):
+                raise ValueError(f"the phase of step {phase.step} has losses of other pairs")
+
+    def weights_at(self, step: int) -> Mapping[str, float]:
+        """Probability of each pair in the batch of `step`: that of the last phase up to it."""
+        count = bisect.bisect_right([phase.step for phase in self.phases], step)
+        return self.phases[count - 1].weights if count else self.base
+
+    def extended(self, phase: Phase) -> "PairRecord":
+        """Copy with a further phase.
+
+        Raises:
+          ValueError: its step is not after those recorded, or its pairs are others.
+        """
+        return PairRecord(self.base, (*self.phases, phase))
+
+    def as_of(self, step: int) -> "PairRecord":
+        """Copy with the phases that were solved in the first `step` steps, `step` included.
+
+        A run that is resumed after `step` steps continues from them. Later phases came from states
+        that are lost; that of `step` came from the state of the checkpoint.
+        """
+        return PairRecord(self.base, tuple(one for one in self.phases if one.step <= step))
+
+
+def _check_weights(name: str, weights: Mapping[str, float], base: Mapping[str, float]) -> None:
+    if set(weights) != set(base):
+        differing = sorted(set(weights) ^ set(base))
+        raise ValueError(f"{name} has other pairs than the base distribution: {differing[:5]}")
+    total = math.fsum(weights.values())
+    if not (abs(total - 1) <= _SUM_TOLERANCE and all(weight >= 0 for weight in weights.values())):
+        raise ValueError(f"{name}: weights sum to {total}, must be at least 0 and sum to 1")
+
+
+def write_pair_record(path: pathlib.Path, record: PairRecord) -> None:
+    """Write a record as JSON, atomically.
+
+    Raises:
+      ValueError: a loss or another number is not finite; unknown losses are None.
+    """
+    value = dataclasses.asdict(record)
+    try:
+        json.dumps(value, allow_nan=False)  # NaN is not JSON, and other readers refuse it
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; use None for the loss of an unseen pair") from error
+    artifacts.write_json(path, value)
+
+
+def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecord:
+    """Read the record of a run with the base distribution `base`; without a file, a new one.
+
+    Raises:
+      ValueError: the file is damaged, or belongs to another base distribution.
+    """
+    if not path.exists():
+        return PairRecord(dict(base))
+    record = load_pair_record(path)
+    if record.base != dict(base):
+        names = sorted(
+            name for name in {*record.base, *base} if record.base.get(name) != base.get(name)
+        )
+        raise ValueError(
+            f"{path} was recorded with another distribution over pairs, different for "
+            f"{len(names)} of them such as {names[0]!r}; restore the rows and data.* keys of that "
+            "run, or train in another --workdir"
+        )
+    return record
+
+
+def load_pair_record(path: pathlib.Path) -> PairRecord:
+    """Read a record.
+
+    Raises:
+      ValueError: the file is missing or damaged.
+    """
+    try:
+        value: dict[str, Any] = artifacts.read_json(path)
+        return PairRecord(value["base"], tuple(Phase(**phase) for phase in value["phases"]))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} does not exist; it is written by a run with robust sampling of pairs"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: not a record of pair weights ({error}); restore it, or train again from step "
+            "0 in another --workdir"
+        ) from error

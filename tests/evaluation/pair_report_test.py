@@ -1,0 +1,132 @@
+"""The report of up- and down-weighted pairs, on made-up records."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest
+
+from common import artifacts
+from evaluation.pair_report import extremes, ranked_pairs, write_pair_report
+from input_pipeline.pair_phases import PairRecord, Phase
+
+
+def record(ratios: np.ndarray, losses: list[float | None] | None = None) -> PairRecord:
+    """A record with phases of the given ratios, up to a factor, [phases, pairs]."""
+    names = [f"news p{i:02}-q" for i in range(ratios.shape[1])]
+    base = np.linspace(1, 2, len(names))
+    base /= base.sum()
+
+    def named(values) -> dict:
+        return dict(zip(names, list(values), strict=True))
+
+    phases = []
+    for number, row in enumerate(ratios):
+        weights = base * row / (base @ row)
+        of_pairs = row.tolist() if losses is None else losses
+        phases.append(Phase(100 * (number + 1), named(weights), named(of_pairs), 0.05, None))
+    return PairRecord(named(base), tuple(phases))
+
+
+def examples(pair: str, number: int) -> list[tuple[str, str]]:
+    """Text that would break a table, and in which the pair can be recognised."""
+    return [(f"a | b\n`{pair}` {i}", "שלום" if i else "word " * 100) for i in range(number)]
+
+
+class RankingTest(absltest.TestCase):
+    def test_order_is_that_of_the_last_ratio(self):
+        rng = np.random.default_rng(0)
+        for _ in range(5):
+            ratios = rng.uniform(0.2, 3.0, (4, 30))
+            found = ranked_pairs(record(ratios))
+            order = np.argsort(-ratios[-1])
+            self.assertEqual([one.pair for one in found], [f"news p{i:02}-q" for i in order])
+            up, down = extremes(found)
+            self.assertEqual(up, found[:10])
+            self.assertEqual(down, found[:-11:-1])
+
+    def test_ratios_average_to_one_under_the_base(self):
+        found = ranked_pairs(record(np.random.default_rng(1).uniform(0, 3, (3, 12))))
+        for name in ("ratio", "mean_ratio"):
+            self.assertAlmostEqual(sum(one.base * getattr(one, name) for one in found), 1)
+
+    def test_mean_is_over_all_phases(self):
+        ratios = np.random.default_rng(2).uniform(0, 3, (3, 8))
+        phases = [ranked_pairs(record(row[None, :])) for row in ratios]
+        for one in ranked_pairs(record(ratios)):
+            own = [next(x.ratio for x in phase if x.pair == one.pair) for phase in phases]
+            self.assertAlmostEqual(one.mean_ratio, np.mean(own))
+
+    def test_ties_go_by_mean_then_loss_then_name(self):
+        # Pairs 0 to 3 have no weight at the end; 0 had some before, and 3 was not seen.
+        ratios = np.array([[1.0, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]])
+        found = ranked_pairs(record(ratios, [0.5, 2.0, 1.0, None, 7.0, 7.0]))
+        self.assertEqual([int(one.pair[6:8]) for one in found], [4, 5, 0, 1, 2, 3])
+
+    def test_no_pair_is_at_both_ends(self):
+        up, down = extremes(ranked_pairs(record(np.array([[3.0, 1, 1, 1, 0.5]]))), 4)
+        self.assertEmpty({one.pair for one in up} & {one.pair for one in down})
+        self.assertEqual([len(up), len(down)], [1, 4])
+        unchanged = ranked_pairs(record(np.ones((2, 1))))
+        self.assertEqual(extremes(unchanged), ([], []))
+
+    def test_equal_ratios_are_ties_in_spite_of_rounding(self):
+        base = dict(zip("abcd", (0.3, 0.3, 0.2, 0.2), strict=True))
+        weights = {"a": 0.3, "b": 0.3, "c": 0.2 * (1 + 4e-16), "d": 0.2 * (1 - 4e-16)}
+        losses = {"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}
+        found = ranked_pairs(PairRecord(base, (Phase(1, weights, losses, 0.0, None),)))
+        self.assertEqual([one.pair for one in found], ["b", "d", "c", "a"])
+        self.assertEqual(extremes(found), ([], []))
+
+    def test_pairs_that_cannot_be_drawn_are_left_out(self):
+        base = {"a": 0.5, "b": 0.5, "c": 0.0}
+        phase = Phase(1, {"a": 0.6, "b": 0.4, "c": 0.0}, dict.fromkeys(base, 1.0), 0.02, 0.5)
+        found = ranked_pairs(PairRecord(base, (phase,)))
+        self.assertEqual([one.pair for one in found], ["a", "b"])
+
+    def test_no_phases(self):
+        with self.assertRaisesRegex(ValueError, "robust.num_phases"):
+            ranked_pairs(PairRecord({"a": 1.0}))
+
+
+class ReportTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "pairs"
+
+    def test_report(self):
+        one = record(np.random.default_rng(0).uniform(0.2, 3.0, (4, 30)))
+        text = write_pair_report(one, examples, self.folder)
+        self.assertEqual(text, (self.folder / "report.md").read_text())
+        ranked = ranked_pairs(one)
+        lines = text.splitlines()
+        shown = [line.split(" | ")[0][2:] for line in lines if line.startswith("| news")]
+        ends = [*ranked[:10], *ranked[:-11:-1]]
+        self.assertEqual(shown, [end.pair for end in ends])
+        self.assertIn(f"| {ends[0].pair} | {ends[0].ratio:.3f} | {ends[0].mean_ratio:.3f}", text)
+        # A line each, with two cells, and the text of a pair below its own title.
+        for end in ends:
+            start = lines.index(f"### {end.pair}, ratio {end.ratio:.3f}")
+            table = lines[start + 4 : start + 7]
+            for i, line in enumerate(table):
+                self.assertIn(rf"a \| b \`{end.pair}\` {i}", line)
+                self.assertEqual(line.replace(r"\|", "").count("|"), 3)
+            self.assertIn("…", table[0])
+            self.assertIn("\u2068שלום\u2069", table[1])
+        results = artifacts.read_json(self.folder / "pair_weights.json")
+        self.assertEqual([one["pair"] for one in results["pairs"]], [x.pair for x in ranked])
+        self.assertEqual(results["up"] + results["down"], shown)
+        self.assertGreater((self.folder / "pair_weights.png").stat().st_size, 10_000)
+        self.assertLen(list(self.folder.iterdir()), 3)
+
+    def test_one_end_or_none(self):
+        self.assertIn("None.", write_pair_report(record(np.ones((1, 1))), examples, self.folder))
+        text = write_pair_report(
+            record(np.array([[1.0, 1, 0]]), [1.0, 1.0, None]), lambda *_: [], self.folder
+        )
+        self.assertIn("| not seen |", text)
+        self.assertIn("No text.", text)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,215 @@
+"""Worst distribution against a general solver, and its invariances."""
+
+import numpy as np
+import scipy.optimize
+from absl.testing import absltest, parameterized
+
+from objectives.best_response import RobustSettings, best_response, divergence
+
+
+def instance(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Losses, base weights, of which some are 0, and a radius, for 3 to 12 pairs."""
+    rng = np.random.default_rng(seed)
+    size = 3 + seed % 10
+    base = rng.dirichlet(np.ones(size))
+    if size > 4:
+        base[rng.integers(size)] = 0
+    return rng.normal(5.0, 2.0, size), base / base.sum(), 10 ** rng.uniform(-2.5, 0)
+
+
+def solved(
+    losses: np.ndarray, base: np.ndarray, rho: float, lowest: np.ndarray, highest: np.ndarray
+) -> scipy.optimize.OptimizeResult:
+    """Maximise by SLSQP over ratios p / q between `lowest` and `highest`, [N] each."""
+    inside = base > 0
+    q, spread = base[inside], np.ptp(losses[inside])
+    value = (losses[inside] - losses[inside].mean()) / spread
+    return scipy.optimize.minimize(
+        lambda r: -(q * r) @ value,
+        np.ones(q.size),
+        jac=lambda r: -q * value,
+        method="SLSQP",
+        bounds=list(zip(lowest[inside], highest[inside], strict=True)),
+        constraints=[
+            {"type": "eq", "fun": lambda r: q @ r - 1, "jac": lambda r: q},
+            {
+                "type": "ineq",
+                "fun": lambda r: rho - 0.5 * q @ (r - 1) ** 2,
+                "jac": lambda r: -q * (r - 1),
+            },
+        ],
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+
+
+class SolverTest(parameterized.TestCase):
+    @parameterized.product(seed=tuple(range(20)), min_ratio=(0.0, 0.3))
+    def test_equals_a_general_solver(self, seed: int, min_ratio: float):
+        losses, base, rho = instance(seed)
+        found = best_response(losses, base, rho, min_ratio=min_ratio)
+        reference = solved(
+            losses, base, rho, np.full(base.size, min_ratio), np.full(base.size, np.inf)
+        )
+        inside = base > 0
+        np.testing.assert_allclose(
+            found.weights[inside] / base[inside], reference.x, rtol=0, atol=2e-5
+        )
+        # No worse than the solver, by more than its own violation of the constraints.
+        self.assertGreaterEqual(
+            found.weights @ losses, base[inside] * reference.x @ losses[inside] - 1e-6
+        )
+        self.assertGreaterEqual((found.weights[inside] / base[inside]).min(), min_ratio - 1e-12)
+
+    @parameterized.parameters(range(10))
+    def test_unknown_losses_keep_their_base_weight(self, seed: int):
+        losses, base, rho = instance(20 + seed)
+        unknown = np.arange(base.size) == np.argmax(base)
+        found = best_response(np.where(unknown, np.nan, losses), base, rho)
+        np.testing.assert_allclose(found.weights[unknown], base[unknown], rtol=1e-12)
+        inside = base > 0
+        reference = solved(
+            losses, base, rho, np.where(unknown, 1.0, 0.0), np.where(unknown, 1.0, np.inf)
+        )
+        ratios = found.weights[inside] / base[inside]
+        np.testing.assert_allclose(ratios, reference.x, rtol=0, atol=2e-5)
+
+
+class BestResponseTest(parameterized.TestCase):
+    def assert_same(self, one: np.ndarray, two: np.ndarray):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
+
+    @parameterized.product(seed=tuple(range(20)), min_ratio=(0.0, 0.2))
+    def test_divergence_is_rho_or_all_weight_is_on_the_largest_loss(self, seed, min_ratio):
+        losses, base, rho = instance(seed)
+        for radius in (1e-9 * rho, 1e-3 * rho, rho, 10 * rho):
+            found = best_response(losses, base, radius, min_ratio=min_ratio)
+            self.assertAlmostEqual(found.weights.sum(), 1, places=12)
+            actual = divergence(found.weights, base)
+            np.testing.assert_allclose(found.divergence, actual, rtol=1e-9)
+            np.testing.assert_array_equal(found.weights[base == 0], 0)
+            others = (base > 0) & (losses < losses[base > 0].max())
+            if (found.weights[others] / base[others]).max() > min_ratio + 1e-9:
+                self.assertLess(abs(actual - radius), min(1e-9, 1e-6 * radius))
+            else:
+                self.assertLessEqual(actual, radius)
+
+    def test_form_of_the_solution(self):
+        losses, base = np.array([1.0, 2.0, 3.0, 7.0]), np.array([0.3, 0.4, 0.2, 0.1])
+        for rho, num_cut in ((0.05, 0), (1.0, 1), (3.0, 2)):
+            found = best_response(losses, base, rho)
+            raised = base * np.maximum(losses - found.eta, 0)
+            self.assert_same(found.weights, raised / raised.sum())
+            self.assertEqual((found.weights == 0).sum(), num_cut)
+
+    @parameterized.parameters(range(10))
+    def test_monotone_in_losses(self, seed: int):
+        losses, base, rho = instance(seed)
+        found = best_response(losses, base, rho)
+        inside = np.flatnonzero(base)
+        ratios = (found.weights[inside] / base[inside])[np.argsort(losses[inside])]
+        self.assertTrue((np.diff(ratios) >= 0).all())
+        # A larger loss of one pair never lowers its weight, and the value grows with the radius.
+        raised = losses + 0.5 * (np.arange(base.size) == inside[0])
+        more = best_response(raised, base, rho).weights
+        self.assertGreaterEqual(more[inside[0]], found.weights[inside[0]] - 1e-12)
+        wider = best_response(losses, base, 2 * rho).weights
+        self.assertGreater(wider @ losses, found.weights @ losses)
+        self.assertGreater(found.weights @ losses, base @ losses)
+
+    @parameterized.parameters(range(10))
+    def test_invariances(self, seed: int):
+        losses, base, rho = instance(seed)
+        weights = best_response(losses, base, rho).weights
+        self.assert_same(best_response(losses + 100, base, rho).weights, weights)
+        self.assert_same(best_response(losses * 1e6, base, rho).weights, weights)
+        self.assert_same(best_response(losses * 1e-6, base, rho).weights, weights)
+        self.assert_same(best_response(losses, base * 7, rho).weights, weights)
+        order = np.random.default_rng(seed).permutation(base.size)
+        self.assert_same(best_response(losses[order], base[order], rho).weights, weights[order])
+        # A pair split in two halves with the same loss is the same pair.
+        halves = np.append(base, base[0] / 2)
+        halves[0] /= 2
+        split = best_response(np.append(losses, losses[0]), halves, rho).weights
+        self.assert_same(np.append(split[0] + split[-1], split[1:-1]), weights)
+
+    def test_baseline_is_subtracted(self):
+        losses, base, rho = instance(3)
+        baseline = np.arange(base.size) / 3
+        found = best_response(losses, base, rho, baseline=baseline)
+        self.assert_same(found.weights, best_response(losses - baseline, base, rho).weights)
+        self.assertGreater(
+            np.abs(found.weights - best_response(losses, base, rho).weights).max(), 0.01
+        )
+
+    def test_limits(self):
+        losses, base, rho = instance(7)
+        for found in (
+            best_response(losses, base, 0),
+            best_response(np.full(base.size, 3.3), base, rho),
+            best_response(np.full(base.size, np.nan), base, rho),
+        ):
+            np.testing.assert_array_equal(found.weights, base)
+            self.assertEqual((found.divergence, found.eta), (0.0, -np.inf))
+        near = best_response(losses, base, 1e-14).weights
+        self.assertLess(np.abs(near - base).max(), 1e-6)
+        self.assertGreater(np.abs(near - base).max(), 0)
+        top = np.argmax(np.where(base > 0, losses, -np.inf))
+        found = best_response(losses, base, 1e6)
+        np.testing.assert_array_equal(found.weights, np.arange(base.size) == top)
+        self.assertEqual(found.eta, losses[top])
+        ties = best_response([1.0, 2.0, 2.0, 9.0], [0.5, 0.3, 0.2, 0.0], 1e6)
+        self.assert_same(ties.weights, [0, 0.6, 0.4, 0])
+        bounded = best_response([1.0, 2.0], [0.5, 0.5], 1e6, min_ratio=0.2)
+        self.assert_same(bounded.weights, [0.1, 0.9])
+
+    def test_many_pairs(self):
+        rng = np.random.default_rng(0)
+        base = rng.dirichlet(np.full(3000, 0.3))
+        found = best_response(rng.normal(size=3000), base, 0.05)
+        self.assertLess(abs(found.divergence - 0.05), 1e-9)
+
+    @parameterized.parameters(-0.1, np.nan, np.inf)
+    def test_rho_out_of_range(self, rho: float):
+        message = rf"robust\.rho is {rho}, must be a finite number of at least 0"
+        with self.assertRaisesRegex(ValueError, message):
+            best_response([1.0, 2.0], [0.5, 0.5], rho)
+        with self.assertRaisesRegex(ValueError, message):
+            RobustSettings(rho=rho)
+
+    def test_other_bad_input(self):
+        with self.assertRaisesRegex(ValueError, r"robust\.min_ratio is 1"):
+            best_response([1.0, 2.0], [0.5, 0.5], 0.1, min_ratio=1)
+        for base in ([0.0, 0.0], [-0.1, 1.1], [np.nan, 1.0]):
+            with self.assertRaisesRegex(ValueError, "base weights .*data.pair_alpha"):
+                best_response([1.0, 2.0], base, 0.1)
+        for losses in ([1.0, np.inf], [1.0, 2.0, 3.0]):
+            with self.assertRaisesRegex(ValueError, "one finite loss or NaN"):
+                best_response(losses, [0.5, 0.5], 0.1)
+
+
+class RobustSettingsTest(absltest.TestCase):
+    def test_phase_steps_are_equally_far_from_each_other_and_both_ends(self):
+        settings = RobustSettings(num_phases=10)
+        self.assertEqual(settings.phase_steps(1100), tuple(range(100, 1100, 100)))
+        for num_steps in (11, 12, 125_000):
+            ends = np.diff([0, *settings.phase_steps(num_steps), num_steps])
+            self.assertLen(ends, 11)
+            self.assertLessEqual(np.ptp(ends), 1)
+            self.assertGreater(ends.min(), 0)
+        with self.assertRaisesRegex(ValueError, "robust.num_phases is 10.*train.num_steps, 10"):
+            settings.phase_steps(10)
+
+    def test_bad_settings(self):
+        for change, message in (
+            ({"num_phases": 0}, "robust.num_phases is 0"),
+            ({"rate": 0.0}, "robust.rate is 0.0"),
+            ({"rate": 1.1}, "robust.rate is 1.1"),
+            ({"rate": np.nan}, "robust.rate is nan"),
+            ({"min_ratio": -0.1}, "robust.min_ratio is -0.1"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                RobustSettings(**change)
+
+
+if __name__ == "__main__":
+    absltest.main()

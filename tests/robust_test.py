@@ -1,0 +1,119 @@
+"""Phases solved from losses: moving averages, best response and record together."""
+
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+
+from builders.robust import baseline_losses, with_next_phase
+from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
+from objectives.best_response import RobustSettings, best_response
+from objectives.pair_losses import (
+    init_pair_losses,
+    mean_pair_losses,
+    pair_sums,
+    update_pair_losses,
+)
+
+NAMES = ("b x-y", "a x-y", "c x-y", "a x-z")
+BASE = dict(zip(NAMES, (0.4, 0.3, 0.2, 0.1), strict=True))
+SETTINGS = RobustSettings(rho=0.1, rate=0.1)
+
+
+def named(values) -> dict[str, float]:
+    return dict(zip(NAMES, (float(value) for value in values), strict=True))
+
+
+class PhasesTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.path = folder / "pair_weights.json"
+
+    def test_weights_go_to_the_pairs_of_the_losses(self):
+        losses = (1.0, 3.0, 2.0, np.nan)
+        found = with_next_phase(PairRecord(BASE), 7, named(losses), SETTINGS).phases[0]
+        expected = best_response(losses, list(BASE.values()), 0.1)
+        self.assertEqual(found.step, 7)
+        for pair, weight in named(expected.weights).items():
+            self.assertAlmostEqual(found.weights[pair], weight, places=14)
+        self.assertAlmostEqual(found.divergence, 0.1, places=12)
+        self.assertAlmostEqual(found.eta, expected.eta, places=9)
+        self.assertEqual(found.losses, {**named(losses), "a x-z": None})
+
+    def test_order_of_the_names_does_not_matter(self):
+        losses = named((1.0, 3.0, 2.0, 2.5))
+        one = with_next_phase(PairRecord(BASE), 7, losses, SETTINGS)
+        other = PairRecord(dict(sorted(BASE.items())))
+        self.assertEqual(with_next_phase(other, 7, dict(sorted(losses.items())), SETTINGS), one)
+
+    def test_settings_are_used(self):
+        losses = named((1.0, 3.0, 2.0, 2.5))
+        bounded = RobustSettings(rho=100.0, min_ratio=0.2)
+        found = with_next_phase(PairRecord(BASE), 7, losses, bounded).phases[0]
+        self.assertAlmostEqual(found.weights["b x-y"], 0.2 * BASE["b x-y"])
+        unchanged = with_next_phase(PairRecord(BASE), 7, losses, RobustSettings(rho=0.0)).phases[0]
+        self.assertEqual((unchanged.divergence, unchanged.eta), (0.0, None))
+        for pair, weight in BASE.items():
+            self.assertAlmostEqual(unchanged.weights[pair], weight, places=15)
+
+    def test_baseline_of_another_run(self):
+        losses = named((1.0, 3.0, 2.0, np.nan))
+        before = with_next_phase(PairRecord(BASE), 7, losses, RobustSettings(rho=0.0))
+        write_pair_record(self.path, before)
+        baseline = baseline_losses(self.path)
+        self.assertEqual(baseline, {"b x-y": 1.0, "a x-y": 3.0, "c x-y": 2.0})
+        # The excess over it is 1, 0 and 0.5; the last pair has none.
+        later = named((2.0, 3.0, 2.5, 9.0))
+        found = with_next_phase(PairRecord(BASE), 9, later, SETTINGS, baseline).phases[0]
+        expected = best_response([1.0, 0.0, 0.5, np.nan], list(BASE.values()), 0.1)
+        for pair, weight in named(expected.weights).items():
+            self.assertAlmostEqual(found.weights[pair], weight, places=14)
+        self.assertEqual(found.losses, later)
+        write_pair_record(self.path, PairRecord(BASE))
+        with self.assertRaisesRegex(ValueError, "robust.baseline: .* has no phases"):
+            baseline_losses(self.path)
+
+    def test_other_pairs(self):
+        with self.assertRaisesRegex(ValueError, r"different pairs: \['d x-y'\]"):
+            losses = {**named((1.0, 3.0, 2.0, 2.5)), "d x-y": 1.0}
+            with_next_phase(PairRecord(BASE), 7, losses, SETTINGS)
+
+    def test_iterated_best_response_is_the_same_after_a_stop(self):
+        """A simulated run: losses fall with the examples seen, pairs are drawn by the record."""
+        floor, points = np.array([1.0, 4.0, 1.5, 0.2]), (20, 40, 60)
+
+        def observed(step: int, record: PairRecord):
+            rng = np.random.default_rng(step)
+            weights = record.weights_at(step)
+            pair = rng.choice(len(NAMES), 32, p=[weights[name] for name in NAMES])
+            losses = floor[pair] + 5 / (1 + step) + rng.normal(0, 0.1, 32)
+            return pair_sums(jnp.asarray(losses), jnp.ones(32), jnp.asarray(pair), len(NAMES))
+
+        def run(steps: range, state, record: PairRecord):
+            states = {}
+            for step in steps:
+                states[step] = state
+                if step in points and step not in [phase.step for phase in record.phases]:
+                    losses = named(np.asarray(mean_pair_losses(state)))
+                    record = with_next_phase(record, step, losses, SETTINGS)
+                    write_pair_record(self.path, record)
+                state = update_pair_losses(state, observed(step, record), SETTINGS.rate)
+            return state, record, states
+
+        state, record, states = run(range(80), init_pair_losses(len(NAMES)), PairRecord(BASE))
+        ratios = {pair: record.phases[-1].weights[pair] / BASE[pair] for pair in NAMES}
+        self.assertEqual(max(ratios, key=ratios.get), "a x-y")
+        self.assertEqual(min(ratios, key=ratios.get), "a x-z")
+        for stop in (19, 20, 21, 40, 59, 79):
+            kept = load_pair_record(self.path).as_of(stop)
+            again, same, _ = run(range(stop, 80), states[stop], kept)
+            self.assertEqual(same, record)
+            jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+if __name__ == "__main__":
+    absltest.main()
