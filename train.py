@@ -19,9 +19,10 @@ from ml_collections import config_flags
 
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives, streams
+from builders import objectives
 from builders.evaluators import training_evaluators
 from builders.initial import initial_params
+from builders.robust import training_data
 from common import entry_point
 from training import hosts
 from training.loop import train
@@ -39,7 +40,7 @@ def main(_) -> None:
     store = data_builders.open_packed_dataset(folders)
     stage = data_builders.open_train_stage(config, folders)
     mesh = builders.mesh(config)
-    data = streams.training_data(config, store, mesh)
+    data = training_data(config, store, mesh, folders.train)
     objective = objectives.objective(config, store, mesh)
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)

@@ -4,7 +4,8 @@ import dataclasses
 
 from builders.masked_lm import encoder_settings, masked_lms
 from builders.objectives import Setup
-from input_pipeline.bitext import PAIRS
+from builders.robust import robust_settings
+from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.stream import PACKED
 from models.encoder import Encoder
 from objectives.mixture import Mixture, Term
@@ -42,6 +43,10 @@ def build(setup: Setup) -> Objective:
         kind: ReplacedToken(masked_lm, Encoder(discriminator), settings, _TASKS[kind])
         for kind, masked_lm in masked_lms(setup, generator, GENERATOR).items()
     }
+    robust = robust_settings(setup.config)
+    if robust.num_phases:
+        num_pairs = len(language_pairs(setup.store))
+        terms[PAIRS] = dataclasses.replace(terms[PAIRS], num_pairs=num_pairs, pair_rate=robust.rate)
     if len(terms) == 1:
         return terms[PACKED]
     return Mixture({kind: Term(term, term.name) for kind, term in terms.items()})

@@ -1,13 +1,34 @@
-"""Phases of robust sampling, solved from the moving averages of the losses of pairs."""
+"""Robust sampling of language pairs: phases solved from the moving averages of their losses."""
 
+import dataclasses
+import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record
+from builders import streams
+from builders.data import pair_shares, settings
+from input_pipeline.bitext import language_pairs, pair_names
+from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_phases import (
+    PairRecord,
+    Phase,
+    load_pair_record,
+    read_pair_record,
+    write_pair_record,
+)
 from objectives.best_response import RobustSettings, best_response
+from objectives.objective import Extra
+from objectives.pair_losses import PairSums, mean_pair_losses
+from objectives.replaced_token import PAIR_LOSSES
+
+RECORD = "pair_weights.json"  # in the folder of training
 
 
 def with_next_phase(
@@ -67,3 +88,121 @@ def baseline_losses(path: pathlib.Path) -> dict[str, float]:
             f"robust.baseline: {path} has no phases, and so no losses; finish that run first"
         )
     return {pair: loss for pair, loss in record.phases[-1].losses.items() if loss is not None}
+
+
+@dataclasses.dataclass
+class ReweightedData:
+    """Training data whose language pairs are re-weighted by what a run learns, in phases.
+
+    It is an input of the training loop (`training.loop.LearnedData`). The stream is a pure function
+    of the seed, the step and the recorded phases, so that a resumed run continues exactly.
+
+    Attributes:
+      config: of the run.
+      store: packed dataset.
+      mesh: of the run.
+      settings: of robust sampling.
+      path: file of the record, which the first host writes.
+      record: base distribution and phases so far.
+    """
+
+    config: ConfigDict
+    store: PackedDataset
+    mesh: Mesh
+    settings: RobustSettings
+    path: pathlib.Path
+    record: PairRecord
+
+    def __post_init__(self):
+        self._phase_steps = self.settings.phase_steps(self.config.train.num_steps)
+        path = self.settings.baseline
+        self._baseline = baseline_losses(pathlib.Path(path)) if path else None
+        self._data = self._make_data()
+
+    def _make_data(self) -> StreamedData:
+        first = {0: self.record.base}
+        weights = first | {phase.step: phase.weights for phase in self.record.phases}
+        by_pair = {
+            step: {pair: of_names["-".join(pair)] for pair in language_pairs(self.store)}
+            for step, of_names in weights.items()
+        }
+        return streams.training_data(self.config, self.store, self.mesh, by_pair)
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        return self._data.batches(steps)
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        return self._data.describe_batch(step)
+
+    def step_values(self, step: int) -> Mapping[str, float]:
+        return self._data.step_values(step)
+
+    def known_until(self, step: int) -> int:
+        later = (phase for phase in self._phase_steps if phase > step)
+        return min(later, default=self.config.train.num_steps)
+
+    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
+        """Forget phases of a future that was lost, and solve the one that begins with `step`."""
+        record = self.record.as_of(step)
+        if step in self._phase_steps and step not in {phase.step for phase in record.phases}:
+            found = np.asarray(mean_pair_losses(PairSums(*learned()[PAIR_LOSSES])), np.float64)
+            losses = dict(zip(pair_names(self.store), found.tolist(), strict=True))
+            record = with_next_phase(record, step, losses, self.settings, self._baseline)
+            logging.info(
+                "step %d: language pairs are re-weighted, divergence %.4g from the base",
+                step, record.phases[-1].divergence,
+            )  # fmt: skip
+            if jax.process_index() == 0:
+                write_pair_record(self.path, record)
+        if record != self.record:
+            self.record = record
+            self._data = self._make_data()
+
+
+def training_data(
+    config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
+) -> StreamedData | ReweightedData:
+    """Build this host's part of the training batches, re-weighted if the config asks for it.
+
+    Args:
+      config: of the run.
+      store: packed dataset.
+      mesh: of the run.
+      folder: of training, for the record of the phases.
+
+    Raises:
+      ValueError: settings do not fit each other or the data, or a record belongs to another run.
+    """
+    robust = robust_settings(config)
+    if not robust.num_phases:
+        return streams.training_data(config, store, mesh)
+    names, base = pair_names(store), pair_shares(config, store)
+    assert base is not None  # by `robust_settings`
+    record = read_pair_record(
+        folder / RECORD, {"-".join(pair): share for pair, share in base.items()}
+    )
+    assert sorted(record.base) == sorted(names)
+    return ReweightedData(config, store, mesh, robust, folder / RECORD, record)
+
+
+def robust_settings(config: ConfigDict) -> RobustSettings:
+    """Read the settings of robust sampling.
+
+    Raises:
+      ValueError: robust sampling is on in a run without what it needs.
+    """
+    robust = settings(RobustSettings, config.robust, "robust")
+    if not robust.num_phases:
+        return robust
+    if config.objective != "replaced_token" or not config.data.pair_share:
+        raise ValueError(
+            f"robust.num_phases is {robust.num_phases}, but robust sampling re-weights the pairs "
+            'of objective "replaced_token", which needs data.pair_share above 0; set '
+            "robust.num_phases to 0, or these keys"
+        )
+    if config.data.pair_sampling == "alpha":
+        raise ValueError(
+            'data.pair_sampling is "alpha", which weights pairs by set; robust sampling needs a '
+            'distribution over language pairs, such as "sinkhorn" or "proportional"'
+        )
+    return robust

@@ -13,12 +13,30 @@ from input_pipeline.bitext import BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair
-from input_pipeline.stream import AlphaPhases, MixedStream, Stream, TrainingStream
+from input_pipeline.stream import (
+    AlphaPhases,
+    MixedStream,
+    PhasedStream,
+    Stream,
+    TrainingStream,
+)
 from training.sharding import host_part, num_batch_shards
 
 
-def training_data(config: ConfigDict, store: PackedDataset, mesh: Mesh) -> StreamedData:
+def training_data(
+    config: ConfigDict,
+    store: PackedDataset,
+    mesh: Mesh,
+    weights: Mapping[int, Mapping[Pair, float]] | None = None,
+) -> StreamedData:
     """Build the stream of this host's part of the training batches on `mesh`.
+
+    Args:
+      config: of the run.
+      store: packed dataset.
+      mesh: of the run.
+      weights: share of each language pair by the step from which on it is in force, among them 0;
+        None for those of the config, throughout.
 
     Raises:
       ValueError: a batch of pairs does not divide over the devices.
@@ -26,9 +44,11 @@ def training_data(config: ConfigDict, store: PackedDataset, mesh: Mesh) -> Strea
     data = data_settings(config)
     check_batches(config, store, mesh)
     part, num_parts = host_part(mesh)
-    return StreamedData(
-        _training_stream(config, store), data.loader, part, num_parts, data.prefetch
-    )
+    if weights is None:
+        stream = _training_stream(config, store)
+    else:
+        stream = _reweighted_stream(config, store, weights)
+    return StreamedData(stream, data.loader, part, num_parts, data.prefetch)
 
 
 def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
@@ -50,7 +70,7 @@ def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | Abstrac
             )
 
 
-def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+def _packed_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     data, train = data_settings(config), config.train
     phases = {
         first: (
@@ -59,7 +79,30 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
         )
         for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed)
     }
-    stream: Stream = AlphaPhases(phases) if data.alpha_phases else phases[0][1]
+    return AlphaPhases(phases) if data.alpha_phases else phases[0][1]
+
+
+def _reweighted_stream(
+    config: ConfigDict, store: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
+) -> Stream:
+    """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
+    share, seed = data_settings(config).pair_share, config.train.seed
+    kinds = [1 - share, share]
+    packed = _packed_stream(config, store)
+    phases: dict[int, Stream] = {}
+    for number, (first, of_pairs) in enumerate(sorted(weights.items())):
+        bitext = bitext_settings(config, store.length, is_separate=False)
+        streams, shares = pair_streams(store, bitext, seed + number, of_pairs)
+        pairs = MixedStream(streams, shares, seed + number)
+        # Steps on pairs are counted on their own; which ones they are does not depend on weights.
+        order = MixedStream([packed, pairs], np.array(kinds), seed)
+        phases[order.steps_before(first, 1)] = pairs
+    return MixedStream([packed, PhasedStream(phases)], np.array(kinds), seed)
+
+
+def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+    data, train = data_settings(config), config.train
+    stream = _packed_stream(config, store)
     if not (data.pair_share or data.contrast_share):
         return stream
     _log_pair_sampling(config, store)

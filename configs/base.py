@@ -32,6 +32,7 @@ def get_config() -> ConfigDict:
     config.contrast.weight = 1.0
     config.contrast.temperature = 0.05
     config.replaced_token = _replaced_token()
+    config.robust = _robust()
     config.output_layer = _output_layer()
     config.optimizer = _optimizer()
     config.mesh = _mesh()
@@ -133,6 +134,17 @@ def _replaced_token() -> ConfigDict:
     section.temperature = 1.0
     section.embeddings = "shared"
     return section
+
+
+def _robust() -> ConfigDict:
+    """objectives/best_response.py, RobustSettings."""
+    robust = ConfigDict()
+    robust.num_phases = 0  # no robust sampling; the paper's is 10
+    robust.rho = 0.05
+    robust.rate = 0.1
+    robust.min_ratio = 0.0
+    robust.baseline = ""
+    return robust
 
 
 def _output_layer() -> ConfigDict:

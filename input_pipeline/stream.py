@@ -126,6 +126,12 @@ class StreamOrder:
             language[here], number[here] = languages[within[here]], numbers[within[here]]
         return language, cycle * self.counts[language] + number
 
+    def count_before(self, example: int, language: int) -> int:
+        """Return the number of examples of a language before position `example` of the stream."""
+        cycle, within = divmod(example, _CYCLE)
+        languages, _ = self._cycle(cycle)
+        return cycle * int(self.counts[language]) + int((languages[:within] == language).sum())
+
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [M] int64 language and [M] int64 index in it for every example of a cycle."""
         found = self._cycles.get(cycle)
@@ -224,26 +230,43 @@ class MixedStream(_ChosenStream):
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
         self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
 
+    def steps_before(self, step: int, number: int) -> int:
+        """Return how many steps before `step` have batches of the stream of index `number`."""
+        return self._order.count_before(step, number)
+
     def _of(self, step: int) -> tuple[Stream, int]:
         which, number = self._order.draw(np.array([step]))
         return self._streams[which[0]], int(number[0])
 
 
-class AlphaPhases(_ChosenStream):
-    """Schedule of streams of different alpha; each starts at its own step with its first batch."""
+class PhasedStream(_ChosenStream):
+    """Schedule of streams; each starts at its own step with its first batch."""
+
+    def __init__(self, phases: Mapping[int, Stream]):
+        """Initialise a schedule of streams by first step; one of the steps must be 0."""
+        self._phases = dict(sorted(phases.items()))
+        self.types = {
+            name: kind for stream in phases.values() for name, kind in stream.types.items()
+        }
+
+    def _of(self, step: int) -> tuple[Stream, int]:
+        first = self._first(step)
+        return self._phases[first], step - first
+
+    def _first(self, step: int) -> int:
+        return max(first for first in self._phases if first <= step)
+
+
+class AlphaPhases(PhasedStream):
+    """Schedule of streams of different alpha."""
 
     def __init__(self, phases: Mapping[int, tuple[float, Stream]]):
         """Initialise a schedule of (alpha, stream) by first step; one of the steps must be 0."""
-        self._phases = dict(sorted(phases.items()))
-        self.types = next(stream.types for _, stream in phases.values())
-
-    def _of(self, step: int) -> tuple[Stream, int]:
-        first = max(first for first in self._phases if first <= step)
-        return self._phases[first][1], step - first
+        super().__init__({first: stream for first, (_, stream) in phases.items()})
+        self._alphas = {first: alpha for first, (alpha, _) in phases.items()}
 
     def step_values(self, step: int) -> dict[str, float]:
-        first = max(first for first in self._phases if first <= step)
-        return {"alpha": self._phases[first][0]}
+        return {"alpha": self._alphas[self._first(step)]}
 
 
 class TrainingStream:

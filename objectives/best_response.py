@@ -26,7 +26,8 @@ class RobustSettings:
     Attributes:
       rho: radius of the ball around the base distribution, in the divergence of this module; 0 for
         the base distribution itself.
-      num_phases: times that the worst distribution is solved in a run, at equal distances.
+      num_phases: times that the worst distribution is solved in a run, at equal distances; 0 for
+        no robust sampling.
       rate: share of the past that a batch displaces in the moving averages of losses, see
         `pair_losses.update_pair_losses`.
       min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
@@ -44,8 +45,8 @@ class RobustSettings:
     def __post_init__(self):
         check_rho(self.rho)
         check_min_ratio(self.min_ratio)
-        if self.num_phases < 1:
-            raise ValueError(f"robust.num_phases is {self.num_phases}, must be at least 1")
+        if self.num_phases < 0:
+            raise ValueError(f"robust.num_phases is {self.num_phases}, must be at least 0")
         if not 0 < self.rate <= 1:
             raise ValueError(f"robust.rate is {self.rate}, must be above 0 and at most 1")
 

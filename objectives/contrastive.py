@@ -67,7 +67,8 @@ class SentenceContrast(Objective):
         """Masked-LM loss plus the weighted contrastive loss; a pair weighs its masked tokens."""
         states = self.masked_lm.states(params, rows, plan, key)
         hidden = self.masked_lm.predicted(params, states, plan.masked.positions)
-        found = self.masked_lm.loss_of_hidden(params, rows, plan, hidden)
+        losses = self.masked_lm.token_losses(params, rows, plan, hidden)
+        found = self.masked_lm.metrics_of(losses, plan)
         masked_total, weight = found["loss"]
         is_text = ~jnp.isin(plan.masked.inputs, jnp.array(self.masked_lm.special_ids))
         one, two = (mean_state(states, is_text & (plan.segments == i)) for i in (1, 2))

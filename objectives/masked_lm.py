@@ -194,7 +194,7 @@ class MaskedLM(Objective):
         """Negative log-likelihood of the masked tokens; without dropout if there is no key."""
         states = self.states(params, rows, plan, key)
         hidden = self.predicted(params, states, plan.masked.positions)
-        return self.loss_of_hidden(params, rows, plan, hidden), None
+        return self.metrics_of(self.token_losses(params, rows, plan, hidden), plan), None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
         """Hidden states [B, L, D] of the encoder."""
@@ -211,11 +211,11 @@ class MaskedLM(Objective):
             rngs=rngs,
         )
 
-    def loss_of_hidden(self, params, rows, plan: Plan, hidden: jax.Array) -> LossAndMetrics:
-        """Loss and metrics of the masked tokens, given the output layer's inputs [B, M, E]."""
+    def token_losses(self, params, rows, plan: Plan, hidden: jax.Array) -> jax.Array:
+        """Losses [B, M] of the masked tokens, given the output layer's inputs [B, M, E]."""
         masked = plan.masked
         table, bias = self.output_table(params)
-        losses = self.output_layer.loss(
+        return self.output_layer.loss(
             hidden,
             masked.targets,
             masked.weights,
@@ -223,7 +223,10 @@ class MaskedLM(Objective):
             bias,
             plan.sample,
         )
-        one = jnp.float32(1)
+
+    def metrics_of(self, losses: jax.Array, plan: Plan) -> LossAndMetrics:
+        """Loss and metrics, given the losses [B, M] of the masked tokens."""
+        masked, one = plan.masked, jnp.float32(1)
         found = {
             "loss": (losses.sum(), masked.weights.sum()),
             **{name: (value, one) for name, value in self.sampling_metrics(plan).items()},

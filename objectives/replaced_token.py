@@ -21,10 +21,13 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import TABLE, MaskedLM
 from objectives.objective import Extra, Objective, Touched, replace_table
+from objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 
 # Keys of the two models and of the discriminator's head in the parameters.
 GENERATOR, DISCRIMINATOR, HEAD = "generator", "discriminator", "replaced_token_head"
 _OWN_TABLE = f"{DISCRIMINATOR}/{TABLE}"
+# Part of the extra state with the moving average of each language pair's loss.
+PAIR_LOSSES = "pair_losses"
 Sharing = Literal["shared", "separate", "disentangled"]
 
 
@@ -74,11 +77,13 @@ class Plan(NamedTuple):
       scale: scalar float32, lambda times masked tokens per classified one, which makes the sum of
         the discriminator's losses lambda times their mean where the generator's is divided by the
         number of masked tokens.
+      pair: [B] int32 index of each example's language pair; None without losses by pair.
     """
 
     generator: masked_lm.Plan
     is_text: jax.Array
     scale: jax.Array
+    pair: jax.Array | None
 
 
 class Corrupted(NamedTuple):
@@ -110,12 +115,17 @@ class ReplacedToken(Objective):
       encoder: the discriminator, which is fine-tuned.
       settings: weight, temperature and sharing of embeddings.
       name: prefix of the metrics.
+      num_pairs: N, language pairs whose losses are learned, for robust sampling of pairs; 0 for
+        none. Batches then have `pair` [B].
+      pair_rate: rate of the moving average of these losses, see `pair_losses`.
     """
 
     generator: MaskedLM
     encoder: Encoder
     settings: ReplacedTokenSettings
     name: str = "mrtd"
+    num_pairs: int = 0
+    pair_rate: float = 0.1
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -183,17 +193,19 @@ class ReplacedToken(Objective):
         scale = self.settings.weight * plan.masked.weights.sum() / num_text
         if touched and not self._shares_table:
             touched = {**touched, _OWN_TABLE: touched[self.generator.table_path]}
-        return Plan(plan, is_text, scale), touched
+        return Plan(plan, is_text, scale, batch["pair"] if self.num_pairs else None), touched
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Axes of the sequences; None if the generator has none."""
         axes = self.generator.example_axes(plan.generator, num_shards)
         by_sequence: Any = 0
-        return None if axes is None else Plan(axes, by_sequence, None)  # type: ignore[arg-type]
+        if axes is None:
+            return None
+        return Plan(axes, by_sequence, None, by_sequence)  # type: ignore[arg-type]
 
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
-    ) -> tuple[LossAndMetrics, None]:
+    ) -> tuple[LossAndMetrics, PairSums | None]:
         """Sum of L_MLM and lambda L_RTD; without dropout, and with fixed samples, without a key."""
         generator = self.generator
         sample_key, dropout_key = jax.random.split(jax.random.key(0) if key is None else key)
@@ -201,7 +213,8 @@ class ReplacedToken(Objective):
         states = generator.states(params, rows, plan.generator, None)
         positions = plan.generator.masked.positions
         hidden = generator.predicted(params, states, positions)  # [B, M, E]
-        found = generator.loss_of_hidden(params, rows, plan.generator, hidden)
+        of_masked = generator.token_losses(params, rows, plan.generator, hidden)
+        found = generator.metrics_of(of_masked, plan.generator)
         corrupted, accuracy = self._corrupted(params, rows, plan, hidden, sample_key)
         logits = self._logits(
             params,
@@ -210,8 +223,9 @@ class ReplacedToken(Objective):
             (plan.generator.segments, plan.generator.positions),
             None if key is None else dropout_key,
         )
-        losses = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
-        detection = jnp.where(plan.is_text, losses, 0.0).sum()
+        of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
+        of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
+        detection = of_text.sum()
         mlm_total, weight = found.pop("loss")
         return {
             **found,
@@ -220,7 +234,31 @@ class ReplacedToken(Objective):
             f"{self.name}/generator_accuracy": accuracy,
             f"{self.name}/discriminator_loss": (detection, plan.is_text.sum(dtype=jnp.float32)),
             **self._detection_metrics(plan, corrupted, logits),
-        }, None
+        }, self._pair_sums(plan, of_masked, of_text)
+
+    def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
+        """Sum L_MLM + lambda L_RTD of each example by language pair, examples without text apart.
+
+        Args:
+          plan: of the step.
+          of_masked: [B, M] losses of the masked tokens.
+          of_text: [B, L] losses of the discriminator.
+        """
+        if plan.pair is None:
+            return None
+        num_masked = plan.generator.masked.weights.sum(axis=1)  # [B]
+        mlm = of_masked.sum(axis=1) / jnp.maximum(num_masked, 1)
+        detection = of_text.sum(axis=1) / jnp.maximum(plan.is_text.sum(axis=1), 1)
+        losses = jax.lax.stop_gradient(mlm + self.settings.weight * detection)
+        counts = (num_masked > 0).astype(jnp.float32)
+        return pair_sums(losses, counts, plan.pair, self.num_pairs)
+
+    def learn(self, extra: Extra, observed: PairSums | None) -> Extra:
+        """Add the losses of a batch to the moving averages of its language pairs."""
+        if observed is None:
+            return extra
+        updated = update_pair_losses(PairSums(*extra[PAIR_LOSSES]), observed, self.pair_rate)
+        return {**extra, PAIR_LOSSES: updated}
 
     def _corrupted(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, hidden: jax.Array, key: jax.Array
@@ -324,7 +362,8 @@ class ReplacedToken(Objective):
         }
 
     def init_extra(self) -> Extra:
-        return self.generator.init_extra()
+        own = {PAIR_LOSSES: init_pair_losses(self.num_pairs)} if self.num_pairs else {}
+        return {**self.generator.init_extra(), **own}
 
     def due(self, step: int) -> tuple[str, ...]:
         return self.generator.due(step)

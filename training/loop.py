@@ -4,12 +4,13 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from objectives.batch import Batch
+from objectives.objective import Extra
 from training import sharding
 from training.checkpoint import Checkpoints
 from training.parameters import parameter_table
@@ -31,6 +32,17 @@ class TrainingData(Protocol):
 
     def step_values(self, step: int) -> Mapping[str, float]:
         """Step-dependent settings of the data, recorded as metrics."""
+
+
+@runtime_checkable
+class LearnedData(TrainingData, Protocol):
+    """Data of which later batches depend on what the run has learned before them."""
+
+    def known_until(self, step: int) -> int:
+        """First step after `step` whose batch is not known when that of `step` is."""
+
+    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
+        """Decide what follows from `step` on; `learned` reads the extra state before it."""
 
 
 def train(
@@ -73,7 +85,12 @@ def train(
         stops = False
         layout = sharding.batch_sharding(functions.mesh)
         with Progress(functions, settings, folder, step, data) as progress:
-            for kind, arrays in data.batches(range(step, settings.num_steps)):
+
+            def learned() -> Extra:
+                progress.flush_metrics()  # raises if the loss is not finite
+                return state.extra
+
+            for kind, arrays in _batches(data, range(step, settings.num_steps), learned):
                 objective = functions.objective.at_step(step)
                 # Before the step, also after a resume: a checkpoint between two steps holds the
                 # state before the refresh.
@@ -112,6 +129,21 @@ def train(
     if stops:  # the state is complete on disk, now that `checkpoints` is closed
         raise Stopped(step)
     return state
+
+
+def _batches(
+    data: TrainingData, steps: range, learned: Callable[[], Extra]
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield the batches of `steps`, none before what it depends on is learned."""
+    if not isinstance(data, LearnedData):
+        yield from data.batches(steps)
+        return
+    step = steps.start
+    while step < steps.stop:
+        data.renew(step, learned)
+        until = min(data.known_until(step), steps.stop)
+        yield from data.batches(range(step, until))
+        step = until
 
 
 def _first_state(

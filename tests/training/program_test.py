@@ -63,11 +63,11 @@ def config(variant: str):
     return config
 
 
-def write_store(folder: pathlib.Path) -> PackedDataset:
-    """Rows of random documents in two languages."""
+def write_store(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb")) -> PackedDataset:
+    """Rows of random documents in some languages, and pairs of them."""
     special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
     rng = np.random.default_rng(0)
-    statistics: dict[str, dict[str, dict[str, int]]] = {"aa": {}, "bb": {}}
+    statistics: dict[str, dict[str, dict[str, int]]] = {language: {} for language in languages}
     for language, one in statistics.items():
         for split, count in (("train", 60), ("heldout", 4)):
             documents = [rng.integers(5, VOCAB, rng.integers(3, 40)) for _ in range(count)]
