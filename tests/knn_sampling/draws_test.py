@@ -15,6 +15,7 @@ from knn_sampling import draws
 from knn_sampling.draws import TILE, Draws, draw_slots
 from knn_sampling.inclusion import log_inclusion
 from knn_sampling.output_layer import KINDS, OutputLayer
+from knn_sampling.table_sharding import TableSharding
 from tests.collectives import collectives_of
 from tests.knn_sampling.batches import (
     B,
@@ -451,6 +452,28 @@ class ShardedTest(parameterized.TestCase):
             jax.tree.map(np.testing.assert_array_equal, found, draw(single, batch, sample, seed))
             seen |= set((np.asarray(found.ids) // TILE).reshape(-1).tolist())
         self.assertGreater(len(seen), 1)
+
+    def test_the_device_that_holds_a_target_leaves_it_uncorrected(self):
+        target, num_classes = 300, 4 * TILE
+        search = functools.partial(
+            draw_slots,
+            jax.random.key(0),
+            jnp.ones((1, 200, 4)),
+            jnp.ones((1, 200)),
+            jnp.ones((1, num_classes, 4)),
+            jnp.zeros((1, num_classes)),
+            temperature=1.0,
+            block_size=TILE,
+        )
+        shifts = jnp.zeros((1, num_classes)).at[0, target].set(20.0)
+        for label in (target, target - TILE):
+            correction = shifts, jnp.full((1, 200), label, jnp.int32)
+            expected, _ = jax.jit(search)(correction=correction)
+            sharding = TableSharding(self.mesh, ("model",))
+            split = functools.partial(search, sharding=sharding)
+            found, _ = jax.jit(split)(correction=correction)
+            np.testing.assert_array_equal(found, expected)
+            self.assertEqual(bool((found == target).all()), label != target)
 
     def test_devices_with_parts_of_tiles_draw_from_the_same_distribution(self):
         _, split = self.layers("full", VALID)
