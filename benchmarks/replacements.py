@@ -104,8 +104,8 @@ def print_rows(vocab_size: int, width: int, timed: bool) -> None:
     for name, program in programs.items():
         memory = program.memory_analysis()  # None on some backends
         held = memory.temp_size_in_bytes / 1e6 if memory else math.nan
-        cells = f"{1e3 * seconds[name]:.0f}", f"{seconds[name] / seconds[PEER]:.2f}", f"{held:.0f}"
-        print(f"| {vocab_size:,} | {width} | {name} | {' | '.join(cells)} |", flush=True)
+        times = f"{1e3 * seconds[name]:.0f} | {seconds[name] / seconds[PEER]:.2f}" if timed else "|"
+        print(f"| {vocab_size:,} | {width} | {name} | {times} | {held:.0f} |", flush=True)
 
 
 def main(_) -> None:

@@ -193,19 +193,17 @@ def draw_slots(
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
     num_groups, num_classes = bias.shape
-    counts = weights > 0
     if num_used is None:
         num_used = jnp.int32(num_classes)
-    # A hidden state of weight zero may be NaN.
-    hidden = jnp.where(counts[:, :, None], hidden, 0)
     arguments = jax.random.split(key, num_groups), hidden, table, bias, correction
+    # Ids have no gradient; without this the loops would still be differentiated forward.
     arguments = jax.lax.stop_gradient(arguments)
     search = functools.partial(_search, temperature=temperature, block_size=block_size)
     if sharding.splits_rows:
         leaders = _on_mesh(search, sharding, num_used, arguments)
     else:
         leaders = search(jnp.int32(0), num_used, arguments)
-    drawn, best = (jnp.where(counts, leader.ids, 0) for leader in leaders)
+    drawn, best = (jnp.where(weights > 0, leader.ids, 0) for leader in leaders)
     return drawn, best
 
 
