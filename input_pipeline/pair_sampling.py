@@ -237,7 +237,7 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     probabilities += probabilities.T
     probabilities /= probabilities.sum()
     marginals, converged = np.exp(log_marginals), bool(residual <= _MET)
-    is_feasible = converged or _least_violation(counts, marginals).is_met
+    is_feasible = converged or _linear_programme(np.zeros_like(counts), counts, marginals)[0]
     return Sampling(probabilities, marginals, iteration + 1, converged, is_feasible)
 
 
@@ -245,68 +245,53 @@ def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     """Solve Eq. 1, the sampling of M2M-100: the P of largest Tr(P Q) with marginals p^(1/T).
 
     A linear programme over the undirected pairs; a solution has at most N of them. Where no
-    distribution over the pairs of Q has the marginals, P has those of least total violation, and
-    `is_feasible` is false.
+    distribution over the pairs of Q has the marginals, those of `sinkhorn_sampling` stand in, which
+    share out what is missed, and `is_feasible` is false.
 
     Args:
       counts: [N, N] sentence pairs, symmetric, zero diagonal.
       temperature: T.
+
+    Raises:
+      ValueError: the solver gave up.
     """
     joint, marginals = _checked(counts), tempered_marginals(counts, temperature)
-    one, two, incidence = _incidence(joint)
-    nearest = _least_violation(counts, marginals)
-    found = scipy.optimize.linprog(
-        -joint[one, two] / joint.max(),
-        A_eq=incidence,
-        b_eq=marginals if nearest.is_met else incidence @ nearest.values,
-        method="highs",
-        options=_HIGHS,
-    )
-    is_solved = found.status == 0
-    probabilities = np.zeros_like(joint)
-    probabilities[one, two] = np.maximum(found.x if is_solved else nearest.values, 0.0)
-    probabilities += probabilities.T
-    probabilities /= probabilities.sum()
-    converged = is_solved and nearest.is_met
-    return Sampling(
-        probabilities, marginals, nearest.iterations + found.nit, converged, nearest.is_met
-    )
+    is_feasible, found, iterations = _linear_programme(joint, joint, marginals)
+    if not is_feasible:
+        nearest = sinkhorn_sampling(counts, temperature).probabilities.sum(axis=1)
+        is_solved, found, more = _linear_programme(joint, joint, nearest)
+        iterations += more
+        if not is_solved:
+            raise ValueError(
+                'data.pair_sampling is "m2m", whose linear programme could not be solved; choose '
+                '"sinkhorn", or lower data.pair_temperature towards 1'
+            )
+    probabilities = found / found.sum()
+    return Sampling(probabilities, marginals, iterations, is_feasible, is_feasible)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Nearest:
-    """Masses of the undirected pairs, [E], whose marginals are nearest to the wanted ones."""
+def _linear_programme(
+    gain: np.ndarray, counts: np.ndarray, marginals: np.ndarray
+) -> tuple[bool, np.ndarray, int]:
+    """Maximise Tr(P gain) over P on the pairs of counts [N, N] with marginals [N].
 
-    values: np.ndarray
-    iterations: int
-    is_met: bool
-
-
-def _least_violation(counts: np.ndarray, marginals: np.ndarray) -> _Nearest:
-    """Find a distribution over the pairs of counts [N, N] with marginals nearest in L1."""
-    _, two, incidence = _incidence(counts)
-    num_languages, num_pairs = len(marginals), len(two)
-    slack = scipy.sparse.eye_array(num_languages)
-    both_sides = scipy.sparse.hstack([incidence, slack, -slack])
-    # Each pair adds its mass to two languages, and the marginals sum to one.
-    total = np.concatenate([np.ones(num_pairs), np.zeros(2 * num_languages)])[None]
-    found = scipy.optimize.linprog(
-        1 - total[0],
-        A_eq=scipy.sparse.vstack([both_sides, scipy.sparse.csr_array(total)]),
-        b_eq=np.append(marginals, 0.5),
-        method="highs",
-        options=_HIGHS,
-    )
-    values = np.maximum(found.x[:num_pairs], 0.0)
-    return _Nearest(values, found.nit, bool(np.abs(incidence @ values - marginals).max() <= _MET))
-
-
-def _incidence(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, scipy.sparse.csr_array]:
-    """Return both languages of each undirected pair, [E], and the incidence matrix [N, E]."""
+    Returns:
+      Whether there is a solution, P [N, N], and the iterations.
+    """
     one, two = np.nonzero(np.triu(counts))
     pairs = np.arange(len(one))
     at = np.concatenate([one, two]), np.concatenate([pairs, pairs])
-    return one, two, scipy.sparse.csr_array((np.ones(2 * len(one)), at), (len(counts), len(one)))
+    incidence = scipy.sparse.csr_array((np.ones(2 * len(one)), at), shape=(len(counts), len(one)))
+    # The solver's tolerances are absolute, and a share of the data can be very small.
+    objective = -gain[one, two] / max(gain.max(), 1e-300)
+    found = scipy.optimize.linprog(
+        objective, A_eq=incidence, b_eq=marginals, method="highs", options=_HIGHS
+    )
+    probabilities = np.zeros(counts.shape)
+    if found.status == 0:
+        probabilities[one, two] = np.maximum(found.x, 0.0)
+        probabilities += probabilities.T
+    return found.status == 0, probabilities, int(found.nit)
 
 
 def _with_own_marginals(weights: np.ndarray) -> Sampling:

@@ -1,5 +1,6 @@
 """Objectives and streams of a config: what fits together, and what is made of it."""
 
+import dataclasses
 from unittest import mock
 
 import jax
@@ -12,6 +13,7 @@ from builders import data as data_builders
 from builders import evaluators, masked_lm, objectives, streams
 from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
 from objectives.contrastive import SentenceContrast
@@ -19,6 +21,7 @@ from objectives.masked_lm import MaskedLM
 from objectives.mixture import Term
 from objectives.objective import Objective
 from tests.builders_test import objective_of, runlocal, write_store
+from tests.factories import SPECIAL_IDS
 from tests.training import program_test
 from training.sharding import MeshSettings, make_mesh
 
@@ -151,6 +154,76 @@ def tokens_term(term: Term) -> MaskedLM:
     """The masked LM that a term is or has."""
     is_contrast = isinstance(term.objective, SentenceContrast)
     return term.objective.masked_lm if is_contrast else term.objective
+
+
+class PairSamplingTest(parameterized.TestCase):
+    def store_and_config(self, **changes) -> tuple[PackedDataset, ConfigDict]:
+        """Pairs of English with three languages, each language with a token of its own."""
+        store = write_store()
+        sizes = {"am": 40, "sw": 8, "yo": 2}
+        for number, (name, size) in enumerate(sizes.items()):
+            for language, token in (("en", 10), (name, 11 + number)):
+                path = store.folder / f"{name}.{language}.bitext.npy"
+                np.save(path, np.full(3 * size, token, np.uint16))
+                np.save(store.folder / f"{name}.{language}.ends.npy", 3 * np.arange(1, size + 1))
+        bitexts = {name: ("en", name) for name in sizes}
+        config = runlocal(**{"data.pair_share": 0.4, "data.loader": "threads"})
+        config.data.update(changes)
+        return dataclasses.replace(store, bitexts=bitexts), config
+
+    @parameterized.parameters("proportional", "uniform", "pivot", "m2m", "sinkhorn")
+    def test_targets_and_stream_follow_the_sampling(self, method):
+        store, config = self.store_and_config(pair_sampling=method, pair_temperature=1.0)
+        weights = [1, 1, 1] if method == "uniform" else [40, 8, 2]
+        shares = np.array(weights) / sum(weights)
+        objective = objectives.objective(config, store)
+        expected = np.ones(640)
+        # Half of the tokens are English; 300 tokens of bitext.
+        expected[10:14] += 300 * np.array([0.5, *shares / 2])
+        expected[[*SPECIAL_IDS.special_ids(), *range(600, 640)]] = 0
+        statistics = objective.terms[PAIRS].objective.statistics
+        np.testing.assert_allclose(statistics.probabilities, expected / expected.sum(), rtol=1e-5)
+
+        data = streams.training_data(config, store, builders.mesh(config))
+        found = np.zeros(3)
+        for kind, batch in data.batches(range(600)):
+            if kind == PAIRS:
+                found += np.bincount(batch["pair"], minlength=3)
+        np.testing.assert_allclose(found / found.sum(), shares, atol=0.04)
+
+    def test_the_certificate_is_logged_when_training_starts(self):
+        endings = {
+            1.0: r"INFO:.*data.pair_sampling sinkhorn: .* 1 iterations, .*wanted 0.4000\)$",
+            9.0: r"WARNING:.* \(en, wanted 0.2...\); no distribution has these marginals: lower",
+        }
+        for temperature, message in endings.items():
+            store, config = self.store_and_config(
+                pair_sampling="sinkhorn", pair_temperature=temperature
+            )
+            with self.assertLogs(level="INFO") as logs:
+                streams.training_data(config, store, builders.mesh(config))
+            self.assertLen(logs.output, 1)
+            self.assertRegex(logs.output[0], message)
+
+    def test_without_bitext_only_the_stream_refuses(self):
+        """A memory estimate builds objectives without data."""
+        store, config = self.store_and_config(pair_sampling="sinkhorn")
+        store = dataclasses.replace(store, bitexts={})
+        self.assertIn(PAIRS, objectives.objective(config, store).terms)
+        with self.assertRaisesRegex(ValueError, "rows hold no bitext"):
+            streams.training_data(config, store, builders.mesh(config))
+
+    @parameterized.parameters(
+        ({"pair_sampling": "even"}, "data.pair_sampling is 'even'"),
+        ({"pair_temperature": 0.0}, "data.pair_temperature is 0.0"),
+        ({"pair_sampling": "pivot", "pair_pivot": "xx"}, "data.pair_pivot is 'xx'"),
+    )
+    def test_keys_that_cannot_be(self, changes, message):
+        store, config = self.store_and_config(**changes)
+        with self.assertRaisesRegex(ValueError, message):
+            objectives.objective(config, store)
+        with self.assertRaisesRegex(ValueError, message):
+            streams.training_data(config, store, builders.mesh(config))
 
 
 class ObjectiveTest(parameterized.TestCase):

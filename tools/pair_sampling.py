@@ -4,9 +4,9 @@
     python -m tools.pair_sampling --config=configs/bitext.py --counts=pairs.tsv --output=DIR
 
 Reads the bitext in DIR/rows, or a table of counts with a row "one<TAB>other<TAB>sentence pairs" for
-each language pair, or for each set of one, so that a run can be planned before there is data. Prints
-and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each method gives
-the pairs, which get nothing, how often each repeats in the run of the config.
+each language pair, or for each set of one, so that a run can be planned before there is data.
+Prints and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each
+method gives the pairs, which get nothing, how often each repeats in the run of the config.
 """
 
 import dataclasses
@@ -44,6 +44,8 @@ def main(_) -> None:
         raise ValueError("give either --workdir, with rows, or --counts, a table")
     if _COUNTS.value and not _OUTPUT.value:
         raise ValueError("--counts needs --output, a folder to write to")
+    if _EXAMPLES.value < 0:
+        raise ValueError(f"--examples is {_EXAMPLES.value}, must be 1 or more, or 0 to derive them")
     settings = data_builders.data_settings(config).pair_sampling_settings()
     if _COUNTS.value:
         sizes, store = read_counts(pathlib.Path(_COUNTS.value)), None

@@ -15,6 +15,9 @@ from input_pipeline.bitext import (
     SEPARATE_PAIRS,
     BitextSettings,
     join_pair,
+    language_pairs,
+    pair_names,
+    pair_sizes,
     pair_streams,
     token_counts,
 )
@@ -26,6 +29,7 @@ from tests.factories import SPECIAL_IDS as SPECIAL
 LANGUAGES = ("aa", "bb", "cc")
 SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
 SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
+SHARES = {("aa", "bb"): 0.2, ("aa", "cc"): 0.7, ("bb", "cc"): 0.1}
 
 
 def token(name: str, language: str, sentence: int) -> int:
@@ -128,18 +132,86 @@ class PairStreamTest(parameterized.TestCase):
         for pair, n in sizes.items():
             self.assertAlmostEqual(found[pair] / found.total(), n**alpha / total, delta=0.02)
 
-    @parameterized.parameters(1.0, 0.0)
-    def test_tokens_are_counted_as_the_streams_bring_them(self, alpha):
+    def test_language_pairs_have_the_shares_that_are_given(self):
+        """Within a language pair its sets are drawn by their sizes, whatever alpha is."""
+        settings = BitextSettings((8, 16, 24), "continue", 0.3, 48)
+        scaled = {pair: 3 * share for pair, share in SHARES.items()}
+        streams, of_steps = pair_streams(self.store, settings, 0, scaled)
+        mixed = MixedStream(streams, of_steps, seed=1)
+        rows = (read(row) for step in range(3000) for row in mixed.batch(step)["tokens"])
+        found = collections.Counter((name, tuple(sorted(pair))) for name, pair, *_ in rows)
+        sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
+        for (name, pair), n in sizes.items():
+            of_sets = sum(size for (_, other), size in sizes.items() if other == pair)
+            expected = SHARES[pair] * n / of_sets
+            self.assertAlmostEqual(found[name, pair] / found.total(), expected, delta=0.02)
+
+    def test_a_language_pair_without_share_is_never_drawn(self):
+        shares = {**SHARES, ("bb", "cc"): 0.0}
+        # A cycle of the order, which gives one example to whatever is in it.
+        cycle = dataclasses.replace(SETTINGS, buckets=(24,), tokens=24 << 16)
+        (stream,), _ = pair_streams(self.store, cycle, 0, shares)
+        drawn = {name.split()[1] for name, _ in stream.describe_batch(0)}
+        self.assertEqual(drawn, {"aa-bb", "bb-aa", "aa-cc", "cc-aa"})
+        only = dict.fromkeys(SHARES, 0.0) | {("bb", "cc"): 1.0}
+        for stream in pair_streams(self.store, SETTINGS, 0, only)[0]:
+            np.testing.assert_array_equal(stream.batch(0)["pair"], 2)
+
+    def test_a_batch_says_the_language_pair_of_each_example(self):
+        self.assertEqual(language_pairs(self.store), list(SHARES))
+        self.assertEqual(pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
+        sizes = collections.Counter((pair, name) for name, pair, _ in self.pairs())
+        expected = {
+            pair: sorted(n for key, n in sizes.items() if key[0] == pair) for pair in SHARES
+        }
+        self.assertEqual({p: sorted(n) for p, n in pair_sizes(self.store).items()}, expected)
+        flips = set()
+        for shares in (None, SHARES):
+            for stream in pair_streams(self.store, SETTINGS, 0, shares)[0]:
+                for step in range(20):
+                    batch = stream.batch(step)
+                    self.assertEqual(batch["pair"].dtype, stream.types["pair"])
+                    for row, number in zip(batch["tokens"], batch["pair"], strict=True):
+                        languages = read(row)[1]
+                        self.assertEqual(list(SHARES)[number], tuple(sorted(languages)))
+                        flips.add((number, languages[0] < languages[1]))
+        self.assertLen(flips, 6)
+
+    def test_with_shares_a_batch_depends_on_seed_and_step_alone(self):
+        first, again, other = (
+            pair_streams(self.store, SETTINGS, seed, SHARES)[0][1] for seed in (0, 0, 1)
+        )
+        batches = [first.batch(step) for step in range(8)]
+        for step in (5, 2, 7):
+            for name, array in again.batch(step).items():
+                np.testing.assert_array_equal(array, batches[step][name])
+        self.assertTrue((other.batch(5)["tokens"] != batches[5]["tokens"]).any())
+
+    @parameterized.parameters(
+        ({("aa", "bb"): 1.0}, r"\[\('aa', 'cc'\), \('bb', 'cc'\)\] are not both in"),
+        ({**SHARES, ("aa", "dd"): 0.1}, r"\[\('aa', 'dd'\)\] are not both in"),
+        ({**SHARES, ("aa", "bb"): -0.1}, r"finite and at least 0: \{\('aa', 'bb'\): -0.1\}"),
+        ({**SHARES, ("aa", "bb"): float("nan")}, "finite and at least 0: .*nan"),
+        (dict.fromkeys(SHARES, 0.0), "are all 0; one pair at least"),
+    )
+    def test_shares_that_cannot_be(self, shares, message):
+        with self.assertRaisesRegex(ValueError, message):
+            pair_streams(self.store, SETTINGS, 0, shares)
+        with self.assertRaisesRegex(ValueError, message):
+            token_counts(self.store, 1.0, shares)
+
+    @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
+    def test_tokens_are_counted_as_the_streams_bring_them(self, alpha, of_languages):
         # Buckets that cut no sentence.
         settings = dataclasses.replace(SETTINGS, alpha=alpha, buckets=(8, 16, 32), tokens=96)
-        streams, shares = pair_streams(self.store, settings, seed=0)
+        streams, shares = pair_streams(self.store, settings, 0, of_languages)
         found = np.zeros(self.store.vocab_size)
         for stream, share in zip(streams, shares, strict=True):
             for step in range(1000):
                 tokens = stream.batch(step)["tokens"].reshape(-1)
                 found += share * np.bincount(tokens, minlength=self.store.vocab_size)
         found[list(SPECIAL.special_ids())] = 0
-        expected = token_counts(self.store, alpha)
+        expected = token_counts(self.store, alpha, of_languages)
         total = sum(
             len(self.store.bitext(s, lang).ids) for s, (of, _) in SETS.items() for lang in of
         )

@@ -1,0 +1,280 @@
+"""Distributions over language pairs, against slow solvers and what is known of them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import scipy.optimize
+from absl.testing import absltest, parameterized
+
+from input_pipeline.pair_sampling import (
+    METHODS,
+    PairSamplingSettings,
+    m2m_sampling,
+    pair_matrix,
+    pivot_sampling,
+    proportional_sampling,
+    sample_pairs,
+    sinkhorn_sampling,
+    tempered_marginals,
+    uniform_sampling,
+)
+
+SETTINGS = PairSamplingSettings("sinkhorn", alpha=0.5, temperature=2.0, pivot="en")
+SOLVERS = (m2m_sampling, sinkhorn_sampling)
+# One language with three partners, and nothing between these.
+STAR = {("en", "sw"): 50, ("am", "en"): 40, ("en", "yo"): 30}
+
+
+def random_counts(seed: int, num_languages: int, density: float = 0.7) -> np.ndarray:
+    """Counts over five orders of magnitude, with a cycle that connects all languages."""
+    rng = np.random.default_rng(seed)
+    counts = np.round(np.exp(rng.uniform(1, 12, (num_languages, num_languages))))
+    counts *= rng.random(counts.shape) < density
+    around = np.arange(num_languages)
+    counts[around, (around + 1) % num_languages] += 50.0
+    counts = np.triu(counts, 1) + np.tril(counts, -1).T
+    return counts + counts.T
+
+
+def edges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over the pairs at each language, [N, E], and the pairs, [E, 2]."""
+    pairs = np.argwhere(np.triu(counts) > 0)
+    return (pairs.T[..., None] == np.arange(len(counts))).any(axis=0).T.astype(float), pairs
+
+
+def matrix(values: np.ndarray, pairs: np.ndarray, size: int) -> np.ndarray:
+    found = np.zeros((size, size))
+    found[pairs[:, 0], pairs[:, 1]] = found[pairs[:, 1], pairs[:, 0]] = values
+    return found
+
+
+class Eq2Test(parameterized.TestCase):
+    @parameterized.parameters(0, 1, 2)
+    def test_it_is_what_a_general_solver_finds(self, seed):
+        """KL(P || Q) is minimised over P itself, its marginals as constraints."""
+        counts = random_counts(seed, 5)
+        sums, pairs = edges(counts)
+        joint = (counts / counts.sum())[pairs[:, 0], pairs[:, 1]]
+        marginals = tempered_marginals(counts, 1.4)
+        found = sinkhorn_sampling(counts, 1.4)
+        self.assertTrue(found.converged)
+        solved = scipy.optimize.minimize(
+            lambda x: 1e2 * np.sum(x * np.log(x / joint)),
+            joint,
+            jac=lambda x: 1e2 * (np.log(x / joint) + 1),
+            bounds=[(1e-12, 1)] * len(pairs),
+            constraints={
+                "type": "eq",
+                "fun": lambda x: sums @ x - marginals,
+                "jac": lambda x: sums,
+            },
+            method="SLSQP",
+            options={"maxiter": 1000, "ftol": 1e-14},
+        )
+        self.assertTrue(solved.success)
+        expected = matrix(solved.x, pairs, 5)
+        np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
+        self.assertGreater(np.abs(expected - counts / counts.sum()).max(), 0.01)
+
+    def test_it_is_the_limit_of_the_smoothed_kernel(self):
+        """The paper's kernel Q + epsilon, with mass where there is no pair, as epsilon falls."""
+        counts = random_counts(3, 6, density=0.4)
+        found, distances = sinkhorn_sampling(counts, 1.5), []
+        for epsilon in (1e-4, 1e-6, 1e-8):
+            kernel = counts / counts.sum() + epsilon
+            scale = np.ones(6)
+            for _ in range(3000):
+                scale = np.sqrt(scale * found.marginals / (kernel @ scale))
+            smoothed = scale[:, None] * kernel * scale
+            np.testing.assert_allclose(smoothed.sum(axis=0), found.marginals, atol=1e-9)
+            distances.append(np.abs(smoothed - found.probabilities).max())
+        self.assertLess(distances[1], distances[0] / 10)
+        self.assertLess(distances[2], distances[1] / 10)
+
+    @parameterized.parameters(1.2, 2.0, 5.0)
+    def test_every_pair_that_has_data_is_sampled_and_no_other(self, temperature):
+        counts = random_counts(4, 30)
+        found = sinkhorn_sampling(counts, temperature)
+        self.assertTrue(found.converged)
+        np.testing.assert_array_equal(found.probabilities > 0, counts > 0)
+
+    def test_at_temperature_one_it_is_the_data(self):
+        """Q has its own marginals, and no distribution is nearer to Q."""
+        counts = random_counts(5, 40)
+        found = sinkhorn_sampling(counts, 1.0)
+        self.assertEqual(found.iterations, 1)
+        np.testing.assert_allclose(found.probabilities, counts / counts.sum(), rtol=1e-12)
+
+
+class Eq1Test(parameterized.TestCase):
+    @parameterized.parameters(0, 1, 2, 3)
+    def test_it_is_the_best_corner(self, seed):
+        """All corners of the polytope: as many pairs as languages, the rest zero."""
+        counts = random_counts(seed, 5)
+        sums, pairs = edges(counts)
+        joint = (counts / counts.sum())[pairs[:, 0], pairs[:, 1]]
+        marginals, best = tempered_marginals(counts, 1.4), (-np.inf, np.zeros(0))
+        for basis in itertools.combinations(range(len(pairs)), 5):
+            values = np.zeros(len(pairs))
+            if abs(np.linalg.det(sums[:, basis])) > 1e-9:
+                values[list(basis)] = np.linalg.solve(sums[:, basis], marginals)
+                if values.min() >= -1e-12:
+                    best = max(best, (values @ joint, values), key=lambda corner: corner[0])
+        found = m2m_sampling(counts, 1.4)
+        self.assertTrue(found.converged)
+        np.testing.assert_allclose(found.probabilities, matrix(best[1], pairs, 5), atol=1e-10)
+
+    @parameterized.parameters(1.0, 2.0, 5.0)
+    def test_it_is_sparse_where_eq_2_is_not(self, temperature):
+        counts = random_counts(6, 40)
+        first, second = (solve(counts, temperature) for solve in SOLVERS)
+        self.assertTrue(first.converged and second.converged)
+        num_pairs = np.count_nonzero(np.triu(counts))
+        self.assertLessEqual(np.count_nonzero(np.triu(first.probabilities)), 40)
+        self.assertEqual(np.count_nonzero(np.triu(second.probabilities)), num_pairs)
+        self.assertGreater(second.effective_pairs, 2 * first.effective_pairs)
+        # Each is best by its own measure.
+        trace = [np.sum(one.probabilities * counts) for one in (first, second)]
+        self.assertGreater(trace[0], trace[1])
+
+
+class MarginalsTest(parameterized.TestCase):
+    @parameterized.product(solve=SOLVERS, temperature=(1.0, 1.5, 5.0), size=(3, 30))
+    def test_they_are_met(self, solve, temperature, size):
+        counts = random_counts(7, size)
+        shares = counts.sum(axis=1) / counts.sum()
+        expected = shares ** (1 / temperature)
+        expected /= expected.sum()
+        found = solve(counts, temperature)
+        self.assertTrue(found.converged and found.is_feasible)
+        for axis in (0, 1):
+            np.testing.assert_allclose(found.probabilities.sum(axis), expected, atol=1e-9, rtol=0)
+        np.testing.assert_array_equal(found.probabilities, found.probabilities.T)
+        np.testing.assert_array_equal(found.probabilities.diagonal(), 0)
+        self.assertLess(np.abs(found.residuals).max(), 1e-9)
+
+    @parameterized.parameters(*SOLVERS)
+    def test_the_order_of_the_languages_does_not_matter(self, solve):
+        counts, order = random_counts(8, 25), np.random.default_rng(0).permutation(25)
+        found, other = (solve(c, 2.0) for c in (counts, counts[np.ix_(order, order)]))
+        expected = found.probabilities[np.ix_(order, order)]
+        np.testing.assert_allclose(other.probabilities, expected, atol=1e-9)
+
+    @parameterized.parameters("m2m", "sinkhorn")
+    def test_a_star_cannot_meet_them(self, method):
+        """Its centre has half of any distribution; at T = 4 it was to have less."""
+        sizes = {pair: [size] for pair, size in STAR.items()}
+        found = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method, temperature=4.0))
+        wanted = np.array([40, 120, 50, 30]) ** 0.25
+        wanted /= wanted.sum()
+        self.assertFalse(found.sampling.converged or found.sampling.is_feasible or found.is_met)
+        self.assertAlmostEqual(found.sampling.probabilities.sum(), 1)
+        self.assertAlmostEqual(found.sampling.residuals[1], 0.5 - wanted[1])
+        self.assertLess(found.sampling.iterations, 100)
+        self.assertRegex(
+            found.certificate(),
+            rf"residual of a marginal \+{0.5 - wanted[1]:.1e} \(en, wanted {wanted[1]:.4f}\); "
+            "no distribution has these marginals: lower data.pair_temperature towards 1",
+        )
+        # What is missed is shared out among the partners.
+        others = [0, 2, 3]
+        np.testing.assert_allclose(
+            found.sampling.probabilities[1, others],
+            0.5 * wanted[others] / wanted[others].sum(),
+            rtol=1e-9,
+        )
+        proportional = dataclasses.replace(SETTINGS, method=method, temperature=1.0)
+        self.assertTrue(sample_pairs(sizes, proportional).is_met)
+
+    def test_those_met_only_at_a_bound_do_not_converge_but_are_feasible(self):
+        """A path a-b-c-d with equal marginals has no mass on b-c, which scaling reaches slowly."""
+        counts = pair_matrix({("a", "b"): 10, ("b", "c"): 10, ("c", "d"): 10})[1]
+        found = sinkhorn_sampling(counts, 1e9)
+        self.assertTrue(found.is_feasible)
+        self.assertFalse(found.converged)
+        self.assertLess(np.abs(found.residuals).max(), 1e-3)
+        self.assertBetween(found.probabilities[1, 2], 1e-9, 1e-2)
+        linear = m2m_sampling(counts, 1e9)
+        self.assertTrue(linear.converged)
+        self.assertLess(linear.probabilities[1, 2], 1e-9)
+
+
+class MethodsTest(parameterized.TestCase):
+    def test_shares_by_the_numbers_of_sentence_pairs(self):
+        # The second pair has two sets.
+        sizes = {("de", "en"): [400], ("de", "fr"): [100, 25], ("en", "fr"): [225]}
+        expected = {
+            "alpha": [20, 10 + 5, 15],
+            "proportional": [400, 125, 225],
+            "uniform": [1, 1, 1],
+            "pivot": [20, 0, 15],
+        }
+        for method, weights in expected.items():
+            found = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method))
+            shares = found.shares()
+            self.assertEqual(list(shares), list(sizes))
+            np.testing.assert_allclose(
+                list(shares.values()), np.array(weights) / sum(weights), rtol=1e-12
+            )
+            self.assertTrue(found.is_met)
+        for method in METHODS:
+            found = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method))
+            self.assertAlmostEqual(sum(found.shares().values()), 1)
+            self.assertIn(f"data.pair_sampling {method}: ", found.certificate())
+
+    def test_effective_pairs(self):
+        counts = random_counts(9, 12)
+        num_pairs = np.count_nonzero(np.triu(counts))
+        self.assertAlmostEqual(uniform_sampling(counts).effective_pairs, num_pairs)
+        shares = counts[np.triu(counts) > 0] / np.triu(counts).sum()
+        expected = np.exp(-np.sum(shares * np.log(shares)))
+        self.assertAlmostEqual(proportional_sampling(counts).effective_pairs, expected)
+
+    def test_pivot_is_even_at_a_high_temperature(self):
+        counts = random_counts(10, 12)
+        found = pivot_sampling(counts, 3, 1e12).probabilities
+        partners = np.count_nonzero(counts[3])
+        np.testing.assert_allclose(found[3], (counts[3] > 0) / (2 * partners), atol=1e-9)
+        np.testing.assert_array_equal(found - np.diag(found.diagonal()) > 0, (found > 0))
+        self.assertEqual(np.count_nonzero(found), 2 * partners)
+
+
+class BadInputTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"method": "even"}, r"data.pair_sampling is 'even', must be one of \('alpha', "),
+        ({"temperature": 0.0}, "data.pair_temperature is 0.0, must be above 0 and finite"),
+        ({"temperature": -1.0}, "data.pair_temperature is -1.0, must be above 0"),
+        ({"temperature": float("inf")}, "data.pair_temperature is inf, must be above 0"),
+        ({"temperature": float("nan")}, "data.pair_temperature is nan, must be above 0"),
+    )
+    def test_settings(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            dataclasses.replace(SETTINGS, **changes)
+
+    def test_a_pivot_without_pairs(self):
+        settings = dataclasses.replace(SETTINGS, method="pivot", pivot="xx")
+        with self.assertRaisesRegex(ValueError, "pair_pivot is 'xx', .* one of am, en, sw, yo"):
+            sample_pairs({pair: [size] for pair, size in STAR.items()}, settings)
+
+    @parameterized.parameters(
+        (np.ones(3), r"shape \(3,\) must be square"),
+        (np.ones((2, 3)), r"shape \(2, 3\) must be square"),
+        (np.zeros((2, 2)), "not all zero"),
+        (np.array([[0, 2], [1, 0]]), r"symmetric, but \[0, 1\] is 2 and \[1, 0\] is 1; add up"),
+        (np.array([[0, 2], [2, 1]]), "language 1 has 1 sentence pairs with itself"),
+        (np.array([[0, -2], [-2, 0]]), "must be finite and at least 0"),
+        (np.array([[0, np.nan], [np.nan, 0]]), "must be finite and at least 0"),
+        (np.pad([[0, 2], [2, 0]], (0, 1)), "language 2 has no sentence pairs; leave"),
+    )
+    def test_counts(self, counts, message):
+        for solve in SOLVERS:
+            with self.assertRaisesRegex(ValueError, message):
+                solve(counts, 2.0)
+        for sample in (proportional_sampling, uniform_sampling):
+            with self.assertRaisesRegex(ValueError, message):
+                sample(counts)
+
+
+if __name__ == "__main__":
+    absltest.main()
