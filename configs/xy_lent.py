@@ -20,7 +20,7 @@ steps each, with a VoCap vocabulary and a gated relative position bias; docs/xy_
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
 files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs) and multiCCAligned (2,959). Not in the paper, and chosen here: the mask rate,
-that masked tokens are always `<mask>`, the temperature of Eq. 2 (M2M-100's 5), dropout of the
+that masked tokens are always `<mask>`, the temperature of Eq. 2 (2, a square root), dropout of the
 discriminator, the generators' depth for Large and XL, the placement of LayerNorm, and the lengths
 of the buckets. Its batch "per task" is here that of a step, which is of one task.
 
@@ -126,7 +126,6 @@ def _paper() -> ConfigDict:
     config.data.update(
         pair_share=0.5,
         pair_sampling="sinkhorn",
-        pair_temperature=5.0,
         pair_buckets=(64, 128, 256, 512),
     )
     config.mask.update(mask_share=1.0, random_share=0.0)
@@ -151,9 +150,7 @@ def _small() -> ConfigDict:
     config.corpus.max_train_bytes = 1_500_000
     config.vocab.target_size = 10_000
     config.store.length = 64
-    config.data.update(
-        pair_share=0.5, pair_sampling="sinkhorn", pair_temperature=5.0, pair_buckets=(32, 64, 128)
-    )
+    config.data.update(pair_share=0.5, pair_sampling="sinkhorn", pair_buckets=(32, 64, 128))
     config.output_layer.kind = "full"
     config.optimizer.clip_norm = 2.0
     config.train.update(num_steps=4000, evaluate_every=500)
