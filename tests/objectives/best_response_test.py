@@ -201,7 +201,7 @@ class RobustSettingsTest(absltest.TestCase):
 
     def test_bad_settings(self):
         for change, message in (
-            ({"num_phases": 0}, "robust.num_phases is 0"),
+            ({"num_phases": -1}, "robust.num_phases is -1, must be at least 0"),
             ({"rate": 0.0}, "robust.rate is 0.0"),
             ({"rate": 1.1}, "robust.rate is 1.1"),
             ({"rate": np.nan}, "robust.rate is nan"),
