@@ -108,6 +108,7 @@ class KindsTest(RunCase):
         self.assertEqual(results["test"]["af"], {"accuracy": 1.0})
         self.assertLess(results["test"]["sw"]["accuracy"], 1.0)
         self.assertEqual(results["hyperparameters"], {"layer": 1})
+        self.assertNotIn("thresholds", results)
         found = predictions(self.folder / "run", "test.af")
         self.assertEqual([line["prediction"] for line in found], [str(i) for i in range(6)])
 

@@ -70,6 +70,7 @@ class OwnKindTest(absltest.TestCase):
         self.assertEqual(results["task"], "toy")
         self.assertEqual(results["examples"]["test"], {"en": 13, "sw": 7})
         self.assertEqual(results["selected"]["metric"], "found")
+        self.assertEqual(results["selected"]["value"], results["validation"]["en"]["found"])
         self.assertEqual(results["test"]["en"], {"found": 1.0})
         self.assertEqual(artifacts.read_json(run / task_runs.RESULTS), results)
         (self.folder / "mine").write_text("cat cat dog\ndog cat cat cat\n")
