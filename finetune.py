@@ -16,7 +16,8 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from builders import task_data, task_runs
+from builders import task_runs
+from builders.task_settings import task_settings
 from common import entry_point
 from evaluation import task_results
 from training.signals import EXIT_STOPPED, Stopped
@@ -32,7 +33,7 @@ def main(_) -> None:
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-    print(task_results.table(task_data.task_settings(config).task, results))
+    print(task_results.table(task_settings(config).task, results))
     print(f"results: {(folder / task_runs.RESULTS).absolute()}")
 
 

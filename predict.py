@@ -20,7 +20,9 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from builders import prediction, task_data
+from builders import prediction
+from builders.task_kinds import SEARCHES
+from builders.task_settings import task_settings
 from common import artifacts, entry_point
 from evaluation.tasks import Line
 from input_pipeline.tasks import unlabelled
@@ -37,9 +39,8 @@ def main(_) -> None:
         raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
     config = _CONFIG.value if workdir is None else prediction.run_config(workdir)
-    kind = task_data.task_settings(config).task.kind
     paths = [pathlib.Path(name) for name in _INPUT.value]
-    if kind in ("retrieval", "mining"):
+    if task_settings(config).task.kind in SEARCHES:
         chunks = _search(config, workdir, paths)
     elif workdir is None:
         raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
@@ -58,7 +59,7 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
     if len(paths) != 1:
         raise ValueError(f"--input names {len(paths)} files, must name one")
     model = prediction.FineTuned(workdir)
-    examples = unlabelled.read_unlabelled(paths[0], model.task)
+    examples = model.read(paths[0])
     with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
         for lines in model(examples, _LANGUAGE.value):
             bar.update(len(lines))

@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from builders.data import settings
 from builders.pretrained import Pretrained
-from builders.task_data import TaskSettings, Tokenizer, task_settings
+from builders.task_kinds import KINDS, SEARCHES
+from builders.task_settings import TaskSettings, Tokenizer, task_settings
 from evaluation.search import SentenceEncoder
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.dataset import StreamedData
@@ -23,7 +24,6 @@ from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from models.encoder import Encoder, EncoderSettings
-from models.heads import make_head
 from objectives.fine_tuning import FineTuning
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
@@ -47,9 +47,8 @@ def objective(config: ConfigDict, pretrained: Pretrained) -> FineTuning:
 def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
     """An encoder of these settings with the head of the task."""
     options = task_settings(config)
-    task = options.task
-    head = make_head(task.kind, len(task.labels), encoder.dropout_rate, options.pooling)
-    return FineTuning(Encoder(encoder), head, task.kind)
+    kind = KINDS[options.task.kind]
+    return FineTuning(Encoder(encoder), kind.head(options, encoder.dropout_rate), kind.loss)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
@@ -162,10 +161,9 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
     options = task_settings(config)
     name = config.model_name or pathlib.Path(config.init_from).name
     is_transfer = tuple(options.train_languages) == ("en",)
-    if options.task.kind == "mining":
-        varied: dict[str, Any] = {"layer": options.layer, "margin": options.margin}
-    elif options.task.kind == "retrieval":
-        varied = {"layer": options.layer}
+    if options.task.kind in SEARCHES:
+        named = SEARCHES[options.task.kind].options
+        varied: dict[str, Any] = {name: getattr(options, name) for name in named}
     else:
         varied = {
             "learning_rate": config.optimizer.learning_rate,

@@ -9,11 +9,12 @@ from ml_collections import ConfigDict
 from builders import fine_tuning as builders
 from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
+from builders.task_kinds import KINDS, SEARCHES
+from builders.task_settings import Tokenizer, task_settings
 from common import artifacts
-from evaluation import search, tasks
 from evaluation.tasks import Line
 from input_pipeline.packed_dataset import tokenizer_hash
-from input_pipeline.tasks.examples import Example, SentencePairs, Sentences
+from input_pipeline.tasks.examples import SentencePairs, Sentences
 from interop.params_file import read_params
 from models.encoder import EncoderSettings
 
@@ -48,7 +49,7 @@ class FineTuned:
           ValueError: it has not ended, or its files do not belong together.
         """
         config = run_config(workdir)
-        self._options = task_data.task_settings(config)
+        self._options = task_settings(config)
         self._params, notes = read_params(workdir / task_runs.BEST)
         self._tokenizer = _read_tokenizer(workdir, notes["tokenizer"])
         objective = builders.with_head(config, EncoderSettings(**notes["encoder"]))
@@ -56,20 +57,24 @@ class FineTuned:
         self._predictor = builders.predictor(config, objective, pad, builders.mesh())
         results = artifacts.read_json(workdir / task_runs.RESULTS)
         self._threshold = results.get("null_threshold")
-        self.task = self._options.task
+        self._task, self._kind = self._options.task, KINDS[self._options.task.kind]
 
-    def __call__(self, examples: Sequence[Example], language: str = "") -> Iterator[list[Line]]:
-        """Yield the lines of successive chunks of `CHUNK` examples; see `evaluation.tasks`."""
+    def read(self, path: pathlib.Path) -> list[Any]:
+        """Read a user's own examples; see `input_pipeline.tasks.unlabelled`."""
+        return self._kind.readers.unlabelled(path, self._task)
+
+    def __call__(self, examples: Sequence[Any], language: str = "") -> Iterator[list[Line]]:
+        """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`."""
         for start in range(0, len(examples), CHUNK):
             data = task_data.featured(
                 self._options, self._tokenizer, language, examples[start : start + CHUNK]
             )
             outputs = self._predictor(self._params, data.features)
-            decided = tasks.decide(self.task, data, outputs, self._options.answering)
-            yield tasks.lines(self.task, data, decided, self._threshold)
+            decided = self._kind.decide(self._options, data, outputs)
+            yield self._kind.lines(self._task, data, decided, self._threshold)
 
 
-def _read_tokenizer(workdir: pathlib.Path, expected: str) -> task_data.Tokenizer:
+def _read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
     path = workdir / task_runs.TOKENIZER
     if not path.exists():
         raise ValueError(f"{path} does not exist; copy the whole folder of the run")
@@ -79,7 +84,7 @@ def _read_tokenizer(workdir: pathlib.Path, expected: str) -> task_data.Tokenizer
             f"{path} is tokenizer {tokenizer_hash(model)}, but {workdir / task_runs.BEST} was "
             f"trained with tokenizer {expected}; put the run's own tokenizer back"
         )
-    return task_data.Tokenizer(model)
+    return Tokenizer(model)
 
 
 def search_lines(
@@ -96,15 +101,12 @@ def search_lines(
     Raises:
       ValueError: there is no such encoder, or it has no such layer.
     """
-    options, pretrained = task_data.task_settings(config), read_pretrained(config.init_from)
-    tokenizer = task_data.Tokenizer(pretrained.tokenizer)
+    options, pretrained = task_settings(config), read_pretrained(config.init_from)
+    tokenizer = Tokenizer(pretrained.tokenizer)
     encoder = builders.sentence_encoder(config, pretrained, tokenizer)
     pairs = SentencePairs(sources, targets, ())
     source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
-    if options.task.kind == "retrieval":
-        return search.nearest(sources, targets, source, target)
-    found = search.candidates(pairs, source, target, options.margin)
-    return [line for line in found if threshold is None or line["score"] >= threshold]
+    return SEARCHES[options.task.kind].find(options, pairs, source, target, threshold)
 
 
 def mining_threshold(

@@ -2,23 +2,24 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import tqdm
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
 from builders import task_data
 from builders.pretrained import Pretrained, read_pretrained
+from builders.task_kinds import KINDS, SEARCHES
+from builders.task_settings import TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from configs.finetune import base
-from evaluation import tasks
-from evaluation.search import candidates, mined, retrieved
 from evaluation.selection import Selection
 from evaluation.task_results import Scores, write_lines
-from evaluation.tasks import TaskData
+from evaluation.tasks import Predictor, TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
 from interop.params_file import read_params, write_params
@@ -51,16 +52,15 @@ def run(
         config, or another process is at work in it.
       Stopped: it was asked to stop; the same call goes on.
     """
-    options = task_data.task_settings(config)
+    options = task_settings(config)
     pretrained = read_pretrained(config.init_from)
     stage = artifacts.open_stage(
         folder, _settings(config, pretrained), defaults=base.base("", "").to_dict()
     )
     if stage.done:
         return artifacts.read_json(folder / RESULTS)
-    is_search = options.task.kind in ("retrieval", "mining")
     # Before the folder is claimed, so that data that is at fault can be named anew.
-    make = _search if is_search else _fine_tune
+    make = _search if options.task.kind in SEARCHES else _fine_tune
     work = make(config, pretrained, folder, stopping)
     with stage.held():
         results = {**builders.run_metadata(config), **work()}
@@ -85,9 +85,10 @@ def _fine_tune(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
     """Reads the data; returns what trains, and evaluates the parameters that did best."""
-    options = task_data.task_settings(config)
+    options = task_settings(config)
+    task, kind = options.task, KINDS[options.task.kind]
     objective = builders.objective(config, pretrained)
-    tokenizer, mesh = task_data.Tokenizer(pretrained.tokenizer), builders.mesh()
+    tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
     data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
@@ -98,11 +99,12 @@ def _fine_tune(
         if jax.process_index() == 0:
             write_params(best, jax.device_get(params), {**notes, "step": step, "value": value})
 
+    def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        return kind.score(task, one, kind.decide(options, one, outputs), None)
+
     def work() -> dict[str, Any]:
         kept = read_params(best)[1]["value"] if best.exists() else None
-        selection = Selection(
-            options.task, data["validation"], predictor, options.answering, keep, kept
-        )
+        selection = Selection(task.metrics[0], data["validation"], predictor, score, keep, kept)
         artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             train(
@@ -123,16 +125,16 @@ def _fine_tune(
 
 
 def _evaluate(
-    options: task_data.TaskSettings,
+    options: TaskSettings,
     data: dict[str, list[TaskData]],
-    predictor: tasks.Predictor,
+    predictor: Predictor,
     folder: pathlib.Path,
     should_stop: ShouldStop,
     step: int,
 ) -> dict[str, Any]:
     """Scores and predictions of the best parameters, and how they were selected."""
     params, notes = read_params(folder / BEST)
-    task, threshold = options.task, None
+    task, kind, threshold = options.task, KINDS[options.task.kind], None
     results: dict[str, Any] = {
         "selected": {
             "step": notes["step"],
@@ -147,12 +149,12 @@ def _evaluate(
         for one in tqdm.tqdm(data[split], split, unit="language"):
             if should_stop(step):
                 raise Stopped(step)
-            decided = tasks.decide(task, one, predictor(params, one.features), options.answering)
+            decided = kind.decide(options, one, predictor(params, one.features))
             if threshold is None:  # of the first development data
-                threshold = tasks.null_threshold(task, one, decided)
+                threshold = kind.threshold(task, one, decided)
             path = folder / "predictions" / f"{split}.{one.language}.jsonl"
-            write_lines(path, tasks.lines(task, one, decided, threshold))
-            scores[one.language] = tasks.score(task, one, decided, threshold)
+            write_lines(path, kind.lines(task, one, decided, threshold))
+            scores[one.language] = kind.score(task, one, decided, threshold)
         results[split] = scores
         results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
     return results if threshold is None else {**results, "null_threshold": threshold}
@@ -163,35 +165,32 @@ def _search(
 ) -> Callable[[], dict[str, Any]]:
     """Reads the data; returns what finds translations by the encoder as it is."""
     del stopping  # nothing is saved on the way, so it ends at once
-    options, tokenizer = task_data.task_settings(config), task_data.Tokenizer(pretrained.tokenizer)
+    options, tokenizer = task_settings(config), Tokenizer(pretrained.tokenizer)
+    kind = SEARCHES[options.task.kind]
     encoder = builders.sentence_encoder(config, pretrained, tokenizer)
     has_other_data = options.validation and tuple(options.validation) != tuple(options.test)
     splits = ("validation", "test") if has_other_data else ("test",)
-    languages = options.languages("test")
+    languages = task_data.languages(options, "test")
     data = {
         split: {language: task_data.read_pairs(options, split, language) for language in languages}
         for split in splits
     }
 
     def work() -> dict[str, Any]:
-        thresholds = dict.fromkeys(languages, options.threshold)
+        thresholds: dict[str, float | None] = dict.fromkeys(languages, options.threshold)
         results: dict[str, Any] = {"examples": {}}
         for split in splits:
             scores: Scores = {}
             for language, pairs in data[split].items():
                 source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
-                if options.task.kind == "retrieval":
-                    scores[language], lines = retrieved(pairs, source, target)
-                else:
-                    scores[language], lines, thresholds[language] = mined(
-                        candidates(pairs, source, target, options.margin),
-                        pairs.gold,
-                        thresholds[language],
-                    )
+                scores[language], lines, thresholds[language] = kind.search(
+                    options, pairs, source, target, thresholds[language]
+                )
                 write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
             results[split] = scores
             results["examples"][split] = _sizes(data[split])
-        return results | ({"thresholds": thresholds} if options.task.kind == "mining" else {})
+        has_thresholds = None not in thresholds.values()
+        return results | ({"thresholds": thresholds} if has_thresholds else {})
 
     return work
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.tasks import Answering, Predictor, TaskData, decide, score
-from input_pipeline.tasks.tasks import Task
+from evaluation.tasks import Predictor, TaskData
 from training.state import TrainState
 
 
@@ -19,35 +18,33 @@ class Selection:
 
     def __init__(
         self,
-        task: Task,
+        metric: str,
         data: Sequence[TaskData],
         predictor: Predictor,
-        answering: Answering,
+        score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]],
         keep: Callable[[Any, int, float], None],
         best: float | None,
     ):
-        """Select by the mean, over the languages, of the task's first metric.
+        """Select by the mean of a metric over the languages.
 
         Args:
-          task: the task.
+          metric: its name.
           data: development data by language.
           predictor: predictor of the run's model.
-          answering: settings for the answers of questions.
+          score: outputs for the features of some data -> metrics.
           keep: called with (parameters, step, score) when the score is the best so far.
           best: score of the parameters kept already; None if there are none.
         """
-        self._task, self._data, self._predictor = task, data, predictor
-        self._answering, self._keep = answering, keep
+        self._metric, self._data, self._predictor = metric, data, predictor
+        self._score, self._keep = score, keep
         self._best = -np.inf if best is None else best
 
     def __call__(self, state: TrainState) -> Mapping[str, float]:
         """Return scores by language and their mean, as metrics of the run."""
-        metric = self._task.metrics[0]
-        scores = {}
+        metric, scores = self._metric, {}
         for data in self._data:
             outputs = self._predictor(state.params, data.features)
-            decided = decide(self._task, data, outputs, self._answering)
-            scores[data.language] = score(self._task, data, decided)[metric]
+            scores[data.language] = self._score(data, outputs)[metric]
         mean = float(np.mean(list(scores.values())))
         if mean > self._best:
             self._best = mean

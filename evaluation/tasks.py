@@ -12,7 +12,7 @@ from evaluation.batch_layout import BatchLayout
 from evaluation.metrics import classification, questions, tagging
 from evaluation.metrics.questions import Found
 from input_pipeline.tasks.batches import length_batches
-from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.examples import TaggedExample
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.tasks import Task
 from objectives.fine_tuning import FineTuning
@@ -26,26 +26,13 @@ class TaskData:
 
     Attributes:
       language: code.
-      examples: `TextExample`, `TaggedExample` or `QuestionExample`.
+      examples: those of the task's kind, such as `TextExample`.
       features: their rows.
     """
 
     language: str
     examples: Sequence[Any]
     features: Sequence[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Answering:
-    """Options of reading answers off the scores of spans.
-
-    Attributes:
-      max_answer_length: tokens of an answer.
-      n_best: starts and ends looked at in each window.
-    """
-
-    max_answer_length: int
-    n_best: int
 
 
 class Predictor:
@@ -105,33 +92,36 @@ def in_order(
     return [rows[number] for number in range(len(rows))]
 
 
-def decide(
-    task: Task, data: TaskData, outputs: Sequence[np.ndarray], answering: Answering
-) -> list[Any]:
-    """Decide on each example by its outputs.
-
-    Returns:
-      An index into `task.labels`, a score, a tuple of such indices (one a word), or
-      `evaluation.metrics.questions.Found`; by example.
-    """
-    if task.kind == "classification":
-        return [int(np.argmax(row)) for row in outputs]
-    if task.kind == "regression":
-        return [float(row[0]) for row in outputs]
-    if task.kind == "tagging":
-        return _tags(data, outputs)
-    return _answers(data, outputs, answering)
+def classes(outputs: Sequence[np.ndarray]) -> list[int]:
+    """The index into `Task.labels` that scores [C] are highest at, by example."""
+    return [int(np.argmax(row)) for row in outputs]
 
 
-def _tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
+    """The output [1] of each example of a regression."""
+    return [float(row[0]) for row in outputs]
+
+
+def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """The indices into `Task.labels` of the words of each sentence, by scores [L, C] of rows."""
     found = [np.zeros(len(example.words), np.int64) for example in data.examples]
     for feature, row in zip(data.features, outputs, strict=True):
         words = slice(feature.first_word, feature.first_word + feature.num_words)
         found[feature.example][words] = row[: feature.num_words].argmax(axis=1)
-    return [tuple(tags.tolist()) for tags in found]
+    return [tuple(one.tolist()) for one in found]
 
 
-def _answers(data: TaskData, outputs: Sequence[np.ndarray], answering: Answering) -> list[Found]:
+def answers(
+    data: TaskData, outputs: Sequence[np.ndarray], *, max_answer_length: int, n_best: int
+) -> list[Found]:
+    """The best answer to each question by scores [L, 2] of rows as its first and last token.
+
+    Args:
+      data: what is asked.
+      outputs: of its features.
+      max_answer_length: tokens of an answer.
+      n_best: starts and ends looked at in each window.
+    """
     length = max((len(row) for row in outputs), default=0)
 
     def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:
@@ -152,8 +142,8 @@ def _answers(data: TaskData, outputs: Sequence[np.ndarray], answering: Answering
         max_context=stacked([feature.has_max_context for feature in data.features], False),
         examples=np.array([feature.example for feature in data.features]),
         contexts=[example.context for example in data.examples],
-        n_best=answering.n_best,
-        max_answer_length=answering.max_answer_length,
+        n_best=n_best,
+        max_answer_length=max_answer_length,
     )
 
 
@@ -180,30 +170,37 @@ def _answered(
     )
 
 
-def score(
-    task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None = None
-) -> dict[str, float]:
-    """The task's metrics.
-
-    Args:
-      task, data: what is predicted.
-      decided: as from `decide`.
-      threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
+def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str, float]:
+    """The task's metrics of classes or numbers.
 
     Raises:
       ValueError: an example has no label.
     """
-    examples = data.examples
-    if task.kind in ("classification", "regression"):
-        labels = [example.label for example in examples]
-        if None in labels:
-            raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
-        return classification.scores(task.metrics, labels, decided)
-    if task.kind == "tagging":
-        names = task.labels
-        gold = [[names[tag] for tag in example.tags] for example in examples]
-        found = [[names[tag] for tag in tags] for tags in decided]
-        return tagging.SCORERS[task.scorer](gold, found)
+    labels = [example.label for example in data.examples]
+    if None in labels:
+        raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
+    return classification.scores(task.metrics, labels, decided)
+
+
+def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    """The metrics of tags by the task's scorer."""
+    gold, found = (
+        [[task.labels[tag] for tag in sentence] for sentence in sentences]
+        for sentences in ([example.tags for example in data.examples], decided)
+    )
+    return tagging.SCORERS[task.scorer](gold, found)
+
+
+def answer_scores(
+    task: Task, data: TaskData, decided: Sequence[Found], threshold: float | None = None
+) -> dict[str, float]:
+    """F1 and exact match of answers by the task's rules.
+
+    Args:
+      task, data: what is predicted.
+      decided: as from `answers`.
+      threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
+    """
     gold_answers, texts, differences = _answered(data, decided)
     if not task.has_unanswerable:
         normalize = questions.normalizer(task.normalizer, data.language)
@@ -214,35 +211,22 @@ def score(
     return questions.squad2_scores(gold_answers, questions.withhold(texts, differences, threshold))
 
 
-def lines(
-    task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None = None
-) -> list[Line]:
-    """One JSON object an example: its id and what was predicted, as people read it.
-
-    Args:
-      task, data: what is predicted.
-      decided: as from `decide`.
-      threshold: of SQuAD 2.0, see `null_threshold`; None for an answer in any case.
-    """
-    limit = np.inf if threshold is None else threshold
-    return [_line(task, *pair, limit) for pair in zip(data.examples, decided, strict=True)]
+def label_line(task: Task, decided: float) -> Line:
+    """A class by its name, or a number."""
+    return {"prediction": task.labels[int(decided)] if task.labels else decided}
 
 
-def _line(task: Task, example: Any, decided: Any, threshold: float) -> Line:
-    line: Line = {"id": example.id}
-    if isinstance(example, TextExample):
-        return {**line, "prediction": task.labels[decided] if task.labels else decided}
-    if isinstance(example, TaggedExample):
-        return {
-            **line,
-            "words": list(example.words),
-            "prediction": [task.labels[tag] for tag in decided],
-        }
-    assert isinstance(example, QuestionExample)
+def tag_line(task: Task, example: TaggedExample, decided: Sequence[int]) -> Line:
+    """A sentence's words and their tags."""
+    return {"words": list(example.words), "prediction": [task.labels[tag] for tag in decided]}
+
+
+def answer_line(decided: Found, threshold: float | None) -> Line:
+    """An answer, "" where "no answer" is above the threshold, and what it was chosen by."""
     best = decided.best
+    is_withheld = threshold is not None and decided.null_difference > threshold
     return {
-        **line,
-        "prediction": "" if decided.null_difference > threshold else best.text,
+        "prediction": "" if is_withheld else best.text,
         "start": best.start,
         "score": best.score,
         "null_score": decided.null_score,

@@ -115,7 +115,7 @@ def _plain(value: Any) -> str:
 def averaged_metrics(task: str) -> tuple[str, ...]:
     """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
     metrics = TASKS[task].metrics
-    return metrics if TASKS[task].kind == "extractive_qa" else metrics[:1]
+    return metrics if "exact_match" in metrics else metrics[:1]
 
 
 def selected(run: Run) -> float | None:
@@ -160,9 +160,7 @@ def transfer_gap(run: Run) -> float | None:
     others = [language for language in run.scores if language != _PIVOT]
     if run.setting != "zero_shot" or _PIVOT not in run.scores or not others:
         return None
-    metric = (
-        "exact_match" if TASKS[run.task].kind == "extractive_qa" else averaged_metrics(run.task)[0]
-    )
+    metric = averaged_metrics(run.task)[-1]
     return run.scores[_PIVOT][metric] - float(np.mean([run.scores[one][metric] for one in others]))
 
 

@@ -9,8 +9,8 @@ them (BUCC); one object of answers by question id.
 
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from common import artifacts
 from evaluation.xtreme_runs import XTREME, Run, Variant
@@ -62,40 +62,41 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
         path = run.folder / "predictions" / f"{run.split}.{language}.jsonl"
         if language not in run.scores:
             continue
-        lines = _read(path, run, language)
-        kind = TASKS[run.task].kind
-        if kind == "extractive_qa":
-            text = json.dumps(
-                {line["id"]: line["prediction"] for line in lines}, ensure_ascii=False, indent=1
-            )
-        else:
-            text = "\n".join(_FORMATS[kind](lines, path))
-        suffix = "json" if kind == "extractive_qa" else "tsv"
-        artifacts.write_text(folder / f"test-{language}.{suffix}", text + "\n")
+        form = _FORMATS[TASKS[run.task].kind]
+        text = "\n".join(form.rows(_read(path, run, language, form), path))
+        artifacts.write_text(folder / f"test-{language}.{form.suffix}", text + "\n")
         yield language
 
 
-def _read(path: pathlib.Path, run: Run, language: str) -> list[dict[str, Any]]:
+class _Format(NamedTuple):
+    """Form of the predictions of a kind: from our lines and their file to lines of XTREME's."""
+
+    rows: Callable[[Sequence[dict[str, Any]], pathlib.Path], Iterable[str]]
+    suffix: str = "tsv"
+    keys: tuple[str, ...] = ("id", "prediction")  # of our lines
+    is_per_example: bool = True
+
+
+def _read(path: pathlib.Path, run: Run, language: str, form: _Format) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
             "again"
         )
-    keys = {"source", "target"} if TASKS[run.task].kind == "mining" else {"id", "prediction"}
     lines = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError:
             found = None
-        if not isinstance(found, dict) or not keys <= set(found):
+        if not isinstance(found, dict) or not set(form.keys) <= set(found):
             raise ValueError(
-                f"{path}:{number}: not an object with {', '.join(sorted(keys))}; run the "
+                f"{path}:{number}: not an object with {', '.join(form.keys)}; run the "
                 "evaluation again"
             )
         lines.append(found)
     wanted = run.examples.get(language, len(lines))
-    if TASKS[run.task].kind != "mining" and len(lines) != wanted:
+    if form.is_per_example and len(lines) != wanted:
         raise ValueError(
             f"{path}: {len(lines)} predictions for {wanted} examples; run the evaluation again"
         )
@@ -128,9 +129,16 @@ def _pairs(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]
     yield from (f"{line['source']}\t{line['target']}" for line in lines)
 
 
+def _answers(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+    found = {line["id"]: line["prediction"] for line in lines}
+    yield json.dumps(found, ensure_ascii=False, indent=1)
+
+
+# By kind; those of other kinds are in no submission.
 _FORMATS = {
-    "classification": _labels,
-    "tagging": _tags,
-    "retrieval": _positions,
-    "mining": _pairs,
+    "classification": _Format(_labels),
+    "tagging": _Format(_tags),
+    "extractive_qa": _Format(_answers, suffix="json"),
+    "retrieval": _Format(_positions),
+    "mining": _Format(_pairs, keys=("source", "target"), is_per_example=False),
 }

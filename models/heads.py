@@ -1,7 +1,5 @@
 """Task heads on top of an encoder: classification, regression, tagging and spans."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -94,26 +92,3 @@ class SpanHead(nn.Module):
         """[B, L, D] hidden states -> [B, L, 2] float32; very low at invalid positions."""
         scores = _dense(2, "output")(hidden.astype(jnp.float32))
         return jnp.where(batch["answerable"][:, :, None], scores, -1e9)
-
-
-def make_head(kind: str, num_labels: int, dropout_rate: float, pooling: str) -> Any:
-    """Build the head for a kind of task.
-
-    Args:
-      kind: "classification", "regression", "tagging" or "extractive_qa".
-      num_labels: number of classes or tags.
-      dropout_rate: of the head.
-      pooling: of tagging.
-
-    Raises:
-      ValueError: there is no head for the kind.
-    """
-    if pooling not in ("mean", "first"):
-        raise ValueError(f"task.pooling is {pooling!r}, must be mean or first")
-    if kind in ("classification", "regression"):
-        return ClassificationHead(num_labels if kind == "classification" else 1, dropout_rate)
-    if kind == "tagging":
-        return TaggingHead(num_labels, dropout_rate, pooling)
-    if kind == "extractive_qa":
-        return SpanHead()
-    raise ValueError(f"a task of kind {kind!r} is not fine-tuned; it has no head")

@@ -1,6 +1,8 @@
 """Fine-tuning of an encoder and a task head on labelled examples."""
 
+import collections
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +15,9 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.objective import Objective
 
+# (outputs of the head, arrays of the batch) -> loss and metrics
+TaskLoss = Callable[[jax.Array, Mapping[str, jax.Array]], LossAndMetrics]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FineTuning(Objective):
@@ -23,12 +28,12 @@ class FineTuning(Objective):
     Attributes:
       encoder: the model.
       head: see `models.heads`.
-      kind: "classification", "regression", "tagging" or "extractive_qa".
+      task_loss: one of the functions below, or of a kind of tasks of one's own.
     """
 
     encoder: Encoder
     head: nn.Module
-    kind: str
+    task_loss: TaskLoss
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters, boxed with their logical axis names."""
@@ -40,9 +45,10 @@ class FineTuning(Objective):
 
     def init_head(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters of the head."""
-        row = jnp.zeros((1, 1), jnp.int32)
         hidden = jnp.zeros((1, 1, self.encoder.settings.hidden_size))
-        batch = {"words": row, "answerable": row > 0}
+        # Shapes alone count, and all arrays that a head reads are [B, L].
+        row = jnp.zeros((1, 1), jnp.int32)
+        batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
 
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
@@ -50,32 +56,9 @@ class FineTuning(Objective):
         return 0 if self.encoder.settings.can_map_shards() else None
 
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
-        """Loss of a batch, and its accuracy for kinds with classes.
-
-        The loss is the negative log-likelihood, averaged over examples, words (tagging) or answers
-        (mean of first and last token); for a regression, the squared error.
-        """
+        """Loss of a batch by the task's function."""
         del rows
-        batch = plan.arrays
-        outputs = self.outputs(params, batch, key)
-        weights = batch["weights"]
-        if self.kind == "regression":
-            return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, weights)}, None
-        if self.kind == "extractive_qa":
-            found = [
-                optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
-                for end, name in enumerate(("starts", "ends"))
-            ]
-            return {"loss": _weighted((found[0] + found[1]) / 2, weights)}, None
-        if self.kind == "tagging":
-            labels = batch["tags"]
-            weights = weights[:, None] * (labels >= 0)
-        else:
-            labels = batch["labels"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(labels, 0))
-        is_right = jnp.argmax(outputs, axis=-1) == labels
-        metrics = {"loss": _weighted(losses, weights), "accuracy": _weighted(is_right, weights)}
-        return metrics, None
+        return self.task_loss(self.outputs(params, plan.arrays, key), plan.arrays), None
 
     def outputs(
         self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
@@ -102,6 +85,37 @@ class FineTuning(Objective):
             method="encode",
             rngs=rngs,
         )
+
+
+def classification_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples."""
+    return _class_loss(outputs, batch["labels"], batch["weights"])
+
+
+def tagging_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words."""
+    tags = batch["tags"]
+    return _class_loss(outputs, tags, batch["weights"][:, None] * (tags >= 0))
+
+
+def _class_loss(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> LossAndMetrics:
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(labels, 0))
+    is_right = jnp.argmax(outputs, axis=-1) == labels
+    return {"loss": _weighted(losses, weights), "accuracy": _weighted(is_right, weights)}
+
+
+def regression_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Squared error of outputs [B, 1] from `labels` [B] float32, over examples."""
+    return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, batch["weights"])}
+
+
+def span_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Mean negative log-likelihood of `starts` and `ends` [B] by [B, L, 2], over answers."""
+    found = [
+        optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
+        for end, name in enumerate(("starts", "ends"))
+    ]
+    return {"loss": _weighted((found[0] + found[1]) / 2, batch["weights"])}
 
 
 def _weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

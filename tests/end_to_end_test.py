@@ -1,6 +1,14 @@
-"""The whole job by its entry points, each in a process of its own: stopped, repeated, misused."""
+"""The whole job by its entry points, each in a process of its own: stopped, repeated, misused.
 
+And the commands of README.md, as printed, in miniature; the first of them makes the run that all
+tests look at.
+"""
+
+import atexit
+import functools
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,18 +17,43 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from benchmarks import recording_data
 from tests import processes
 from training.metrics import read_metrics
 from training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIG = (
     "--config=configs/quickstart.py:runlocal",
     "--config.train.num_steps=60",
     "--config.train.checkpoint_every=20",
     "--config.train.evaluate_every=30",
 )
+QUICKSTART = "bash scripts/quickstart.sh"
+# This suite itself, and what fetches packages.
+NOT_RUN = ("bash scripts/test.sh", ".venv/bin/pip install")
+# Flags that make a command small; the last of a flag counts.
+SMALL_VOCABULARY = (
+    "--config.vocab.target_size=600",
+    "--config.vocab.sizes=(100,200,300,400,500)",
+    "--config.vocab.compare=()",
+    "--config.vocab.num_workers=1",
+)
+SMALL = {
+    f"{QUICKSTART} --corpus": (
+        *("--config", "configs/quickstart.py:runlocal", "--config.corpus.languages=('en','sw')"),
+        *("--config.model.num_layers=0", "--config.output_layer.kind=full"),
+        *("--workdir", "runs/own", *SMALL_VOCABULARY),
+    ),
+    # The run of the other tests.
+    QUICKSTART: (*CONFIG[0].split("=", 1), *CONFIG[1:], "--workdir", "runs/quickstart"),
+    "python build_vocab.py": SMALL_VOCABULARY,
+    "python finetune.py": (
+        *("--config.train.epochs=1", "--config.train.evaluations=1"),
+        "--config.task.test_languages=('en','de')",
+    ),
+}
 # Runs train.py and sends it a signal where it asks for the batch of step 50.
 INTERRUPTED_TRAIN = """
 import os, runpy, signal
@@ -39,6 +72,50 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
+@functools.cache
+def scratch() -> pathlib.Path:
+    """The folder of the commands of README.md, with text and data; removed when the tests end."""
+    temporary = tempfile.TemporaryDirectory()
+    atexit.register(temporary.cleanup)
+    folder = pathlib.Path(temporary.name)
+    (folder / "own").mkdir()
+    for name in ("en", "sw"):
+        shutil.copy(ROOT / "corpus" / f"{name}.txt", folder / "own")
+    recording_data.write_tasks(folder / "data")
+    (folder / "mine.txt").write_text("the dog sees\n", encoding="utf-8")
+    return folder
+
+
+def commands() -> list[str]:
+    """The lines of all blocks of shell commands of README.md, in their order, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return [line.partition(" #")[0].strip() for line in lines if line.strip()]
+
+
+@functools.cache
+def execute(command: str) -> str:
+    """What a command of README.md prints, run in miniature."""
+    folder = scratch()
+    places = {
+        r"\bTEXT\b": folder / "own", r"\bDIR\b": folder / "own", r"\bDATA\b": folder / "data",
+        r"(?<![\w/])(runs/|mine\.txt|tags\.jsonl)": f"{folder}/\\1",
+    }  # fmt: skip
+    small = next((flags for start, flags in SMALL.items() if command.startswith(start)), ())
+    full = shlex.join([*shlex.split(command), *small])
+    for pattern, place in places.items():
+        full = re.sub(pattern, str(place), full)
+    words = shlex.split(full)
+    if words[0] == "python":
+        words[0] = sys.executable
+    # The scripts would make an environment otherwise.
+    environment = {**processes.environment(), "PYTHON": sys.executable}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(f"{full}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
 def snapshot(folder: pathlib.Path) -> dict[pathlib.Path, tuple[int, bytes]]:
     """When each file was written, and what is in it."""
     files = (path for path in folder.rglob("*") if path.is_file())
@@ -49,10 +126,8 @@ class EndToEndTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        temporary = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.workdir = temporary / "work"
-        case = cls()
-        cls.finished = {stage: case.succeed(f"{stage}.py", cls.workdir) for stage in STAGES}
+        cls.printed = execute(QUICKSTART)
+        cls.workdir = scratch() / "runs" / "quickstart"
 
     def run_python(
         self, *command: str, workdir: pathlib.Path, overrides: tuple[str, ...] = ()
@@ -94,7 +169,8 @@ class EndToEndTest(parameterized.TestCase):
             self.assertRegex(page, rf"(?m)^\| {language} \| [^|]*\[____\].* % \| [0-9]+ \|$")
         self.assertIn("3 languages, 600 pieces, 60 steps.", page)
         self.assertTrue((self.workdir / "report" / "loss.png").exists())
-        printed = self.finished["evaluate"].stdout
+        after = re.split(r"(?m)^\$ .*evaluate\.py .*$", self.printed)[1]
+        printed = after.partition("\nTime taken")[0]
         self.assertIn(page, printed)
         self.assertEqual(printed.splitlines()[-1], f"report: {path}")
 
@@ -148,9 +224,16 @@ class EndToEndTest(parameterized.TestCase):
         program = INTERRUPTED_TRAIN.replace("NUMBER", number.name)
         return self.run_python("-c", program, workdir=workdir)
 
-    def test_a_run_that_is_asked_to_stop_saves_and_goes_on(self):
+    def test_a_run_that_is_killed_and_then_stopped_goes_on_as_if_nothing_had_happened(self):
         workdir = self.new_workdir("vocab", "rows")
+        killed = self.interrupt(signal.SIGKILL, workdir)
+        self.assertEqual(killed.returncode, -signal.SIGKILL, killed.stderr)
+        path = workdir / "train" / "metrics.jsonl"
+        self.assertBetween(read_metrics(path)[-1]["step"], 41, 50)
+
         stopped = self.interrupt(signal.SIGTERM, workdir)
+        # The checkpoint of step 40 was being written when the run was killed.
+        self.assertRegex(stopped.stderr, "resumed after step (20|40)\n")
         self.assertEqual(stopped.returncode, EXIT_STOPPED, stopped.stderr)
         self.assertNotIn("Traceback", stopped.stderr)
         # It was told between two steps, and took one more.
@@ -160,21 +243,28 @@ class EndToEndTest(parameterized.TestCase):
         resumed = self.succeed("train.py", workdir)
         self.assertIn("resumed after step 51\n", resumed.stderr)
         uninterrupted = self.workdir / "train" / "metrics.jsonl"
-        path = workdir / "train" / "metrics.jsonl"
         self.assertEqual(path.read_bytes(), uninterrupted.read_bytes())
 
-    def test_a_killed_run_goes_on_as_if_nothing_had_happened(self):
-        workdir = self.new_workdir("vocab", "rows")
-        killed = self.interrupt(signal.SIGKILL, workdir)
-        self.assertEqual(killed.returncode, -signal.SIGKILL, killed.stderr)
-        path = workdir / "train" / "metrics.jsonl"
-        self.assertBetween(read_metrics(path)[-1]["step"], 41, 50)
 
-        resumed = self.succeed("train.py", workdir)
-        # The checkpoint of step 40 was being written when the run was killed.
-        self.assertRegex(resumed.stderr, "resumed after step (20|40)\n")
-        uninterrupted = self.workdir / "train" / "metrics.jsonl"
-        self.assertEqual(path.read_bytes(), uninterrupted.read_bytes())
+class ReadmeTest(absltest.TestCase):
+    def test_all_commands(self):
+        run = [command for command in commands() if not command.startswith(NOT_RUN)]
+        for command in run:
+            execute(command)
+        self.assertLen(run, 7)
+        self.assertTrue((scratch() / "runs" / "table" / "report.md").exists())
+        self.assertLen((scratch() / "tags.jsonl").read_text("utf-8").splitlines(), 1)
+
+    def test_the_quickstart_is_what_is_said_of_it(self):
+        # It prints the commands that README.md lists.
+        said = README.partition("## Only a tokenizer")[0]
+        listed = re.findall(r"^python (\w+\.py) ", said, re.M)
+        self.assertEqual(re.findall(r"^\$ \S+ (\w+\.py) ", execute(QUICKSTART), re.M), listed)
+        # And makes all that its table names.
+        rows = re.findall(r"^\| `([\w/.]+)`", said, re.M)
+        self.assertContainsSubset(["vocab/spm.model", "report/report.md"], rows)
+        for name in rows:
+            self.assertTrue((scratch() / "runs" / "quickstart" / name).exists(), name)
 
 
 if __name__ == "__main__":

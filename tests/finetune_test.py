@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
+from builders.task_settings import task_settings
 from common import artifacts
 from evaluation import task_results, xtreme_runs
 from input_pipeline.packed_dataset import tokenizer_hash
@@ -107,6 +108,7 @@ class KindsTest(RunCase):
         self.assertEqual(results["test"]["af"], {"accuracy": 1.0})
         self.assertLess(results["test"]["sw"]["accuracy"], 1.0)
         self.assertEqual(results["hyperparameters"], {"layer": 1})
+        self.assertNotIn("thresholds", results)
         found = predictions(self.folder / "run", "test.af")
         self.assertEqual([line["prediction"] for line in found], [str(i) for i in range(6)])
 
@@ -321,7 +323,7 @@ class PatternsTest(parameterized.TestCase):
     def test_translations_are_taken_where_they_are_trained_on(self):
         config = tiny_tasks.config("xquad")
         config.task.train = ("tfds",)
-        options = task_data.task_settings(config)
+        options = task_settings(config)
         self.assertEqual(options.patterns("train", "en"), ("tfds:squad/v1.1:train",))
         self.assertEqual(
             options.patterns("train", "de"), ("tfds:xquad/{language}:translate-train",)
@@ -332,7 +334,7 @@ class PatternsTest(parameterized.TestCase):
         config = tiny_tasks.config("pawsx")
         config.task.test = ("tfds",)
         self.assertEqual(
-            task_data.task_settings(config).languages("test"), TASKS["pawsx"].languages
+            task_data.languages(task_settings(config), "test"), TASKS["pawsx"].languages
         )
 
 

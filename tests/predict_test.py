@@ -12,6 +12,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import prediction, task_data
+from builders.task_kinds import KINDS
+from builders.task_settings import Tokenizer, task_settings
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
@@ -28,7 +30,10 @@ class UnlabelledTest(parameterized.TestCase):
 
     def read(self, task: str, text: str, name: str = "mine.txt"):
         tiny_tasks.write(self.folder / name, text)
-        return unlabelled.read_unlabelled(self.folder / name, TASKS[task])
+        return self.reader(task)(self.folder / name, TASKS[task])
+
+    def reader(self, task: str):
+        return KINDS[TASKS[task].kind].readers.unlabelled
 
     def test_texts(self):
         self.assertEqual(
@@ -79,7 +84,9 @@ class UnlabelledTest(parameterized.TestCase):
 
     def test_no_file(self):
         with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
-            unlabelled.read_unlabelled(self.folder / "gone", TASKS["cola"])
+            self.reader("cola")(self.folder / "gone", TASKS["cola"])
+        with self.assertRaisesRegex(ValueError, "gone.json: no such file; correct --input"):
+            self.reader("xquad")(self.folder / "gone.json", TASKS["xquad"])
         with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
             unlabelled.read_sentences(self.folder / "gone")
 
@@ -95,7 +102,7 @@ class FineTunedTest(parameterized.TestCase):
         model = prediction.FineTuned(folder)
         path = folder / "predictions" / "test.en.jsonl"
         expected = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        examples = unlabelled.read_unlabelled(self.write_mine(folder), model.task)
+        examples = model.read(self.write_mine(folder))
         (lines,) = model(examples)
         self.assert_equal_lines(lines, expected)
         # And chunk by chunk.
@@ -106,10 +113,10 @@ class FineTunedTest(parameterized.TestCase):
 
     def write_mine(self, folder: pathlib.Path) -> pathlib.Path:
         """The English test data of a run as a user would write it."""
-        options = task_data.task_settings(prediction.run_config(folder))
+        options = task_settings(prediction.run_config(folder))
         if options.task.kind == "extractive_qa":
             return pathlib.Path(options.root) / options.test[0]
-        tokenizer = task_data.Tokenizer(tiny_tasks.tokenizer())
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
         (data,) = (
             d for d in task_data.read_split(options, tokenizer, "test") if d.language == "en"
         )

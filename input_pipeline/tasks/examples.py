@@ -58,9 +58,6 @@ class QuestionExample:
     answers: tuple[Answer, ...]
 
 
-Example = TextExample | TaggedExample | QuestionExample
-
-
 @dataclasses.dataclass(frozen=True)
 class Sentences:
     """Sentences of one language, each with an id of its own."""

@@ -4,31 +4,53 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from input_pipeline.tasks import files, questions, sentences, tagged, text_pairs, tfds_examples
-from input_pipeline.tasks.examples import Example, QuestionExample, SentencePairs
+from input_pipeline.tasks import files, tfds_examples
+from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 
-Found = Iterable[tuple[str | None, Example]]
+Found = Iterable[tuple[str | None, Any]]  # languages and examples
 
-_READERS: dict[str, Callable[[pathlib.Path, Task], Found]] = {
-    "classification": text_pairs.read_text_pairs,
-    "regression": text_pairs.read_text_pairs,
-    "tagging": tagged.read_tagged,
-    "extractive_qa": questions.read_questions,
-}
-# Files of a search: how many there are, and what each holds.
-_SIDES: dict[str, tuple[range, str, Callable[[Sequence[pathlib.Path]], SentencePairs]]] = {
-    "retrieval": (range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
-    "mining": (range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
-}
+
+class Readers(NamedTuple):
+    """Readers of the examples of a kind of tasks.
+
+    Examples are frozen dataclasses with an `id`, "" for one to be numbered here. The language of
+    an example is None unless its file tells it.
+
+    Attributes:
+      file: (path, task) -> languages and examples.
+      tfds: of a split of tensorflow-datasets, see `tfds_examples.Convert`.
+      unlabelled: (path, task) -> examples of a user's own text.
+    """
+
+    file: Callable[[pathlib.Path, Task], Found]
+    tfds: tfds_examples.Convert
+    unlabelled: Callable[[pathlib.Path, Task], list[Any]]
+
+
+class PairsReader(NamedTuple):
+    """Reader of the two sides of a search.
+
+    Attributes:
+      numbers: how many files there may be.
+      content: of the files, in words.
+      read: paths -> the sides.
+    """
+
+    numbers: range
+    content: str
+    read: Callable[[Sequence[pathlib.Path]], SentencePairs]
+
+
 # The language of a file that neither its name nor its content tells.
 _DEFAULT_LANGUAGE = "en"
 _NO_CODES: Mapping[str, str] = MappingProxyType({})
 
 
 def load_examples(
+    readers: Readers,
     task: Task,
     root: pathlib.Path,
     patterns: Sequence[str],
@@ -39,7 +61,8 @@ def load_examples(
     """Reads the examples of a language.
 
     Args:
-      task: of the kinds "classification", "regression", "tagging" and "extractive_qa".
+      readers: those of the task's kind.
+      task: whose examples they are.
       root: folder that the patterns start from.
       patterns: where examples are, see `files`; "tfds:NAME:SPLIT" is a split of
         tensorflow-datasets, as in `Task.tfds`. The examples of all are joined, in this order.
@@ -48,34 +71,32 @@ def load_examples(
       data_dir: where tensorflow-datasets keeps its data; its own default if None.
 
     Returns:
-      A list of `TextExample`, `TaggedExample` or `QuestionExample`, in the order of the files.
+      A list of what the readers make, such as `TextExample`, in the order of the files.
 
     Raises:
-      ValueError: there are none, a file is at fault, or two questions have the same id.
+      ValueError: there are none, a file is at fault, or two examples have the same id.
     """
-    if task.kind not in _READERS:
-        raise ValueError(f"{task.name} is a search between two texts; use load_pairs")
     codes = files.spellings(language, language_codes)
-    examples: list[Example] = []
+    examples: list[Any] = []
     looked_for: list[str] = []
     for pattern in patterns:
         if tfds_examples.is_tfds(pattern):
-            sources: Iterable[Found] = [
-                tfds_examples.read_examples(pattern, task, language, looked_for, data_dir)
-            ]
+            args = (pattern, task, language, looked_for, data_dir)
+            sources: Iterable[Found] = [tfds_examples.read_examples(readers.tfds, *args)]
         else:
             paths = files.matching(root, pattern, codes)
-            sources = (_READERS[task.kind](path, task) for path in paths)
+            sources = (readers.file(path, task) for path in paths)
             looked_for.append(_described(root, pattern, codes))
         wanted = None if files.PLACEHOLDER in pattern else codes
         examples += _of_language(sources, wanted)
     if not examples:
-        there = available_languages(task, root, patterns, language_codes)
+        there = available_languages(readers, task, root, patterns, language_codes)
         raise _no_data(task, language, looked_for, there)
     return _with_ids(examples, f"{task.name}, {language}")
 
 
 def load_pairs(
+    reader: PairsReader,
     task: Task,
     root: pathlib.Path,
     patterns: Sequence[str],
@@ -86,33 +107,30 @@ def load_pairs(
     """Reads the two sides of a search for translations, a language and English.
 
     Args:
-      task: of the kinds "retrieval" and "mining".
-      patterns: of "retrieval" one file of two columns, or the two line-aligned files; of "mining"
-        the text, the English text, and the gold pairs where they are known.
+      reader: that of the task's kind.
+      task: whose sides they are.
+      patterns: one for each file that the reader takes.
       root, language, language_codes, data_dir: as `load_examples`.
 
     Raises:
       ValueError: there is no such file, or more than one for a pattern, or a file is at fault.
     """
-    if task.kind not in _SIDES:
-        raise ValueError(f"{task.name} is no search for translations; use load_examples")
-    numbers, content, read = _SIDES[task.kind]
     looked_for: list[str] = []
     if any(map(tfds_examples.is_tfds, patterns)):
         pairs = tfds_examples.read_pairs(patterns[0], task, language, looked_for, data_dir)
         if pairs is None:
             raise _no_data(task, language, looked_for, set())
         return pairs
-    if len(patterns) not in numbers:
+    if len(patterns) not in reader.numbers:
         raise ValueError(
             f"{task.name}: {len(patterns)} patterns {list(patterns)}, expected "
-            f"{' or '.join(map(str, numbers))}: {content}"
+            f"{' or '.join(map(str, reader.numbers))}: {reader.content}"
         )
     codes = files.spellings(language, language_codes)
     matches = [files.matching(root, pattern, codes) for pattern in patterns]
     looked_for += [_described(root, pattern, codes) for pattern in patterns]
     if not all(matches):
-        there = available_languages(task, root, patterns, language_codes)
+        there = available_languages(None, task, root, patterns, language_codes)
         raise _no_data(task, language, looked_for, there)
     for pattern, paths in zip(patterns, matches, strict=True):
         if len(paths) > 1:
@@ -120,16 +138,21 @@ def load_pairs(
                 f"{task.name}: {pattern} matches {len(paths)} files for {language!r}, such as "
                 f"{paths[0]} and {paths[1]}; make the pattern name one of them"
             )
-    return read([paths[0] for paths in matches])
+    return reader.read([paths[0] for paths in matches])
 
 
 def available_languages(
+    readers: Readers | None,
     task: Task,
     root: pathlib.Path,
     patterns: Sequence[str],
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> set[str]:
     """The languages that there are files for; those of tensorflow-datasets are not looked up.
+
+    Args:
+      readers: to look into files that no name tells the language of; None not to.
+      task, root, patterns, language_codes: as `load_examples`.
 
     Raises:
       ValueError: a file is at fault.
@@ -140,13 +163,13 @@ def available_languages(
             continue
         if files.PLACEHOLDER in pattern:
             found |= files.languages_of_names(root, pattern)
-        elif task.kind in _READERS:
+        elif readers is not None:
             for path in files.matching(root, pattern, [""]):
-                found |= {code or _DEFAULT_LANGUAGE for code, _ in _READERS[task.kind](path, task)}
+                found |= {code or _DEFAULT_LANGUAGE for code, _ in readers.file(path, task)}
     return {language_codes.get(code, code) for code in found}
 
 
-def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Example]:
+def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Any]:
     """Yields the examples in one of the wanted languages; None wants all."""
     for source in sources:
         for code, example in source:
@@ -154,15 +177,15 @@ def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iter
                 yield example
 
 
-def _with_ids(examples: Sequence[Example], where: str) -> list[Example]:
+def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
     """Numbers the examples; checks the ids of those that have one of their own."""
-    found: dict[str, Example] = {}
+    found: dict[str, Any] = {}
     for number, example in enumerate(examples):
-        if not isinstance(example, QuestionExample):
+        if not example.id:
             example = dataclasses.replace(example, id=str(number))
-        elif example.id in found:
+        if example.id in found:
             raise ValueError(
-                f"{where}: two files hold the question {example.id!r}; name each file once, and "
+                f"{where}: two files hold the example {example.id!r}; name each file once, and "
                 "no two versions of a dataset"
             )
         found[example.id] = example

@@ -54,9 +54,7 @@ def _tag(word: _Word, task: Task) -> int:
             f"{where}: {text!r} has no tag, though other words of the file have; a line is word, "
             "tab, tag"
         )
-    label = task.label(tag, where)
-    assert isinstance(label, int), "a tag is a label of a class"
-    return label
+    return task.class_index(tag, where)
 
 
 def _sentences(path: pathlib.Path) -> Iterator[list[_Word]]:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-KINDS = ("classification", "regression", "tagging", "extractive_qa", "retrieval", "mining")
-
 _ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO_WAY_NLI = ("entailment", "not_entailment")
@@ -35,8 +33,9 @@ class Task:
 
     Attributes:
       name: as in `TASKS`.
-      kind: one of `KINDS`.
-      labels: the classes or tags, in the dataset's order; a label may also be given by number.
+      kind: of `builders.task_kinds`, such as "tagging": how it is read, trained on and scored.
+      labels: the classes or tags, in the dataset's order; a label may also be given by number. None
+        of a regression.
       languages: those of the dataset that XTREME or the dataset's paper reports, sorted.
       metrics: all that are computed; the first one is reported.
       tfds: by split, the pattern that reads it from tensorflow-datasets, "tfds:NAME:SPLIT".
@@ -75,24 +74,27 @@ class Task:
     xtreme_name: str = ""
 
     def label(self, text: str, where: str) -> int | float | None:
-        """The label that `text` stands for: a score, an index into `labels`, None if hidden.
+        """The label that `text` stands for: an index into `labels`, a score, None if hidden.
 
         Raises:
           ValueError: the task has no such label; `where` names file and line.
         """
-        text = _OTHER_SPELLINGS.get(text, text)
-        if text == _NO_LABEL and self.kind != "tagging":
+        if text == _NO_LABEL:
             return None
-        if self.kind == "regression":
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if not math.isfinite(value):
-                raise ValueError(
-                    f"{where}: the score {text!r} is no number; {self.name} needs one, such as 3.8"
-                )
-            return value
+        if self.labels:
+            return self.class_index(_OTHER_SPELLINGS.get(text, text), where)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{where}: the score {text!r} is no number; {self.name} needs one, such as 3.8"
+            )
+        return value
+
+    def class_index(self, text: str, where: str) -> int:
+        """The index into `labels` of a class or tag; errors as of `label`."""
         if text in self.labels:
             return self.labels.index(text)
         if text.isdecimal() and int(text) < len(self.labels):

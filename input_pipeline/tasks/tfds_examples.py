@@ -4,13 +4,12 @@ A pattern "tfds:NAME:SPLIT" names a dataset with its config and a split; `{langu
 the language in both. TensorFlow is imported when there is something to read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from input_pipeline.tasks import files, questions, sentences
 from input_pipeline.tasks.examples import (
     Answer,
-    Example,
     QuestionExample,
     SentencePairs,
     TaggedExample,
@@ -19,6 +18,9 @@ from input_pipeline.tasks.examples import (
 from input_pipeline.tasks.tasks import Task
 
 _PREFIX = "tfds:"
+Rows = Iterable[dict[str, Any]]
+# (rows, their features, task, language, where) -> languages, None unless rows tell, and examples
+Convert = Callable[[Rows, Any, Task, str, str], Iterable[tuple[str | None, Any]]]
 
 
 def is_tfds(pattern: str) -> bool:
@@ -27,11 +29,17 @@ def is_tfds(pattern: str) -> bool:
 
 
 def read_examples(
-    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
-) -> Iterator[tuple[str | None, Example]]:
+    convert: Convert,
+    pattern: str,
+    task: Task,
+    language: str,
+    looked_for: list[str],
+    data_dir: str | None,
+) -> Iterator[tuple[str | None, Any]]:
     """Yields (language, example) of a split; the language is None unless the example tells it.
 
     Args:
+      convert: from rows to examples.
       pattern: "tfds:NAME:SPLIT".
       task, language: as `loading.load_examples`.
       looked_for: gets what was looked up.
@@ -42,24 +50,37 @@ def read_examples(
         their place.
     """
     found = _load(pattern, task, language, looked_for, data_dir)
-    if found is None:
-        return
-    rows, features = found
-    if task.kind == "extractive_qa":
-        examples = [_question(row) for row in rows]
-        questions.check_answers(examples, pattern)
-        for example in examples:
-            yield questions.language_of_id(example.id, task), example
-        return
-    label = features[task.tfds_label]
-    _check_labels(getattr(label, "feature", label), task, pattern)
+    if found is not None:
+        yield from convert(*found, task, language, pattern)
+
+
+def text_examples(
+    rows: Rows, features: Any, task: Task, language: str, where: str
+) -> Iterator[tuple[str | None, TextExample]]:
+    """Yields texts and pairs; see `Convert`."""
+    _check_labels(features[task.tfds_label], task, where)
     for number, row in enumerate(rows):
-        if task.kind == "tagging":
-            words = tuple(word.decode("utf-8") for word in row["tokens"])
-            tags = tuple(int(tag) for tag in row[task.tfds_label])
-            yield None, TaggedExample("", words, tags)
-        else:
-            yield from _text_example(row, task, language, f"{pattern}, example {number}")
+        yield from _text_example(row, task, language, f"{where}, example {number}")
+
+
+def tagged_examples(
+    rows: Rows, features: Any, task: Task, language: str, where: str
+) -> Iterator[tuple[None, TaggedExample]]:
+    """Yields tagged sentences; see `Convert`."""
+    _check_labels(features[task.tfds_label].feature, task, where)
+    for row in rows:
+        words = tuple(word.decode("utf-8") for word in row["tokens"])
+        yield None, TaggedExample("", words, tuple(int(tag) for tag in row[task.tfds_label]))
+
+
+def question_examples(
+    rows: Rows, features: Any, task: Task, language: str, where: str
+) -> Iterator[tuple[str | None, QuestionExample]]:
+    """Yields questions, after a look at all their answers; see `Convert`."""
+    examples = [_question(row) for row in rows]
+    questions.check_answers(examples, where)
+    for example in examples:
+        yield questions.language_of_id(example.id, task), example
 
 
 def read_pairs(
@@ -95,7 +116,7 @@ def _load(
 
 def _check_labels(feature: Any, task: Task, where: str) -> None:
     """Checks that labels with names of their own are numbered as in the task."""
-    if task.kind == "regression" or task.labels[0].isdecimal():
+    if not task.labels or task.labels[0].isdecimal():
         return
     names = tuple(feature.names[: len(task.labels)])
     if names != task.labels:

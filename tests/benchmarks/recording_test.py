@@ -12,6 +12,8 @@ from absl.testing import absltest, parameterized
 from benchmarks import recording, recording_data
 from benchmarks.recording_comparison import Difference, compare, describe
 from builders import task_data
+from builders.task_kinds import KINDS
+from builders.task_settings import task_settings
 from common import artifacts
 from input_pipeline.tasks import loading
 from training.checkpoint import Checkpoints
@@ -210,18 +212,19 @@ class RecordTest(parameterized.TestCase):
         path, _, argument = path.replace("DATA", str(folder)).partition(".py:")
         config = importlib.import_module(path.replace("/", ".")).get_config(argument).lock()
         config.update_from_flattened_dict({**recording.FINE_TUNING_OVERRIDES, **overrides})
-        options = task_data.task_settings(config)
+        options = task_settings(config)
         if run not in LABELS:
-            self.assertEqual(options.languages("test"), ("de",))
+            self.assertEqual(task_data.languages(options, "test"), ("de",))
             pairs = task_data.read_pairs(options, "test", "de")
             self.assertLen(pairs.gold, {"retrieval": 36, "mining": 12}[run])
             return
         tested = ("en",) if run == "regression" else ("de", "en")
-        self.assertEqual(options.languages("test"), tested)
+        self.assertEqual(task_data.languages(options, "test"), tested)
+        readers = KINDS[options.task.kind].readers
         for split, sizes in {"train": [24], "validation": [12], "test": [12] * len(tested)}.items():
             examples = [
-                loading.load_examples(*options.source(split, language))
-                for language in options.languages(split)
+                loading.load_examples(readers, *options.source(split, language))
+                for language in task_data.languages(options, split)
             ]
             self.assertEqual(list(map(len, examples)), sizes)
             for example in itertools.chain(*examples):

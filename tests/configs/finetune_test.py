@@ -10,6 +10,8 @@ from absl.testing import absltest, parameterized
 
 from builders import fine_tuning, task_data
 from builders.pretrained import read_pretrained
+from builders.task_kinds import SEARCHES
+from builders.task_settings import Tokenizer, task_settings
 from configs import finetune
 from configs.finetune import base, glue, squad, sweeps
 from input_pipeline.tasks.tasks import TASKS
@@ -33,11 +35,11 @@ class ConfigsTest(parameterized.TestCase):
     @parameterized.parameters(*ALL)
     def test_its_files_are_found_and_its_objects_built(self, name, arg):
         config = tiny_tasks.config(name, arg)
-        options = task_data.task_settings(config)
-        tokenizer = task_data.Tokenizer(tiny_tasks.tokenizer())
+        options = task_settings(config)
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
         pretrained = read_pretrained(config.init_from)
-        if options.task.kind in ("retrieval", "mining"):
-            for language in options.languages("test"):
+        if options.task.kind in SEARCHES:
+            for language in task_data.languages(options, "test"):
                 self.assertNotEmpty(task_data.read_pairs(options, "test", language).gold)
             fine_tuning.sentence_encoder(config, pretrained, tokenizer)
             return
@@ -57,7 +59,7 @@ class ConfigsTest(parameterized.TestCase):
 
     @parameterized.parameters(*ALL)
     def test_tensorflow_datasets_has_what_is_asked_of_it(self, name, arg):
-        options = task_data.task_settings(load(name, arg + base.TFDS))
+        options = task_settings(load(name, arg + base.TFDS))
         for split in task_data.SPLITS:
             if not getattr(options, split):
                 continue

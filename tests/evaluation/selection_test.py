@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.selection import Selection
-from evaluation.tasks import Answering, TaskData
+from evaluation.tasks import TaskData, classes, label_scores
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
 
@@ -36,7 +36,8 @@ class SelectionTest(parameterized.TestCase):
     def selection(self, best: float | None = None) -> Selection:
         languages = [data("en", 0, 0, 0, 1), data("sw", 2, 1)]
         keep = lambda *found: self.kept.append(found)  # noqa: E731
-        return Selection(TASKS["xnli"], languages, Model(), Answering(1, 1), keep, best)
+        score = lambda one, outputs: label_scores(TASKS["xnli"], one, classes(outputs))  # noqa: E731
+        return Selection("accuracy", languages, Model(), score, keep, best)
 
     def at(self, step: int, **params: int):
         return types.SimpleNamespace(step=np.int32(step), params=params)

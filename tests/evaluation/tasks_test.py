@@ -4,19 +4,21 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from builders.task_kinds import KINDS
 from evaluation import tasks
-from evaluation.tasks import Answering, Predictor, TaskData
+from evaluation.metrics.questions import Found
+from evaluation.tasks import Predictor, TaskData
 from input_pipeline.tasks.examples import Answer, QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.features import TaggedFeature, TextFeature
 from input_pipeline.tasks.question_features import QuestionFeature
 from input_pipeline.tasks.tasks import TASKS
 from models.encoder import Encoder
-from models.heads import make_head
-from objectives.fine_tuning import FineTuning
+from models.heads import ClassificationHead
+from objectives.fine_tuning import FineTuning, classification_loss
 from tests import tiny_tasks
 from training.sharding import MeshSettings, make_mesh
 
-ANSWERING = Answering(max_answer_length=4, n_best=5)
+XNLI, WIKIANN = TASKS["xnli"], TASKS["wikiann"]
 
 
 def texts(*labels: float) -> TaskData:
@@ -27,31 +29,28 @@ def texts(*labels: float) -> TaskData:
 class ClassesTest(parameterized.TestCase):
     def test_the_highest_class(self):
         data, outputs = texts(0, 2, 1), [np.eye(3)[i] for i in (0, 1, 1)]
-        decided = tasks.decide(TASKS["xnli"], data, outputs, ANSWERING)
+        decided = tasks.classes(outputs)
         self.assertEqual(decided, [0, 1, 1])
-        self.assertEqual(tasks.score(TASKS["xnli"], data, decided), {"accuracy": 2 / 3})
-        self.assertEqual(
-            tasks.lines(TASKS["xnli"], data, decided)[1], {"id": "1", "prediction": "neutral"}
-        )
+        self.assertEqual(tasks.label_scores(XNLI, data, decided), {"accuracy": 2 / 3})
+        lines = KINDS["classification"].lines(XNLI, data, decided, None)
+        self.assertEqual(lines[1], {"id": "1", "prediction": "neutral"})
 
     def test_a_number(self):
         data, outputs = texts(0.0, 2.5, 5.0), [np.array([x]) for x in (1.0, 2.0, 3.0)]
-        decided = tasks.decide(TASKS["stsb"], data, outputs, ANSWERING)
+        decided = tasks.numbers(outputs)
         self.assertEqual(decided, [1.0, 2.0, 3.0])
-        self.assertAlmostEqual(tasks.score(TASKS["stsb"], data, decided)["pearson"], 1.0)
-        self.assertEqual(
-            tasks.lines(TASKS["stsb"], data, decided)[0], {"id": "0", "prediction": 1.0}
-        )
+        self.assertAlmostEqual(tasks.label_scores(TASKS["stsb"], data, decided)["pearson"], 1.0)
+        lines = KINDS["regression"].lines(TASKS["stsb"], data, decided, None)
+        self.assertEqual(lines[0], {"id": "0", "prediction": 1.0})
 
     def test_an_example_without_label_is_named(self):
         with self.assertRaisesRegex(ValueError, "cola, en: example 1 has none"):
-            tasks.score(TASKS["cola"], texts(0, None), [0, 0])
+            tasks.label_scores(TASKS["cola"], texts(0, None), [0, 0])
 
 
 class TagsTest(absltest.TestCase):
     def test_windows_of_a_sentence_are_joined(self):
-        task = TASKS["wikiann"]
-        tag = task.labels.index
+        tag = WIKIANN.labels.index
         examples = [
             TaggedExample("0", ("in", "New", "York"), (tag("O"), tag("B-LOC"), tag("I-LOC"))),
             TaggedExample("1", ("Abe",), (tag("B-PER"),)),
@@ -66,20 +65,20 @@ class TagsTest(absltest.TestCase):
         found = [["B-LOC"], ["I-LOC"], ["O", "B-LOC"]]
         outputs = []
         for names in found:
-            scores = np.full((5, len(task.labels)), 0.5)
+            scores = np.full((5, len(WIKIANN.labels)), 0.5)
             scores[range(len(names)), [tag(name) for name in names]] = 1
             outputs.append(scores)
         data = TaskData("en", examples, features)
-        decided = tasks.decide(task, data, outputs, ANSWERING)
+        decided = tasks.tags(data, outputs)
         self.assertEqual(decided, [examples[0].tags, (tag("B-LOC"),)])
         self.assertEqual(
-            tasks.score(task, data, decided), {"f1": 0.5, "precision": 0.5, "recall": 0.5}
+            tasks.tag_scores(WIKIANN, data, decided), {"f1": 0.5, "precision": 0.5, "recall": 0.5}
         )
         self.assertEqual(
-            tasks.lines(task, data, decided)[1],
+            KINDS["tagging"].lines(WIKIANN, data, decided, None)[1],
             {"id": "1", "words": ["Abe"], "prediction": ["B-LOC"]},
         )
-        self.assertEqual(tasks.score(TASKS["udpos"], data, decided)["accuracy"], 0.75)
+        self.assertEqual(tasks.tag_scores(TASKS["udpos"], data, decided)["accuracy"], 0.75)
 
 
 class AnswersTest(parameterized.TestCase):
@@ -109,60 +108,60 @@ class AnswersTest(parameterized.TestCase):
         rows[2][0] = null / 2
         return [row[: len(f.offsets)] for row, f in zip(rows, self.data().features, strict=True)]
 
-    def decide(self, task: str, null: float):
-        return tasks.decide(TASKS[task], self.data(), self.outputs(null), ANSWERING)
+    def answers(self, null: float) -> list[Found]:
+        return tasks.answers(self.data(), self.outputs(null), max_answer_length=4, n_best=5)
+
+    def lines(self, task: str, found: list[Found], threshold: float | None) -> list[dict]:
+        return KINDS["extractive_qa"].lines(TASKS[task], self.data(), found, threshold)
 
     def test_answers_are_text_of_the_context(self):
-        found = self.decide("squad2", 0.0)
+        found = self.answers(0.0)
         self.assertEqual([one.best.text for one in found], ["首都", "thin"])
         self.assertEqual([one.best.start for one in found], [3, 2])
         self.assertEqual(
-            tasks.lines(TASKS["squad"], self.data(), found)[0],
+            self.lines("squad", found, None)[0],
             {"id": "a", "prediction": "首都", "start": 3, "score": 4.0, "null_score": 0.0},
         )
 
     def test_answers_are_withheld_above_the_threshold(self):
         task, data = TASKS["squad2"], self.data()
-        found = self.decide("squad2", 3.0)  # a: null 0 - 4, b: null 3 - 2
+        found = self.answers(3.0)  # a: null 0 - 4, b: null 3 - 2
         threshold = tasks.null_threshold(task, data, found)
         self.assertBetween(threshold, -4, 1 - 1e-9)
         for given in (None, threshold):
-            self.assertEqual(tasks.score(task, data, found, given)["f1"], 1.0)
-        predictions = [line["prediction"] for line in tasks.lines(task, data, found, threshold)]
+            self.assertEqual(tasks.answer_scores(task, data, found, given)["f1"], 1.0)
+        predictions = [line["prediction"] for line in self.lines("squad2", found, threshold)]
         self.assertEqual(predictions, ["首都", ""])
         # A threshold of other data is another score.
-        self.assertEqual(tasks.score(task, data, found, 2.0)["f1"], 0.5)
-        self.assertEqual(tasks.score(task, data, found, -5.0)["f1"], 0.5)
-        predictions = [line["prediction"] for line in tasks.lines(task, data, found, 2.0)]
+        self.assertEqual(tasks.answer_scores(task, data, found, 2.0)["f1"], 0.5)
+        self.assertEqual(tasks.answer_scores(task, data, found, -5.0)["f1"], 0.5)
+        predictions = [line["prediction"] for line in self.lines("squad2", found, 2.0)]
         self.assertEqual(predictions, ["首都", "thin"])
 
     def test_no_answer_takes_no_place_among_the_best(self):
-        outputs, one = self.outputs(9.0), Answering(max_answer_length=4, n_best=1)
-        found = tasks.decide(TASKS["squad2"], self.data(), outputs, one)
+        found = tasks.answers(self.data(), self.outputs(9.0), max_answer_length=4, n_best=1)
         self.assertEqual([found.best.text for found in found], ["首都", "thin"])
 
     def test_other_tasks_have_no_threshold(self):
-        self.assertIsNone(
-            tasks.null_threshold(TASKS["xquad"], self.data(), self.decide("xquad", 9))
-        )
+        self.assertIsNone(tasks.null_threshold(TASKS["xquad"], self.data(), self.answers(9)))
 
     def test_answers_are_compared_by_the_rules_of_the_task(self):
         example = QuestionExample("a", "?", "北京，是首都", (Answer("北京是", 0),))
         data = TaskData("zh", [example], [self.window(0, 0, 6)])
         output = np.zeros((11, 2))
         output[4, 0] = output[7, 1] = 1
-        found = tasks.decide(TASKS["mlqa"], data, [output], ANSWERING)
+        found = tasks.answers(data, [output], max_answer_length=4, n_best=5)
         self.assertEqual(found[0].best.text, "北京，是")
         # MLQA drops the comma of Chinese, SQuAD's script does not.
-        self.assertEqual(tasks.score(TASKS["mlqa"], data, found)["exact_match"], 1.0)
-        self.assertEqual(tasks.score(TASKS["xquad"], data, found)["exact_match"], 0.0)
+        self.assertEqual(tasks.answer_scores(TASKS["mlqa"], data, found)["exact_match"], 1.0)
+        self.assertEqual(tasks.answer_scores(TASKS["xquad"], data, found)["exact_match"], 0.0)
 
 
 class PredictorTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        head = make_head("classification", 3, 0.1, "mean")
-        self.objective = FineTuning(Encoder(tiny_tasks.SETTINGS), head, "classification")
+        head = ClassificationHead(3, 0.1)
+        self.objective = FineTuning(Encoder(tiny_tasks.SETTINGS), head, classification_loss)
         rng = np.random.default_rng(2)
         sizes = {"dense": (16, 16), "output": (16, 3)}
         task = {

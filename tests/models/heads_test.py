@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.heads import ClassificationHead, SpanHead, TaggingHead, make_head, pooled_words
+from models.heads import ClassificationHead, SpanHead, TaggingHead, pooled_words
 
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(3, 7, 4)).astype(np.float32)
@@ -88,16 +88,6 @@ class HeadsTest(parameterized.TestCase):
         one, two = (self.apply(head, batch, deterministic=False, rngs=k)[1] for k in keys)
         for a, b in ((one, two), (one, whole)):
             self.assertGreater(np.max(np.abs(a - b)), 0.01)
-
-    def test_a_head_for_each_kind(self):
-        self.assertEqual(make_head("classification", 3, 0.1, "mean"), ClassificationHead(3, 0.1))
-        self.assertEqual(make_head("regression", 0, 0.1, "mean"), ClassificationHead(1, 0.1))
-        self.assertEqual(make_head("tagging", 3, 0.1, "first"), TaggingHead(3, 0.1, "first"))
-        self.assertEqual(make_head("extractive_qa", 0, 0.1, "mean"), SpanHead())
-        with self.assertRaisesRegex(ValueError, "kind 'mining' is not fine-tuned"):
-            make_head("mining", 0, 0.1, "mean")
-        with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be mean or first"):
-            make_head("tagging", 3, 0.1, "last")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
 from models.encoder import Encoder
-from models.heads import make_head
+from models.heads import ClassificationHead
 from objectives.batch import Batch
 from objectives.contrastive import ContrastSettings, SentenceContrast
-from objectives.fine_tuning import FineTuning
+from objectives.fine_tuning import FineTuning, classification_loss
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from objectives.mixture import Mixture, Term
@@ -131,7 +131,7 @@ class ShardsTest(parameterized.TestCase):
     )
     def test_a_fused_kernel_is_mapped_over_all_axes_or_none(self, attention, axes, expected):
         settings = factories.encoder_settings(dtype="bfloat16", attention=attention)
-        fine_tuning = FineTuning(Encoder(settings), make_head("classification", 2, 0.0, "mean"), "")
+        fine_tuning = FineTuning(Encoder(settings), ClassificationHead(2, 0.0), classification_loss)
         full = factories.masked_lm(factories.output_layer_settings(kind="full"), settings)
         mesh = make_abstract_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()), math.prod(axes))
         with jax.sharding.use_abstract_mesh(mesh):

@@ -10,23 +10,29 @@ from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
 from models.encoder import Encoder
-from models.heads import make_head
+from models.heads import ClassificationHead, SpanHead, TaggingHead
+from objectives import fine_tuning
 from objectives.batch import Batch
 from objectives.fine_tuning import FineTuning
 from tests import factories
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
-KINDS = ("classification", "regression", "tagging", "extractive_qa")
 # No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.
 SETTINGS = factories.encoder_settings(
     vocab_size=VOCAB, hidden_size=8, num_layers=0, norm_position="post", dropout_rate=0.3
 )
 
+KINDS = {
+    "classification": (ClassificationHead(LABELS, 0.3), fine_tuning.classification_loss),
+    "regression": (ClassificationHead(1, 0.3), fine_tuning.regression_loss),
+    "tagging": (TaggingHead(LABELS, 0.3, "mean"), fine_tuning.tagging_loss),
+    "extractive_qa": (SpanHead(), fine_tuning.span_loss),
+}
+
 
 @functools.cache
 def objective(kind: str) -> FineTuning:
-    head = make_head(kind, LABELS, SETTINGS.dropout_rate, "mean")
-    return FineTuning(Encoder(SETTINGS), head, kind)
+    return FineTuning(Encoder(SETTINGS), *KINDS[kind])
 
 
 @functools.cache

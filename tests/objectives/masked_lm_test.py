@@ -149,6 +149,33 @@ class OutputLayersTest(absltest.TestCase):
             expected = (later if step >= 3 else objective.statistics).probabilities
             np.testing.assert_array_equal(found, expected)
 
+    def test_plans_and_refreshes_take_the_statistics_of_the_phase(self):
+        layers = (
+            factories.output_layer_settings(kind=kind, k=4, log_q_correction=True)
+            for kind in ("knn", "target_sampling")
+        )
+        later = factories.token_statistics(VOCAB, PADDED)
+        later = later._replace(probabilities=later.probabilities[::-1])
+        batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def found(objective, step):
+            extra, names = objective.init_extra(), objective.due(0)
+            if names:
+                return objective.refresh(params(), extra, names, step)[0]
+            return objective.plan(extra, batch, jax.random.key(7), step)[0].sample
+
+        for layer in layers:
+            phases = factories.masked_lm(layer, later_statistics=((3, later),))
+            expected = [
+                found(factories.masked_lm(layer), 0),
+                found(factories.masked_lm(layer, statistics=later), 0),
+            ]
+            for step, one in zip((2, 3), expected, strict=True):
+                jax.tree.map(np.testing.assert_array_equal, found(phases, step), one)
+            same = jax.tree.map(np.array_equal, *expected)
+            self.assertFalse(all(jax.tree.leaves(same)))
+
     def test_the_bias_may_start_at_the_log_frequencies(self):
         log_frequencies = np.log(np.arange(1, VOCAB) / (VOCAB * (VOCAB - 1) / 2))
         for starts, expected in ((False, 0), (True, log_frequencies)):

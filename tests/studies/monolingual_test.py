@@ -10,6 +10,8 @@ from absl.testing import absltest, parameterized
 
 from builders import data as data_builders
 from builders import task_data
+from builders.task_kinds import KINDS
+from builders.task_settings import task_settings
 from common import artifacts
 from configs import real_text
 from configs.finetune import udpos, wikiann
@@ -153,9 +155,9 @@ class PlanTest(parameterized.TestCase):
             other[key] = one[key]
         other.train.seed = 3
         self.assertEqual(one, other)
-        options = task_data.task_settings(one)
+        options = task_settings(one)
         for split in task_data.SPLITS:
-            self.assertEqual(options.languages(split), ("fi",))
+            self.assertEqual(task_data.languages(options, split), ("fi",))
 
 
 class SplitsTest(parameterized.TestCase):
@@ -174,7 +176,8 @@ class SplitsTest(parameterized.TestCase):
     def read(self, task: str, split: str) -> list[str]:
         root = monolingual.split_folder(self.workdir)
         pattern = f"{task}/{split}/{{language}}.tsv"
-        examples = loading.load_examples(TASKS[task], root, (pattern,), "fi")
+        readers = KINDS["tagging"].readers
+        examples = loading.load_examples(readers, TASKS[task], root, (pattern,), "fi")
         return [one.words[0] for one in examples]
 
     def test_every_example_is_in_one_split_in_its_order(self):

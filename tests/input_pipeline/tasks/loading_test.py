@@ -9,7 +9,8 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from input_pipeline.tasks import files, loading
+from builders.task_kinds import KINDS, SEARCHES
+from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import (
     Answer,
     QuestionExample,
@@ -18,7 +19,7 @@ from input_pipeline.tasks.examples import (
     TextExample,
 )
 from input_pipeline.tasks.loading import available_languages, load_examples, load_pairs
-from input_pipeline.tasks.tasks import KINDS, TASKS
+from input_pipeline.tasks.tasks import TASKS
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -37,7 +38,12 @@ class Folder(parameterized.TestCase):
         return name
 
     def load(self, task: str, *patterns: str, language: str = "en", **codes: str) -> list:
-        return load_examples(TASKS[task], self.root, patterns, language, codes)
+        readers = KINDS[TASKS[task].kind].readers
+        return load_examples(readers, TASKS[task], self.root, patterns, language, codes)
+
+    def available(self, task: str, *patterns: str, **codes: str) -> set[str]:
+        kind = KINDS.get(TASKS[task].kind)
+        return available_languages(kind and kind.readers, TASKS[task], self.root, patterns, codes)
 
 
 def table(*rows: str) -> str:
@@ -54,7 +60,7 @@ class TasksTest(parameterized.TestCase):
         self.assertLen(TASKS, 20)
         for name, task in TASKS.items():
             self.assertEqual(name, task.name)
-            self.assertIn(task.kind, KINDS)
+            self.assertIn(task.kind, {**KINDS, **SEARCHES})
             self.assertNotEmpty(task.metrics)
             self.assertSequenceEqual(task.languages, sorted(set(task.languages)))
             self.assertEqual(bool(task.labels), task.kind in ("classification", "tagging"))
@@ -197,7 +203,7 @@ class TextPairsTest(Folder):
         expected = [TextExample("0", "是", "不是", 2), TextExample("1", "好", "好", 0)]
         self.assertEqual(self.load("xnli", name, language="zh"), expected)
         self.assertEqual(self.load("xnli", name, language="ar"), [TextExample("0", "نعم", "لا", 1)])
-        self.assertEqual(available_languages(TASKS["xnli"], self.root, [name]), {"ar", "zh"})
+        self.assertEqual(self.available("xnli", name), {"ar", "zh"})
         with self.assertRaisesRegex(ValueError, "language 'sw'.*xnli.dev.tsv.* for ar, zh"):
             self.load("xnli", name, language="sw")
 
@@ -373,13 +379,14 @@ class QuestionsTest(Folder):
         with self.assertRaisesRegex(ValueError, "f.json: two questions have the id 'a'"):
             self.load("xquad", self.write("f.json", json.dumps(data)))
         names = [self.write(name, squad(("a", ("Bär", 4)))) for name in ("f.json", "g.json")]
-        with self.assertRaisesRegex(ValueError, "two files hold the question 'a'"):
+        with self.assertRaisesRegex(ValueError, "two files hold the example 'a'"):
             self.load("xquad", *names)
 
 
 class PairsTest(Folder):
     def pairs(self, task: str, *patterns: str, language: str = "de", **codes: str):
-        return load_pairs(TASKS[task], self.root, patterns, language, codes)
+        reader = SEARCHES[TASKS[task].kind].reader
+        return load_pairs(reader, TASKS[task], self.root, patterns, language, codes)
 
     def test_both_forms_of_tatoeba(self):
         self.write("de-en.tsv", table("Ja. | Yes.", "Nein! | No!"))
@@ -391,7 +398,7 @@ class PairsTest(Folder):
         self.assertEqual(one.source, Sentences(("0", "1"), ("Ja.", "Nein!")))
         self.assertEqual(one.target.texts, ("Yes.", "No!"))
         self.assertEqual(one.gold, (("0", "0"), ("1", "1")))
-        there = available_languages(TASKS["tatoeba"], self.root, laser[:1], {"deu": "de"})
+        there = self.available("tatoeba", laser[0], deu="de")
         self.assertEqual(there, {"de"})
 
     def test_files_of_unequal_length(self):
@@ -433,10 +440,6 @@ class PairsTest(Folder):
             self.pairs("tatoeba", "*.{language}")
         with self.assertRaisesRegex(ValueError, "no data for language 'fr'.*a.fr.*files for de:"):
             self.pairs("tatoeba", "a.{language}", language="fr")
-        with self.assertRaisesRegex(ValueError, "use load_examples"):
-            self.pairs("xnli", "a.{language}")
-        with self.assertRaisesRegex(ValueError, "use load_pairs"):
-            self.load("bucc", "a.{language}")
 
 
 class FilesTest(Folder):
@@ -453,7 +456,7 @@ class FilesTest(Folder):
             [(e.id, e.text) for e in found], [("0", "one"), ("1", "two"), ("2", "three")]
         )
         self.assertEqual([e.text for e in self.load("cola", *patterns)], ["English"])
-        there = available_languages(TASKS["cola"], self.root, patterns, {"ger": "de"})
+        there = self.available("cola", *patterns, ger="de")
         self.assertEqual(there, {"de", "en"})
 
     def test_a_code_that_means_another_language(self):
@@ -497,9 +500,6 @@ class FilesTest(Folder):
     def test_compression(self, suffix):
         found = self.load("cola", self.write(f"f.tsv{suffix}", self.text("ß | 1")))
         self.assertEqual(found, [TextExample("0", "ß", None, 1)])
-
-    def test_readers_for_every_kind(self):
-        self.assertEqual({*loading._READERS, *loading._SIDES}, set(KINDS))
 
 
 if __name__ == "__main__":

@@ -6,20 +6,25 @@ import pathlib
 
 from absl.testing import absltest, parameterized
 
+from builders.task_kinds import KINDS, SEARCHES
 from evaluation.metrics import questions, tagging
-from input_pipeline.tasks.tasks import KINDS, TASKS
+from input_pipeline.tasks.tasks import TASKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The record, and the folder of a task's own configs. Studies and benchmarks are of chosen tasks.
 KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "studies/", "benchmarks/", "tests/")
+KNOW_KINDS = (*KNOW_NAMES, "builders/task_kinds.py", "evaluation/xtreme_submission.py")
 
 
 class TasksTest(parameterized.TestCase):
-    def test_nothing_else_goes_by_the_name_of_a_task(self):
-        names = set(TASKS) - {"squad", "mlqa"}  # which are names of rules, too
+    @parameterized.parameters(
+        (set(TASKS) - {"squad", "mlqa"}, KNOW_NAMES),  # which are names of rules, too
+        ({*KINDS, *SEARCHES}, KNOW_KINDS),
+    )
+    def test_nothing_else_goes_by_the_name_of_a_task_or_kind(self, names, know):
         for path in sorted(ROOT.glob("[a-z]*/**/*.py")) + sorted(ROOT.glob("*.py")):
             relative = str(path.relative_to(ROOT))
-            if relative.startswith(KNOW_NAMES):
+            if relative.startswith(know):
                 continue
             strings = {
                 node.value
@@ -30,7 +35,7 @@ class TasksTest(parameterized.TestCase):
 
     @parameterized.parameters(*TASKS.values())
     def test_a_record_is_whole(self, task):
-        self.assertIn(task.kind, KINDS)
+        self.assertIn(task.kind, {**KINDS, **SEARCHES})
         self.assertNotEmpty(task.metrics)
         self.assertEqual(list(task.languages), sorted(task.languages))
         is_text = task.kind in ("classification", "regression")

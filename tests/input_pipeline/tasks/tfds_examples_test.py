@@ -7,6 +7,7 @@ import tempfile
 import tensorflow_datasets as tfds
 from absl.testing import absltest, parameterized
 
+from builders.task_kinds import KINDS, SEARCHES
 from input_pipeline.tasks.examples import Answer
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
@@ -71,13 +72,17 @@ class TfdsExamplesTest(parameterized.TestCase):
         super().setUp()
         self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
+    def load(self, task: str, pattern: str, language: str) -> list:
+        readers = KINDS[TASKS[task].kind].readers
+        return load_examples(readers, TASKS[task], self.root, [pattern], language)
+
     def check(self, task: str, split: str, language: str, values: list[dict], text: str) -> list:
         """Loads the rows and the file, expects equal examples, and returns them."""
         (self.root / f"f.{language}").write_text(text, encoding="utf-8")
-        from_files = load_examples(TASKS[task], self.root, ["f.{language}"], language)
+        from_files = self.load(task, "f.{language}", language)
         with rows(*values):
             pattern = TASKS[task].tfds[split]
-            from_tfds = load_examples(TASKS[task], self.root, [pattern], language)
+            from_tfds = self.load(task, pattern, language)
         self.assertEqual(from_tfds, from_files)
         self.assertNotEmpty(from_tfds)
         return from_tfds
@@ -99,7 +104,7 @@ class TfdsExamplesTest(parameterized.TestCase):
         ]
         self.check("xnli", split, "de", values, NLI)
         with rows(*values), self.assertRaisesRegex(ValueError, "no data for language 'sw'"):
-            load_examples(TASKS["xnli"], self.root, [TASKS["xnli"].tfds[split]], "sw")
+            self.load("xnli", TASKS["xnli"].tfds[split], "sw")
 
     @parameterized.parameters("train", "test", "translate_train")
     def test_pawsx(self, split):
@@ -170,7 +175,7 @@ class TfdsExamplesTest(parameterized.TestCase):
         with tfds.testing.mock_data(as_dataset_fn=as_dataset):
             for language in ("ta", "tl", "te"):
                 pattern = TASKS["udpos"].tfds["test"]
-                load_examples(TASKS["udpos"], self.root, [pattern], language)
+                self.load("udpos", pattern, language)
         self.assertEqual(seen, ["xtreme_pos_tl", "xtreme_pos_ta", "xtreme_pos_te"])
 
     @parameterized.parameters(
@@ -212,12 +217,12 @@ class TfdsExamplesTest(parameterized.TestCase):
         value["answers"]["answer_start"] = [3]
         pattern = "tfds:squad/v1.1:train"
         with rows(value), self.assertRaisesRegex(ValueError, f"{pattern}, question 'b': .*at char"):
-            load_examples(TASKS["squad"], self.root, [pattern], "en")
+            self.load("squad", pattern, "en")
 
     def test_tydiqa_of_another_language(self):
         values = squad_rows("english-") + squad_rows("finnish-")
         with rows(*values):
-            found = load_examples(TASKS["tydiqa"], self.root, [TASKS["tydiqa"].tfds["train"]], "en")
+            found = self.load("tydiqa", TASKS["tydiqa"].tfds["train"], "en")
         self.assertEqual([one.id for one in found], ["english-a", "english-b", "english-c"])
 
     def test_tatoeba(self):
@@ -232,9 +237,13 @@ class TfdsExamplesTest(parameterized.TestCase):
             }
             for one, two in (("Ja.", "Yes."), ("Äh?", "Eh?"))
         ]
+        reader = SEARCHES[task.kind].reader
         with rows(*values):
-            found = load_pairs(task, self.root, [task.tfds["test"]], "de")
-        self.assertEqual(found, load_pairs(task, self.root, ["{language}-en.tsv"], "de"))
+            found = load_pairs(reader, task, self.root, [task.tfds["test"]], "de")
+        self.assertEqual(
+            found,
+            load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"),
+        )
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),
@@ -248,7 +257,7 @@ class TfdsExamplesTest(parameterized.TestCase):
             rows(*[value] * (task == "rte")),
             self.assertRaisesRegex(ValueError, f"no data for language '{language}'.*{message}"),
         ):
-            load_examples(TASKS[task], self.root, [pattern], language)
+            self.load(task, pattern, language)
 
     def test_every_pattern_names_a_dataset(self):
         for task in TASKS.values():

@@ -1,0 +1,162 @@
+"""The kinds of downstream tasks, a record each: the functions of all rooms that know one.
+
+A kind of one's own is its functions, in files of their own, and an entry here. No other code names
+a kind but that of XTREME's submissions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from builders.task_settings import TaskSettings
+from evaluation import search, tasks
+from evaluation.tasks import Line, TaskData
+from input_pipeline.tasks import (
+    features,
+    questions,
+    sentences,
+    tagged,
+    text_pairs,
+    tfds_examples,
+    unlabelled,
+)
+from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.loading import PairsReader, Readers
+from input_pipeline.tasks.question_features import question_features
+from input_pipeline.tasks.tasks import Task
+from models.heads import ClassificationHead, SpanHead, TaggingHead
+from objectives import fine_tuning
+from objectives.fine_tuning import TaskLoss
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskKind:
+    """Kind of tasks that an encoder is fine-tuned on.
+
+    Attributes:
+      readers: of its examples.
+      is_labelled: (task, example) -> whether it can be trained and scored on.
+      features: (options, examples, processor, special ids, maximum length) -> rows.
+      head: (options, dropout rate) -> module like those of `models.heads`.
+      loss: of the head's outputs and a batch's arrays.
+      decide: (options, data, outputs by row) -> a decision on each example.
+      score: (task, data, decisions, threshold) -> the task's metrics, by name.
+      line: (task, example, decision, threshold) -> its prediction, besides the id.
+      threshold: (task, data, decisions) -> number that the first development data chooses for all
+        that is scored after it; None where there is nothing to choose.
+      target: name of what an example without label lacks.
+    """
+
+    readers: Readers
+    is_labelled: Callable[[Task, Any], bool]
+    features: Callable[..., Sequence[Feature]]
+    head: Callable[[TaskSettings, float], nn.Module]
+    loss: TaskLoss
+    decide: Callable[[TaskSettings, TaskData, Sequence[np.ndarray]], list[Any]]
+    score: Callable[[Task, TaskData, Sequence[Any], float | None], dict[str, float]]
+    line: Callable[[Task, Any, Any, float | None], Line]
+    threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
+    target: str = "label"
+
+    def lines(
+        self, task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None
+    ) -> list[Line]:
+        """One JSON object an example: its id and what was predicted, as people read it."""
+        pairs = zip(data.examples, decided, strict=True)
+        return [{"id": x.id, **self.line(task, x, found, threshold)} for x, found in pairs]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchKind:
+    """Kind of searches for translations, by an encoder as it is.
+
+    Attributes:
+      reader: of the two sides.
+      search: (options, sides, vectors of both, threshold) -> metrics, predictions, and the
+        threshold of the language, None where there is nothing to choose.
+      find: the same arguments -> predictions, of sides without gold pairs.
+      options: keys of the `task` section that a run's results name.
+    """
+
+    reader: PairsReader
+    search: Callable[..., tuple[dict[str, float], list[Line], float | None]]
+    find: Callable[..., list[Line]]
+    options: tuple[str, ...]
+
+
+def _question_features(options, *args):
+    return question_features(*args, options.max_query_length, options.stride)
+
+
+def _mined(options, pairs, source, target, threshold):
+    found = search.candidates(pairs, source, target, options.margin)
+    return search.mined(found, pairs.gold, threshold)
+
+
+def _above(options, pairs, source, target, threshold):
+    found = search.candidates(pairs, source, target, options.margin)
+    return [line for line in found if threshold is None or line["score"] >= threshold]
+
+
+_CLASSIFICATION = TaskKind(
+    readers=Readers(text_pairs.read_text_pairs, tfds_examples.text_examples, unlabelled.read_texts),
+    is_labelled=lambda task, example: example.label is not None,
+    features=lambda options, *args: features.text_features(*args),
+    head=lambda options, rate: ClassificationHead(len(options.task.labels), rate),
+    loss=fine_tuning.classification_loss,
+    decide=lambda options, data, outputs: tasks.classes(outputs),
+    score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
+    line=lambda task, example, decided, _: tasks.label_line(task, decided),
+)
+KINDS: dict[str, TaskKind] = {
+    "classification": _CLASSIFICATION,
+    "regression": dataclasses.replace(
+        _CLASSIFICATION,
+        head=lambda options, rate: ClassificationHead(1, rate),
+        loss=fine_tuning.regression_loss,
+        decide=lambda options, data, outputs: tasks.numbers(outputs),
+    ),
+    "tagging": TaskKind(
+        readers=Readers(tagged.read_tagged, tfds_examples.tagged_examples, unlabelled.read_words),
+        is_labelled=lambda task, example: bool(example.tags),
+        features=lambda options, *args: features.tagging_features(*args),
+        head=lambda options, rate: TaggingHead(len(options.task.labels), rate, options.pooling),
+        loss=fine_tuning.tagging_loss,
+        decide=lambda options, data, outputs: tasks.tags(data, outputs),
+        score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
+        line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
+    ),
+    "extractive_qa": TaskKind(
+        readers=Readers(
+            questions.read_questions, tfds_examples.question_examples, unlabelled.read_questions
+        ),
+        is_labelled=lambda task, example: bool(example.answers) or task.has_unanswerable,
+        features=_question_features,
+        head=lambda options, rate: SpanHead(),
+        loss=fine_tuning.span_loss,
+        decide=lambda options, data, outputs: tasks.answers(
+            data, outputs, max_answer_length=options.max_answer_length, n_best=options.n_best
+        ),
+        score=tasks.answer_scores,
+        line=lambda task, example, decided, threshold: tasks.answer_line(decided, threshold),
+        threshold=tasks.null_threshold,
+        target="answer",
+    ),
+}
+SEARCHES: dict[str, SearchKind] = {
+    "retrieval": SearchKind(
+        PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
+        search=lambda options, pairs, *args: (*search.retrieved(pairs, *args[:2]), None),
+        find=lambda options, pairs, *args: search.nearest(pairs.source, pairs.target, *args[:2]),
+        options=("layer",),
+    ),
+    "mining": SearchKind(
+        PairsReader(range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
+        search=_mined,
+        find=_above,
+        options=("layer", "margin"),
+    ),
+}

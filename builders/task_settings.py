@@ -1,0 +1,112 @@
+"""The `task` section of a config, and the tokenizer that a task's texts go through."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import sentencepiece as spm
+from ml_collections import ConfigDict
+
+from builders.data import settings
+from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.tasks.tasks import TASKS, Task
+from input_pipeline.tokenization import special_ids
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSettings:
+    """A task and its data; the `task` section of a config.
+
+    Attributes:
+      name: a key of `input_pipeline.tasks.tasks.TASKS`.
+      root: folder that the patterns start from.
+      train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
+        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
+      train_languages, validation_languages: what is trained on, and what the checkpoint is
+        selected on.
+      test_languages: what is reported; empty for all that there are files for.
+      language_codes: other names of a language in files, such as {"deu": "de"}.
+      data_dir: where tensorflow-datasets keeps its data; "" for its own default.
+      max_length: tokens of a row.
+      buckets: lengths that batches are padded to, below `max_length`, which is one more.
+      stride, max_query_length: of questions, see `question_features`.
+      max_answer_length, n_best: of questions, see `evaluation.tasks.answers`.
+      pooling: of tagging, see `models.heads.TaggingHead`.
+      layer: of retrieval and mining, whose states make a sentence's vector.
+      margin: of mining, see `evaluation.metrics.retrieval.mine`.
+      threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
+        validation data, or of the data at hand where there is none.
+    """
+
+    name: str
+    root: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+    train_languages: tuple[str, ...]
+    validation_languages: tuple[str, ...]
+    test_languages: tuple[str, ...]
+    language_codes: dict[str, str]
+    data_dir: str
+    max_length: int
+    buckets: tuple[int, ...]
+    stride: int
+    max_query_length: int
+    max_answer_length: int
+    n_best: int
+    pooling: str
+    layer: int
+    margin: str
+    threshold: float | None
+
+    def __post_init__(self):
+        if self.name not in TASKS:
+            raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
+        if self.pooling not in ("mean", "first"):
+            raise ValueError(f"task.pooling is {self.pooling!r}, must be mean or first")
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.name]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All lengths that rows are padded to."""
+        return (*(one for one in self.buckets if one < self.max_length), self.max_length)
+
+    def patterns(self, split: str, language: str = "en") -> tuple[str, ...]:
+        """Source of a split of a language.
+
+        Raises:
+          ValueError: tensorflow-datasets, which is asked for, does not have it.
+        """
+        named = getattr(self, split)
+        if tuple(named) != ("tfds",):
+            return tuple(named)
+        known = self.task.tfds or {}
+        if split == "train" and language != "en" and "translate_train" in known:
+            return (known["translate_train"],)
+        if split not in known:
+            raise ValueError(
+                f"task.{split} is 'tfds', but tensorflow-datasets has no {split} split of "
+                f"{self.name}; name files"
+            )
+        return (known[split],)
+
+    def source(self, split: str, language: str) -> tuple[Any, ...]:
+        """A split in a language, as `loading.load_examples` and `load_pairs` want it."""
+        root, data_dir = pathlib.Path(self.root), self.data_dir or None
+        patterns = self.patterns(split, language)
+        return self.task, root, patterns, language, self.language_codes, data_dir
+
+
+def task_settings(config: ConfigDict) -> TaskSettings:
+    return settings(TaskSettings, config.task, "task")
+
+
+class Tokenizer:
+    """A SentencePiece model and what of it features need."""
+
+    def __init__(self, model: bytes):
+        self.processor = spm.SentencePieceProcessor(model_proto=model)
+        self.special: SpecialIds = special_ids(self.processor)

@@ -1,0 +1,95 @@
+"""Kinds of tasks: the table of the project's, and one that this project does not have."""
+
+import json
+import pathlib
+import sys
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl import flags
+from absl.testing import absltest, flagsaver
+
+import predict
+from builders import task_runs
+from builders.task_kinds import KINDS, SEARCHES
+from builders.task_settings import task_settings
+from common import artifacts
+from input_pipeline.tasks.tasks import TASKS
+from models.heads import ClassificationHead, SpanHead, TaggingHead
+from tests import tiny_tasks, toy_kind
+
+
+class KindsTest(absltest.TestCase):
+    def test_a_head_for_each_kind(self):
+        def head(name, arg="", **overrides):
+            options = task_settings(tiny_tasks.config(name, arg, **overrides))
+            return KINDS[options.task.kind].head(options, 0.1)
+
+        self.assertEqual(head("xnli"), ClassificationHead(3, 0.1))
+        self.assertEqual(head("glue", "stsb,"), ClassificationHead(1, 0.1))
+        self.assertEqual(head("wikiann", task__pooling="first"), TaggingHead(7, 0.1, "first"))
+        self.assertEqual(head("xquad"), SpanHead())
+        with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be mean or first"):
+            head("wikiann", task__pooling="last")
+
+    def test_a_kind_is_tuned_or_searches(self):
+        self.assertEmpty(KINDS.keys() & SEARCHES.keys())
+        self.assertEqual({*KINDS, *SEARCHES}, {task.kind for task in TASKS.values()})
+
+
+class OwnKindTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.enter_context(mock.patch.dict(KINDS, {toy_kind.TASK.kind: toy_kind.KIND}))
+        self.enter_context(mock.patch.dict(TASKS, {toy_kind.TASK.name: toy_kind.TASK}))
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, count: int, odd: str, seed: int) -> None:
+        """Sentences of one word, but for another one somewhere."""
+        rng, lines = np.random.default_rng(seed), []
+        for size in rng.integers(2, 7, count):
+            words, place = ["cat"] * size, rng.integers(size)
+            words[place] = odd
+            lines.append(f"{' '.join(words)}\t{place}\n")
+        tiny_tasks.write(self.folder / name, "".join(lines))
+
+    def test_from_files_to_results_and_predictions(self):
+        for name, count, odd in (
+            ("train.en", 64, "dog"), ("dev.en", 16, "dog"), ("test.en", 13, "dog"),
+            ("test.sw", 7, "sleeps"),
+        ):  # fmt: skip
+            self.write(name, count, odd, seed=count)
+        config = tiny_tasks.config(
+            "udpos", num_layers=0, task__name="toy", task__root=str(self.folder),
+            task__train=("train.{language}",), task__validation=("dev.{language}",),
+            task__test=("test.{language}",), train__epochs=16.0, optimizer__learning_rate=1e-2,
+        )  # fmt: skip
+        run = self.folder / "run"
+        results = tiny_tasks.run(config, run)
+        self.assertEqual(results["task"], "toy")
+        self.assertEqual(results["examples"]["test"], {"en": 13, "sw": 7})
+        self.assertEqual(results["selected"]["metric"], "found")
+        self.assertEqual(results["selected"]["value"], results["validation"]["en"]["found"])
+        self.assertEqual(results["test"]["en"], {"found": 1.0})
+        self.assertEqual(artifacts.read_json(run / task_runs.RESULTS), results)
+        (self.folder / "mine").write_text("cat cat dog\ndog cat cat cat\n")
+        self.assertEqual(self.predict(run), [("1", "dog"), ("2", "dog")])
+        (self.folder / "test.sw").write_text("cat cat\n")
+        with self.assertRaisesRegex(ValueError, "toy, sw: 1 of 1 .* have no odd word, .* '0'"):
+            tiny_tasks.run(config, self.folder / "other")
+
+    def predict(self, run: pathlib.Path) -> list[tuple[str, str]]:
+        """Ids and predictions that predict.py writes."""
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS(sys.argv[:1])
+        output = self.folder / "out.jsonl"
+        given = {"workdir": str(run), "input": [str(self.folder / "mine")], "output": str(output)}
+        with tiny_tasks.quick(), flagsaver.flagsaver(**given):
+            predict.main([])
+        lines = map(json.loads, output.read_text().splitlines())
+        return [(line["id"], line["prediction"]) for line in lines]
+
+
+if __name__ == "__main__":
+    absltest.main()
