@@ -21,7 +21,6 @@ from builders.masked_lm import encoder_of, masked_lm_of
 from common import artifacts, entry_point
 from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
-from objectives.replaced_token import ReplacedToken
 from training import hosts
 from training.metrics import read_metrics
 
@@ -41,15 +40,13 @@ def main(_) -> None:
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
     losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
     examples = evaluators.examples(config, masked_lm, store, folders, mesh)
-    detection = None
-    if isinstance(encoder, ReplacedToken):
-        detection = evaluators.detection(config, encoder, store, mesh, in_training=False)
+    detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
     results = report.Results(
         step=trained.step,
         losses=losses.run(trained.params),
         retrieval=evaluators.retrieval(config, encoder, store, mesh).run(trained.params),
         examples=examples.run(trained.params),
-        detection=detection.run(trained.params) if detection is not None else {},
+        detection=detection.run(trained.params) if detection else {},
     )
     if jax.process_index():
         return

@@ -33,35 +33,40 @@ def training_evaluators(
     """
     if not has_masked_lm(objective):
         return []
-    masked_lm, found = masked_lm_of(objective), encoder_of(objective)
+    masked_lm = masked_lm_of(objective)
     evaluators: list[Evaluator] = [
         exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
         sampled_loss(config, masked_lm, store, mesh),
     ]
-    if isinstance(found, ReplacedToken):
-        evaluators.append(detection(config, found, store, mesh, in_training=True))
+    if found := detection(config, objective, store, mesh, in_training=True):
+        evaluators.append(found)
     return evaluators
 
 
 def detection(
     config: ConfigDict,
-    objective: ReplacedToken,
+    objective: Objective,
     store: PackedDataset,
     mesh: Mesh,
     *,
     in_training: bool,
-) -> ReplacedTokenDetection:
+) -> ReplacedTokenDetection | None:
     """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
+
+    Returns:
+      The evaluator; None for an objective without a discriminator.
 
     Raises:
       ValueError: `evaluation.frozen_generator` is not the working directory of a run of
         replaced-token detection on the same vocabulary.
     """
-    options = evaluation_settings(config)
+    options, found = evaluation_settings(config), encoder_of(objective)
+    if not isinstance(found, ReplacedToken):
+        return None
     return ReplacedTokenDetection(
-        objective,
+        found,
         store,
-        rate=objective.generator.mask.rate,
+        rate=found.generator.mask.rate,
         batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed,
