@@ -88,11 +88,12 @@ class ObjectiveTest(parameterized.TestCase):
             objective_of(**{"data.contrast_share": 0.1})
 
 
-class RobustTest(parameterized.TestCase):
-    ON = {"robust.num_phases": 3, "robust.rate": 0.25}
+ROBUST = {"robust.num_phases": 3, "robust.rate": 0.25}
 
+
+class RobustTest(parameterized.TestCase):
     def test_losses_by_pair_are_those_of_the_pairs_in_the_rows(self):
-        objective = objective_of(**self.ON)
+        objective = objective_of(**ROBUST)
         packed, pairs = (term.objective for term in objective.terms.values())
         self.assertEqual((packed.num_pairs, pairs.num_pairs, pairs.pair_rate), (0, 1, 0.25))
 
@@ -102,7 +103,7 @@ class RobustTest(parameterized.TestCase):
         ({"data.pair_sampling": "alpha"}, 'data.pair_sampling is "alpha", .* "proportional"'),
     )
     def test_what_it_needs(self, changes, message):
-        found = config(**self.ON, **changes)
+        found = config(**ROBUST, **changes)
         with self.assertRaisesRegex(ValueError, message):
             robust_settings(found)
         with tempfile.TemporaryDirectory() as folder:
