@@ -130,6 +130,12 @@ class UnigramCorruptionTest(parameterized.TestCase):
             deviation = np.sqrt(0.4 * 0.6 / len(chosen))
             self.assertLess(abs((chosen == 9).mean() - 0.4) / deviation, 4)
 
+    def test_the_least_random_number_draws_a_token_that_occurs(self):
+        rng = mock.Mock(random=np.zeros)
+        with mock.patch.object(np.random, "default_rng", lambda _: rng):
+            found = self.corrupt()
+        self.assertEqual(set(found[self.is_text].tolist()), {6})
+
     def test_special_tokens_stay(self):
         found = self.corrupt()
         np.testing.assert_array_equal(found[~self.is_text], self.rows[~self.is_text])
