@@ -130,7 +130,7 @@ def _paper() -> ConfigDict:
         pair_buckets=(64, 128, 256, 512),
     )
     config.mask.update(mask_share=1.0, random_share=0.0)
-    config.model.update(position="gated", dtype="bfloat16")
+    config.model.update(position="gated", dtype="bfloat16", remat="dots")
     config.output_layer.kind = "blockwise"
     config.optimizer.update(learning_rate=8e-4, clip_norm=2.0)
     config.train.update(num_steps=125_000, batch_size=8192)

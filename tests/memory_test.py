@@ -151,6 +151,12 @@ class ReplacedTokenSizesTest(absltest.TestCase):
             with self.subTest(run):
                 memory.estimate(xy_lent.get_config(run), 8)
 
+    def test_presets_fit_the_papers_cards(self):
+        """128 of 40 GB for Base and Large, 512 of 80 GB for XL, with a fifth left (Appendix A)."""
+        for run, devices, gigabytes in (("base", 128, 40), ("large", 128, 40), ("xl", 512, 80)):
+            found = memory.estimate(xy_lent.get_config(run), devices).bytes
+            self.assertLess(sum(found.values()) / 1e9, 0.8 * gigabytes, run)
+
 
 class StateBytesTest(absltest.TestCase):
     def test_equals_what_devices_hold(self):

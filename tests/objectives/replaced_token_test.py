@@ -186,6 +186,19 @@ class LossTest(parameterized.TestCase):
             accuracy, (is_target.sum(), plan.generator.masked.weights.sum())
         )
 
+    def test_at_temperature_zero_the_likeliest_token_is_taken(self):
+        objective, parameters = replaced_token(temperature=0.0), params()
+        plan, _ = planned(objective, parameters)
+        generator, masked = objective.generator, plan.generator.masked
+        states = generator.states(parameters, {}, plan.generator, None)
+        hidden = generator.predicted(parameters, states, masked.positions)
+        table, bias = generator.output_table(parameters)
+        best = np.argmax((hidden @ table.T + bias[None, None, :])[..., :NUM_VALID], axis=-1)
+        ids, _ = corrupted_ids(objective, parameters)
+        found = np.take_along_axis(ids, np.asarray(masked.positions), axis=1)
+        is_used = np.asarray(masked.weights) > 0
+        np.testing.assert_array_equal(found[is_used], best[is_used])
+
     def test_pairs(self):
         objective = dataclasses.replace(replaced_token(kind=TranslationLM), name="trtd")
         found = of_step(objective, params(), kind=PAIRS)
