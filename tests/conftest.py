@@ -40,8 +40,8 @@ gc.set_threshold(50_000, 20, 100)
 _LONG = (
     "program_test", "end_to_end_test", "readme_test", "devices_test", "sampling_quality_test",
     "multihost_test", "builders_test", "models_test", "run_models_test", "finetune_test",
-    "fixed_point_test", "step_test", "encoder_test", "layout_test", "learning_test", "example_axes_test",
-    "masked_lm_test", "own_objective_test", "fused_attention_test",
+    "fixed_point_test", "step_test", "encoder_test", "layout_test", "learning_test",
+    "example_axes_test", "masked_lm_test", "own_objective_test", "fused_attention_test",
 )  # fmt: skip
 
 
