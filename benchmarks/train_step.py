@@ -37,6 +37,7 @@ from models.encoder import Encoder, EncoderSettings
 from objectives.batch import Batch
 from objectives.masked_lm import NEIGHBOURS, MaskedLM
 from objectives.masking import MaskSettings
+from objectives.objective import Objective
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
 from training.step import TrainFunctions, make_train_functions
@@ -196,7 +197,7 @@ class Case:
         """Compile the step; without `searches`, neighbours are taken from the token's cluster."""
         kind, update = MODES[mode]
         self.objective = objective_of(preset, kind, vocab_size, width)
-        self.functions = _functions(self.objective, update)
+        self.functions = functions_of(self.objective, update)
         self.preset, self.vocab_size = preset, vocab_size
         self.state = self.functions.init(np.int32(0))
         self.uses_index = bool(self.objective.due(0))
@@ -264,7 +265,7 @@ class Case:
         return Batch({"tokens": jnp.asarray(tokens)}, PACKED)
 
 
-def _functions(objective: MaskedLM, update: str) -> TrainFunctions:
+def functions_of(objective: Objective, update: str) -> TrainFunctions:
     optimizer = OptimizerSettings(
         learning_rate=1e-4,
         warmup_steps=10,

@@ -42,10 +42,10 @@ def _of_folder(
 ) -> Callable[[], Any]:
     """Reader of a model folder (`interop.model_folder`)."""
     masked_lm = masked_lm_of(objective)
-    if masked_lm.scope:
+    if check and masked_lm.scope:
         raise ValueError(
-            f"train.init_from is {source}, a model folder, which holds one encoder; a run of "
-            f"{type(objective).__name__} starts from the --workdir of a run with its objective"
+            f"train.init_from is {source}, which is no --workdir of train.py; a run of objective "
+            "replaced_token has two encoders, and starts from that of another such run"
         )
     args = source, dataclasses.asdict(masked_lm.encoder.settings), folders.read_tokenizer()
     if check:
@@ -67,6 +67,10 @@ def _of_run(
             )
         theirs = objectives.objective(run_config(other), open_packed_dataset(other))
         _check_same_parameters(source, theirs, objective)
+        if not any((other.train / "checkpoints").glob("*")):
+            raise ValueError(
+                f"train.init_from is {source}, a run without a checkpoint; finish it first"
+            )
     return lambda: jax.device_get(read_run(other).params)
 
 

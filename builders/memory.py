@@ -76,10 +76,11 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     model_shards = mesh.shape["model"]
     logits = rows * slots * classes // model_shards
-    activations = _activations(masked_lm.encoder, rows, store.length, logits, model_shards)
-    found = encoder_of(objective)
-    if found is not masked_lm:  # a discriminator beside it
-        activations += _activations(found.encoder, rows, store.length, 0, model_shards)
+    sizes = _activations(masked_lm.encoder, rows, store.length, logits, model_shards)
+    activations, found = sizes.bytes(), encoder_of(objective)
+    if found is not masked_lm:  # a discriminator beside it, of the same layers
+        of_discriminator = _activations(found.encoder, rows, store.length, 0, model_shards)
+        activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
         bytes={**state_bytes(state), "activations": activations},
@@ -89,8 +90,8 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
 
 def _activations(
     encoder: Encoder, sequences: int, length: int, logits: int, model_shards: int
-) -> int:
-    """Bytes of an encoder's activations for a device's sequences; see `ActivationSizes`."""
+) -> ActivationSizes:
+    """Sizes of an encoder's activations for a device's sequences."""
     sizes = encoder.settings
     return ActivationSizes(
         tokens=sequences * length,
@@ -104,7 +105,7 @@ def _activations(
         has_attention_weights=sizes.attention == "xla",
         logits=logits,
         model_shards=model_shards,
-    ).bytes()
+    )
 
 
 def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:

@@ -133,15 +133,16 @@ class ReplacedTokenDetection:
             found[language] = np.concatenate(jax.device_get(batches))[: len(rows)]
         return found
 
-    def _placed(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
-        """Return the sequences in batches on the devices, with padding sequences at the end."""
-        size = self._batches.size
-        padding = -len(rows) % size
-        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
-        return [self._batches.placed(rows[i : i + size]) for i in range(0, len(rows), size)]
+    def _placed(self, *rows: np.ndarray) -> list[tuple[Any, ...]]:
+        """Return sequences in batches on the devices, with padding sequences at the end."""
+        size, count = self._batches.size, len(rows[0])
+        more, pad = ((0, -count % size), (0, 0)), self._objective.pad
+        rows = tuple(np.pad(of, more, constant_values=pad) for of in rows)
+        starts = range(0, count, size)
+        return [self._batches.placed(*(of[i : i + size] for of in rows)) for i in starts]
 
     def _scores(self, params, corrupted: np.ndarray, original: np.ndarray) -> Detection:
-        batches = [self._logits(params, *placed) for placed in self._placed(corrupted)]
+        batches = [self._logits(params, *placed) for placed in self._placed(corrupted, original)]
         logits = np.concatenate(jax.device_get(batches))[: len(original)]
         is_text = ~np.isin(original, self._objective.special_ids)
         return detection(logits[is_text], (corrupted != original)[is_text])

@@ -323,9 +323,17 @@ class ReplacedToken(Objective):
         )
         return self._head.apply({"params": params[HEAD]}, states)
 
-    def logits(self, params, tokens: jax.Array) -> jax.Array:
-        """Logits [B, L] float32 of packed sequences [B, L]: positive ones predict a replacement."""
-        layout = self.generator.layout(Batch({"tokens": tokens}, "packed"))
+    def logits(self, params, tokens: jax.Array, original: jax.Array | None = None) -> jax.Array:
+        """Logits [B, L] float32 of packed sequences [B, L]: positive ones predict a replacement.
+
+        Args:
+          params: parameters.
+          tokens: the sequences.
+          original: the sequences before tokens were replaced, which have the borders of documents;
+            a generator can sample special tokens. By default `tokens`.
+        """
+        borders = tokens if original is None else original
+        layout = self.generator.layout(Batch({"tokens": borders}, "packed"))
         return self._logits(params, self._tables(params, {}), tokens, layout, None)
 
     def corrupt(self, params, tokens: jax.Array, key: jax.Array) -> jax.Array:

@@ -39,7 +39,8 @@ gc.set_threshold(50_000, 20, 100)
 # Files that take minutes, or one test of them does.
 _LONG = (
     "program_test", "end_to_end_test", "devices_test", "sampling_quality_test",
-    "multihost_test", "builders_test", "models_test", "finetune_test", "fixed_point_test",
+    "multihost_test", "builders_test", "models_test", "run_models_test", "finetune_test",
+    "replaced_token_run_test", "fixed_point_test", "draws_test", "replaced_token_test",
     "step_test", "encoder_test", "layout_test", "learning_test", "example_axes_test",
     "masked_lm_test", "own_objective_test", "fused_attention_test",
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Small settings and objects that many tests are about, with what a test changes as arguments."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from models.encoder import Encoder, EncoderSettings
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from objectives.objective import Extra, Objective
+from objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
 from training.step import TrainFunctions, make_train_functions
@@ -107,6 +110,22 @@ def masked_lm(
         "frequency_bias": layer.frequency_bias,
     }
     return kind(**{**defaults, **changes})
+
+
+def replaced_token(
+    layer: OutputLayerSettings | None = None,
+    encoder: EncoderSettings | None = None,
+    *,
+    temperature: float = 1.0,
+    embeddings: Literal["shared", "separate", "disentangled"] = "disentangled",
+    num_pairs: int = 0,
+    **changes,
+) -> ReplacedToken:
+    """Generator and discriminator of equal sizes, without dropout; changes are the generator's."""
+    encoder = encoder or encoder_settings(dropout_rate=0.0)
+    generator = masked_lm(layer, encoder, scope=GENERATOR, **changes)
+    settings = ReplacedTokenSettings(encoder.num_layers, 50.0, temperature, embeddings)
+    return ReplacedToken(generator, Encoder(encoder), settings, num_pairs=num_pairs)
 
 
 def random_params(objective: Objective, scale: float = 0.3):

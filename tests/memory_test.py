@@ -9,12 +9,13 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import memory
-from configs import quickstart, vocap_paper
+from configs import quickstart, vocap_paper, xy_lent
 from models.encoder import Encoder
+from objectives.batch import Batch
 from tests.models import sharded
 from tests.models.factories import boxed_shapes, encoder_settings
 from training.memory import ActivationSizes, state_bytes
-from training.sharding import MeshSettings, make_abstract_mesh, make_mesh
+from training.sharding import MeshSettings, batch_sharding, make_abstract_mesh, make_mesh
 
 _500K = {"vocab.target_size": 500_000}
 # The paper's sizes: run and keys that differ.
@@ -144,6 +145,19 @@ class EstimateTest(parameterized.TestCase):
             memory.estimate(config, 8)
 
 
+class ReplacedTokenSizesTest(absltest.TestCase):
+    def test_every_run_of_xy_lent_is_a_program(self):
+        for run in xy_lent.RUNS:
+            with self.subTest(run):
+                memory.estimate(xy_lent.get_config(run), 8)
+
+    def test_presets_fit_the_papers_cards(self):
+        """128 of 40 GB for Base and Large, 512 of 80 GB for XL, with a fifth left (Appendix A)."""
+        for run, devices, gigabytes in (("base", 128, 40), ("large", 128, 40), ("xl", 512, 80)):
+            found = memory.estimate(xy_lent.get_config(run), devices).bytes
+            self.assertLess(sum(found.values()) / 1e9, 0.8 * gigabytes, run)
+
+
 class StateBytesTest(absltest.TestCase):
     def test_equals_what_devices_hold(self):
         config = quickstart.get_config("runlocal")
@@ -240,6 +254,38 @@ class ActivationsTest(parameterized.TestCase):
         estimated = memory.estimate(config, 8).bytes["activations"]
         measured = sharded.on_mesh(data, fsdp, model).temporary_bytes()
         self.assertBetween(measured / estimated, 0.9, 1.2)
+
+
+class ReplacedTokenTest(parameterized.TestCase):
+    @parameterized.parameters((8, 1, 1), (2, 2, 2))
+    def test_step_takes_what_is_estimated(self, data: int, fsdp: int, model: int):
+        s = sharded.SETTINGS
+        config = xy_lent.get_config("runlocal")
+        config.mesh.update(data=data, fsdp=fsdp, model=model)
+        config.model.update({name: getattr(s, name) for name in config.model if hasattr(s, name)})
+        config.vocab.target_size = s.vocab_size
+        config.store.length = sharded.L
+        config.train.batch_size = sharded.B
+        config.mask.rate = sharded.M / sharded.L
+        config.data.pair_share = 0.0
+        estimated = memory.estimate(config, 8).bytes
+        settings = MeshSettings(data, fsdp, model, config.mesh.vocab_multiple, config.mesh.rules)
+        mesh = make_mesh(settings)
+        objective = memory.objectives.objective(config, memory.absent_rows(config), mesh)
+        functions = memory.model.train_functions(config, objective, mesh)
+        layout = batch_sharding(mesh)
+        arrays = {"tokens": (sharded.B, sharded.L), "language": (sharded.B,)}
+        batch = Batch(
+            {
+                name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
+                for name, shape in arrays.items()
+            },
+            "packed",
+        )
+        step = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
+        measured = step.memory_analysis().temp_size_in_bytes
+        expected = estimated["activations"] + estimated["gradients"]
+        self.assertBetween(measured / expected, 0.85, 1.1)  # most gradients come after the peak
 
 
 if __name__ == "__main__":

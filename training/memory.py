@@ -43,9 +43,13 @@ class ActivationSizes:
         They consist of the stored activations of all layers; one layer's recomputed activations
         (with `remat`) and gradients of the same size; the logits and their gradient in float32.
         """
+        stored = self.tokens * self.num_layers * self._layer(self.remat)
+        return stored + self.work_bytes() + 2 * 4 * self.logits
+
+    def work_bytes(self) -> int:
+        """Bytes of the layer in work, part of `bytes`; of several encoders only one has it."""
         in_work = 1 if self.remat == "none" else 2
-        of_layers = self.num_layers * self._layer(self.remat) + in_work * self._layer("none")
-        return self.tokens * of_layers + 2 * 4 * self.logits
+        return self.tokens * in_work * self._layer("none")
 
     def _layer(self, remat: str) -> int:
         """Bytes that a layer stores per token.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from input_pipeline.bitext import PAIRS
 from input_pipeline.stream import PACKED
 from models.encoder import Encoder
 from models.heads import ClassificationHead
@@ -60,12 +61,11 @@ def shard(plan, axes, number: int, num_shards: int):
 
 
 def of_plan(objective: Objective, params, plan, touched):
-    """The gradient and the loss and metrics, without dropout."""
+    """The gradient, the loss and metrics, and what is observed, without dropout."""
 
     def loss(params):
         found, observed = objective.loss(params, gathered_rows(params, touched), plan, None)
-        assert not jax.tree.leaves(observed)
-        return found["loss"][0], found
+        return found["loss"][0], (found, observed)
 
     return jax.grad(loss, has_aux=True)(params)
 
@@ -89,14 +89,19 @@ class ShardsTest(parameterized.TestCase):
         shards = [
             compute(params, shard(plan, axes, i, num_shards), touched) for i in range(num_shards)
         ]
-        grads, metrics = jax.tree.map(lambda *found: sum(found), *jax.device_get(shards))
+        grads, (metrics, observed) = jax.tree.map(
+            lambda *found: sum(found), *jax.device_get(shards)
+        )
+        expected_grads, (expected_metrics, expected_observed) = expected
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-        jax.tree.map(check, grads, expected[0])
-        for name, (total, weight) in expected[1].items():
+        jax.tree.map(check, grads, expected_grads)
+        jax.tree.map(check, observed, expected_observed)
+        for name, (total, weight) in expected_metrics.items():
             factor = metrics[name][1] / weight
             self.assertIn(factor, (1, num_shards), name)
             check(metrics[name][0], factor * total, err_msg=name)
-        self.assertEqual(metrics["loss"][1], expected[1]["loss"][1])
+        self.assertEqual(metrics["loss"][1], expected_metrics["loss"][1])
+        return observed
 
     @parameterized.parameters(
         ("full", 0), ("blockwise", 0), ("knn", 0), ("knn", 1), ("knn", 2), ("target_sampling", 0),
@@ -112,6 +117,26 @@ class ShardsTest(parameterized.TestCase):
         mixture = Mixture({"one": Term(masked_lm(), "mlm"), "two": Term(tlm, "tlm", 0.5)})
         for kind in mixture.terms:
             self.check(mixture, Batch(arrays(), kind), factories.random_params(mixture), 4)
+
+    @parameterized.parameters(
+        (PACKED, "knn", "disentangled"), (PAIRS, "full", "shared"), (PAIRS, "knn", "separate")
+    )
+    def test_replaced_tokens(self, kind, layer, embeddings):
+        # The likeliest replacements: a sample would depend on the places of its shard.
+        objective = factories.replaced_token(
+            factories.output_layer_settings(kind=layer, k=2, capacity=32),
+            SETTINGS,
+            temperature=0.0,
+            embeddings=embeddings,
+            num_pairs=3 if kind == PAIRS else 0,
+            kind=TranslationLM if kind == PAIRS else MaskedLM,
+        )
+        pair = jnp.array([2, 0, 2, 2], jnp.int32)
+        batch = Batch({**arrays(), "pair": pair}, kind)
+        observed = self.check(objective, batch, factories.random_params(objective), 2)
+        if kind == PAIRS:
+            np.testing.assert_array_equal(observed.weight, [1, 0, 3])
+            self.assertGreater(observed.loss[2], observed.loss[0])
 
     @parameterized.parameters(*fine_tuning_test.KINDS)
     def test_fine_tuning(self, kind):

@@ -172,7 +172,7 @@ class LossTest(parameterized.TestCase):
         parameters = params()
         plan, _ = planned(objective, parameters)
         target = int(plan.generator.masked.targets[0, 0])
-        bias = parameters[GENERATOR]["head"]["bias"].copy()
+        bias = np.array(parameters[GENERATOR]["head"]["bias"])
         bias[target] += 1e4  # always predicted
         head = {**parameters[GENERATOR]["head"], "bias": bias}
         parameters = {**parameters, GENERATOR: {**parameters[GENERATOR], "head": head}}
@@ -185,6 +185,19 @@ class LossTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             accuracy, (is_target.sum(), plan.generator.masked.weights.sum())
         )
+
+    def test_at_temperature_zero_the_likeliest_token_is_taken(self):
+        objective, parameters = replaced_token(temperature=0.0), params()
+        plan, _ = planned(objective, parameters)
+        generator, masked = objective.generator, plan.generator.masked
+        states = generator.states(parameters, {}, plan.generator, None)
+        hidden = generator.predicted(parameters, states, masked.positions)
+        table, bias = generator.output_table(parameters)
+        best = np.argmax((hidden @ table.T + bias[None, None, :])[..., :NUM_VALID], axis=-1)
+        ids, _ = corrupted_ids(objective, parameters)
+        found = np.take_along_axis(ids, np.asarray(masked.positions), axis=1)
+        is_used = np.asarray(masked.weights) > 0
+        np.testing.assert_array_equal(found[is_used], best[is_used])
 
     def test_pairs(self):
         objective = dataclasses.replace(replaced_token(kind=TranslationLM), name="trtd")
@@ -208,16 +221,29 @@ class LossTest(parameterized.TestCase):
 
 
 @functools.cache
-def gradients(embeddings: str, weight: float):
-    objective = replaced_token(embeddings=embeddings, weight=weight)
-    compute = jax.jit(jax.grad(functools.partial(mean_loss, objective)))
-    return jax.device_get(compute(params(embeddings)))
+def compiled_gradient(embeddings: str):
+    """Function of the parameters and a factor of lambda."""
+    objective = replaced_token(embeddings=embeddings)
+
+    def loss(parameters, factor):
+        plan, touched = planned(objective, parameters)
+        plan = plan._replace(scale=plan.scale * factor)
+        rows = gathered_rows(parameters, touched)
+        total, weight = objective.loss(parameters, rows, plan, KEY)[0]["loss"]
+        return total / weight
+
+    return jax.jit(jax.grad(loss))
+
+
+@functools.cache
+def gradients(embeddings: str, factor: float = 1.0):
+    return jax.device_get(compiled_gradient(embeddings)(params(embeddings), factor))
 
 
 class GradientTest(parameterized.TestCase):
     @parameterized.parameters(*SHARINGS)
     def test_samples_carry_no_gradient_to_the_generator(self, embeddings):
-        alone, both = (gradients(embeddings, weight)[GENERATOR] for weight in (0.0, 50.0))
+        alone, both = (gradients(embeddings, factor)[GENERATOR] for factor in (0.0, 1.0))
         alone, both = (dict(one) for one in (alone, both))
         tables = [dict(one.pop("embeddings")) for one in (alone, both)]
         check = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
@@ -232,7 +258,7 @@ class GradientTest(parameterized.TestCase):
     @parameterized.parameters(*SHARINGS)
     def test_the_discriminators_gradient_is_that_of_differences(self, embeddings):
         objective, parameters = replaced_token(embeddings=embeddings), params(embeddings)
-        grads = gradients(embeddings, 50.0)
+        grads = gradients(embeddings)
         names, rng = (DISCRIMINATOR, HEAD), np.random.default_rng(0)
         direction = {
             name: jax.tree.map(lambda x: rng.normal(size=x.shape), parameters[name])

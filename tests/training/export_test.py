@@ -1,11 +1,14 @@
 """The step, sharded, is lowered for accelerators that are not here."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
 from builders import memory, model, objectives
-from configs import quickstart, vocap_paper
+from configs import quickstart, vocap_paper, xy_lent
 from objectives.batch import Batch
 from training.sharding import MeshSettings, batch_sharding, make_mesh
 
@@ -48,6 +51,50 @@ class ExportTest(parameterized.TestCase):
             exported = export(*arguments)
             self.assertEqual(exported.platforms, (platform,))
             self.assertEqual(exported.nr_devices, 8)
+
+    @parameterized.parameters(
+        ("base", "cuda", "packed", "blockwise"),
+        ("large", "tpu", "packed", "blockwise"),
+        ("xl", "cuda", "pairs", "blockwise"),
+        ("base", "cpu", "packed", "full"),
+    )
+    def test_xy_lent_at_its_sizes(self, run: str, platform: str, kind: str, layer: str):
+        """Replacements are drawn, and the loss computed, without logits of the whole vocabulary."""
+        config = xy_lent.get_config(run)
+        config.output_layer.kind = layer
+        mesh = make_mesh(MeshSettings(4, 2, 1, config.mesh.vocab_multiple, config.mesh.rules))
+        objective = objectives.objective(config, memory.absent_rows(config), mesh)
+        functions = model.train_functions(config, objective, mesh)
+        size, length, layout = config.train.batch_size, config.store.length, batch_sharding(mesh)
+        shapes = {"tokens": (size, length), "language": (size,)}
+        if kind == "pairs":
+            bucket = config.data.pair_buckets[0]
+            pairs = size * length // bucket, bucket
+            shapes = dict.fromkeys(("tokens", "segments", "positions"), pairs)
+        arrays = {
+            name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
+            for name, shape in shapes.items()
+        }
+
+        def step(state, batch):
+            return functions.train_step(objective, state, batch)
+
+        exported = jax.export.export(jax.jit(step), platforms=[platform])(
+            functions.abstract_state, Batch(arrays, kind)
+        )
+        self.assertEqual((exported.platforms, exported.nr_devices), ((platform,), 8))
+        found = set(re.findall(r"tensor<([\dx]+)x[a-z]", exported.mlir_module()))
+        rows = 500_096
+        beside = [
+            math.prod(sizes) // rows
+            for sizes in (tuple(map(int, shape.split("x"))) for shape in found)
+            if rows in sizes
+        ]
+        # Arrays [V, E] of the table and its gradient are there, logits [W, V] only with "full".
+        if layer == "full":
+            self.assertGreater(max(beside), size)
+        else:
+            self.assertEqual(max(beside), config.model.hidden_size)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""XY-LENT's configs: the numbers of the paper, and sizes of which nothing is made."""
+
+import math
+
+import flax.linen as nn
+import jax
+from absl.testing import absltest, parameterized
+
+from builders import memory, objectives
+from builders.masked_lm import encoder_of, masked_lm_of
+from configs import xy_lent
+from input_pipeline.bitext import PAIRS
+from input_pipeline.stream import PACKED
+
+# Layers, hidden size, FFN inner size, heads (Table 8); steps, tokens of a batch in millions, Adam's
+# epsilon and betas, learning rate, warm-up, gradient clipping, weight decay (Table 9).
+PAPER = {
+    "base": (12, 768, 3072, 12, 125_000, 4, 1e-6, 0.9, 0.98, 8e-4, 10_000, 2.0, 0.01),
+    "large": (24, 1024, 4096, 16, 500_000, 1, 1e-6, 0.9, 0.98, 2e-4, 10_000, 1.0, 0.01),
+    "xl": (48, 1536, 6144, 24, 150_000, 4, 1e-6, 0.9, 0.98, 1e-4, 10_000, 1.0, 0.01),
+}
+# Millions of parameters (Table 11), share of the embeddings in percent (Section 3.3), and how far
+# ours may differ. Of Base the paper has 8 million more than twelve layers of these sizes.
+SIZES = {"base": (477, 80.5, 0.02), "large": (814, 62.9, 0.001), "xl": (2100, None, 0.02)}
+
+
+def objective_of(run: str):
+    config = xy_lent.get_config(run)
+    return objectives.objective(config, memory.absent_rows(config))
+
+
+class PaperTest(parameterized.TestCase):
+    @parameterized.parameters(*PAPER)
+    def test_tables_8_and_9(self, run):
+        config = xy_lent.get_config(run)
+        model, train, optimizer = config.model, config.train, config.optimizer
+        found = (
+            model.num_layers, model.hidden_size, model.mlp_size, model.num_heads, train.num_steps,
+            round(train.batch_size * config.store.length / 2**20), optimizer.epsilon,
+            optimizer.beta1, optimizer.beta2, optimizer.learning_rate, optimizer.warmup_steps,
+            optimizer.clip_norm, optimizer.weight_decay,
+        )  # fmt: skip
+        self.assertEqual(found, PAPER[run])
+        # A linear schedule to zero.
+        self.assertEqual((optimizer.schedule, optimizer.decay_power), ("polynomial", 1.0))
+        self.assertEqual((optimizer.kind, optimizer.final_rate_ratio), ("adamw", 0.0))
+        self.assertEqual((model.position, model.embedding_size), ("gated", model.hidden_size))
+        self.assertEqual((config.replaced_token.weight, config.store.length), (50.0, 512))
+
+    @parameterized.parameters(*SIZES)
+    def test_parameters_of_the_discriminator(self, run):
+        """All of the encoder that is fine-tuned: embeddings and layers, no head."""
+        objective = encoder_of(objective_of(run))
+        shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+        own = jax.eval_shape(objective.encoder_params, shapes)
+        total = sum(math.prod(x.shape) for x in jax.tree.leaves(own))
+        # The table is padded for the mesh; pieces are counted.
+        table, pieces = own["embeddings"]["table"], objective.generator.output_layer.num_valid
+        self.assertEqual(pieces, 500_000)
+        total -= (table.shape[0] - pieces) * table.shape[1]
+        millions, share, difference = SIZES[run]
+        self.assertBetween(total / 1e6 / millions, 1 - difference, 1 + difference)
+        if share is not None:
+            # As printed: the table's part of the printed number of parameters.
+            self.assertAlmostEqual(pieces * table.shape[1] / millions / 1e4, share, delta=0.05)
+
+
+class RunsTest(parameterized.TestCase):
+    @parameterized.parameters(*xy_lent.RUNS, *xy_lent.SMALL)
+    def test_every_arm_is_an_objective_and_fits_its_batches(self, run):
+        config = xy_lent.get_config(f"{run},text")
+        self.assertEqual(config.corpus.root, "text")
+        objective = objective_of(run)
+        self.assertEqual(tuple(objective.terms), (PACKED, PAIRS))
+        settings = encoder_of(objective).encoder.settings
+        self.assertEqual(settings.num_layers, config.model.num_layers)
+        masked_lm = masked_lm_of(objective)
+        self.assertEqual(masked_lm.output_layer.num_valid, config.vocab.target_size)
+        if not run.endswith("mlm"):
+            layers = masked_lm.encoder.settings.num_layers
+            self.assertEqual(layers, config.replaced_token.generator_layers)
+            self.assertLess(layers, settings.num_layers)
+        # Pairs fill the tokens of a batch of packed sequences.
+        self.assertEqual(max(config.data.pair_buckets) % min(config.data.pair_buckets), 0)
+
+    def test_a_run_that_is_not_there(self):
+        with self.assertRaisesRegex(ValueError, "no run 'huge'; there are base, large, xl, "):
+            xy_lent.get_config("huge,DATA")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,157 @@
+"""Replaced-token detection of a config: terms, settings, and what does not fit."""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+from builders import evaluators, model, objectives, robust
+from builders.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from builders.robust import robust_settings
+from configs import xy_lent
+from input_pipeline.bitext import PAIRS
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.stream import PACKED
+from objectives.masked_lm import MaskedLM
+from objectives.mixture import Mixture
+from objectives.replaced_token import GENERATOR, ReplacedToken
+from objectives.translation_lm import TranslationLM
+from tests.training import program_test
+
+
+def config(**changes) -> ConfigDict:
+    found = xy_lent.get_config("runlocal")
+    found.store.length = program_test.L
+    found.model.max_length = program_test.L
+    found.data.pair_buckets = (program_test.L,)
+    found.mesh.update(data=4, model=2)
+    found.update_from_flattened_dict(changes)
+    return found
+
+
+def objective_of(**changes) -> Mixture | ReplacedToken:
+    return objectives.objective(config(**changes), program_test.store())
+
+
+class ObjectiveTest(parameterized.TestCase):
+    def test_terms(self):
+        objective = objective_of(**{"model.dropout_rate": 0.2, "model.attention_dropout_rate": 0.3})
+        self.assertEqual(tuple(objective.terms), (PACKED, PAIRS))
+        packed, pairs = (term.objective for term in objective.terms.values())
+        self.assertEqual([term.name for term in objective.terms.values()], ["mrtd", "trtd"])
+        self.assertEqual((packed.name, pairs.name), ("mrtd", "trtd"))
+        self.assertIs(type(packed.generator), MaskedLM)
+        self.assertIs(type(pairs.generator), TranslationLM)
+        for term in (packed, pairs):
+            self.assertEqual(term.generator.scope, GENERATOR)
+            self.assertEqual(term.num_pairs, 0)
+            generator, discriminator = term.generator.encoder.settings, term.encoder.settings
+            self.assertEqual((generator.num_layers, discriminator.num_layers), (1, 2))
+            self.assertEqual((generator.dropout_rate, generator.attention_dropout_rate), (0, 0))
+            rates = discriminator.dropout_rate, discriminator.attention_dropout_rate
+            self.assertEqual(rates, (0.2, 0.3))
+            self.assertEqual(
+                dataclasses.replace(
+                    generator, num_layers=2, dropout_rate=0.2, attention_dropout_rate=0.3,
+                    unroll=discriminator.unroll,
+                ),
+                discriminator,
+            )  # fmt: skip
+
+    @parameterized.parameters((1, 2, 1), (4, 2, 2), (0, 3, 1), (4, 1, 1))
+    def test_a_generator_unrolls_no_more_layers_than_it_has(self, layers, unroll, expected):
+        changes = {"replaced_token.generator_layers": layers, "model.unroll": unroll}
+        generator = masked_lm_of(objective_of(**changes)).encoder.settings
+        self.assertEqual((generator.num_layers, generator.unroll), (layers, expected))
+
+    def test_without_pairs_there_is_one_term(self):
+        objective = objective_of(**{"data.pair_share": 0.0})
+        self.assertIsInstance(objective, ReplacedToken)
+        self.assertEqual(objective.name, "mrtd")
+        self.assertIs(encoder_of(objective), objective)
+
+    def test_parts_for_evaluation_and_export(self):
+        objective = objective_of()
+        self.assertTrue(has_masked_lm(objective))
+        packed = objective.terms[PACKED].objective
+        self.assertIs(encoder_of(objective), packed)
+        self.assertIs(masked_lm_of(objective), packed.generator)
+        masked_lm = objective_of(objective="masked_lm")
+        self.assertIs(encoder_of(masked_lm), masked_lm.terms[PACKED].objective)
+
+    def test_no_contrast_of_sentences(self):
+        with self.assertRaisesRegex(ValueError, r"data.contrast_share is 0.1, .* set it to 0"):
+            objective_of(**{"data.contrast_share": 0.1})
+
+
+ROBUST = {"robust.num_phases": 3, "robust.rate": 0.25}
+
+
+class RobustTest(parameterized.TestCase):
+    def test_losses_by_pair_are_those_of_the_pairs_in_the_rows(self):
+        objective = objective_of(**ROBUST)
+        packed, pairs = (term.objective for term in objective.terms.values())
+        self.assertEqual((packed.num_pairs, pairs.num_pairs, pairs.pair_rate), (0, 1, 0.25))
+
+    @parameterized.parameters(
+        ({"objective": "masked_lm"}, "robust.num_phases is 3, .* set robust.num_phases to 0"),
+        ({"data.pair_share": 0.0}, "needs data.pair_share above 0"),
+        ({"data.pair_sampling": "alpha"}, 'data.pair_sampling is "alpha", .* "proportional"'),
+    )
+    def test_what_it_needs(self, changes, message):
+        found = config(**ROBUST, **changes)
+        with self.assertRaisesRegex(ValueError, message):
+            robust_settings(found)
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(ValueError, message):
+                robust.training_data(
+                    found, program_test.store(), model.mesh(found), pathlib.Path(folder)
+                )
+            self.assertEmpty(list(pathlib.Path(folder).iterdir()))
+        robust_settings(config(**{"robust.num_phases": 0}, **changes))
+
+
+class FrozenGeneratorTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def detection(self) -> evaluators.ReplacedTokenDetection:
+        settings = config(**{"evaluation.frozen_generator": str(self.folder)})
+        objective = objectives.objective(settings, program_test.store())
+        mesh = model.mesh(settings)
+        return evaluators.detection(
+            settings, encoder_of(objective), program_test.store(), mesh, in_training=True
+        )
+
+    def trained(self, store: PackedDataset, **changes) -> None:
+        """Have a run in the folder, of a config and on rows."""
+        (self.folder / "train").mkdir()
+        (self.folder / "train" / "settings.json").write_text(json.dumps({}))
+        found = model.Trained(objective_of(**changes), {}, 3)
+        self.enter_context(mock.patch.object(evaluators, "read_run", lambda _: found))
+        self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: store))
+
+    def test_no_run(self):
+        with self.assertRaisesRegex(ValueError, "frozen_generator is .*, which is no --workdir"):
+            self.detection()
+
+    def test_a_run_without_a_generator(self):
+        self.trained(program_test.store(), objective="masked_lm")
+        with self.assertRaisesRegex(
+            ValueError, "a run without a generator: its objective is MaskedLM; name one of"
+        ):
+            self.detection()
+
+    def test_another_vocabulary(self):
+        self.trained(dataclasses.replace(program_test.store(), tokenizer="other"))
+        with self.assertRaisesRegex(ValueError, "whose vocabulary differs from this run's"):
+            self.detection()
+
+
+if __name__ == "__main__":
+    absltest.main()
