@@ -106,14 +106,18 @@ def change_of(study: Study, run: TaskRun) -> dict[str, Any]:
         "task.test_languages": runs.tested_languages(config, task.test, remedy)
         if task.test
         else (),
-        **task.change,
     }
     if not task.epochs:
         return {**shared, "task.layer": round(config.model.num_layers * 2 / 3)}
+    return {**shared, **tuning_keys(task, run.choice)}
+
+
+def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
+    """Return the keys of fine-tuning that differ from a task's config, at a learning rate."""
     return {
-        **shared,
+        **task.change,
         "optimizer.frozen": ("embeddings",),
-        "optimizer.learning_rate": float(run.choice),
+        "optimizer.learning_rate": float(rate),
         "model.attention_dropout_rate": 0.0,
         "train.epochs": task.epochs,
         "train.evaluations": round(task.epochs),

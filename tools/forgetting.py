@@ -12,6 +12,7 @@ discriminators, by their AUC on tokens replaced by unigram samples.
 Writes report.md, its plot and results.json (XY-LENT Section 8, Table 6 and Figure 5).
 """
 
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -113,11 +114,18 @@ def check_comparable(before: Model, after: Model, stores: dict[str, PackedDatase
                 f"({before.tokenizer[:12]}), so that its losses do not compare; copy the folder "
                 "vocab of the first and run prepare_data.py again"
             )
-    kinds = [type(encoder_of(model.trained.objective)).__name__ for model in (before, after)]
+    encoders = [encoder_of(model.trained.objective) for model in (before, after)]
+    kinds = [type(encoder).__name__ for encoder in encoders]
     if kinds[0] != kinds[1]:
         raise ValueError(
             f"--before is a run of {kinds[0]} and --after of {kinds[1]}; compare runs of one "
             "objective, with a generator both or neither"
+        )
+    rates = [one.generator.mask.rate for one in encoders if isinstance(one, ReplacedToken)]
+    if len(set(rates)) > 1:
+        raise ValueError(
+            f"mask.rate is {rates[0]} in --before and {rates[1]} in --after, so that another share "
+            "of the tokens would be replaced for each; continue with the same rate"
         )
 
 
@@ -138,7 +146,9 @@ def scores(model: Model, store: PackedDataset) -> dict[str, dict[str, float]]:
 
 
 def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[float, float]]:
-    return {name: (before[name], after[name]) for name in before if name in after}
+    """Join scores by language; an AUC of a language without replaced tokens is left out."""
+    both = {name: (before[name], after[name]) for name in before if name in after}
+    return {name: pair for name, pair in both.items() if not any(map(math.isnan, pair))}
 
 
 def _short_names(paths: list[str]) -> list[str]:
