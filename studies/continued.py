@@ -128,9 +128,9 @@ def prepare(study: Study) -> None:
     """Pack the domain's text with the vocabulary of the encoders, and link their rows.
 
     Raises:
-      ValueError: there are no encoders.
+      ValueError: there are no encoders, or no text.
     """
-    first = study.encoder(ARMS[0], study.seeds[0])
+    change, first = _corpus_keys(study), study.encoder(ARMS[0], study.seeds[0])
     if not (first / "train" / "DONE").exists():
         raise ValueError(
             f"--encoders: {first} is no finished run; run studies.xy_lent with the arms "
@@ -141,7 +141,7 @@ def prepare(study: Study) -> None:
     domain.mkdir(parents=True, exist_ok=True)
     if not (domain / "vocab").is_symlink():
         (domain / "vocab").symlink_to(os.path.relpath(first / "vocab", domain))
-    study.call("prepare_data.py", domain, _corpus_keys(study))
+    study.call("prepare_data.py", domain, change)
 
 
 def change_of(study: Study, arm: str, name: str, seed: int) -> dict[str, Any]:

@@ -25,12 +25,12 @@ TARGETS = (0.7, 0.70)
 NOTE = """\
 *loss - unigram*: exact held-out loss of the generator, or of the masked LM of an encoder without
 one, less that of the language's unigram distribution, nats a token; mean over languages, and the
-language where it is highest. *bits/char* compares vocabularies. *AUC* of the discriminator on
-held-out text in which tokens were replaced by unigram samples of the language, by its own
-generator, or by one generator for all (*frozen*); *rises*: of the steps between two evaluations
-during training, those with a higher AUC on unigram samples; *replaced*: share of tokens that its
-own generator replaced. *least to largest* is of the seeds. Minutes are of training, with the
-evaluations in it."""
+language where it is highest. *bits/char* compares vocabularies. *AUC*, in per cent, of the
+discriminator on held-out text in which tokens were replaced by unigram samples of the language, by
+its own generator, or by one generator for all (*frozen*); *rises*: of the evaluations during
+training, those with a higher AUC on unigram samples than the one before; *replaced*: share of
+tokens that its own generator replaced. *least to largest* is of the seeds. Minutes are of training,
+with the evaluations in it."""
 
 
 @dataclasses.dataclass(frozen=True)

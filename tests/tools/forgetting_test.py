@@ -1,0 +1,188 @@
+"""Two checkpoints compared on rows: against the evaluators themselves, and what is refused."""
+
+import contextlib
+import dataclasses
+import io
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from absl import flags
+from absl.testing import absltest, flagsaver
+
+from builders import data as data_builders
+from builders import evaluators, model, objectives
+from builders.masked_lm import encoder_of, masked_lm_of
+from builders.pretrained import read_run
+from common import artifacts
+from configs import xy_lent
+from evaluation import forgetting
+from evaluation.forgetting import AUC, LOSS
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
+from tests import tiny_tasks
+from tools import forgetting as tool
+from training.checkpoint import Checkpoints
+
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+LENGTH = 16
+
+
+def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: int) -> PackedDataset:
+    """Vocabulary and random rows of a working directory, some held out."""
+    folders = data_builders.Folders(workdir)
+    for folder in (folders.vocab, folders.rows):
+        folder.mkdir(parents=True)
+    folders.tokenizer.write_bytes(tokenizer)
+    rng, statistics = np.random.default_rng(seed), {}
+    for language in languages.split():
+        for split in ("train", "heldout"):
+            rows = rng.integers(5, tiny_tasks.VOCAB, (4, LENGTH)).astype(np.uint16)
+            rows[:, 0], rows[:, -1] = SPECIAL.bos, SPECIAL.eos
+            np.save(folders.rows / f"{language}.{split}.npy", rows)
+        np.save(folders.rows / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
+        one = {"rows": 4, "tokens": 56, "characters": 160}
+        statistics[language] = {"train": one, "heldout": one}
+    store = PackedDataset(
+        folders.rows, tiny_tasks.VOCAB, LENGTH, tokenizer_hash(tokenizer), SPECIAL, statistics, {}
+    )
+    store.write_meta()
+    artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+    return store
+
+
+def config_of(objective: str = "replaced_token", **changes):
+    config = xy_lent.get_config("runlocal")
+    config.objective = objective
+    config.model.update(num_layers=1, embedding_size=8, hidden_size=8, mlp_size=8, unroll=1)
+    config.data.pair_share = 0.0
+    config.store.length = LENGTH
+    config.mesh.data = 1
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def write_run(workdir: pathlib.Path, store: PackedDataset, config, seed: int) -> None:
+    """A checkpoint of random parameters, away from zeros."""
+    folders = data_builders.Folders(workdir)
+    data_builders.open_train_stage(config, folders).claim()
+    mesh = tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+    objective = objectives.objective(config, store, mesh)
+    state = model.train_functions(config, objective, mesh).init(np.int32(seed))
+    keys = iter(jax.random.split(jax.random.key(seed), 200))
+    params = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(next(keys), x.shape), state.params)
+    with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
+        checkpoints.save(7 + seed, dataclasses.replace(state, params=params))
+
+
+class ForgettingTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        tokenizer = tiny_tasks.tokenizer()
+        cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
+        # The second run's rows are of one of the first's languages, and other text.
+        cls.stores = {
+            cls.first: write_rows(cls.first, "aa bb", tokenizer, 0),
+            cls.second: write_rows(cls.second, "aa", tokenizer, 1),
+        }
+        for seed, (workdir, store) in enumerate(cls.stores.items()):
+            write_run(workdir, store, config_of(), seed)
+        write_run(cls.masked, write_rows(cls.masked, "aa", tokenizer, 1), config_of("masked_lm"), 2)
+
+    def report(self, before: pathlib.Path, after: pathlib.Path, *args: str, rows="") -> str:
+        printed = io.StringIO()
+        self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
+        rows = rows or f"{self.first},{self.second}"
+        with flagsaver.flagsaver(), contextlib.redirect_stdout(printed):
+            tool.main(
+                flags.FLAGS(
+                    ["forgetting", f"--before={before}", f"--after={after}", f"--rows={rows}",
+                     f"--output={self.output}", *args]
+                )
+            )  # fmt: skip
+        return printed.getvalue()
+
+    def test_scores_are_those_of_the_evaluators(self):
+        printed = self.report(self.first, self.second)
+        changes = forgetting.read_changes(self.output)
+        self.assertEqual(
+            list(changes), [("first", LOSS), ("first", AUC), ("second", LOSS), ("second", AUC)]
+        )
+        self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
+        for rows, store in self.stores.items():
+            for side, workdir in enumerate((self.first, self.second)):
+                trained = read_run(data_builders.Folders(workdir))
+                config, mesh = config_of(), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+                config.evaluation.max_sequences = 0
+                exact = evaluators.exact_masked_lm(
+                    config, masked_lm_of(trained.objective), store, mesh, in_training=False
+                ).run(trained.params)
+                found = evaluators.detection(
+                    config, encoder_of(trained.objective), store, mesh, in_training=False
+                ).run(trained.params)["unigram"]
+                for measure, by_language, name in ((LOSS, exact, "loss"), (AUC, found, "auc")):
+                    change = changes[rows.name, measure]
+                    self.assertCountEqual(change, store.languages)
+                    for language, one in by_language.items():
+                        self.assertAlmostEqual(change[language][side], getattr(one, name), places=5)
+
+    def test_a_run_and_itself(self):
+        self.report(self.masked, self.masked, "--sequences=2", rows=str(self.second))
+        ((key, change),) = forgetting.read_changes(self.output).items()
+        self.assertEqual(key, ("second", LOSS))
+        before, after = change["aa"]
+        self.assertEqual(before, after)
+        self.report(self.masked, self.masked, rows=str(self.second))
+        self.assertNotEqual(forgetting.read_changes(self.output)[key]["aa"][0], before)
+
+    def test_scores_of_a_task(self):
+        for name, score in (("one", 0.5), ("two", 0.4)):
+            test = {"en": {"accuracy": 0.8}, "de": {"accuracy": score}}
+            results = {"task": "xnli", "test": test}
+            artifacts.write_json(self.folder / name / "results.json", results)
+        both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
+        printed = self.report(self.masked, self.masked, both, rows=str(self.second))
+        self.assertIn("## task: xnli, accuracy", printed)
+        self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
+        self.assertIn("| **mean** | 65.0 | 60.0 | +10.0 |", printed)
+        with self.assertRaisesRegex(ValueError, "three has no results.json; finish finetune.py"):
+            both = f"--tasks={self.folder / 'one'},{self.folder / 'three'}"
+            self.report(self.masked, self.masked, both, rows=str(self.second))
+        with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
+            self.report(self.masked, self.masked, "--tasks=x")
+
+    def test_refusals(self):
+        other = self.folder / "other"
+        if not other.exists():
+            write_rows(other, "aa", tiny_tasks.tokenizer() + b"\0", 1)
+        with self.assertRaisesRegex(ValueError, "--after: .*other is no --workdir of train.py"):
+            self.report(self.first, other)
+        with self.assertRaisesRegex(ValueError, "--rows .*other: the vocabulary .* is not that of"):
+            self.report(self.first, self.second, rows=f"{self.first},{other}")
+        with self.assertRaisesRegex(ValueError, "of ReplacedToken and --after of MaskedLM"):
+            self.report(self.first, self.masked)
+        rate = self.folder / "rate"
+        store = write_rows(rate, "aa", tiny_tasks.tokenizer(), 1)
+        write_run(rate, store, config_of(**{"mask.rate": 0.5}), 3)
+        with self.assertRaisesRegex(ValueError, "mask.rate is 0.2 in --before and 0.5 in --after"):
+            self.report(self.first, rate)
+        empty = self.folder / "empty"
+        write_rows(empty, "aa", tiny_tasks.tokenizer(), 1)
+        data_builders.open_train_stage(config_of(), data_builders.Folders(empty)).claim()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            self.report(self.first, empty)
+        self.assertFalse(self.output.exists())
+
+
+class RelativeTest(absltest.TestCase):
+    def test_what_is_worse_is_positive(self):
+        # Table 6: XNLI of MLM + TLM in Swahili, 72.8 before and 45.8 after.
+        self.assertAlmostEqual(forgetting.relative("accuracy", 0.728, 0.458), 37.1, places=1)
+        self.assertAlmostEqual(forgetting.relative(LOSS, 4.0, 5.0), 25.0)
+        self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
+
+
+if __name__ == "__main__":
+    absltest.main()
