@@ -30,6 +30,8 @@ discriminator of two. `studies.xy_lent` compares them, `studies.continued` and `
 start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import base, bitext, real_text, small
@@ -75,7 +77,7 @@ RUNS = {
 }
 
 # What differs from `_small`, by run.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "small": {},
     "small_mlm": _MLM,
     "small_english": _ENGLISH,

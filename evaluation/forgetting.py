@@ -23,7 +23,7 @@ Changes = Mapping[tuple[str, str], Change]
 NOTE = """\
 *relative*: (before - after) / before, as in Table 6, turned for the loss, so that what is positive
 is a loss of quality: forgetting. *exact loss* is in nats a token, of the masked LM or the generator
-on held-out text; scores are in per cent. The mean is that of the column."""
+on held-out text; scores are in per cent, and an AUC of 50 is chance. Means are of the columns."""
 
 
 def relative(measure: str, before: float, after: float) -> float:
@@ -95,7 +95,7 @@ def plot_changes(changes: Changes, path: pathlib.Path) -> None:
         axes.bar(list(values), list(values.values()), color=colours, alpha=0.7)
         axes.axhline(0, color="black", lw=0.8)
         axes.set_title(f"{data}: {measure}", fontsize=10)
-        axes.set_ylabel("relative loss, %")
+        axes.set_ylabel("worse by, %")
         axes.grid(axis="y", alpha=0.3)
     with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)

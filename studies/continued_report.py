@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Patch
 
 from common import artifacts
 from evaluation import forgetting
@@ -161,13 +162,15 @@ def plot_relative(found: Mapping[tuple[str, str], Sequence[Run]], path: pathlib.
             ]
             offset = (place - (len(lines) - 1) / 2) * width
             colour = f"C{list(found).index(cell)}"
-            axes.bar(np.arange(len(names)) + offset, means, width, color=colour, label=label(cell))
+            axes.bar(np.arange(len(names)) + offset, means, width, color=colour)
         axes.set_xticks(range(len(names)), names)
         axes.axhline(0, color="black", lw=0.8)
         axes.set_title(f"{key[0]}: {key[1]}", fontsize=10)
-        axes.set_ylabel("relative loss, %")
+        axes.set_ylabel("worse by, %")
         axes.grid(axis="y", alpha=0.3)
-    panels[0, 0].legend(fontsize=8)
+    handles = {label(cell): f"C{place}" for place, cell in enumerate(found)}
+    patches = [Patch(color=colour, label=name) for name, colour in handles.items()]
+    figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize=8)
     with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)

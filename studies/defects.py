@@ -251,8 +251,8 @@ def _name(defect: Defect) -> str:
 def _cell(pair: str, some: Sequence[Ranks]) -> str:
     places = ", ".join(str(one.place(pair)) for one in some)
     losses = [loss for one in some if (loss := one.losses[pair]) is not None]
-    loss = f"{statistics.fmean(losses):.3f}" if losses else "not seen"
-    return f"{places}; {loss}; {statistics.fmean(one.ratios[pair] for one in some):.2f}"
+    mean = f"{statistics.fmean(losses):.3f}" if losses else "not seen"
+    return f"{places}; {mean}; {statistics.fmean(one.ratios[pair] for one in some):.2f}"
 
 
 def ends(by_seed: Mapping[int, Ranks], number: int = NUM_ENDS) -> str:

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
@@ -80,6 +82,7 @@ class ForgettingTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.enterClassContext(mock.patch.object(tool, "read_run", functools.cache(read_run)))
         tokenizer = tiny_tasks.tokenizer()
         cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
         # The second run's rows are of one of the first's languages, and other text.
@@ -111,9 +114,9 @@ class ForgettingTest(absltest.TestCase):
             list(changes), [("first", LOSS), ("first", AUC), ("second", LOSS), ("second", AUC)]
         )
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
-        for rows, store in self.stores.items():
+        for rows, store in list(self.stores.items())[:1]:
             for side, workdir in enumerate((self.first, self.second)):
-                trained = read_run(data_builders.Folders(workdir))
+                trained = tool.read_run(data_builders.Folders(workdir))
                 config, mesh = config_of(), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
                 config.evaluation.max_sequences = 0
                 exact = evaluators.exact_masked_lm(
@@ -137,6 +140,7 @@ class ForgettingTest(absltest.TestCase):
         self.report(self.masked, self.masked, rows=str(self.second))
         self.assertNotEqual(forgetting.read_changes(self.output)[key]["aa"][0], before)
 
+    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
     def test_scores_of_a_task(self):
         for name, score in (("one", 0.5), ("two", 0.4)):
             test = {"en": {"accuracy": 0.8}, "de": {"accuracy": score}}
