@@ -26,8 +26,11 @@ of the buckets. Its batch "per task" is here that of a step, which is of one tas
 
 The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `configs/bitext.py`:
 21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
-discriminator of two. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+discriminator of two. `studies.xy_lent` compares them, `studies.continued` and `studies.defects`
+start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -75,7 +78,7 @@ RUNS = {
 }
 
 # What differs from `_small`, by run.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "small": {},
     "small_mlm": _MLM,
     "small_english": _ENGLISH,
@@ -84,9 +87,12 @@ SMALL = {
     "small_proportional": {"data.pair_sampling": "proportional"},
     "small_shared": {"replaced_token.embeddings": "shared"},
     "small_separate": {"replaced_token.embeddings": "separate"},
+    "small_generator2": {"replaced_token.generator_layers": 2},
     "small_lambda10": {"replaced_token.weight": 10.0},
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
+    # Pairs of one folder alone, so that a damaged file is all that there is of its pair.
+    "small_defects": {"corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",)},
 }
 
 

@@ -57,20 +57,48 @@ def call(
       SystemExit: the command was asked to stop.
     """
     changed = [f"--config.{key}={value}" for key, value in change.items()]
-    command = [sys.executable, *script, *config, *changed, f"--workdir={workdir.absolute()}"]
+    execute(
+        [*script, *config, *changed, f"--workdir={workdir.absolute()}"],
+        name=" ".join(script),
+        log=log,
+        compiled=compiled,
+        one_thread=one_thread,
+    )
+
+
+def execute(
+    arguments: Sequence[str],
+    *,
+    name: str,
+    log: pathlib.Path,
+    compiled: pathlib.Path | None = None,
+    one_thread: bool = False,
+) -> None:
+    """Run a command of this repository; see `call`, which adds what stages want.
+
+    Args:
+      arguments: of the Python interpreter.
+      name: of the command, for messages.
+      log, compiled, one_thread: see `call`.
+
+    Raises:
+      ValueError: the command failed.
+      SystemExit: the command was asked to stop.
+    """
     environment = {**_ALLOCATOR, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ}
     if compiled is not None:
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.absolute()))
     if one_thread:
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
     log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *arguments]
     with open(log, "a", encoding="utf-8") as file:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     if done.returncode == EXIT_STOPPED:
         sys.exit(EXIT_STOPPED)
     if done.returncode:
         last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-        raise ValueError(f"{' '.join(script)} failed; {log} ends with: {last}")
+        raise ValueError(f"{name} failed; {log} ends with: {last}")
 
 
 def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:

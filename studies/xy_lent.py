@@ -1,0 +1,160 @@
+"""XY-LENT in small: learning, ablations, the arms of Table 2, sampling of pairs, fine-tuning.
+
+    python -m studies.xy_lent --config=configs/xy_lent.py:small,DATA --workdir=runs/xy_lent
+
+Pre-trains the arms of `xy_lent_settings` for equal steps under every seed, by the ordinary stages.
+An arm is --config with the keys changed that `configs.xy_lent.SMALL` gives it; arms with equal
+`corpus`, `vocab` and `store` share a vocabulary and packed rows. When the runs of a seed have been
+trained, each is evaluated: generator or masked LM by exact loss, discriminators by their AUC on
+their own generator's samples, on unigram samples, and on those of one generator for all, that of
+`small` under seed 0, which is therefore always trained. Encoders of another vocabulary have no
+score on the latter.
+
+The arms of `TUNED` groups are then fine-tuned on English, see `studies.xy_lent_tasks`.
+
+Tables and plots go to WORKDIR/report. If it is run again after a stop, it completes missing runs;
+--arms, --seeds and --tasks choose, --report_only prints the tables of finished runs.
+
+Hardware: 2 CPU cores, some hours; --workers=1 --nopin on an accelerator.
+"""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from common import artifacts, entry_point
+from configs.xy_lent import SMALL
+from studies import runs, xy_lent_report, xy_lent_tasks
+from studies.runs import Job
+from studies.xy_lent_settings import GROUPS, LABELS, REFERENCE, Study, data_name
+
+_FROZEN = (REFERENCE, 0)  # arm and seed of the generator that all discriminators are scored on
+
+
+def prepare(study: Study, arm: str) -> bool:
+    """Build the vocabulary and the packed rows of an arm, without finished stages; return True."""
+    for script in ("build_vocab.py", "prepare_data.py"):
+        study.call(script, study.data(arm), SMALL[data_name(arm)])
+    return True
+
+
+def pretrain(study: Study, arm: str, seed: int) -> bool:
+    """Train an arm under a seed, unless finished; return whether there was anything to do."""
+    folder = study.encoder(arm, seed)
+    if (folder / "train" / "DONE").exists():
+        return False
+    runs.share_data(study.data(arm), folder)
+    study.call("train.py", folder, _change(arm, seed))
+    return True
+
+
+def evaluate(study: Study, arm: str, seed: int) -> bool:
+    """Evaluate an arm that has been trained; return whether there was anything to do."""
+    folder = study.encoder(arm, seed)
+    is_trained = (folder / "train" / "DONE").exists()
+    if not is_trained or (folder / "report" / "results.json").exists():
+        return False
+    change = _change(arm, seed)
+    has_discriminator = study.config_of(arm).objective == "replaced_token"
+    if has_discriminator and data_name(arm) == data_name(REFERENCE):
+        change["evaluation.frozen_generator"] = study.encoder(*_FROZEN).absolute()
+    study.call("evaluate.py", folder, change)
+    return True
+
+
+def _change(arm: str, seed: int) -> dict[str, Any]:
+    return {**SMALL[arm], "train.seed": seed}
+
+
+def do_study(study: Study) -> None:
+    """Execute all runs, seed by seed; then fine-tuning.
+
+    Raises:
+      ValueError: runs failed; all others have been executed.
+    """
+    first_of_data = {data_name(arm): arm for arm in (REFERENCE, *study.arms)}
+    errors = study.do(
+        Job(f"data of {name}", functools.partial(prepare, study, arm))
+        for name, arm in first_of_data.items()
+    )
+    for seed in study.seeds:
+        wanted = [(arm, seed) for arm in study.arms]
+        for work, some in ((pretrain, [_FROZEN, *wanted]), (evaluate, wanted)):
+            errors += study.do(
+                Job(
+                    f"{work.__name__} {one[0]}, seed {one[1]}", functools.partial(work, study, *one)
+                )
+                for one in dict.fromkeys(some)
+            )
+    errors += xy_lent_tasks.do_tasks(study)
+    if errors:
+        raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
+
+
+def write_report(study: Study) -> str:
+    """Write the tables and plots of finished runs; return the text.
+
+    Raises:
+      ValueError: no run has finished.
+    """
+    folder = study.workdir / "report"
+    found = {arm: xy_lent_report.read_encoders(study, arm) for arm in study.arms}
+    if not any(found.values()):
+        raise ValueError(f"{study.workdir} has no finished runs to report")
+    parts = ["# XY-LENT in small", xy_lent_report.data_note(study), xy_lent_report.NOTE]
+    for group, (title, arms) in GROUPS.items():
+        encoders = {arm: found[arm] for arm in arms if found.get(arm)}
+        if not encoders or (len(encoders) == 1 and len(arms) > 1):
+            continue
+        xy_lent_report.plot_curves(encoders, folder / f"{group}.png")
+        parts += [
+            f"## {title}",
+            xy_lent_report.encoder_table(encoders),
+            f"AUC on unigram samples by step:\n\n{xy_lent_report.curve_table(encoders)}",
+            f"![AUC and loss by step]({group}.png)",
+        ]
+        if group == "learning":
+            parts.append(xy_lent_report.targets(encoders[REFERENCE]))
+        parts += xy_lent_tasks.tables(study, arms)
+    text = "\n\n".join([*parts, *xy_lent_tasks.notes(study)]) + "\n"
+    artifacts.write_text(folder / "report.md", text)
+    return text
+
+
+def _chosen(name: str, values: Sequence[str], known: Sequence[str]) -> list[str]:
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"--{name}: no {', '.join(unknown)}; there are {', '.join(known)}")
+    return list(values)
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    study = Study(
+        given.config,
+        pathlib.Path(given.workdir),
+        _chosen("arms", given.arms, list(LABELS)),
+        [int(seed) for seed in given.seeds],
+        _chosen("tasks", given.tasks, list(xy_lent_tasks.TASKS)),
+        given.rates,
+        given.workers,
+        given.pin,
+    )
+    if not given.report_only:
+        do_study(study)
+    print(write_report(study))
+    print(f"report: {(study.workdir / 'report' / 'report.md').absolute()}")
+
+
+if __name__ == "__main__":
+    runs.define_flags("Of the arm `small`.", "Of pre-training and fine-tuning.")
+    flags.DEFINE_list("arms", list(LABELS), "Arms to run.")
+    flags.DEFINE_list(
+        "tasks",
+        [name for name, task in xy_lent_tasks.TASKS.items() if not task.is_extra],
+        "Tasks to fine-tune on; americasnli, an extra, wants xnli too. None if empty.",
+    )
+    flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Learning rates of fine-tuning.")
+    entry_point.run(main)

@@ -1,0 +1,269 @@
+"""Fine-tuning of the encoders of `studies.xy_lent` on English, and tests in other languages.
+
+The learning rate of a task and an arm is the one of --rates with the best English development score
+under the first seed; other seeds use that rate only. English alone is selected on: UD's dev, a part
+of MultiNLI for XNLI, and WikiANN's dev, which for want of another set is its English test as well.
+The embeddings are frozen, so that tokens of other languages keep their neighbours. AmericasNLI is
+XNLI's encoder, trained at XNLI's rate, in languages that no encoder has seen. Tatoeba needs no
+training; its layer is fixed, two thirds up as in XTREME, since there is no development set.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from common import artifacts
+from studies import runs
+from studies.runs import Job
+from studies.xy_lent_report import spread
+from studies.xy_lent_settings import LABELS, REFERENCE, Study
+
+_NLI_DEV = {"task.validation": ("nli_en/mnli_dev.tsv.xz",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Downstream task.
+
+    Attributes:
+      title: title in tables.
+      test: pattern of its test files below the data folder; "" for all languages that there are.
+      epochs: of fine-tuning; 0 for retrieval.
+      change: changed keys of its config.
+      rate_of: another task, whose rate it takes; "" for one of its own.
+      is_extra: whether it is run only if it is named.
+    """
+
+    title: str
+    test: str
+    epochs: float = 0.0
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rate_of: str = ""
+    is_extra: bool = False
+
+
+TASKS = {
+    "udpos": Task("POS, F1", "udpos/test/{}.tsv.xz", 2.0),
+    "wikiann": Task("NER, F1", "wikiann_ner/dev/{}.tsv.xz", 3.0),
+    "xnli": Task("XNLI, accuracy", "xnli/dev/{}.tsv.xz", 3.0, _NLI_DEV),
+    "tatoeba": Task("Tatoeba, accuracy", "tatoeba_retrieval/{}-en.tsv.xz"),
+    "americasnli": Task("AmericasNLI, accuracy", "", 3.0, _NLI_DEV, rate_of="xnli", is_extra=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRun:
+    """Run of a task from one encoder under one seed.
+
+    Attributes:
+      task: of `TASKS`.
+      arm: of the encoder.
+      choice: learning rate; "" for retrieval.
+      seed: of the pre-training and of the run.
+    """
+
+    task: str
+    arm: str
+    choice: str
+    seed: int
+
+    def folder(self, study: Study) -> pathlib.Path:
+        """Return the working directory of the run."""
+        seed = f"seed{self.seed}"
+        return study.workdir / "tasks" / self.task / self.arm / self.choice / seed
+
+    def results(self, study: Study) -> dict[str, Any] | None:
+        """Return the results of the run; None if it has not finished."""
+        path = self.folder(study) / "results.json"
+        return artifacts.read_json(path) if path.exists() else None
+
+
+def chosen_rate(study: Study, task: str, arm: str) -> str | None:
+    """Return the rate with the best development score; None while a score is missing."""
+    if not TASKS[task].epochs:
+        return ""
+    tried = TASKS[task].rate_of or task
+    found = {rate: TaskRun(tried, arm, rate, study.seeds[0]).results(study) for rate in study.rates}
+    scores = {rate: one["selected"]["value"] for rate, one in found.items() if one is not None}
+    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(study.rates) else None
+
+
+def change_of(study: Study, run: TaskRun) -> dict[str, Any]:
+    """Return the keys of a run that differ from its task's config.
+
+    Raises:
+      ValueError: there is no test data in any language of the study.
+    """
+    task, config = TASKS[run.task], study.config_of(run.arm)
+    remedy = f"add them, or leave {run.task} out of --tasks"
+    shared = {
+        "init_from": study.encoder(run.arm, run.seed).absolute(),
+        "model_name": run.arm,
+        "train.seed": run.seed,
+        "task.test_languages": runs.tested_languages(config, task.test, remedy)
+        if task.test
+        else (),
+    }
+    if not task.epochs:
+        return {**shared, "task.layer": round(config.model.num_layers * 2 / 3)}
+    return {**shared, **tuning_keys(task, run.choice)}
+
+
+def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
+    """Return the keys of fine-tuning that differ from a task's config, at a learning rate."""
+    return {
+        **task.change,
+        "optimizer.frozen": ("embeddings",),
+        "optimizer.learning_rate": float(rate),
+        "model.attention_dropout_rate": 0.0,
+        "train.epochs": task.epochs,
+        "train.evaluations": round(task.epochs),
+    }
+
+
+def do_run(study: Study, run: TaskRun) -> bool:
+    """Fine-tune or run retrieval, unless finished; return whether there was anything to do."""
+    if run.results(study) is not None:
+        return False
+    root = pathlib.Path(study.config.corpus.root).absolute()
+    config = [f"--config=configs/finetune/{run.task}.py:{root}"]
+    study.call("finetune.py", run.folder(study), change_of(study, run), config)
+    return True
+
+
+def do_tasks(study: Study) -> list[str]:
+    """Execute the runs of the encoders that have been trained; return the errors."""
+
+    def do(some: Iterable[TaskRun]) -> list[str]:
+        there = (
+            run for run in some if (study.encoder(run.arm, run.seed) / "train" / "DONE").exists()
+        )
+        return study.do(Job(str(run), functools.partial(do_run, study, run)) for run in there)
+
+    arms, first = study.tuned_arms(), study.seeds[0]
+    tried = [name for name in study.tasks if TASKS[name].epochs and not TASKS[name].rate_of]
+    errors = do(
+        TaskRun(task, arm, rate, first) for task in tried for arm in arms for rate in study.rates
+    )
+    chosen = {(task, arm): chosen_rate(study, task, arm) for task in study.tasks for arm in arms}
+    return errors + do(
+        TaskRun(task, arm, rate, seed)
+        for seed in study.seeds
+        for (task, arm), rate in chosen.items()
+        if rate is not None
+    )
+
+
+# Report.
+
+
+def tables(study: Study, arms: Sequence[str]) -> list[str]:
+    """Return a table for each task with finished runs of several of the arms."""
+    parts = []
+    for task in TASKS:
+        found = {arm: read_scores(study, task, arm) for arm in arms}
+        finished = {arm: scores for arm, scores in found.items() if scores}
+        if len(finished) > 1:
+            parts.append(score_table(study, task, finished))
+    return parts
+
+
+def read_scores(study: Study, task: str, arm: str) -> dict[int, dict[str, float]]:
+    """Read the first metric by language of each finished run, in per cent, by seed."""
+    found = {seed: one["test"] for seed, one in _finished(study, task, arm).items()}
+    return {
+        seed: {language: 100 * next(iter(metrics.values())) for language, metrics in scores.items()}
+        for seed, scores in found.items()
+    }
+
+
+def _finished(study: Study, task: str, arm: str) -> dict[int, dict[str, Any]]:
+    """Return the results of the finished runs at the chosen rate, by seed."""
+    rate = chosen_rate(study, task, arm)
+    if rate is None:
+        return {}
+    found = {seed: TaskRun(task, arm, rate, seed).results(study) for seed in study.seeds}
+    return {seed: one for seed, one in found.items() if one is not None}
+
+
+def zero_shot(scores: Mapping[str, float]) -> float:
+    """Return the mean over the languages without training data."""
+    return statistics.fmean(score for language, score in scores.items() if language != "en")
+
+
+def transfer_gap(scores: Mapping[str, float]) -> float | None:
+    """Return English minus the mean of the others (XY-LENT Section 6.5); None without English."""
+    return scores["en"] - zero_shot(scores) if "en" in scores else None
+
+
+def score_table(
+    study: Study, task: str, found: Mapping[str, Mapping[int, Mapping[str, float]]]
+) -> str:
+    """Return a Markdown table in per cent: means over seeds, a line per arm."""
+    first = next(iter(found))
+    languages = list(next(iter(found[first].values())))
+    columns = [
+        TASKS[task].title, "rate", "seeds", *languages, "mean but en", "least to largest",
+        "against the first", "least to largest", "transfer gap", "least to largest",
+    ]  # fmt: skip
+    counts = next(iter(_finished(study, task, first).values()))["examples"]["test"]
+    examples = [f"{counts[language]:,}" for language in languages]
+    lines = [
+        f"| {' | '.join(columns)} |",
+        "|---|" + "---:|" * (len(columns) - 1),
+        f"| test examples | | | {' | '.join(examples)} |" + " |" * 6,
+    ]
+    means = {
+        arm: {seed: zero_shot(scores) for seed, scores in by_seed.items()}
+        for arm, by_seed in found.items()
+    }
+    for arm, by_seed in found.items():
+        shared = [means[arm][seed] - means[first][seed] for seed in by_seed if seed in found[first]]
+        gaps = [transfer_gap(scores) for scores in by_seed.values()]
+        cells = [
+            LABELS[arm],
+            chosen_rate(study, task, arm) or "",
+            str(len(by_seed)),
+            *(f"{statistics.fmean(one[name] for one in by_seed.values()):.1f}"
+              for name in languages),
+            *spread(means[arm].values(), "{:.1f}"),
+            *spread([] if arm == first else shared, "{:+.1f}"),
+            *spread([gap for gap in gaps if gap is not None], "{:.1f}"),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def notes(study: Study) -> list[str]:
+    """Return the explanation of the tables and the scores that the rates were chosen by."""
+    tried = [name for name, task in TASKS.items() if task.epochs and not task.rate_of]
+    lines = []
+    for task in tried:
+        for arm in study.tuned_arms():
+            found = [
+                TaskRun(task, arm, rate, study.seeds[0]).results(study) for rate in study.rates
+            ]
+            if any(found):
+                values = [f"{100 * one['selected']['value']:.1f}" if one else "" for one in found]
+                title = f"{TASKS[task].title}: {LABELS[arm]}"
+                lines.append(f"| {title} | {' | '.join(values)} |")
+    if not lines:
+        return []
+    layer = round(study.config.model.num_layers * 2 / 3)
+    header = [
+        f"| English development data | {' | '.join(study.rates)} |",
+        "|---|" + "---:|" * len(study.rates),
+    ]
+    return ["## Fine-tuning", _NOTE.format(layer=layer), "\n".join([*header, *lines])]
+
+
+_NOTE = f"""\
+Trained on English with frozen embeddings, selected on English development data, at the rate that is
+best under the first seed; per cent, means over seeds. *mean but en*: zero-shot, over languages
+without training data. *against the first*: its difference from {LABELS[REFERENCE]}, seed by seed.
+*transfer gap*: English minus the mean of the others (Table 4): less is better. WikiANN's English
+score is on the data used for selection, which its gap overstates. XNLI's chance is 33.3;
+AmericasNLI (Table 5) has no English. Tatoeba: states of layer {{layer}}, fixed beforehand."""

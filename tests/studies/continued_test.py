@@ -1,0 +1,158 @@
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+from unittest import mock
+
+from absl.testing import absltest
+
+from common import artifacts
+from configs import xy_lent
+from evaluation import forgetting
+from studies import continued, continued_report
+
+# Exact loss of German and Finnish before and after, of which the domain has German.
+LOSSES = {
+    "peak": {("general", forgetting.LOSS): {"de": (4.0, 5.0), "fi": (5.0, 6.5)},
+             ("domain", forgetting.LOSS): {"de": (5.0, 4.0)}},
+    "tenth": {("general", forgetting.LOSS): {"de": (4.0, 4.0), "fi": (5.0, 5.5)},
+              ("domain", forgetting.LOSS): {"de": (5.0, 4.5)}},
+}  # fmt: skip
+
+
+class ContinuedTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.data, self.encoders, self.workdir = (folder / n for n in ("data", "xy", "work"))
+        artifacts.write_text(self.data / "tico19" / "de.txt.xz", "")
+        artifacts.write_text(self.data / "tico19" / "docs.txt", "")
+        for language in ("en", "de"):
+            artifacts.write_text(self.data / "xnli" / "dev" / f"{language}.tsv.xz", "")
+        self.study = continued.Study(
+            xy_lent.get_config(f"small,{self.data}"), self.encoders, self.workdir, "tico19",
+            steps=200, seeds=(0, 2), rate="", workers=1, pin=False,
+        )  # fmt: skip
+        artifacts.write_text(self.study.encoder("small", 0) / "train" / "DONE", "")
+        self.calls: list[tuple[str, str]] = []
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.broken = ""
+        self.enter_context(mock.patch.object(continued.runs, "call", self.call))
+        self.enter_context(mock.patch.object(continued.runs, "execute", self.execute))
+
+    def call(self, script, config, change, workdir, **_):
+        """Stands for the stages."""
+        place = str(workdir.relative_to(self.workdir))
+        self.calls.append((script[0], place))
+        self.changes[place] = change
+        if place == self.broken:
+            raise ValueError("broken")
+
+    def execute(self, arguments, **_):
+        """Stands for `tools.forgetting`."""
+        given = dict(one.removeprefix("--").split("=") for one in arguments[2:])
+        output = pathlib.Path(given.pop("output"))
+        self.changes[f"forgetting {output.parent.relative_to(self.workdir)}"] = given
+        rate, seed = output.parts[-3:-1]
+        worse = 0.1 * int(seed.removeprefix("seed"))
+        changes = {
+            key: {name: (before, after + worse) for name, (before, after) in change.items()}
+            for key, change in LOSSES[rate].items()
+        }
+        forgetting.write_report(changes, "made up", output)
+
+    def places(self, script: str) -> list[str]:
+        return [place for name, place in self.calls if name == script]
+
+    def report(self, study: continued.Study) -> str:
+        return continued_report.write_report(self.workdir, continued.ARMS, study.seeds, ("de",))
+
+    def test_runs(self):
+        continued.do_study(self.study)
+        self.assertEqual(self.places("prepare_data.py"), ["domain"])
+        domain = self.changes["domain"]
+        self.assertEqual(
+            (domain["corpus.text"], domain["corpus.languages"]), (("tico19",), ("de",))
+        )
+        first = self.encoders / "encoders" / "small" / "seed0"
+        for link, target in (("domain/vocab", "vocab"), ("general/rows", "rows")):
+            path = self.workdir / link
+            self.assertEqual((path.parent / path.readlink()).resolve(), first / target)
+        self.assertEqual(
+            self.places("train.py"),
+            [
+                f"runs/{arm}/{rate}/seed{seed}"
+                for seed in (0, 2)
+                for arm in ("small", "small_mlm")
+                for rate in ("peak", "tenth")
+            ],
+        )
+        base = self.study.config.optimizer
+        for arm in continued.ARMS:
+            for rate, scale in (("peak", 1), ("tenth", 0.1)):
+                change = self.changes[f"runs/{arm}/{rate}/seed2"]
+                for key in ("learning_rate", "muon_learning_rate"):
+                    self.assertAlmostEqual(change[f"optimizer.{key}"], scale * base[key])
+                encoder = self.encoders / "encoders" / arm / "seed2"
+                self.assertEqual(change["train.init_from"], encoder)
+                config = self.study.config.copy_and_resolve_references()
+                config.update_from_flattened_dict({**change, "train.init_from": str(encoder)})
+                self.assertEqual(config.objective == "masked_lm", arm == "small_mlm")
+                self.assertEqual(
+                    self.changes[f"forgetting runs/{arm}/{rate}/seed2"],
+                    {
+                        "before": str(encoder),
+                        "after": str(self.workdir / "runs" / arm / rate / "seed2"),
+                        "rows": f"{self.workdir / 'general'},{self.workdir / 'domain'}",
+                    },
+                )
+        self.assertEqual(self.places("finetune.py"), [])
+        self.calls.clear()
+        continued.do_study(self.study)
+        self.assertEqual({script for script, _ in self.calls}, {"prepare_data.py"})
+
+    def test_xnli(self):
+        study = dataclasses.replace(self.study, seeds=(0,), rate="1e-3")
+        continued.do_study(study)
+        self.assertCountEqual(
+            self.places("finetune.py"),
+            [
+                f"xnli/{arm}/{name}/seed0"
+                for arm in continued.ARMS
+                for name in ("before", "peak", "tenth")
+            ],
+        )
+        change = self.changes["xnli/small_mlm/tenth/seed0"]
+        self.assertEqual(change["init_from"], self.workdir / "runs" / "small_mlm/tenth/seed0")
+        self.assertEqual(change["task.test_languages"], ("de", "en"))
+        self.assertEqual(change["task.validation"], ("nli_en/mnli_dev.tsv.xz",))
+        both = [self.workdir / f"xnli/small/{name}/seed0" for name in ("before", "peak")]
+        given = self.changes["forgetting runs/small/peak/seed0"]
+        self.assertEqual(given["tasks"], f"{both[0]},{both[1]}")
+
+    def test_report(self):
+        self.broken = "runs/small_mlm/peak/seed2"
+        with self.assertRaisesRegex(ValueError, "1 of 8 runs failed: broken"):
+            continued.do_study(self.study)
+        text = self.report(self.study)
+        self.assertIn("not there: MLM + TLM, peak rate, seed 2.", text)
+        start = "| RTD, many-to-many pairs by Eq. 2, peak rate | 2 "
+        # Losses after: 5.0 and 5.2 of 4.0, 6.5 and 6.7 of 5.0.
+        self.assertIn(f"{start}| 4.500 | 5.850 | +29.8 | +27.5 to +32.0 |  | +27.5 | +32.0 |", text)
+        self.assertIn(f"{start}| 5.000 | 4.100 | -18.0 | -20.0 to -16.0 |  | -18.0 |  |", text)
+        self.assertIn("| relative % | de | fi |\n", text)
+        self.assertIn("| MLM + TLM, a tenth of it | +2.5 | +12.0 |", text)
+        self.assertIn("| MLM + TLM, peak rate | +25.0 | +30.0 |", text)
+        self.assertTrue((self.workdir / "report" / "forgetting.png").exists())
+
+    def test_refusals(self):
+        with self.assertRaisesRegex(ValueError, "--domain: .*none has no <language>.txt in a lang"):
+            continued.do_study(dataclasses.replace(self.study, domain="none"))
+        with self.assertRaisesRegex(ValueError, "seed1 is no finished run; run studies.xy_lent"):
+            continued.do_study(dataclasses.replace(self.study, seeds=(1,)))
+        with self.assertRaisesRegex(ValueError, "no finished runs"):
+            self.report(self.study)
+
+
+if __name__ == "__main__":
+    absltest.main()
