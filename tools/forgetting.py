@@ -72,8 +72,8 @@ def main(_) -> None:
         for measure in found[0]:
             changes[names[path], measure] = _both(*(one[measure] for one in found))
     if _TASKS.value:
-        task, *found = _task_scores(*map(pathlib.Path, _TASKS.value))
-        changes["task", task] = _both(*found)
+        task, *of_task = _task_scores(*map(pathlib.Path, _TASKS.value))
+        changes["task", task] = _both(*of_task)
     title = (
         f"{before.name}, step {before.trained.step}, and {after.name}, step {after.trained.step}"
     )
@@ -137,9 +137,8 @@ def scores(model: Model, store: PackedDataset) -> dict[str, dict[str, float]]:
         model.config, masked_lm_of(objective), store, mesh, in_training=False
     )
     found = {LOSS: {language: one.loss for language, one in exact.run(params).items()}}
-    encoder = encoder_of(objective)
-    if isinstance(encoder, ReplacedToken):
-        detection = evaluators.detection(model.config, encoder, store, mesh, in_training=False)
+    detection = evaluators.detection(model.config, objective, store, mesh, in_training=False)
+    if detection is not None:
         by_language = detection.run(params)[UNIGRAM]
         found[AUC] = {language: one.auc for language, one in by_language.items()}
     return found
