@@ -220,9 +220,7 @@ def _extended(
     )
 
 
-def _best_continuations(
-    totals: jax.Array, count: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _best_continuations(totals: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The largest log probabilities [B, count] of [B, K, V], their hypotheses and tokens.
 
     Those of each hypothesis first, then those of all: a selection from K V at once reads no less,

@@ -3,7 +3,7 @@
 By sacreBLEU (Post 2018), whose signatures name all that a score depends on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
@@ -17,13 +17,17 @@ _DEFAULT_TOKENIZER = "13a"
 
 
 def scores(
-    references: Sequence[str], hypotheses: Sequence[str], language: str, *, is_tokenized: bool = False
+    references: Sequence[str],
+    hypotheses: Sequence[str],
+    language: str,
+    *,
+    is_tokenized: bool = False,
 ) -> dict[str, float]:
     """BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
       chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
-      tokenized_bleu   without case or smoothing: "BLEU" (ibid.), by the rules of multi-bleu.perl -lc
+      tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
 
     multi-bleu.perl expects tokenised text and cuts it at blanks. With `is_tokenized` so does
     `tokenized_bleu`, and equals that script's score but for its rounding; plain text is tokenised
@@ -59,11 +63,15 @@ def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
 
 
 def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
-    tokenizer = "none" if is_tokenized else _TOKENIZERS.get(language, _DEFAULT_TOKENIZER)
+    tokenizer = _TOKENIZERS.get(language, _DEFAULT_TOKENIZER)
     # "force" does not change scores: no warning about text that looks tokenised.
-    make: Callable[..., BLEU] = lambda **options: BLEU(tokenize=tokenizer, force=True, **options)
     return {
-        "bleu": make(),
+        "bleu": BLEU(tokenize=tokenizer, force=True),
         "chrf": CHRF(),
-        "tokenized_bleu": make(lowercase=True, smooth_method="none"),
+        "tokenized_bleu": BLEU(
+            lowercase=True,
+            tokenize="none" if is_tokenized else tokenizer,
+            smooth_method="none",
+            force=True,
+        ),
     }

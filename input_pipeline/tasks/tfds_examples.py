@@ -92,15 +92,15 @@ def translation_examples(
     Raises:
       ValueError: the dataset does not have both languages.
     """
-    pair = translation.direction(language)
-    if missing := set(pair) - set(features):
+    one, two = translation.direction(language)
+    if missing := {one, two} - set(features):
         raise ValueError(
             f"{where}: no {', '.join(sorted(missing))} for the direction {language!r}; the dataset "
             f"has {', '.join(features)}"
         )
-    texts = [tuple(_text(row[code]) for code in pair) for row in rows]
+    texts = [(_text(row[one]), _text(row[two])) for row in rows]
     for source, target in translation.without_empty(texts, where, "example"):
-        yield None, TranslationExample("", source, target, pair[1])
+        yield None, TranslationExample("", source, target, two)
 
 
 def read_pairs(

@@ -41,7 +41,10 @@ class TranslationFeature:
         `first_token` [] int32 is the symbol, `target_inputs` [length] the symbol and y, and
         `target_outputs` [length] the tokens that follow, y and `</s>`, -1 for none.
         """
-        arrays = {**token_arrays(self.tokens, length, pad), "first_token": np.int32(self.symbol)}
+        arrays = {
+            **token_arrays(self.tokens, length, pad),
+            "first_token": np.array(self.symbol, np.int32),
+        }
         if self.target is not None:
             inputs = np.concatenate([[self.symbol], self.target[:-1]]).astype(np.int32)
             arrays["target_inputs"] = padded(inputs, length, pad)

@@ -130,9 +130,7 @@ class SearchTest(parameterized.TestCase):
             self.assertLen(expected[0], 1 + 3 + 9 + 27)
             self.assert_finds(search(logits, settings), expected, settings)
 
-    @parameterized.product(
-        beams=(1, 2, 5), early_stop=(False, True), penalty=(0.0, 1.0, -0.5)
-    )
+    @parameterized.product(beams=(1, 2, 5), early_stop=(False, True), penalty=(0.0, 1.0, -0.5))
     def test_few_beams_are_those_of_a_plain_loop(self, beams, early_stop, penalty):
         settings = DecodingSettings(beams, 7, penalty, early_stop=early_stop)
         for seed in range(6):
@@ -257,7 +255,9 @@ class SearchTest(parameterized.TestCase):
         settings = DecodingSettings(beams=2, max_length=3, no_repeat_ngram=2)
         cache = jnp.zeros(len(FIRST) * 2, jnp.int32)
         with jax.disable_jit():
-            eager = beam_search(functools.partial(step, jnp.asarray(table(2))), FIRST, cache, settings, IDS)
+            eager = beam_search(
+                functools.partial(step, jnp.asarray(table(2))), FIRST, cache, settings, IDS
+            )
         for one, two in zip(eager, search(table(2), settings), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-6)
 

@@ -80,7 +80,9 @@ class FeatureTest(parameterized.TestCase):
         self.assertEqual(found[0].size, room + 2)
 
     def test_a_language_without_symbol(self):
-        with self.assertRaisesRegex(ValueError, "target language cs; the model was made for de, fr"):
+        with self.assertRaisesRegex(
+            ValueError, "target language cs; the model was made for de, fr"
+        ):
             features(("a", "b"), language="cs")
 
     def test_a_row_too_short(self):

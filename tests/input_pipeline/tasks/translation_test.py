@@ -43,9 +43,7 @@ class TranslationTest(parameterized.TestCase):
 
     def write_sides(self, pairs=PAIRS, suffix: str = "") -> list[pathlib.Path]:
         sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
-        return [
-            self.write(f"train.{code}{suffix}", "\n".join(side) + "\n") for code, side in sides
-        ]
+        return [self.write(f"train.{code}{suffix}", "\n".join(side) + "\n") for code, side in sides]
 
     def load(self, *patterns: str, language: str = "en-de", codes=None):
         return load_translations(TASK, self.root, patterns, language, codes or {})
@@ -91,7 +89,7 @@ class TranslationTest(parameterized.TestCase):
         self.assertEqual([one.id for one in found], list("01234"))
 
     def test_other_codes_in_names(self):
-        one, two = self.write_sides()
+        _, two = self.write_sides()
         two.rename(self.root / "train.deu")
         patterns = ["train.{source}", "train.{target}"]
         self.assertEqual(self.load(*patterns, codes={"deu": "de"}), EXAMPLES)
