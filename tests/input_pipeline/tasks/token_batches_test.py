@@ -48,7 +48,9 @@ class TokenStreamTest(parameterized.TestCase):
             batches = self.epoch(stream, epoch)
             seen = collections.Counter(itertools.chain.from_iterable(map(numbers, batches)))
             self.assertCountEqual(seen, range(count))
-            self.assertLess(seen.total() - count, max(SIZES.values()))
+            more = seen.total() - count
+            self.assertLess(more, max(SIZES.values()))
+            self.assertLessEqual(max(seen.values()), 1 + -(-more // count))
 
     def test_every_batch_has_as_many_rows_as_fit(self):
         features = pairs(300)
@@ -82,6 +84,7 @@ class TokenStreamTest(parameterized.TestCase):
         self.assertEqual(first, batches(0, 0))
         for other in (batches(0, 1), batches(1, 0)):
             self.assertEmpty(set(map(frozenset, first)) & set(map(frozenset, other)))
+            self.assertNotEqual([len(batch) for batch in first], [len(batch) for batch in other])
         lengths = [max(map(len, first)) == len(batch) for batch in first]
         self.assertNotEqual(lengths, sorted(lengths))
         self.assertNotEqual(lengths, sorted(lengths, reverse=True))
