@@ -64,6 +64,15 @@ def after(first, tokens) -> int:
     return functools.reduce(hashed, tokens, hashed(0, int(first)))
 
 
+def model_of(probabilities: dict[tuple[int, ...], dict[int, float]]) -> np.ndarray:
+    """Logits of a model for the third sentence, given what follows some prefixes."""
+    logits = np.full((NUM_STATES, ROWS), -np.inf, np.float32)
+    for prefix, row in probabilities.items():
+        for token, probability in row.items():
+            logits[after(FIRST[2], prefix), token] = np.log(probability)
+    return logits
+
+
 def exhaustive(logits, first, settings) -> list[tuple[np.float32, tuple[int, ...]]]:
     """All hypotheses of a sentence and their scores, the best one first."""
     log_probs, found = log_probs_of(logits), []
@@ -198,22 +207,36 @@ class SearchTest(parameterized.TestCase):
 
     @parameterized.parameters((0.0, 1), (0.5, 1), (1.0, 3))
     def test_a_length_penalty_prefers_long_hypotheses(self, penalty, length):
-        # </s> has 0.6 at once, and 0.9 after two words of 0.4 * 0.75 and 1 * 0.75: by hand, the
-        # log probabilities are -0.511 (1 token) and -1.309 (3), their means -0.511 and -0.436.
-        logits = np.full((NUM_STATES, ROWS), -np.inf, np.float32)
-        state = hashed(0, 3)
-        for row in (
-            {EOS: 0.6, 3: 0.4},
-            {4: 0.75, EOS: 0.01, 5: 0.24},
-            {EOS: 0.9, 5: 0.1},
-        ):
-            for token, probability in row.items():
-                logits[state, token] = np.log(probability)
-            state = hashed(state, next(t for t in row if t != EOS))
-        settings = DecodingSettings(2, 5, penalty)
-        found = search(logits, settings, first=FIRST[2:])
+        # </s> has 0.6 at once, and 0.9 after two words of 0.4 and 0.75: by hand, the log
+        # probabilities are -0.511 (1 token) and -1.309 (3), their means -0.511 and -0.436.
+        logits = model_of(
+            {
+                (): {EOS: 0.6, 3: 0.4},
+                (3,): {4: 0.75, EOS: 0.01, 5: 0.24},
+                (3, 4): {EOS: 0.9, 5: 0.1},
+            }
+        )
+        found = search(logits, DecodingSettings(2, 5, penalty), first=FIRST[2:])
         self.assertEqual(found.lengths[0, 0], length)
         np.testing.assert_allclose(found.scores[0, 0], {1: np.log(0.6)}.get(length, -0.43643), 1e-4)
+
+    def test_a_search_waits_for_a_long_hypothesis(self):
+        # Two are finished after two tokens, with means of -0.598 and -0.458. What goes on has -3.0,
+        # a mean of -1.0 at the next token, but of -0.333 after nine.
+        words = [(3, *[5] * i) for i in range(8)]
+        logits = model_of(
+            {
+                (): {EOS: 0.55, 4: 0.4, 3: 0.05},
+                (4,): {EOS: 1.0},
+                **{word: {5: 1.0} for word in words[:-1]},
+                words[-1]: {EOS: 1.0},
+            }
+        )
+        settings = DecodingSettings(beams=2, max_length=9)
+        found = search(logits, settings, first=FIRST[2:])
+        np.testing.assert_array_equal(found.tokens[0, 0], [*words[-1], EOS])
+        np.testing.assert_allclose(found.scores[0], np.log([0.05, 0.4]) / [9, 2], rtol=1e-5)
+        self.assert_finds(found, [plain_search(logits, FIRST[2], settings)], settings)
 
     @parameterized.parameters(1, 2, 3)
     def test_no_ngram_comes_twice(self, size):
