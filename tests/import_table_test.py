@@ -58,7 +58,7 @@ THEIRS = {
     "models":         {"jax", "flax"},
     "objectives":     {"jax", "flax", "optax"},
     "training":       {"jax", "flax", "optax", "orbax", "tensorboardX"},
-    "evaluation":     {"jax", "matplotlib", "scipy", "seqeval", "sklearn"},
+    "evaluation":     {"jax", "matplotlib", "sacrebleu", "scipy", "seqeval", "sklearn"},
     "interop":        {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes"},
     "launch":         {"ml_collections", "xmanager"},
     "builders":       {"jax", "flax", "ml_collections", "sentencepiece"},

@@ -8,7 +8,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,11 @@ from absl import logging as absl_logging
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from training import averaging
 from training.state import TrainState
 from training.step import TrainFunctions
+
+_Steps = TypeVar("_Steps", int, list[int])
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
@@ -172,14 +175,44 @@ class Checkpoints:
         Raises:
           DamagedError: as `restore_latest`.
         """
-        abstract = functions.abstract_state
+        return self._latest(lambda step: self._params(step, functions))
+
+    def mean_params(self, functions: TrainFunctions, count: int) -> tuple[list[int], Any]:
+        """Restore the mean of the up-to-date parameters of the latest checkpoints: steps, params.
+
+        Args:
+          functions: of the run.
+          count: number of checkpoints to average.
+
+        Raises:
+          ValueError: there are fewer.
+          DamagedError: one of them is damaged. It is not passed over, since an average over other
+            checkpoints would be another model.
+        """
+        steps = self.steps()[-count:]
+        if len(steps) < count:
+            raise ValueError(
+                f"{self._folder} holds {len(steps)} checkpoints, too few for the mean of {count}; "
+                f"average fewer, or train with train.keep_checkpoints at least {count}"
+            )
 
         def restore(step: int) -> Any:
-            if self.is_up_to_date(step):
-                return self.restore_params(step, abstract.params)
-            return functions.apply_pending_updates(self.restore(step, abstract)).params
+            try:
+                return self._params(step, functions)
+            except DamagedError as error:
+                raise DamagedError(
+                    f"checkpoint {self._folder / str(step)} is damaged: {error}; remove it, to "
+                    "average the ones before, or average fewer"
+                ) from error
 
-        return self._latest(restore)
+        return steps, averaging.mean_params(map(restore, steps))
+
+    def _params(self, step: int, functions: TrainFunctions) -> Any:
+        """Restore the parameters of `step`, with pending updates applied."""
+        abstract = functions.abstract_state
+        if self.is_up_to_date(step):
+            return self.restore_params(step, abstract.params)
+        return functions.apply_pending_updates(self.restore(step, abstract)).params
 
     def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
         """Latest step that `restore` can read, and its result; see `restore_latest`."""
@@ -271,9 +304,20 @@ def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tu
     return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
 
 
+def restore_mean_params(
+    folder: pathlib.Path, functions: TrainFunctions, count: int
+) -> tuple[list[int], Any]:
+    """Restore the mean of the parameters of the `count` latest checkpoints in `folder`, read-only.
+
+    Raises:
+      ValueError: there are fewer, or one of them is damaged; see `Checkpoints.mean_params`.
+    """
+    return _read(folder, lambda checkpoints: checkpoints.mean_params(functions, count))
+
+
 def _read(
-    folder: pathlib.Path, read: Callable[[Checkpoints], tuple[int, Any] | None]
-) -> tuple[int, Any]:
+    folder: pathlib.Path, read: Callable[[Checkpoints], tuple[_Steps, Any] | None]
+) -> tuple[_Steps, Any]:
     if folder.is_dir():
         with Checkpoints(folder, keep=1, read_only=True) as checkpoints:
             found = read(checkpoints)

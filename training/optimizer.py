@@ -26,11 +26,11 @@ class OptimizerSettings:
         times the square root of outputs over inputs if there are fewer inputs.
       muon_momentum: momentum of the gradients that Muon orthogonalises.
       warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
-      schedule: after the warm-up: "polynomial" decay, "cosine" decay, or "wsd", constant at the
-        peak until polynomial decay in the last steps (see `schedules`).
+      schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
+        "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
       decay_power: exponent of a polynomial decay; 1 for a linear one.
       decay_fraction: share of all steps in which "wsd" decays.
-      final_rate_ratio: rate at the last step, as a share of the peak.
+      final_rate_ratio: rate at the last step, as a share of the peak; the least of "inverse_sqrt".
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
       clip_norm: largest global norm of the gradient; 0 for no clipping.

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
-SCHEDULES = ("polynomial", "cosine", "wsd")
+SCHEDULES = ("polynomial", "cosine", "wsd", "inverse_sqrt")
 
 
 def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
@@ -16,9 +17,11 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
       polynomial   f + (p - f) (1 - x)^decay_power, from the last step of the warm-up on
       cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise
       wsd          p, and polynomial in the last decay_fraction of all steps
+      inverse_sqrt p (W / n)^(1/2) at the n-th step, at least f; of W = 0 as of 1
 
     Cosine decay is Loshchilov and Hutter, "SGDR", ICLR 2017, Eq. 5, without restarts; wsd (warm-up,
-    stable, decay) is Hu et al., "MiniCPM", 2024, section 4.
+    stable, decay) is Hu et al., "MiniCPM", 2024, section 4; inverse_sqrt is Vaswani et al.,
+    "Attention is all you need", 2017, Eq. 3.
 
     Args:
       settings: `OptimizerSettings`.
@@ -45,7 +48,9 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
             f"the {warmup_steps} of optimizer.warmup_steps are more than train.num_steps "
             f"{num_steps}"
         )
-    if settings.schedule == "cosine":
+    if settings.schedule == "inverse_sqrt":
+        decay = _inverse_sqrt(peak, peak_step, peak * settings.final_rate_ratio)
+    elif settings.schedule == "cosine":
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.final_rate_ratio)
     else:
         final = peak * settings.final_rate_ratio
@@ -58,3 +63,12 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
         schedules.append(optax.constant_schedule(peak))
         boundaries.append(max(num_steps - 1 - decay_steps, 0))
     return optax.join_schedules([*schedules, decay], boundaries)
+
+
+def _inverse_sqrt(peak: float, peak_step: int, final: float) -> optax.Schedule:
+    """Decay from `peak` at step `peak_step`, steps counted from it, to no less than `final`."""
+
+    def rate(step):
+        return jnp.maximum(peak * jnp.sqrt((peak_step + 1) / (peak_step + 1 + step)), final)
+
+    return rate

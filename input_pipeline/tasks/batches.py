@@ -53,7 +53,7 @@ class FeatureStream:
         self._batch_size, self._buckets = batch_size, np.asarray(buckets)
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0))
         self.steps_per_epoch = math.ceil(len(features) / batch_size)
-        arrays = _stacked(features[:1], int(self._buckets[-1]), pad)
+        arrays = stacked(features[:1], int(self._buckets[-1]), pad)
         self.types: Mapping[str, np.dtype] = {name: array.dtype for name, array in arrays.items()}
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
@@ -70,7 +70,7 @@ class FeatureStream:
         length = _bucket(self._buckets, self._lengths[rows].max())
         size = part_size(self._batch_size, num_parts)
         mine = rows[part * size : (part + 1) * size]
-        return _stacked([self._features[row] for row in mine], length, self._pad)
+        return stacked([self._features[row] for row in mine], length, self._pad)
 
     def kind(self, step: int) -> str:
         return EXAMPLES
@@ -130,10 +130,10 @@ def length_batches(
     lengths = _checked_lengths(features, buckets)
     for rows in _sorted_batches(lengths, batch_size):
         length = _bucket(np.asarray(buckets), lengths[rows].max())
-        arrays = _stacked([features[row] for row in rows], length, pad)
+        arrays = stacked([features[row] for row in rows], length, pad)
         empty = batch_size - len(rows)
         yield (
-            {name: _filled(name, array, empty, pad) for name, array in arrays.items()},
+            {name: filled(name, array, empty, pad) for name, array in arrays.items()},
             np.pad(rows, (0, empty), constant_values=-1),
         )
 
@@ -159,11 +159,21 @@ def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray
 
 def _checked_lengths(features: Sequence[Feature], buckets: Sequence[int]) -> np.ndarray:
     """[N] int64 tokens of each feature."""
-    if not features:
+    return check_buckets([len(feature.tokens) for feature in features], buckets)
+
+
+def check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndarray:
+    """[N] int64 lengths of features, after a check that buckets hold them.
+
+    Raises:
+      ValueError: there are no features, the buckets do not ascend, or a feature is longer than the
+        last one.
+    """
+    if not of_features:
         raise ValueError("there are no examples to make batches of; name files that have some")
     if not buckets or any(one >= two for one, two in itertools.pairwise(buckets)):
         raise ValueError(f"buckets are {tuple(buckets)}, must ascend")
-    lengths = np.array([len(feature.tokens) for feature in features])
+    lengths = np.array(of_features)
     if lengths.max() > buckets[-1]:
         raise ValueError(
             f"the longest example has {lengths.max()} tokens, the last bucket {buckets[-1]}; the "
@@ -176,7 +186,7 @@ def _bucket(buckets: np.ndarray, length: int) -> int:
     return int(buckets[np.searchsorted(buckets, length)])
 
 
-def _stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.ndarray]:
+def stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.ndarray]:
     """The arrays of some features, one row each, with a weight of 1."""
     rows = [feature.arrays(length, pad) for feature in features]
     if any(row.keys() != rows[0].keys() for row in rows):
@@ -187,9 +197,12 @@ def _stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np
     return {**arrays, "weights": np.ones(len(rows), np.float32)}
 
 
-def _filled(name: str, array: np.ndarray, count: int, pad: int) -> np.ndarray:
+def filled(name: str, array: np.ndarray, count: int, pad: int) -> np.ndarray:
     """`array` with `count` empty rows at its end."""
     # A softmax over an empty row must have something to sum over, or its weight of 0 is no help.
-    fill = {"tokens": pad, "words": -1, "tags": -1, "answerable": True}.get(name, 0)
+    fill = {
+        "tokens": pad, "target_inputs": pad, "words": -1, "tags": -1, "target_outputs": -1,
+        "answerable": True,
+    }.get(name, 0)  # fmt: skip
     widths = [(0, count), *[(0, 0)] * (array.ndim - 1)]
     return np.pad(array, widths, constant_values=fill)

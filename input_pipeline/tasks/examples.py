@@ -59,6 +59,23 @@ class QuestionExample:
 
 
 @dataclasses.dataclass(frozen=True)
+class TranslationExample:
+    """A text to translate.
+
+    Attributes:
+      id: as of `TextExample`.
+      source: the text.
+      target: its translation, None where there is none.
+      target_language: code of the language to translate into.
+    """
+
+    id: str
+    source: str
+    target: str | None
+    target_language: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Sentences:
     """Sentences of one language, each with an id of its own."""
 

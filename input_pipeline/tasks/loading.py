@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from input_pipeline.tasks import files, tfds_examples
-from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks import files, tfds_examples, translation
+from input_pipeline.tasks.examples import SentencePairs, TranslationExample
 from input_pipeline.tasks.tasks import Task
 
 Found = Iterable[tuple[str | None, Any]]  # languages and examples
@@ -139,6 +139,54 @@ def load_pairs(
                 f"{paths[0]} and {paths[1]}; make the pattern name one of them"
             )
     return reader.read([paths[0] for paths in matches])
+
+
+def load_translations(
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+    data_dir: str | None = None,
+) -> list[TranslationExample]:
+    """Reads the pairs of a direction.
+
+    Args:
+      task: whose pairs they are.
+      root: folder that the patterns start from.
+      patterns: in any number, joined in this order: a TSV file of two columns (*.tsv, compressed or
+        not); two line-aligned files, source and target, one after the other; a split of
+        tensorflow-datasets, "tfds:NAME:SPLIT". {source} and {target} stand for the codes of the
+        direction in names of files, {language} for `Task.tfds_codes` of it in those of datasets.
+      language: the direction, such as "en-de".
+      language_codes, data_dir: as `load_examples`.
+
+    Raises:
+      ValueError: there are none, a file is at fault, or has no partner.
+    """
+    found: list[TranslationExample] = []
+    looked_for: list[str] = []
+    rest = list(patterns)
+    while rest:
+        pattern = rest.pop(0)
+        if tfds_examples.is_tfds(pattern):
+            args = (pattern, task, language, looked_for, data_dir)
+            read = tfds_examples.read_examples(tfds_examples.translation_examples, *args)
+            found += [example for _, example in read]
+            continue
+        names = [pattern]
+        if ".tsv" not in pathlib.PurePath(pattern).suffixes:
+            if not rest or tfds_examples.is_tfds(rest[0]):
+                raise ValueError(
+                    f"{task.name}: {pattern} has no partner; name the file of the other language "
+                    "after it, or one file of two columns as *.tsv"
+                )
+            names.append(rest.pop(0))
+        paths = [translation.matching(root, name, language, language_codes) for name in names]
+        found += translation.read_files(paths, language)
+    if not found:
+        raise _no_data(task, language, looked_for, set())
+    return _with_ids(found, f"{task.name}, {language}")
 
 
 def available_languages(

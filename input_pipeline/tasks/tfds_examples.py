@@ -7,13 +7,14 @@ the language in both. TensorFlow is imported when there is something to read.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from input_pipeline.tasks import files, questions, sentences
+from input_pipeline.tasks import files, questions, sentences, translation
 from input_pipeline.tasks.examples import (
     Answer,
     QuestionExample,
     SentencePairs,
     TaggedExample,
     TextExample,
+    TranslationExample,
 )
 from input_pipeline.tasks.tasks import Task
 
@@ -81,6 +82,25 @@ def question_examples(
     questions.check_answers(examples, where)
     for example in examples:
         yield questions.language_of_id(example.id, task), example
+
+
+def translation_examples(
+    rows: Rows, features: Any, task: Task, language: str, where: str
+) -> Iterator[tuple[None, TranslationExample]]:
+    """Yields pairs of a direction such as "en-de"; see `Convert`.
+
+    Raises:
+      ValueError: the dataset does not have both languages.
+    """
+    one, two = translation.direction(language)
+    if missing := {one, two} - set(features):
+        raise ValueError(
+            f"{where}: no {', '.join(sorted(missing))} for the direction {language!r}; the dataset "
+            f"has {', '.join(features)}"
+        )
+    texts = [(_text(row[one]), _text(row[two])) for row in rows]
+    for source, target in translation.without_empty(texts, where, "example"):
+        yield None, TranslationExample("", source, target, two)
 
 
 def read_pairs(

@@ -25,6 +25,7 @@ from training.checkpoint import (
     digest,
     restore_latest,
     restore_latest_params,
+    restore_mean_params,
 )
 from training.sharding import MeshSettings, make_mesh
 from training.state import TrainState
@@ -50,6 +51,16 @@ def abstract(state: TrainState) -> TrainState:
 
 
 ABSTRACT = abstract(state_of(0))
+
+
+def functions_of_run() -> TrainFunctions:
+    """Whose pending updates add one to the table."""
+
+    def apply(state: TrainState) -> TrainState:
+        return dataclasses.replace(state, params={"table": state.params["table"] + 1})
+
+    nothing = dict.fromkeys(("objective", "mesh", "init", "train_step", "refresh"))
+    return TrainFunctions(**nothing, apply_pending_updates=apply, abstract_state=ABSTRACT)
 
 
 def largest_file(folder: pathlib.Path) -> pathlib.Path:
@@ -177,20 +188,11 @@ class DamageTest(TestCase):
 
 
 class ParamsTest(TestCase):
-    def functions(self) -> TrainFunctions:
-        """Whose pending updates add one to the table."""
-
-        def apply(state: TrainState) -> TrainState:
-            return dataclasses.replace(state, params={"table": state.params["table"] + 1})
-
-        nothing = dict.fromkeys(("objective", "mesh", "init", "train_step", "refresh"))
-        return TrainFunctions(**nothing, apply_pending_updates=apply, abstract_state=ABSTRACT)
-
     def test_nothing_else_is_read_where_they_are_up_to_date(self):
         self.save(1, 2)
         # A state that could not be restored as a whole.
         functions = dataclasses.replace(
-            self.functions(), abstract_state=dataclasses.replace(ABSTRACT, opt_state={})
+            functions_of_run(), abstract_state=dataclasses.replace(ABSTRACT, opt_state={})
         )
         step, params = restore_latest_params(self.folder, functions)
         self.assertEqual(step, 2)
@@ -199,7 +201,7 @@ class ParamsTest(TestCase):
     def test_pending_updates_are_applied(self):
         with Checkpoints(self.folder, 10) as checkpoints:
             checkpoints.save(1, state_of(1), is_up_to_date=False)
-        step, params = restore_latest_params(self.folder, self.functions())
+        step, params = restore_latest_params(self.folder, functions_of_run())
         self.assertEqual(step, 1)
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
@@ -209,13 +211,41 @@ class ParamsTest(TestCase):
             if path.is_file() and path.stat().st_size > 4000:
                 path.write_bytes(path.read_bytes()[:100])
         with self.assertLogs(level="WARNING"):
-            step, params = restore_latest_params(self.folder, self.functions())
+            step, params = restore_latest_params(self.folder, functions_of_run())
         self.assertEqual(step, 1)
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"])
 
     def test_without_checkpoints(self):
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
-            restore_latest_params(self.folder, self.functions())
+            restore_latest_params(self.folder, functions_of_run())
+
+
+class MeanTest(TestCase):
+    def test_the_mean_of_the_latest(self):
+        self.save(1, 2, 5, 9)
+        for count in (1, 2, 3, 4):
+            steps, params = restore_mean_params(self.folder, functions_of_run(), count)
+            self.assertEqual(steps, [1, 2, 5, 9][-count:])
+            tables = [np.asarray(state_of(s).params["table"], np.float64) for s in steps]
+            np.testing.assert_allclose(params["table"], np.mean(tables, axis=0), atol=1e-6)
+            self.assertEqual(params["table"].dtype, jnp.float32)
+
+    def test_pending_updates_of_each_are_applied(self):
+        with Checkpoints(self.folder, 10) as checkpoints:
+            checkpoints.save(1, state_of(1), is_up_to_date=False)
+            checkpoints.save(2, state_of(2), is_up_to_date=True)
+        _, params = restore_mean_params(self.folder, functions_of_run(), 2)
+        one, two = (state_of(step).params["table"] for step in (1, 2))
+        np.testing.assert_allclose(params["table"], (one + 1 + two) / 2, rtol=1e-6)
+
+    def test_too_few_or_damaged(self):
+        self.save(1, 2, 3)
+        with self.assertRaisesRegex(ValueError, "checks holds 3 checkpoints, too few for .* 4;"):
+            restore_mean_params(self.folder, functions_of_run(), 4)
+        change_a_bit(self.folder / "2")
+        with self.assertRaisesRegex(DamagedError, "checks/2 is damaged: .*digest"):
+            restore_mean_params(self.folder, functions_of_run(), 2)
+        self.assertEqual(self.names(), ["1", "2", "3"])
 
 
 class KeepTest(TestCase):

@@ -27,8 +27,12 @@ def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     return np.array([schedule(step) for step in range(num_steps + 2)]) / 0.5
 
 
+# Those that reach the final rate at the last step.
+ENDING = tuple(one for one in SCHEDULES if one != "inverse_sqrt")
+
+
 class ScheduleTest(parameterized.TestCase):
-    @parameterized.product(schedule=SCHEDULES, warmup_steps=(0, 1, 10), final=(0.0, 0.1))
+    @parameterized.product(schedule=ENDING, warmup_steps=(0, 1, 10), final=(0.0, 0.1))
     def test_over_the_peak_to_the_final_rate(self, schedule, warmup_steps, final):
         found = rates(schedule=schedule, warmup_steps=warmup_steps, final_rate_ratio=final)
         up, down = np.split(found, [max(warmup_steps - 1, 0)])
@@ -53,6 +57,18 @@ class ScheduleTest(parameterized.TestCase):
         found = rates(schedule="cosine", warmup_steps=20, final_rate_ratio=0.25)
         expected = 0.25 + 0.75 * (1 + np.cos(np.pi * np.arange(81) / 80)) / 2
         np.testing.assert_allclose(found[19:-2], expected, rtol=1e-5)
+
+    @parameterized.product(warmup_steps=(0, 1, 20), final=(0.0, 0.5))
+    def test_inverse_square_root(self, warmup_steps, final):
+        found = rates(schedule="inverse_sqrt", warmup_steps=warmup_steps, final_rate_ratio=final)
+        first = max(warmup_steps, 1)
+        number = np.arange(1, len(found) + 1)  # of the step, the first one's is 1
+        expected = np.where(number < first, number / first, np.sqrt(first / number))
+        np.testing.assert_allclose(found, np.maximum(expected, final * (number > first)), rtol=1e-5)
+        # Eq. 3 of Vaswani et al., whose factor d^-0.5 is the peak times the root of the warm-up.
+        if not final:
+            attention = np.minimum(number**-0.5, number * first**-1.5)
+            np.testing.assert_allclose(found, first**0.5 * attention, rtol=1e-5)
 
     @parameterized.parameters(1.0, 2.0)
     def test_wsd_is_stable_until_the_last_steps(self, power):

@@ -1,0 +1,77 @@
+"""Scores of translations: BLEU, chrF, and the case-insensitive tokenised BLEU of papers.
+
+By sacreBLEU (Post 2018), whose signatures name all that a score depends on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+METRICS = ("bleu", "chrf", "tokenized_bleu")
+# Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
+# cut into words. Results with MeCab for Japanese and Korean differ.
+_TOKENIZERS = {"zh": "zh", **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char")}
+_DEFAULT_TOKENIZER = "13a"
+
+
+def scores(
+    references: Sequence[str],
+    hypotheses: Sequence[str],
+    language: str,
+    *,
+    is_tokenized: bool = False,
+) -> dict[str, float]:
+    """BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
+
+      bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
+      chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
+      tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
+
+    multi-bleu.perl expects tokenised text and cuts it at blanks. With `is_tokenized` so does
+    `tokenized_bleu`, and equals that script's score but for its rounding; plain text is tokenised
+    as for `bleu`, since papers use the scripts of Moses, which differ a little and are not part of
+    sacreBLEU.
+
+    Args:
+      references, hypotheses: a translation of each sentence, in the same order; may be empty.
+      language: code of the target language, for its tokenizer.
+      is_tokenized: whether the text is tokenised, with blanks between tokens.
+
+    Raises:
+      ValueError: there are no sentences, or the lengths differ.
+    """
+    if len(references) != len(hypotheses) or not references:
+        raise ValueError(
+            f"{len(hypotheses)} translations for {len(references)} references; BLEU needs one for "
+            "each of at least one sentence, in the same order"
+        )
+    return {
+        name: metric.corpus_score(list(hypotheses), [list(references)]).score / 100
+        for name, metric in _metrics(language, is_tokenized).items()
+    }
+
+
+def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
+    """Signatures of sacreBLEU for each of `scores`, to be reported with them."""
+    found = {}
+    for name, metric in _metrics(language, is_tokenized).items():
+        metric.corpus_score([""], [[""]])  # a signature has the number of references
+        found[name] = str(metric.get_signature())
+    return found
+
+
+def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
+    tokenizer = _TOKENIZERS.get(language, _DEFAULT_TOKENIZER)
+    # "force" does not change scores: no warning about text that looks tokenised.
+    return {
+        "bleu": BLEU(tokenize=tokenizer, force=True),
+        "chrf": CHRF(),
+        "tokenized_bleu": BLEU(
+            lowercase=True,
+            tokenize="none" if is_tokenized else tokenizer,
+            smooth_method="none",
+            force=True,
+        ),
+    }

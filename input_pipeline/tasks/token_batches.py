@@ -1,0 +1,189 @@
+"""Batches of about as many tokens each, of features with two sides: as many rows as fit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from input_pipeline.stream import hashed, part_size, permute
+from input_pipeline.tasks.batches import EXAMPLES, check_buckets, filled, stacked
+from input_pipeline.tasks.features import Feature
+
+# Purposes of keys.
+_EXAMPLES, _BATCHES = 0, 1
+
+
+class SizedFeature(Feature, Protocol):
+    """A feature of which `size` is the length that all its arrays fit into."""
+
+    @property
+    def size(self) -> int: ...
+
+
+class TokenStream:
+    """Batches to train on, of one bucket each, addressed by step: a `stream.Stream`.
+
+    A batch of bucket length L has as many rows as fit into the tokens of a batch, padding included,
+    so that there is one shape a bucket. An epoch is every feature once in a seeded order. What is
+    left over in a bucket after its whole batches goes to the next longer one, and the last batch of
+    the longest is filled up with features that come a second time, others each epoch. A pure
+    function of (seed, step).
+    """
+
+    def __init__(
+        self,
+        features: Sequence[SizedFeature],
+        tokens: int,
+        buckets: Sequence[int],
+        seed: int,
+        pad: int,
+        multiple: int = 1,
+    ):
+        """Stream over `features`.
+
+        Args:
+          features: rows of one kind.
+          tokens: of a batch, those of one side, padding included.
+          buckets: lengths that both sides are padded to, ascending.
+          seed: picks the order.
+          pad: id of the padding token.
+          multiple: number that the rows of every batch are divisible by, such as devices times
+            parts of a batch.
+
+        Raises:
+          ValueError: there are no features, the buckets do not ascend, a feature is longer than the
+            last one, or no row of it fits into a batch.
+        """
+        self._features, self._pad, self._seed = features, pad, seed
+        self._lengths = np.asarray(buckets)
+        self._of_features = _buckets_of(features, buckets)
+        self._sizes = batch_sizes(tokens, buckets, multiple)
+        self.steps_per_epoch = _num_batches(self._of_features, self._sizes)
+        arrays = stacked(features[:1], int(buckets[-1]), pad)
+        self.types: Mapping[str, np.dtype] = {name: array.dtype for name, array in arrays.items()}
+        self._known: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it.
+
+        Returns:
+          The arrays of the features, [B / num_parts, ...], padded to the bucket of the batch, and
+          `weights` [B / num_parts] float32.
+
+        Raises:
+          ValueError: the batch cannot be cut into `num_parts`.
+        """
+        bucket, rows = self._batch(step)
+        size = part_size(len(rows), num_parts)
+        mine = rows[part * size : (part + 1) * size]
+        length = int(self._lengths[bucket])
+        return stacked([self._features[row] for row in mine], length, self._pad)
+
+    def kind(self, step: int) -> str:
+        return EXAMPLES
+
+    def step_values(self, step: int) -> dict[str, float]:
+        return {}
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        """Numbers of the features in the batch of `step`."""
+        return [("feature", int(row)) for row in self._batch(step)[1]]
+
+    def _batch(self, step: int) -> tuple[int, np.ndarray]:
+        """Bucket and features [B] of a step."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        known, batches = self._known  # read at once: loaders ask from several threads
+        if known != epoch:
+            batches = self._epoch(epoch)
+            self._known = epoch, batches
+        return batches[number]
+
+    def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        """Bucket and features of each batch of an epoch."""
+        count = len(self._features)
+        order = permute(np.arange(count), count, self._key(epoch, _EXAMPLES))
+        batches = list(_cut(order, self._of_features, self._sizes))
+        bucket, rows = batches[-1]
+        missing = self._sizes[bucket] - len(rows)
+        batches[-1] = bucket, np.append(rows, np.resize(order, missing))
+        numbers = permute(np.arange(len(batches)), len(batches), self._key(epoch, _BATCHES))
+        return [batches[number] for number in numbers]
+
+    def _key(self, epoch: int, purpose: int) -> np.ndarray:
+        """The uint64 key of a permutation: one for each seed, purpose and epoch."""
+        return hashed(epoch, hashed(purpose, self._seed))
+
+
+def batch_sizes(tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[int]:
+    """Rows of a batch of each bucket: as many as fit into `tokens`, a multiple of `multiple`.
+
+    Raises:
+      ValueError: there are none of a bucket.
+    """
+    sizes = [tokens // length // multiple * multiple for length in buckets]
+    if not all(sizes):
+        raise ValueError(
+            f"train.batch_tokens is {tokens}, too few for {multiple} rows of {max(buckets)} tokens "
+            "(task.max_length), one for each device and part of a batch; raise it, or lower "
+            "task.max_length or train.accumulation_steps"
+        )
+    return sizes
+
+
+def token_batches(
+    features: Sequence[SizedFeature], tokens: int, buckets: Sequence[int], pad: int
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Yields all features once, sorted by length within their buckets, the longest buckets last.
+
+    Args:
+      features, tokens, buckets, pad: as `TokenStream`.
+
+    Yields:
+      The arrays of a batch and the numbers of its features, as `batches.length_batches` does.
+
+    Raises:
+      ValueError: as `TokenStream`, but for no features, of which there are no batches.
+    """
+    if not features:
+        return
+    sizes = batch_sizes(tokens, buckets)
+    order = np.argsort([feature.size for feature in features], kind="stable")
+    for bucket, rows in _cut(order, _buckets_of(features, buckets), sizes):
+        arrays = stacked([features[row] for row in rows], buckets[bucket], pad)
+        empty = sizes[bucket] - len(rows)
+        yield (
+            {name: filled(name, array, empty, pad) for name, array in arrays.items()},
+            np.pad(rows, (0, empty), constant_values=-1),
+        )
+
+
+def _buckets_of(features: Sequence[SizedFeature], buckets: Sequence[int]) -> np.ndarray:
+    """[N] int64 index of the shortest bucket that holds each feature."""
+    return np.searchsorted(buckets, check_buckets([one.size for one in features], buckets))
+
+
+def _cut(
+    order: np.ndarray, of_features: np.ndarray, sizes: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields bucket and features of whole batches, what is left over in the next longer bucket.
+
+    Only the last one, of the longest bucket that is left, may not be whole.
+    """
+    left = order[:0]
+    last = int(of_features.max())
+    for bucket, size in enumerate(sizes[: last + 1]):
+        rows = np.concatenate([left, order[of_features[order] == bucket]])
+        whole = len(rows) // size * size
+        yield from ((bucket, one) for one in rows[:whole].reshape(-1, size))
+        left = rows[whole:]
+    if len(left):
+        yield last, left
+
+
+def _num_batches(of_features: np.ndarray, sizes: Sequence[int]) -> int:
+    """Number of batches of `_cut`."""
+    total = left = 0
+    for count, size in zip(np.bincount(of_features), sizes, strict=False):
+        batches, left = divmod(left + int(count), size)
+        total += batches
+    return total + bool(left)

@@ -1,0 +1,157 @@
+"""From pairs of texts to token ids of an encoder and a decoder."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import sentencepiece as spm
+
+from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.features import check_length, padded, token_arrays
+
+_NAMED = 5  # examples that a message names
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TranslationFeature:
+    """A source `<s> x </s>`, and a target `symbol y </s>` where it is known.
+
+    Attributes:
+      example: see `features.Feature`.
+      tokens: [S] int32 source.
+      symbol: id of the target language's symbol, the decoder's first input (VECO, Section 5.1).
+      target: [T] int32 target after the symbol, `y </s>`, or None.
+    """
+
+    example: int
+    tokens: np.ndarray
+    symbol: int
+    target: np.ndarray | None
+
+    @property
+    def size(self) -> int:
+        """Tokens of the longer side."""
+        return max(len(self.tokens), 0 if self.target is None else len(self.target))
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        """The source as other features have it, and the target.
+
+        `first_token` [] int32 is the symbol, `target_inputs` [length] the symbol and y, and
+        `target_outputs` [length] the tokens that follow, y and `</s>`, -1 for none.
+        """
+        arrays = {
+            **token_arrays(self.tokens, length, pad),
+            "first_token": np.array(self.symbol, np.int32),
+        }
+        if self.target is not None:
+            inputs = np.concatenate([[self.symbol], self.target[:-1]]).astype(np.int32)
+            arrays["target_inputs"] = padded(inputs, length, pad)
+            arrays["target_outputs"] = padded(self.target, length, -1)
+        return arrays
+
+
+def language_symbols(
+    languages: Sequence[str],
+    vocab_size: int,
+    num_rows: int,
+    pieces: Mapping[str, str],
+    piece_id: Callable[[str], int],
+    unk: int,
+) -> dict[str, int]:
+    """Ids of the symbols that a decoder's input begins with, by target language.
+
+    A vocabulary such as XLM-R's has no pieces for languages. Their symbols are then the first rows
+    of the embedding table that no piece has, which padding to a multiple of mesh.vocab_multiple
+    leaves: neither tokenizer nor softmax nor the other rows know of them. Where the vocabulary has
+    a piece for a language, `pieces` can name it.
+
+    Args:
+      languages: target languages; a later run may append to them and keep the symbols.
+      vocab_size: pieces of the vocabulary, specials included.
+      num_rows: rows of the table.
+      pieces: piece by language, such as {"de": "▁<2de>"}; may name only some.
+      piece_id: id of a piece, `unk` of one that the vocabulary does not have.
+      unk: id of `<unk>`.
+
+    Raises:
+      ValueError: a piece that the vocabulary does not have, or too few rows.
+    """
+    found = {}
+    rows = iter(range(vocab_size, num_rows))
+    for language in dict.fromkeys(languages):
+        if language in pieces:
+            found[language] = piece_id(pieces[language])
+            if found[language] == unk:
+                raise ValueError(
+                    f"task.language_pieces: {pieces[language]!r} of {language!r} is no piece of "
+                    "the vocabulary; name one that is, or none"
+                )
+            continue
+        row = next(rows, None)
+        if row is None:
+            raise ValueError(
+                f"the embedding table has {num_rows} rows, {num_rows - vocab_size} of them beyond "
+                f"the vocabulary; too few for a symbol for each of {', '.join(languages)}: raise "
+                "mesh.vocab_multiple, or name pieces in task.language_pieces"
+            )
+        found[language] = row
+    return found
+
+
+def translation_features(
+    examples: Sequence[TranslationExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+    symbols: Mapping[str, int],
+) -> list[TranslationFeature]:
+    """A feature of each pair; what is too long is cut at the end, with a warning that counts.
+
+    Args:
+      examples: texts with or without a translation.
+      processor: the tokenizer.
+      special: its special ids.
+      max_length: tokens of the longest source, with `<s>` and `</s>`, and target, with `</s>`.
+      symbols: of target languages, see `language_symbols`.
+
+    Raises:
+      ValueError: `max_length` is too short, or a target language has no symbol.
+    """
+    check_length(max_length)
+    wanted = {example.target_language for example in examples}
+    if missing := sorted(wanted - set(symbols)):
+        raise ValueError(
+            f"no symbol for the target language {', '.join(missing)}; the model was made for "
+            f"{', '.join(symbols)}: train on a direction into it, or correct the direction"
+        )
+    sources = processor.encode([one.source for one in examples], return_type="numpy")
+    targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
+    _warn_of_cuts("sources", sources, max_length - 2)
+    _warn_of_cuts("targets", targets, max_length - 1)
+    found = []
+    for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
+        source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])
+        target = np.append(y[: max_length - 1], special.eos).astype(np.int32)
+        found.append(
+            TranslationFeature(
+                number,
+                source.astype(np.int32),
+                symbols[example.target_language],
+                None if example.target is None else target,
+            )
+        )
+    return found
+
+
+def _warn_of_cuts(what: str, texts: Sequence[np.ndarray], room: int) -> None:
+    """Logs how many texts are longer than `room` tokens, and the first of them."""
+    long = [number for number, tokens in enumerate(texts) if len(tokens) > room]
+    if long:
+        names = ", ".join(map(str, long[:_NAMED]))
+        logging.warning(
+            "%d of %d %s have more than %d tokens and are cut (example %s%s); raise "
+            "task.max_length, up to the positions of the encoder",
+            len(long), len(texts), what, room, names, ", ..." if len(long) > _NAMED else "",
+        )  # fmt: skip

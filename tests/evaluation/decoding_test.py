@@ -1,0 +1,392 @@
+"""Beam search against exhaustive search, a plain loop and a decoder without cache."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search, repeat
+from models.attention import Attention, Cache
+from models.masks import causal_mask
+
+PAD, BOS, EOS = 0, 1, 2
+V, T, NUM_STATES = 6, 4, 997
+IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(PAD, BOS), num_classes=V)
+# Ids from 6 on are table rows that are no classes.
+ROWS = 8
+FIRST = np.array([6, 7, 3], np.int32)
+
+
+def table(seed: int, has_ties: bool = False) -> np.ndarray:
+    """Logits [states, rows] of a model whose state is a hash of all tokens so far.
+
+    With ties, some tokens are equally probable, and the others impossible.
+    """
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(NUM_STATES, ROWS))
+    if has_ties:
+        logits = np.where(logits > -1, 0, -np.inf)
+    return logits.astype(np.float32)
+
+
+def hashed(state, token):
+    return (state * 31 + token + 1) % NUM_STATES
+
+
+def step(logits, tokens, state, index):
+    del index
+    state = hashed(state, tokens)
+    return logits[state], state
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def compiled(logits, first, cache, settings):
+    return beam_search(functools.partial(step, logits), first, cache, settings, IDS)
+
+
+def search(logits, settings, first=FIRST) -> Hypotheses:
+    cache = jnp.zeros(len(first) * settings.beams, jnp.int32)
+    return jax.tree.map(np.asarray, compiled(logits, first, cache, settings=settings))
+
+
+def log_probs_of(logits) -> np.ndarray:
+    """Log probabilities by the softmax of the classes, -inf for what is never generated."""
+    found = np.array(jax.nn.log_softmax(jnp.asarray(logits)[:, : IDS.num_classes]))
+    found[:, list(IDS.forbidden)] = -np.inf
+    return found
+
+
+def after(first, tokens) -> int:
+    return functools.reduce(hashed, tokens, hashed(0, int(first)))
+
+
+def model_of(probabilities: dict[tuple[int, ...], dict[int, float]]) -> np.ndarray:
+    """Logits of a model for the third sentence, given what follows some prefixes."""
+    logits = np.full((NUM_STATES, ROWS), -np.inf, np.float32)
+    for prefix, row in probabilities.items():
+        for token, probability in row.items():
+            logits[after(FIRST[2], prefix), token] = np.log(probability)
+    return logits
+
+
+def exhaustive(logits, first, settings) -> list[tuple[np.float32, tuple[int, ...]]]:
+    """All hypotheses of a sentence and their scores, the best one first."""
+    log_probs, found = log_probs_of(logits), []
+    for size in range(settings.max_length):
+        for words in itertools.product(range(3, V), repeat=size):
+            tokens = (*words, EOS)
+            total = sum(
+                log_probs[after(first, tokens[:i]), token] for i, token in enumerate(tokens)
+            )
+            found.append((total / len(tokens) ** settings.length_penalty, tokens))
+    return sorted(found, key=lambda one: -one[0])
+
+
+def repeats(tokens, size) -> bool:
+    grams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)]
+    return bool(size) and len(set(grams)) < len(grams)
+
+
+def plain_search(logits, first, settings):
+    """Beam search of one sentence with lists; see `beam_search` for the order of equal scores."""
+    log_probs, beams = log_probs_of(logits), settings.beams
+    live = [(np.float32(0), ())]
+    finished: list = []
+    for length in range(1, settings.max_length + 1):
+        options = []
+        for rank, (total, tokens) in enumerate(live):
+            for token in range(V):
+                value = total + log_probs[after(first, tokens), token]
+                is_allowed = token == EOS or length < settings.max_length
+                if is_allowed and not repeats((*tokens, token), settings.no_repeat_ngram):
+                    options.append((-value, rank, token, (*tokens, token)))
+        options = sorted(option for option in options if option[0] < np.inf)
+        penalty = np.float32(length**settings.length_penalty)
+        finished += [
+            (-cost / penalty, tokens) for cost, *_, tokens in options[:beams] if tokens[-1] == EOS
+        ]
+        finished = sorted(finished, key=lambda one: -one[0])[:beams]
+        live = [(-cost, tokens) for cost, *_, tokens in options if tokens[-1] != EOS][:beams]
+        if len(finished) == beams and (settings.early_stop or beams == 1):
+            break
+    return finished
+
+
+class SearchTest(parameterized.TestCase):
+    def assert_finds(self, found: Hypotheses, expected: list, settings):
+        """`expected` are the hypotheses of each sentence: scores and tokens."""
+        for sentence, hypotheses in enumerate(expected):
+            for rank in range(settings.beams):
+                score, tokens = hypotheses[rank] if rank < len(hypotheses) else (-np.inf, ())
+                padded = np.pad(tokens, (0, settings.max_length - len(tokens)))
+                where = f"sentence {sentence}, rank {rank}"
+                np.testing.assert_array_equal(found.tokens[sentence, rank], padded, where)
+                self.assertEqual(found.lengths[sentence, rank], len(tokens), where)
+                np.testing.assert_allclose(
+                    found.scores[sentence, rank], score, rtol=1e-6, err_msg=where
+                )
+
+    @parameterized.parameters(0.0, 0.6, 2.0, -1.0)
+    def test_many_beams_are_an_exhaustive_search(self, penalty):
+        settings = DecodingSettings(beams=64, max_length=T, length_penalty=penalty)
+        for seed in range(3):
+            logits = table(seed)
+            expected = [exhaustive(logits, first, settings) for first in FIRST]
+            self.assertLen(expected[0], 1 + 3 + 9 + 27)
+            self.assert_finds(search(logits, settings), expected, settings)
+
+    @parameterized.product(beams=(1, 2, 5), early_stop=(False, True), penalty=(0.0, 1.0, -0.5))
+    def test_few_beams_are_those_of_a_plain_loop(self, beams, early_stop, penalty):
+        settings = DecodingSettings(beams, 7, penalty, early_stop=early_stop)
+        for seed in range(6):
+            logits = table(seed, has_ties=seed > 2)
+            expected = [plain_search(logits, first, settings) for first in FIRST]
+            self.assert_finds(search(logits, settings), expected, settings)
+
+    def test_equal_scores_come_by_the_smaller_token(self):
+        settings = DecodingSettings(beams=4, max_length=2, length_penalty=0.0)
+        logits = np.zeros((NUM_STATES, ROWS), np.float32)
+        found = search(logits, settings)
+        # The short one is more probable; of the others each is as good as the next.
+        expected = [[EOS, 0], [3, EOS], [4, EOS], [5, EOS]]
+        np.testing.assert_array_equal(found.tokens, np.broadcast_to(expected, (3, 4, 2)))
+
+    @parameterized.parameters(0.0, 1.0, 1.5, -0.5)
+    def test_a_search_that_stops_finds_what_one_that_goes_on_finds(self, penalty):
+        settings = DecodingSettings(beams=3, max_length=9, length_penalty=penalty)
+        for seed in range(4):
+            logits = table(seed)
+            logits[:, EOS] += 2
+            expected = [plain_search(logits, first, settings) for first in FIRST]
+            self.assert_finds(search(logits, settings), expected, settings)
+
+    def test_a_search_stops_when_nothing_better_can_come(self):
+        calls = []
+
+        def counted(tokens, state, index):
+            jax.debug.callback(lambda i: calls.append(int(i)), index)
+            return step(logits, tokens, state, index)
+
+        table_of_ends = table(0)
+        table_of_ends[:, EOS] = 20
+        logits = jnp.asarray(table_of_ends)
+        for settings, expected in (
+            (DecodingSettings(1, 30, 1.0), range(1, 2)),  # greedy
+            (DecodingSettings(2, 30, 0.0), range(2, 3)),  # what goes on is less probable already
+            # 30 tokens might bring the mean up, until their sum is 30 times that of the worst.
+            (DecodingSettings(2, 30, 1.0), range(10, 30)),
+            (DecodingSettings(2, 30, 1.0, early_stop=True), range(2, 3)),
+        ):
+            calls.clear()
+            cache = jnp.zeros(len(FIRST) * settings.beams, jnp.int32)
+            jax.block_until_ready(beam_search(counted, FIRST, cache, settings, IDS))
+            jax.effects_barrier()
+            self.assertIn(len(calls), expected, settings)
+
+    def test_one_beam_is_greedy(self):
+        settings = DecodingSettings(beams=1, max_length=12)
+        for seed in range(5):
+            logits = table(seed)
+            log_probs = log_probs_of(logits)
+            found = search(logits, settings)
+            for sentence, first in enumerate(FIRST):
+                tokens, total = (), 0.0
+                while not tokens or tokens[-1] != EOS:
+                    row = log_probs[after(first, tokens)]
+                    is_last = len(tokens) == settings.max_length - 1
+                    tokens += (EOS if is_last else int(np.argmax(row)),)
+                    total += row[tokens[-1]]
+                length = len(tokens)
+                np.testing.assert_array_equal(found.tokens[sentence, 0, :length], tokens)
+                self.assertEqual(found.lengths[sentence, 0], length)
+                np.testing.assert_allclose(found.scores[sentence, 0], total / length, rtol=1e-5)
+
+    @parameterized.parameters((0.0, 1), (0.5, 1), (1.0, 3))
+    def test_a_length_penalty_prefers_long_hypotheses(self, penalty, length):
+        # </s> has 0.6 at once, and 0.9 after two words of 0.4 and 0.75: by hand, the log
+        # probabilities are -0.511 (1 token) and -1.309 (3), their means -0.511 and -0.436.
+        logits = model_of(
+            {
+                (): {EOS: 0.6, 3: 0.4},
+                (3,): {4: 0.75, EOS: 0.01, 5: 0.24},
+                (3, 4): {EOS: 0.9, 5: 0.1},
+            }
+        )
+        found = search(logits, DecodingSettings(2, 5, penalty), first=FIRST[2:])
+        self.assertEqual(found.lengths[0, 0], length)
+        np.testing.assert_allclose(found.scores[0, 0], {1: np.log(0.6)}.get(length, -0.43643), 1e-4)
+
+    def test_a_search_waits_for_a_long_hypothesis(self):
+        # Two are finished after two tokens, with means of -0.598 and -0.458. What goes on has -3.0,
+        # a mean of -1.0 at the next token, but of -0.333 after nine.
+        words = [(3, *[5] * i) for i in range(8)]
+        logits = model_of(
+            {
+                (): {EOS: 0.55, 4: 0.4, 3: 0.05},
+                (4,): {EOS: 1.0},
+                **{word: {5: 1.0} for word in words[:-1]},
+                words[-1]: {EOS: 1.0},
+            }
+        )
+        settings = DecodingSettings(beams=2, max_length=9)
+        found = search(logits, settings, first=FIRST[2:])
+        np.testing.assert_array_equal(found.tokens[0, 0], [*words[-1], EOS])
+        np.testing.assert_allclose(found.scores[0], np.log([0.05, 0.4]) / [9, 2], rtol=1e-5)
+        self.assert_finds(found, [plain_search(logits, FIRST[2], settings)], settings)
+
+    @parameterized.parameters(1, 2, 3)
+    def test_no_ngram_comes_twice(self, size):
+        settings = DecodingSettings(3, 10, 1.0, no_repeat_ngram=size)
+        logits = table(0)
+        logits[:, EOS] -= 4
+        free = search(logits, DecodingSettings(3, 10, 1.0))
+        self.assertTrue(any(repeats(tuple(x), size) for x in free.tokens.reshape(-1, 10)))
+        expected = [plain_search(logits, first, settings) for first in FIRST]
+        self.assert_finds(search(logits, settings), expected, settings)
+
+    def test_each_sentence_alone_is_as_in_the_batch(self):
+        settings = DecodingSettings(beams=3, max_length=8)
+        together = search(table(1), settings)
+        for i in range(len(FIRST)):
+            alone = search(table(1), settings, first=FIRST[i : i + 1])
+            for one, all_of_them in zip(alone, together, strict=True):
+                np.testing.assert_array_equal(one[0], all_of_them[i])
+
+    @parameterized.parameters(np.nan, -np.inf)
+    def test_tokens_without_a_score_do_not_count(self, value):
+        settings = DecodingSettings(beams=3, max_length=6)
+        logits, without = table(0), table(0)
+        logits[::2, 3] = value
+        logits[:, IDS.num_classes :] = np.inf
+        without[::2, 3] = -1e30
+        found, expected = search(logits, settings), search(without, settings)
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+        self.assertFalse(np.isin(found.tokens, [BOS, 6, 7]).any())
+
+    def test_a_model_without_any_score_finds_nothing(self):
+        for settings in (DecodingSettings(2, 5), DecodingSettings(2, 5, early_stop=True)):
+            found = search(np.full((NUM_STATES, ROWS), np.nan, np.float32), settings)
+            np.testing.assert_array_equal(found.scores, np.full((3, 2), -np.inf))
+            self.assertFalse(found.lengths.any() or found.tokens.any())
+
+    def test_jit_and_eager_agree(self):
+        settings = DecodingSettings(beams=2, max_length=3, no_repeat_ngram=2)
+        cache = jnp.zeros(len(FIRST) * 2, jnp.int32)
+        with jax.disable_jit():
+            eager = beam_search(
+                functools.partial(step, jnp.asarray(table(2))), FIRST, cache, settings, IDS
+            )
+        for one, two in zip(eager, search(table(2), settings), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-6)
+
+    @parameterized.parameters(
+        ({"beams": 0}, "decoding.beams is 0"),
+        ({"max_length": 0}, "decoding.max_length is 0"),
+        ({"no_repeat_ngram": -1}, "decoding.no_repeat_ngram is -1"),
+        ({"length_penalty": np.inf}, "decoding.length_penalty is inf"),
+    )
+    def test_settings_out_of_range(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            DecodingSettings(**changes)
+
+
+D = 8
+
+
+class Decoder(nn.Module):
+    """A decoder of one layer: causal attention, attention to a source, output."""
+
+    def setup(self):
+        self.embed = nn.Embed(ROWS, D, embedding_init=nn.initializers.normal(2.0))
+        self.positions = nn.Embed(16, D, embedding_init=nn.initializers.normal(1.0))
+        self.own, self.cross = (
+            Attention(D, 2, 0.0, "float32", "xla", initializer="fan_in") for _ in range(2)
+        )
+        self.output = nn.Dense(ROWS, kernel_init=nn.initializers.normal(1.0))
+
+    def source(self, source):
+        """Keys and values of a source [B, S, D]."""
+        return self.cross.keys_values(source)
+
+    def __call__(self, tokens, index, source, mask, own_mask=None, cache=None):
+        """Logits [N, L, rows] of tokens [N, L], the first one at `index`, and the cache."""
+        positions = index + jnp.arange(tokens.shape[1])
+        x = self.embed(tokens) + self.positions(positions)[None]
+        y, cache = self.own(x, mask=own_mask, cache=cache, deterministic=True)
+        x = x + y
+        x = x + self.cross(x, context=source, mask=mask, deterministic=True)[0]
+        return self.output(x), cache
+
+    def empty(self, size, capacity):
+        return self.own.empty_cache(size, capacity)
+
+
+class CacheTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        rng = np.random.default_rng(0)
+        self.lengths = np.array([5, 3, 1])
+        self.source = jnp.asarray(rng.normal(size=(3, 5, D)), jnp.float32)
+        self.model = Decoder()
+        mask = jnp.ones((3, 1, 1, 5), bool)
+        tokens = jnp.zeros((3, 1), jnp.int32)
+        self.params = self.model.init(jax.random.key(1), tokens, 0, self.source, mask)
+
+    def call(self, *args, **kwargs):
+        return self.model.apply(self.params, *args, **kwargs)
+
+    def source_of(self, rows, width, beams):
+        """Keys, values and mask of some sentences, padded to a width."""
+        pair = self.call(self.source[rows, :width], method="source")
+        mask = np.arange(width) < self.lengths[rows, None]
+        return repeat((pair, jnp.asarray(mask)[:, None, None]), beams)
+
+    def cached(self, settings, rows=slice(None), width=5) -> Hypotheses:
+        source, mask = self.source_of(rows, width, settings.beams)
+        first = FIRST[rows]
+
+        def step(tokens, cache, index):
+            logits, cache = self.call(tokens[:, None], index, source, mask, cache=cache)
+            return logits[:, 0], cache
+
+        cache = self.call(len(first) * settings.beams, settings.max_length, method="empty")
+        axes = Cache(0, 0, None)
+        return jax.jit(lambda c: beam_search(step, first, c, settings, IDS, axes))(cache)
+
+    def uncached(self, settings) -> Hypotheses:
+        source, mask = self.source_of(slice(None), 5, settings.beams)
+        length = settings.max_length
+
+        def step(tokens, before, index):
+            before = before.at[:, index].set(tokens)
+            causal = causal_mask(length, length)
+            logits, _ = self.call(before, 0, source, mask, own_mask=causal)
+            return logits[:, index], before
+
+        before = jnp.zeros((3 * settings.beams, length), jnp.int32)
+        return jax.jit(lambda c: beam_search(step, FIRST, c, settings, IDS))(before)
+
+    @parameterized.parameters(1, 2, 4)
+    def test_with_and_without_a_cache(self, beams):
+        settings = DecodingSettings(beams, max_length=9, length_penalty=1.0)
+        found, expected = self.cached(settings), self.uncached(settings)
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+        self.assertGreater(found.lengths.max(), 4)
+
+    def test_padding_of_the_source_changes_nothing(self):
+        settings = DecodingSettings(beams=3, max_length=9)
+        together = self.cached(settings)
+        for i, length in enumerate(self.lengths):
+            alone = self.cached(settings, rows=slice(i, i + 1), width=int(length))
+            np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
+            np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    absltest.main()

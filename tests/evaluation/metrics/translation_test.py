@@ -1,0 +1,125 @@
+"""BLEU by hand and by a plain loop with the rules of multi-bleu.perl; properties of all scores."""
+
+import collections
+import math
+
+from absl.testing import absltest, parameterized
+
+from evaluation.metrics import translation
+
+REFERENCES = [
+    "The cat sat on the mat .",
+    "There is a dog in the garden , isn't there ?",
+    "It rains today in London .",
+]
+HYPOTHESES = [
+    "the cat sat on the red mat .",
+    "There is a dog in the Garden ?",
+    "today it rains in London and here .",
+]
+
+
+def plain_bleu(references, hypotheses) -> float:
+    """BLEU of text cut at blanks, lower case, unsmoothed: Papineni et al. 2002, one reference."""
+    right, total = collections.Counter(), collections.Counter()
+    lengths = [0, 0]
+    for pair in zip(references, hypotheses, strict=True):
+        words = [text.lower().split() for text in pair]
+        lengths = [n + len(one) for n, one in zip(lengths, words, strict=True)]
+        for size in range(1, 5):
+            ours, theirs = (
+                collections.Counter(tuple(one[i : i + size]) for i in range(len(one) - size + 1))
+                for one in words
+            )
+            right[size] += sum((ours & theirs).values())
+            total[size] += sum(theirs.values())
+    if not all(right[size] for size in range(1, 5)):
+        return 0.0
+    mean = sum(math.log(right[size] / total[size]) for size in range(1, 5)) / 4
+    return math.exp(mean + min(0, 1 - lengths[0] / lengths[1]))
+
+
+class TranslationTest(parameterized.TestCase):
+    def test_bleu_by_hand(self):
+        # 1-grams 5 / 6, 2-grams 3 / 5, 3-grams 2 / 4, 4-grams 1 / 3, and 7 tokens in the reference.
+        found = translation.scores(["a b c d e f g"], ["a b c d x f"], "en")
+        expected = (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25 * math.exp(1 - 7 / 6)
+        self.assertAlmostEqual(found["bleu"], expected, places=6)
+        self.assertAlmostEqual(found["tokenized_bleu"], expected, places=6)
+
+    def test_chrf_by_hand(self):
+        # All n-grams of 1 and 2 letters but one each; none of 3 and more: of 1-grams P = R = 2/3,
+        # of 2-grams 1/2, of 3-grams 0; longer ones there are none.
+        found = translation.scores(["abc"], ["abd"], "en")
+        self.assertAlmostEqual(found["chrf"], (2 / 3 + 1 / 2 + 0) / 3, places=6)
+
+    def test_tokenized_bleu_is_that_of_a_plain_loop(self):
+        found = translation.scores(REFERENCES, HYPOTHESES, "en", is_tokenized=True)
+        expected = plain_bleu(REFERENCES, HYPOTHESES)
+        self.assertBetween(expected, 0.3, 0.7)
+        self.assertAlmostEqual(found["tokenized_bleu"], expected, places=6)
+
+    def test_without_a_common_4_gram_it_is_0(self):
+        pair = ["a b c d e"], ["a b c x e"]
+        found = translation.scores(*pair, "en")
+        self.assertEqual(found["tokenized_bleu"], 0)
+        self.assertGreater(found["bleu"], 0)  # smoothed
+
+    def test_case_counts_for_bleu_alone(self):
+        found = translation.scores(REFERENCES, [one.upper() for one in REFERENCES], "en")
+        self.assertEqual(round(found["tokenized_bleu"], 9), 1)
+        self.assertLess(found["bleu"], 0.5)
+
+    def test_plain_text_is_tokenised(self):
+        found = translation.scores(["Yes , it is ."], ["Yes, it is."], "en")
+        self.assertEqual(round(found["bleu"], 9), 1)
+        self.assertEqual(round(found["tokenized_bleu"], 9), 1)
+        found = translation.scores(["Yes , it is ."], ["Yes, it is."], "en", is_tokenized=True)
+        self.assertEqual(found["tokenized_bleu"], 0)
+
+    @parameterized.parameters(
+        ("zh", "今天下雨了", "今天又下雨了"),
+        ("ja", "今日は雨です", "今日も雨です"),
+        ("th", "วันนี้ฝนตก", "วันนี้ฝนไม่ตก"),
+        ("ko", "오늘은비가온다", "오늘은비가안온다"),
+    )
+    def test_languages_without_blanks_are_cut(self, language, reference, hypothesis):
+        found = translation.scores([reference], [hypothesis], language)
+        self.assertBetween(found["bleu"], 0.2, 0.9)
+        self.assertLess(translation.scores([reference], [hypothesis], "en")["bleu"], 1e-3)
+
+    def test_order_does_not_matter(self):
+        found = translation.scores(REFERENCES, HYPOTHESES, "en")
+        turned = translation.scores(REFERENCES[::-1], HYPOTHESES[::-1], "en")
+        self.assertEqual(found, turned)
+        other = translation.scores(REFERENCES, HYPOTHESES[::-1], "en")
+        self.assertLess(other["bleu"], found["bleu"])
+
+    def test_empty_translations_cost(self):
+        found = translation.scores(REFERENCES, [*HYPOTHESES[:2], ""], "en")
+        full = translation.scores(REFERENCES, HYPOTHESES, "en")
+        for name in translation.METRICS:
+            self.assertBetween(found[name], 1e-3, full[name])
+        nothing = translation.scores(REFERENCES, ["", "", ""], "en")
+        self.assertEqual(nothing, dict.fromkeys(translation.METRICS, 0.0))
+
+    def test_signatures_tell_the_tokenizer(self):
+        found = translation.signatures("de")
+        self.assertRegex(
+            found["bleu"], r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version"
+        )
+        self.assertRegex(found["tokenized_bleu"], "case:lc.*tok:13a.*smooth:none")
+        self.assertRegex(found["chrf"], "nc:6.*nw:0")
+        self.assertIn("tok:zh", translation.signatures("zh")["bleu"])
+        found = translation.signatures("de", is_tokenized=True)
+        self.assertIn("tok:13a", found["bleu"])
+        self.assertIn("tok:none", found["tokenized_bleu"])
+
+    @parameterized.parameters((["a"], ["a", "b"]), (["a"], []), ([], []))
+    def test_one_translation_for_each_reference(self, references, hypotheses):
+        with self.assertRaisesRegex(ValueError, f"{len(hypotheses)} translations for"):
+            translation.scores(references, hypotheses, "en")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,121 @@
+"""Sources and targets as token ids, symbols of languages, and what is cut."""
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+
+from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.translation_features import language_symbols, translation_features
+from input_pipeline.tokenization import special_ids
+from vocap import merge
+
+PIECES = [*"▁abcdefghij.", "▁ab", "<2de>"]
+PROCESSOR = spm.SentencePieceProcessor(
+    model_proto=merge.write_model(PIECES, np.full(len(PIECES), -5.0))
+)
+SPECIAL = special_ids(PROCESSOR)
+SYMBOLS = {"de": 90, "fr": 91}
+
+
+def features(*pairs: tuple, max_length: int = 20, language: str = "de"):
+    examples = [TranslationExample(str(i), *pair, language) for i, pair in enumerate(pairs)]
+    return translation_features(examples, PROCESSOR, SPECIAL, max_length, SYMBOLS)
+
+
+class FeatureTest(parameterized.TestCase):
+    def test_arrays(self):
+        one, two = features(("ab c", "d."), ("a", None))
+        x, y = PROCESSOR.encode("ab c"), PROCESSOR.encode("d.")
+        arrays = one.arrays(12, SPECIAL.pad)
+
+        def padded(ids, fill):
+            return ids + [fill] * (12 - len(ids))
+
+        source = [SPECIAL.bos, *x, SPECIAL.eos]
+        expected = {
+            "tokens": padded(source, SPECIAL.pad),
+            "segments": padded([1] * len(source), 0),
+            "positions": list(range(12)),
+            "first_token": 90,
+            "target_inputs": padded([90, *y], SPECIAL.pad),
+            "target_outputs": padded([*y, SPECIAL.eos], -1),
+        }
+        self.assertSameElements(arrays, expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(arrays[name], value, name)
+            self.assertEqual(arrays[name].dtype, np.int32)
+        self.assertEqual((one.example, one.size), (0, max(len(source), len(y) + 1)))
+        # A text without translation has a source alone.
+        names = {"tokens", "segments", "positions", "first_token"}
+        self.assertEqual(set(two.arrays(12, SPECIAL.pad)), names)
+        self.assertEqual((two.example, two.size), (1, len(two.tokens)))
+
+    def test_the_longer_side_tells_the_size(self):
+        short, long = "a", "bcdefghij"
+        one, two = features((short, long), (long, short))
+        self.assertEqual(one.size, len(PROCESSOR.encode(long)) + 1)
+        self.assertEqual(two.size, len(PROCESSOR.encode(long)) + 2)
+        for feature in (one, two):
+            feature.arrays(feature.size, SPECIAL.pad)
+
+    def test_long_texts_are_cut_and_counted(self):
+        long = "abcdefghij" * 3
+        ids = PROCESSOR.encode(long)
+        with self.assertLogs(level="WARNING") as logs:
+            found = features(("a", "b"), (long, long), ("a", long), max_length=16)
+        np.testing.assert_array_equal(found[1].tokens, [SPECIAL.bos, *ids[:14], SPECIAL.eos])
+        for feature in found[1:]:
+            np.testing.assert_array_equal(feature.target, [*ids[:15], SPECIAL.eos])
+            self.assertEqual(feature.size, 16)
+        sources, targets = logs.output
+        self.assertRegex(sources, r"1 of 3 sources have more than 14 tokens .*\(example 1\)")
+        self.assertRegex(targets, r"2 of 3 targets have more than 15 tokens .*\(example 1, 2\)")
+        self.assertRegex(targets, "task.max_length")
+
+    def test_what_just_fits_is_not_cut(self):
+        text = "bcdefghij"
+        room = len(PROCESSOR.encode(text))
+        with self.assertNoLogs(level="WARNING"):
+            found = features((text, text), max_length=room + 2)
+        self.assertEqual(found[0].size, room + 2)
+
+    def test_a_language_without_symbol(self):
+        with self.assertRaisesRegex(
+            ValueError, "target language cs; the model was made for de, fr"
+        ):
+            features(("a", "b"), language="cs")
+
+    def test_a_row_too_short(self):
+        with self.assertRaisesRegex(ValueError, "max_length is 7"):
+            features(("a", "b"), max_length=7)
+
+
+class SymbolsTest(parameterized.TestCase):
+    def symbols(self, *languages: str, num_rows: int = 128, **pieces: str):
+        size = PROCESSOR.get_piece_size()
+        piece_id = PROCESSOR.piece_to_id
+        return language_symbols(languages, size, num_rows, pieces, piece_id, SPECIAL.unk)
+
+    def test_rows_beyond_the_pieces(self):
+        size = PROCESSOR.get_piece_size()
+        self.assertEqual(self.symbols("fr", "de", "fr"), {"fr": size, "de": size + 1})
+        more = self.symbols("fr", "de", "cs")
+        self.assertEqual((more["fr"], more["de"]), (size, size + 1))
+
+    def test_pieces_of_the_vocabulary(self):
+        found = self.symbols("fr", "de", "cs", de="<2de>")
+        size = PROCESSOR.get_piece_size()
+        expected = {"fr": size, "de": PROCESSOR.piece_to_id("<2de>"), "cs": size + 1}
+        self.assertEqual(found, expected)
+        with self.assertRaisesRegex(ValueError, "'<2fr>' of 'fr' is no piece"):
+            self.symbols("fr", fr="<2fr>")
+
+    def test_a_table_without_rows_to_spare(self):
+        size = PROCESSOR.get_piece_size()
+        self.assertEqual(self.symbols("fr", num_rows=size + 1), {"fr": size})
+        with self.assertRaisesRegex(ValueError, "1 of them beyond .*mesh.vocab_multiple"):
+            self.symbols("fr", "de", num_rows=size + 1)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,156 @@
+"""Pairs of texts from files of both forms and tensorflow-datasets; files that do not fit."""
+
+import gzip
+import lzma
+import pathlib
+import tempfile
+
+import tensorflow_datasets as tfds
+from absl.testing import absltest, parameterized
+
+from input_pipeline.tasks import translation
+from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.loading import load_translations
+from input_pipeline.tasks.tasks import Task
+
+TASK = Task(
+    "wmt14",
+    "translation",
+    (),
+    ("de-en", "en-de"),
+    ("bleu",),
+    {"train": "tfds:wmt14_translate/{language}:train"},
+    # tensorflow-datasets has one name for both directions.
+    {"en-de": "de-en"},
+)
+PAIRS = [("It rains.", "Es regnet."), ("Yes.", "Ja."), ("“No”, he said.", "„Nein“, sagte er.")]
+EXAMPLES = [TranslationExample(str(i), *pair, "de") for i, pair in enumerate(PAIRS)]
+TURNED = [TranslationExample(str(i), *pair[::-1], "en") for i, pair in enumerate(PAIRS)]
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+
+
+class TranslationTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, name: str, text: str) -> pathlib.Path:
+        path = self.root / name
+        path.write_bytes(COMPRESS.get(path.suffix, bytes)(text.encode()))
+        return path
+
+    def write_sides(self, pairs=PAIRS, suffix: str = "") -> list[pathlib.Path]:
+        sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
+        return [self.write(f"train.{code}{suffix}", "\n".join(side) + "\n") for code, side in sides]
+
+    def load(self, *patterns: str, language: str = "en-de", codes=None):
+        return load_translations(TASK, self.root, patterns, language, codes or {})
+
+    @parameterized.parameters(*COMPRESS)
+    def test_two_aligned_files(self, suffix):
+        self.write_sides(suffix=suffix)
+        patterns = [f"train.{{{side}}}{suffix}" for side in ("source", "target")]
+        self.assertEqual(self.load(*patterns), EXAMPLES)
+        self.assertEqual(self.load(*patterns, language="de-en"), TURNED)
+
+    @parameterized.parameters(*COMPRESS)
+    def test_a_file_of_two_columns(self, suffix):
+        rows = [f"{one}\t{two}\n" for one, two in PAIRS]
+        self.write("plain.tsv" + suffix, "".join(rows))
+        self.assertEqual(self.load("plain.tsv" + suffix), EXAMPLES)
+        self.write("named.tsv" + suffix, "en\tde\n" + "".join(rows))
+        self.assertEqual(self.load("named.tsv" + suffix), EXAMPLES)
+        self.assertEqual(self.load("named.tsv" + suffix, language="de-en"), TURNED)
+
+    def test_tensorflow_datasets(self):
+        def as_dataset(builder, *args, **kwargs):
+            import tensorflow as tf
+
+            spec = builder.info.features.get_tensor_spec()
+            rows = [{"en": one + " ", "de": two} for one, two in PAIRS]
+            return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+
+        with tfds.testing.mock_data(as_dataset_fn=as_dataset):
+            self.assertEqual(self.load(TASK.tfds["train"]), EXAMPLES)
+            self.assertEqual(self.load(TASK.tfds["train"], language="de-en"), TURNED)
+            with self.assertRaisesRegex(ValueError, "no fr for the direction 'en-fr'.*has de, en"):
+                self.load("tfds:wmt14_translate/de-en:train", language="en-fr")
+            with self.assertRaisesRegex(ValueError, "wmt14 has no data for language 'cs-fr'"):
+                self.load(TASK.tfds["train"], language="cs-fr")
+
+    def test_sources_are_joined_in_order(self):
+        self.write_sides()
+        self.write("more.tsv", "A.\tB.\n")
+        found = self.load("more.tsv", "train.{source}", "train.{target}", "more.tsv")
+        texts = [(one.source, one.target) for one in found]
+        self.assertEqual(texts, [("A.", "B."), *PAIRS, ("A.", "B.")])
+        self.assertEqual([one.id for one in found], list("01234"))
+
+    def test_other_codes_in_names(self):
+        _, two = self.write_sides()
+        two.rename(self.root / "train.deu")
+        patterns = ["train.{source}", "train.{target}"]
+        self.assertEqual(self.load(*patterns, codes={"deu": "de"}), EXAMPLES)
+        self.write_sides()
+        with self.assertRaisesRegex(ValueError, "2 files of .*train.de and .*train.deu"):
+            self.load(*patterns, codes={"deu": "de"})
+
+    def test_only_a_line_feed_ends_a_line(self):
+        pairs = [("a\u2028b", "c\x85d"), ("e", "f")]
+        self.write_sides(pairs)
+        found = self.load("train.{source}", "train.{target}")
+        self.assertEqual([(one.source, one.target) for one in found], pairs)
+
+    def test_files_that_are_not_aligned(self):
+        one, two = self.write_sides()
+        two.write_text("Ja.\n")
+        with self.assertRaisesRegex(ValueError, f"{one}: 3 lines, but {two} has 1"):
+            self.load("train.en", "train.de")
+
+    def test_empty_lines_are_left_out_while_they_are_few(self):
+        pairs = [("a", "b")] * 300
+        pairs[16], pairs[40], pairs[299] = ("", "b"), ("a", " "), ("", "")
+        self.write_sides(pairs)
+        with self.assertLogs(level="WARNING") as logs:
+            found = self.load("train.en", "train.de")
+        self.assertLen(found, 297)
+        self.assertRegex(logs.output[0], r"train.en and .*3 of 300 .*\(line 17, 41, 300\)")
+        pairs[100] = ("a", "")
+        self.write_sides(pairs)
+        with self.assertRaisesRegex(ValueError, r"4 of 300 pairs .*\(line 17, 41, 101, 300\)"):
+            self.load("train.en", "train.de")
+
+    @parameterized.parameters(
+        (["train.en"], "wmt14: train.en has no partner"),
+        (["train.en", "tfds:x:y"], "wmt14: train.en has no partner"),
+        (["train.en", "train.fr"], "no files of .*train.fr"),
+        (["three.tsv"], "three.tsv, line 2: 3 columns"),
+        (["header.tsv"], "header.tsv: no pair of texts"),
+        (["blank.tsv"], "blank.tsv: the file is empty"),
+    )
+    def test_files_at_fault(self, patterns, message):
+        self.write_sides()
+        self.write("three.tsv", "a\tb\na\tb\tc\n")
+        self.write("header.tsv", "en\tde\n")
+        self.write("blank.tsv", "\n")
+        with self.assertRaisesRegex(ValueError, message):
+            self.load(*patterns)
+
+    @parameterized.parameters("en", "en-", "-de", "en-de-fr", "en-en", "")
+    def test_no_direction(self, language):
+        with self.assertRaisesRegex(ValueError, f"direction '{language}' must be"):
+            translation.direction(language)
+
+    def test_a_text_to_translate(self):
+        path = self.write("mine.txt", "One.\n\n Two. \n")
+        found = translation.read_sources(path, "en-de")
+        expected = [("1", "One."), ("3", "Two.")]
+        self.assertEqual(found, [TranslationExample(i, text, None, "de") for i, text in expected])
+        with self.assertRaisesRegex(ValueError, "no such file; correct --input"):
+            translation.read_sources(self.root / "other", "en-de")
+
+
+if __name__ == "__main__":
+    absltest.main()
