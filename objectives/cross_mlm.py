@@ -128,7 +128,7 @@ class CrossMLM(Objective):
             total += settings.cs_weight * cross
         if self.translation_lm is not None and settings.tlm_weight:
             joined, tlm = self._joined_plan(plan), self.translation_lm
-            states = tlm.states(params, rows, joined, _folded(key, 2))
+            states = tlm.states(params, rows, joined, _of_pass(key, 1))
             translation = self._losses(tlm, params, rows, joined, states).sum()
             found["tlm_loss"] = translation, weight
             total += settings.tlm_weight * translation
@@ -151,7 +151,7 @@ class CrossMLM(Objective):
         """
         one, sides = self.masked_lm, plan.sides
         sees = (sides[:, :, None] != sides[:, None, :]) & (sides > 0)[:, None, :]
-        rngs = None if key is None else {"dropout": _folded(key, 1)}
+        rngs = None if key is None else {"dropout": _of_pass(key, 0)}
         return one.encoder.apply(
             {"params": one.encoder_params(params)},
             plan.masked_lm.tokens,
@@ -210,6 +210,7 @@ class CrossMLM(Objective):
         return self if self.masked_lm.at_step(step) is self.masked_lm else self._exact
 
 
-def _folded(key: jax.Array | None, number: int) -> jax.Array | None:
-    """Key of another pass with dropout; None without one."""
-    return None if key is None else jax.random.fold_in(key, number)
+def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:
+    """Key of a further pass with dropout; None without one."""
+    # Masked LM splits the key into three, which may be the first three keys folded from it.
+    return None if key is None else jax.random.fold_in(key, 3 + number)
