@@ -56,7 +56,7 @@ def read_pretrained(path: str) -> Pretrained:
     if (folder / "config.json").exists():
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
-        return _encoder(found, params, model_folder.read_tokenizer(folder))
+        return Pretrained(*encoder_alone(found, params), model_folder.read_tokenizer(folder))
     if (folder / "train" / "settings.json").exists():
         return _of_run(Folders(folder))
     raise ValueError(
@@ -70,13 +70,14 @@ def _of_run(folders: Folders) -> Pretrained:
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    return _encoder(found.encoder.settings, params, folders.read_tokenizer())
+    return Pretrained(*encoder_alone(found.encoder.settings, params), folders.read_tokenizer())
 
 
-def _encoder(found: EncoderSettings, params: dict[str, Any], tokenizer: bytes) -> Pretrained:
-    """Keep the parameters that encode, which is all that tasks of understanding need."""
-    encoder = dataclasses.replace(found, cross_attention=False)
-    return Pretrained(encoder, without_cross_attention(params), tokenizer)
+def encoder_alone(
+    found: EncoderSettings, params: dict[str, Any]
+) -> tuple[EncoderSettings, dict[str, Any]]:
+    """Leave out cross-attention, which tasks of understanding do without (VECO, Section 2.3)."""
+    return dataclasses.replace(found, cross_attention=False), without_cross_attention(params)
 
 
 def read_run(folders: Folders) -> model.Trained:

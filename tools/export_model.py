@@ -22,9 +22,9 @@ from builders import data as data_builders
 from builders import model as builders
 from builders import objectives
 from builders.masked_lm import encoder_of, masked_lm_of
+from builders.pretrained import encoder_alone
 from common import entry_point
 from interop import model_folder
-from models.encoder import without_cross_attention
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
@@ -46,17 +46,17 @@ def main(_) -> None:
     model_folder.check_writable(output)
     part_of = masked_lm_of if _PART.value == "generator" else encoder_of
     model = part_of(objectives.objective(config, store))
-    sizes = dataclasses.asdict(model.encoder.settings)
-    keeps_cross_attention = _PART.value == "encoder_decoder"
-    if keeps_cross_attention and not sizes["cross_attention"]:
+    settings, keeps_decoder = model.encoder.settings, _PART.value == "encoder_decoder"
+    if keeps_decoder and not settings.cross_attention:
         raise ValueError(
             "--part is encoder_decoder, but this run's model.cross_attention is False; export its "
             'encoder, or train with objective "veco"'
         )
     trained = builders.restore(config, store, folders)
     params = jax.device_get(model.encoder_params(trained.params))
-    if not keeps_cross_attention:
-        params, sizes["cross_attention"] = without_cross_attention(params), False
+    if not keeps_decoder:
+        settings, params = encoder_alone(settings, params)
+    sizes = dataclasses.asdict(settings)
     model_folder.write_model(output, params, sizes, folders.read_tokenizer())
     logging.info("wrote the model of step %d to %s", trained.step, output)
     if reason := model_folder.why_not_transformers(sizes, has_head="head" in params):
