@@ -4,7 +4,7 @@ With cross-attention in its layers the same parameters are a decoder as well (VE
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -280,6 +280,7 @@ class EncoderLayer(nn.Module):
         def attend(x: jax.Array) -> jax.Array:
             return attention(x, **order._asdict(), deterministic=deterministic)[0]
 
+        sublayers: list[tuple[str, Callable[[jax.Array], jax.Array]]]
         sublayers = [("attention_norm", attend), ("mlp_norm", feed_forward)]
         if context is not None:
             cross_attention = Attention(

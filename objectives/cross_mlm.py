@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from models.encoder import Context
 from models.segments import split_in_halves
-from objectives import masked_lm
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM
+from objectives.masked_lm import Plan as MaskedPlan
 from objectives.objective import Extra, Objective, Touched
 from objectives.translation_lm import TranslationLM
 
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
       sides: [B, L] int32, 1 for tokens of x, 2 for those of y, 0 for padding.
     """
 
-    masked_lm: masked_lm.Plan
+    masked_lm: MaskedPlan
     sides: jax.Array
 
 
@@ -135,7 +135,7 @@ class CrossMLM(Objective):
         return {**found, "loss": (total, weight)}, None
 
     @staticmethod
-    def _losses(one: MaskedLM, params, rows, plan: masked_lm.Plan, states: jax.Array) -> jax.Array:
+    def _losses(one: MaskedLM, params, rows, plan: MaskedPlan, states: jax.Array) -> jax.Array:
         """Losses [B, M] of the masked tokens, given the states [B, L, D]."""
         hidden = one.predicted(params, states, plan.masked.positions)
         return one.token_losses(params, rows, plan, hidden)
@@ -165,7 +165,7 @@ class CrossMLM(Objective):
             rngs=rngs,
         )
 
-    def _cross_plan(self, plan: Plan) -> masked_lm.Plan:
+    def _cross_plan(self, plan: Plan) -> MaskedPlan:
         """Plan of CS-MLM, without targets of sides that have no other one to be predicted from."""
         masked = plan.masked_lm.masked
         sides = jnp.take_along_axis(plan.sides, masked.positions, axis=1)  # [B, M]
@@ -175,7 +175,7 @@ class CrossMLM(Objective):
         weights = masked.weights * jnp.where(sides == 1, has_two, has_one)
         return plan.masked_lm._replace(masked=masked._replace(weights=weights))
 
-    def _joined_plan(self, plan: Plan) -> masked_lm.Plan:
+    def _joined_plan(self, plan: Plan) -> MaskedPlan:
         """Plan of TLM: each pair as one segment `<s> a </s> </s> b </s>`, as in batches of it."""
         found = plan.masked_lm
         is_second = plan.sides == 2
