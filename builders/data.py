@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from common import artifacts
 from configs import base
-from input_pipeline.bitext import pair_sizes
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
 from input_pipeline.corpus import CorpusSpec
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings, sample_pairs
@@ -31,8 +31,8 @@ class DataSettings:
       alpha_phases: (step, alpha) pairs: changes of the exponent from these steps on, counting those
         on packed sequences; each language's sequences then start over.
       across_documents: whether attention crosses the documents of a sequence.
-      pair_share: share of steps on pairs of translations (translation language modelling), from
-        `corpus.parallel`; 0 for none.
+      pair_share: share of steps on pairs of translations (translation language modelling, or the
+        bilingual batches of VECO), from `corpus.parallel`; 0 for none.
       contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
         loss (`objectives.contrastive`); 0 for none.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
@@ -247,6 +247,11 @@ def packed_dataset_settings(config: ConfigDict) -> PackedDatasetSettings:
 
 def data_settings(config: ConfigDict) -> DataSettings:
     return settings(DataSettings, config.data, "data")
+
+
+def kind_of_pairs(config: ConfigDict) -> str:
+    """Kind of the batches of `data.pair_share`: one segment a pair, or two for VECO's objective."""
+    return SEPARATE_PAIRS if config.objective == "veco" else PAIRS
 
 
 def pair_sampling(config: ConfigDict, store: PackedDataset) -> PairSampling | None:

@@ -14,6 +14,7 @@ from builders.data import Folders, open_packed_dataset
 from builders.masked_lm import masked_lm_of
 from builders.pretrained import read_run, run_config
 from interop import model_folder
+from models.encoder import CROSS_ATTENTION, without_cross_attention
 from objectives.objective import Objective
 
 
@@ -23,7 +24,8 @@ def initial_params(
     """Build a reader of the initial parameters in `train.init_from`; None for random ones.
 
     A working directory of train.py gives all parameters of its latest checkpoint, such as those of
-    generator and discriminator; a model folder gives those of a masked LM.
+    generator and discriminator; a model folder gives those of a masked LM. Cross-attention that the
+    source lacks is left out, to be random, and so is that which only the source has.
 
     Raises:
       ValueError: the run has not started and cannot start from there.
@@ -71,13 +73,25 @@ def _of_run(
             raise ValueError(
                 f"train.init_from is {source}, a run without a checkpoint; finish it first"
             )
-    return lambda: jax.device_get(read_run(other).params)
+    keeps = any(map(_is_cross_attention, _parameter_shapes(objective)))
+
+    def read() -> Any:
+        params = jax.device_get(read_run(other).params)
+        return params if keeps else without_cross_attention(params)
+
+    return read
 
 
 def _check_same_parameters(source: pathlib.Path, theirs: Objective, ours: Objective) -> None:
-    """Raise ValueError unless the parameters of two objectives have equal names and shapes."""
+    """Raise ValueError unless the parameters of two objectives have equal names and shapes.
+
+    Cross-attention may be missing from either.
+    """
     there, here = _parameter_shapes(theirs), _parameter_shapes(ours)
     for name in sorted({*there, *here}):
+        is_missing = name not in there or name not in here
+        if is_missing and _is_cross_attention(name):
+            continue
         if there.get(name) != here.get(name):
             raise ValueError(
                 f"train.init_from: parameter {name} has shape {there.get(name, 'none')} in the run "
@@ -93,3 +107,7 @@ def _parameter_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
         jax.tree_util.keystr(path, simple=True, separator="."): array.shape
         for path, array in jax.tree.leaves_with_path(params)
     }
+
+
+def _is_cross_attention(name: str) -> bool:
+    return not set(CROSS_ATTENTION).isdisjoint(name.split("."))

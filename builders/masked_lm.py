@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from builders.data import data_settings, pair_shares
+from builders.data import data_settings, kind_of_pairs, pair_shares
 from builders.objectives import Setup
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
 from input_pipeline.packed_dataset import PackedDataset
@@ -24,6 +24,7 @@ from knn_sampling.output_layer import (
 )
 from models.encoder import Encoder, EncoderSettings
 from objectives.contrastive import ContrastSettings, SentenceContrast
+from objectives.cross_mlm import CrossMLM
 from objectives.masked_lm import MaskedLM
 from objectives.masking import MaskSettings
 from objectives.mixture import Mixture, Term
@@ -75,10 +76,12 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     counts = token_counts(setup.store, data.pair_alpha, pair_shares(setup.config, setup.store))
     of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
     of_pairs = of_pairs._replace(languages=first[1].languages)
+    parts["mask"] = parts["mask"].of_pairs()
     of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
     if data.pair_share:
-        restart = data.pair_positions == "restart"
-        found[PAIRS] = dataclasses.replace(of_separate_pairs, positions_restart=restart)
+        kind = kind_of_pairs(setup.config)
+        restart = kind == PAIRS and data.pair_positions == "restart"
+        found[kind] = dataclasses.replace(of_separate_pairs, positions_restart=restart)
     if data.contrast_share:
         found[SEPARATE_PAIRS] = of_separate_pairs
     return found
@@ -90,7 +93,7 @@ def has_masked_lm(objective: Objective) -> bool:
 
 
 def masked_lm_of(objective: Objective) -> MaskedLM:
-    """Return an objective's masked LM on packed sequences: itself, a term, or the generator.
+    """Return an objective's masked LM on packed sequences: itself, a part, or the generator.
 
     Raises:
       ValueError: it has none.
@@ -116,6 +119,8 @@ def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
 
 def _masked_lm(objective: Objective) -> Objective | None:
     found = packed_term(objective)
+    if isinstance(found, CrossMLM):
+        return found.masked_lm
     return found.generator if isinstance(found, ReplacedToken) else found
 
 
@@ -126,13 +131,23 @@ def packed_term(objective: Objective) -> Objective | None:
     return objective.terms[PACKED].objective if PACKED in objective.terms else None
 
 
-def encoder_settings(setup: Setup) -> EncoderSettings:
+def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
     """Settings of the encoder in the config.
 
+    Args:
+      setup: config and data.
+      cross_attention: whether the objective trains cross-attention.
+
     Raises:
-      ValueError: it has fewer positions than sequences have tokens.
+      ValueError: it has fewer positions than sequences have tokens, or cross-attention that is not
+        trained, or none that is.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
+    if found.cross_attention != cross_attention:
+        raise ValueError(
+            f"model.cross_attention is {found.cross_attention}, must be {cross_attention} with "
+            f'objective {setup.config.objective!r}; the objective that trains it is "veco"'
+        )
     if found.max_length < setup.store.length:
         raise ValueError(
             f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
@@ -173,7 +188,9 @@ def _parts(setup: Setup) -> dict[str, Any]:
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
     """Raise ValueError if a group can have more distinct targets than the capacity of its V'."""
     sequences = setup.batch_size // settings.num_groups(setup.batch_size)
-    targets = sequences * mask.slots(setup.store.length)
+    has_pairs = setup.config.data.pair_share or setup.config.data.contrast_share
+    masks = (mask, mask.of_pairs()) if has_pairs else (mask,)
+    targets = sequences * max(one.slots(setup.store.length) for one in masks)
     if settings.kind == "knn" and settings.capacity < min(targets, setup.store.vocab_size):
         raise ValueError(
             f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "

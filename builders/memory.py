@@ -8,12 +8,13 @@ from ml_collections import ConfigDict
 
 from builders import model, objectives
 from builders.data import settings
-from builders.masked_lm import encoder_of, masked_lm_of
+from builders.masked_lm import encoder_of, masked_lm_of, packed_term
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from models.encoder import Encoder
+from objectives.cross_mlm import CrossMLM
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
 from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
@@ -71,7 +72,8 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
-    slots = masked_lm.mask.slots(store.length)
+    masks = (masked_lm.mask, masked_lm.mask.of_pairs()) if config.data.pair_share else ()
+    slots = max(mask.slots(store.length) for mask in (masked_lm.mask, *masks))
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     model_shards = mesh.shape["model"]
@@ -81,6 +83,8 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     if found is not masked_lm:  # a discriminator beside it, of the same layers
         of_discriminator = _activations(found.encoder, rows, store.length, 0, model_shards)
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
+    if isinstance(packed_term(objective), CrossMLM):  # a pass for each term
+        activations *= 3 if config.data.pair_share else 2
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
         bytes={**state_bytes(state), "activations": activations},

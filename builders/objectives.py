@@ -20,6 +20,7 @@ T = TypeVar("T")
 OBJECTIVES = {
     "masked_lm": "builders.masked_lm:build",
     "replaced_token": "builders.replaced_token:build",
+    "veco": "builders.veco:build",
 }
 
 

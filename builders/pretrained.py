@@ -15,7 +15,7 @@ from builders.masked_lm import encoder_of
 from common import artifacts
 from configs import base
 from interop import model_folder
-from models.encoder import EncoderSettings
+from models.encoder import EncoderSettings, without_cross_attention
 from training.sharding import MeshSettings, make_mesh
 
 # A single device: only the parameters are needed, and the batch may not divide over more.
@@ -24,7 +24,7 @@ _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "rules": ()}
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """Pre-trained encoder.
+    """Pre-trained encoder, without any cross-attention.
 
     Attributes:
       settings: its architecture.
@@ -55,9 +55,8 @@ def read_pretrained(path: str) -> Pretrained:
     folder = pathlib.Path(path)
     if (folder / "config.json").exists():
         sizes, params = model_folder.read_model(folder)
-        return Pretrained(
-            EncoderSettings(**sizes, dtype="float32"), params, model_folder.read_tokenizer(folder)
-        )
+        found = EncoderSettings(**sizes, dtype="float32")
+        return Pretrained(*encoder_alone(found, params), model_folder.read_tokenizer(folder))
     if (folder / "train" / "settings.json").exists():
         return _of_run(Folders(folder))
     raise ValueError(
@@ -71,7 +70,14 @@ def _of_run(folders: Folders) -> Pretrained:
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    return Pretrained(found.encoder.settings, params, folders.read_tokenizer())
+    return Pretrained(*encoder_alone(found.encoder.settings, params), folders.read_tokenizer())
+
+
+def encoder_alone(
+    found: EncoderSettings, params: dict[str, Any]
+) -> tuple[EncoderSettings, dict[str, Any]]:
+    """Leave out cross-attention, which tasks of understanding do without (VECO, Section 2.3)."""
+    return dataclasses.replace(found, cross_attention=False), without_cross_attention(params)
 
 
 def read_run(folders: Folders) -> model.Trained:

@@ -7,9 +7,9 @@ from absl import logging
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from builders.data import data_settings, pair_sampling, pair_shares
+from builders.data import data_settings, kind_of_pairs, pair_sampling, pair_shares
 from builders.masked_lm import language_shares
-from input_pipeline.bitext import BitextSettings, pair_streams
+from input_pipeline.bitext import SEPARATE_PAIRS, BitextSettings, pair_streams
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair
@@ -108,10 +108,11 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     _log_pair_sampling(config, store)
     of_languages = pair_shares(config, store)
     streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
-    for share, is_separate in ((data.pair_share, False), (data.contrast_share, True)):
+    kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
+    for number, (kind, share) in enumerate(kinds):
         if share:
-            bitext = bitext_settings(config, store.length, is_separate)
-            pairs, of_pairs = pair_streams(store, bitext, train.seed + is_separate, of_languages)
+            bitext = bitext_settings(config, store.length, is_separate=kind == SEPARATE_PAIRS)
+            pairs, of_pairs = pair_streams(store, bitext, train.seed + number, of_languages)
             streams += pairs
             shares += [share * one for one in of_pairs]
     return MixedStream(streams, np.array(shares), train.seed)

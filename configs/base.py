@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
     config.mask = ConfigDict()  # objectives/masking.py, MaskSettings
     config.mask.rate = 0.15
     config.mask.final_rate = 0.0
+    config.mask.pair_rate = 0.0  # as on text
     config.mask.mask_share = 0.8
     config.mask.random_share = 0.1
     config.contrast = ConfigDict()  # objectives/contrastive.py, ContrastSettings
@@ -33,6 +34,7 @@ def get_config() -> ConfigDict:
     config.contrast.temperature = 0.05
     config.replaced_token = _replaced_token()
     config.robust = _robust()
+    config.veco = _veco()
     config.output_layer = _output_layer()
     config.optimizer = _optimizer()
     config.mesh = _mesh()
@@ -123,6 +125,7 @@ def _model() -> ConfigDict:
     model.max_distance = 128
     model.distance_slope = 0.0
     model.initializer = "normal"
+    model.cross_attention = False
     return model
 
 
@@ -145,6 +148,17 @@ def _robust() -> ConfigDict:
     robust.min_ratio = 0.0
     robust.baseline = ""
     return robust
+
+
+def _veco() -> ConfigDict:
+    """objectives/cross_mlm.py, VecoSettings; the first paper's."""
+    veco = ConfigDict()
+    veco.is_weight = 1.0
+    veco.cs_weight = 1.0
+    veco.tlm_weight = 1.0
+    veco.context = "causal"
+    veco.flip = True
+    return veco
 
 
 def _output_layer() -> ConfigDict:

@@ -195,7 +195,10 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
 def initial_params(
     folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes
 ) -> dict[str, Any]:
-    """Read the initial parameters of a run from a folder.
+    """Read the initial parameters of a run from a folder, those of an encoder and its head.
+
+    Cross-attention is read if both the run and the folder have it. A folder without it starts a run
+    with it, whose cross-attention then is not among the parameters.
 
     Args:
       folder: a folder written by `write_model` or tools.import_model.
@@ -211,7 +214,10 @@ def initial_params(
         those of the run.
     """
     check_initial(folder, settings, tokenizer)
-    _, params = read_model(folder)
+    sizes, params = read_model(folder)
+    if sizes["cross_attention"] and not settings["cross_attention"]:
+        encoder = {**sizes, "cross_attention": False}
+        params = parameters.nested(parameters.flat(params, encoder))
     table, bias = table_of(params)
     missing = settings["vocab_size"] - len(table)
     return with_table(params, np.pad(table, ((0, missing), (0, 0))), np.pad(bias, (0, missing)))

@@ -41,6 +41,8 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
         found |= _norm("final_norm", width)
     if sizes["num_layers"]:
         layer = _layer(width, sizes["mlp_size"], sizes["num_heads"], position == "gated")
+        if sizes.get("cross_attention"):
+            layer |= _attention("cross_attention", width) | _norm("cross_attention_norm", width)
         found |= {f"layers.{name}": (sizes["num_layers"], *layer[name]) for name in layer}
         if position in ("relative", "gated"):
             found["distances.bias"] = (sizes["distance_buckets"], sizes["num_heads"])
@@ -48,9 +50,7 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
 
 
 def _layer(width: int, mlp_size: int, num_heads: int, is_gated: bool) -> _Shapes:
-    found: _Shapes = {}
-    for name in ("query", "key", "value", "output"):
-        found |= _dense(f"attention.{name}", width, width)
+    found = _attention("attention", width)
     if is_gated:
         found |= {
             "attention.gate.update": (num_heads, width // num_heads),
@@ -64,6 +64,13 @@ def _layer(width: int, mlp_size: int, num_heads: int, is_gated: bool) -> _Shapes
         **_dense("mlp.output", mlp_size, width),
         **_norm("mlp_norm", width),
     }
+
+
+def _attention(name: str, width: int) -> _Shapes:
+    found: _Shapes = {}
+    for projection in ("query", "key", "value", "output"):
+        found |= _dense(f"{name}.{projection}", width, width)
+    return found
 
 
 def _dense(name: str, num_inputs: int, num_outputs: int) -> _Shapes:

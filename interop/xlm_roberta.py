@@ -118,6 +118,8 @@ def differences(sizes: Mapping[str, Any]) -> str:
             f"model.embedding_size is {sizes['embedding_size']} and model.hidden_size "
             f"{sizes['hidden_size']}, there equal"
         )
+    if sizes.get("cross_attention"):
+        found.append("model.cross_attention is True, there False")
     return "; ".join(found)
 
 
@@ -202,6 +204,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_length": config["max_position_embeddings"] - config["pad_token_id"] - 1,
         "norm_position": "post",
         "position": "learned",
+        "cross_attention": False,
     }
 
 

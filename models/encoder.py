@@ -1,6 +1,10 @@
-"""XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings."""
+"""XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings.
+
+With cross-attention in its layers the same parameters are a decoder as well (VECO, Section 2.1).
+"""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -10,11 +14,14 @@ from flax.linen.spmd import with_logical_partitioning
 from models.attention import KERNELS, Attention, Kernel
 from models.layers import INIT_STDDEV, INITIALIZERS, dense, gelu, layer_norm
 from models.layout import embedded, only_data_is_split, split_batch
-from models.masks import segment_mask
+from models.masks import causal_mask, segment_mask
 from models.positions import DistanceBias, DistanceTable, LearnedPositions
 
 # Rows [R, E] of token embeddings, or several tables of them whose sum they are.
 Tables = jax.Array | tuple[jax.Array, ...]
+
+# Parameters of layers that only a decoder reads.
+CROSS_ATTENTION = ("cross_attention", "cross_attention_norm")
 
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
@@ -59,6 +66,7 @@ class EncoderSettings:
       distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
         zeros.
       initializer: of kernels of dense layers, "normal" or "fan_in", see `layers.dense`.
+      cross_attention: whether layers have cross-attention as well, so that they can `decode`.
     """
 
     vocab_size: int
@@ -81,6 +89,7 @@ class EncoderSettings:
     max_distance: int = 128
     distance_slope: float = 0.0
     initializer: str = "normal"
+    cross_attention: bool = False
 
     @property
     def has_bias(self) -> bool:
@@ -224,42 +233,75 @@ class Order(NamedTuple):
     positions: jax.Array | None
 
 
+class Context(NamedTuple):
+    """Sequence that a decoder attends to.
+
+    Attributes:
+      states: [B, K, D] states of an encoder.
+      mask: bool that broadcasts to [B, H, L, K], see `models.masks`.
+    """
+
+    states: jax.Array
+    mask: jax.Array
+
+
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each with a residual sum and a LayerNorm."""
+    """Self-attention, cross-attention to any context, and feed-forward.
+
+    Each has a residual sum and a LayerNorm. The parameters of cross-attention are neither created
+    nor read without a context.
+    """
 
     settings: EncoderSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array, order: Order, deterministic: bool) -> tuple[jax.Array, None]:
+    def __call__(
+        self, x: jax.Array, order: Order, deterministic: bool, context: Context | None = None
+    ) -> tuple[jax.Array, None]:
         """Apply the layer, as a step of `nn.scan`; return the hidden states after it.
 
         Args:
           x: [B, L, D] hidden states before it.
           order: position information.
           deterministic: no dropout.
+          context: of a decoder; None for an encoder.
         """
         s = self.settings
         attention = Attention(
-            s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.attention,
+            s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype,
+            # Our kernel masks by segments alone, and a decoder may be causal within them.
+            "xla" if context is not None and s.attention == "pallas" else s.attention,
             rotary_theta=s.rotary_theta if s.position == "rotary" else 0.0,
             is_gated=s.position == "gated", initializer=s.initializer, name="attention",
         )  # fmt: skip
         feed_forward = FeedForward(s, name="mlp")
-        attention_norm = layer_norm(s.dtype, "attention_norm")
-        mlp_norm = layer_norm(s.dtype, "mlp_norm")
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
 
         def attend(x: jax.Array) -> jax.Array:
-            return dropout(attention(x, **order._asdict(), deterministic=deterministic)[0])
+            return attention(x, **order._asdict(), deterministic=deterministic)[0]
+
+        sublayers: list[tuple[str, Callable[[jax.Array], jax.Array]]]
+        sublayers = [("attention_norm", attend), ("mlp_norm", feed_forward)]
+        if context is not None:
+            cross_attention = Attention(
+                s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.attention,
+                initializer=s.initializer, name="cross_attention",
+            )  # fmt: skip
+
+            def attend_to_context(x: jax.Array) -> jax.Array:
+                states, mask = context
+                return cross_attention(x, context=states, mask=mask, deterministic=deterministic)[0]
+
+            sublayers.insert(1, ("cross_attention_norm", attend_to_context))
 
         x = split_batch(x)
-        if s.norm_position == "pre":
-            y = x + attend(attention_norm(x))
-            y = y + dropout(feed_forward(mlp_norm(y)))
-        else:
-            y = attention_norm(x + attend(x))
-            y = mlp_norm(y + dropout(feed_forward(y)))
-        return split_batch(y), None
+        for name, sublayer in sublayers:
+            norm = layer_norm(s.dtype, name)
+            if s.norm_position == "pre":
+                x = x + dropout(sublayer(norm(x)))
+            else:
+                x = norm(x + dropout(sublayer(x)))
+        return split_batch(x), None
 
 
 def _layer(settings: EncoderSettings) -> nn.Module:
@@ -286,7 +328,7 @@ def _loop(settings: EncoderSettings, num_layers: int) -> Any:
         step,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=(nn.broadcast, nn.broadcast),
+        in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
         length=num_layers,
         unroll=min(settings.unroll, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
@@ -371,10 +413,51 @@ class Encoder(nn.Module):
         if num_layers:
             layers = _loop(self.settings, num_layers)
             order = self._order(segments, positions, positions_restart)
-            x, _ = layers(self.layers, x, order, deterministic)
+            x, _ = layers(self.layers, x, order, deterministic, None)
         if num_layers == total and self.settings.norm_position == "pre":
             x = self.final_norm(x)
         return x
+
+    def decode(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array,
+        positions: jax.Array,
+        context: Context,
+        *,
+        is_causal: bool = True,
+        deterministic: bool,
+        table: Tables | None = None,
+        positions_restart: bool = False,
+    ) -> jax.Array:
+        """Hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
+
+        Each layer is self-attention with the encoder's position encoding, cross-attention without
+        any, and feed-forward. Without a fused kernel for the mask, as with `attention` "pallas",
+        attention is computed by the plain one.
+
+        Args:
+          tokens, segments, positions, deterministic, table, positions_restart: as of `encode`.
+          context: states to attend to, and who sees which of them. A token that sees none has a
+            uniform mixture of all, of which no loss may be taken.
+          is_causal: whether tokens see themselves and earlier tokens of their segment only.
+
+        Raises:
+          ValueError: the layers have no cross-attention.
+        """
+        s = self.settings
+        if not s.cross_attention:
+            raise ValueError(
+                "model.cross_attention is False, and layers without it cannot decode; set it, and "
+                "start from a model that has it or train it"
+            )
+        x = self.embeddings(tokens, positions, deterministic, table)
+        if s.num_layers:
+            order = self._order(segments, positions, positions_restart)
+            if is_causal:
+                order = order._replace(mask=order.mask & causal_mask(*[tokens.shape[1]] * 2))
+            x, _ = _loop(s, s.num_layers)(self.layers, x, order, deterministic, context)
+        return self.final_norm(x) if s.norm_position == "pre" else x
 
     def _order(self, segments: jax.Array, positions: jax.Array, positions_restart: bool) -> Order:
         s, bias = self.settings, None
@@ -389,7 +472,21 @@ class Encoder(nn.Module):
         return self.head(hidden)
 
     def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.predict(self.encode(tokens, segments, positions, deterministic=True))
+        hidden = self.encode(tokens, segments, positions, deterministic=True)
+        if self.is_initializing() and self.settings.cross_attention:
+            context = Context(hidden, segment_mask(segments))
+            self.decode(tokens, segments, positions, context, deterministic=True)
+        return self.predict(hidden)
+
+
+def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the encoder alone, for settings without cross-attention."""
+    layers = {
+        name: value
+        for name, value in params.get("layers", {}).items()
+        if name not in CROSS_ATTENTION
+    }
+    return {**params, "layers": layers} if layers else dict(params)
 
 
 def output_table(params) -> tuple[jax.Array, jax.Array]:

@@ -26,3 +26,28 @@ def packed_segments(
     segments = jnp.cumsum(is_start, axis=1, dtype=jnp.int32) * is_text
     start = jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
     return segments, index - start
+
+
+def split_in_halves(
+    segments: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Split sequences in the middle, and the segment that crosses it into two.
+
+    Args:
+      segments: [B, L] int32, 0 for padding.
+      positions: [B, L] int32, counted from the beginning of the segment.
+
+    Returns:
+      segments [B, L] int32, 0 for padding and otherwise a number for each; positions [B, L] int32;
+      halves [B, L] int32, 1 or 2, and 0 for padding.
+    """
+    index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
+    middle = segments.shape[1] // 2
+    is_second = jnp.broadcast_to(index >= middle, segments.shape)
+    is_text = segments > 0
+    start = index - positions
+    start = jnp.where(is_second, jnp.maximum(start, middle), start)
+    halves = (1 + is_second) * is_text
+    # Two numbers for each segment, of which one that does not cross the middle uses one.
+    numbers = (2 * segments - 1 + is_second) * is_text
+    return numbers.astype(jnp.int32), index - start, halves.astype(jnp.int32)

@@ -63,6 +63,8 @@ def train(
       folder: folder of checkpoints and metrics, for reading and writing.
       data: batches by step, counted from zero.
       evaluators: run on the state at intervals.
+      initial_params: reads the parameters to start from; those that it leaves out keep their
+        random values.
       should_stop: steps taken -> whether to save the state and stop.
 
     Returns:
@@ -157,7 +159,7 @@ def _first_state(
     if found is None:
         state = functions.init(np.int32(settings.seed))
         if initial_params is not None:
-            params = sharding.placed(initial_params(), functions.abstract_state.params)
+            params = sharding.with_placed(state.params, initial_params())
             state = dataclasses.replace(state, params=params)
         return 0, state
     logging.info("resumed after step %d", found[0])

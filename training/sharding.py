@@ -139,15 +139,29 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
     return nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
 
 
-def placed(arrays, abstract):
-    """Place arrays that every host holds on the devices, with the shardings of `abstract`."""
-    return jax.tree.map(
-        lambda array, like: jax.make_array_from_callback(
-            like.shape, like.sharding, lambda index: np.asarray(array, like.dtype)[index]
-        ),
-        arrays,
-        abstract,
-    )
+def with_placed(params, arrays):
+    """Replace parameters by arrays that every host holds, placed with the same shardings.
+
+    Args:
+      params: parameters on the devices.
+      arrays: nested like them; those that are missing are not replaced.
+
+    Raises:
+      ValueError: there is an array that is no parameter.
+    """
+    found = dict(jax.tree.leaves_with_path(arrays))
+
+    def placed(path: tuple, like: jax.Array) -> jax.Array:
+        if path not in found:
+            return like
+        array = np.asarray(found.pop(path), like.dtype)
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
+
+    params = jax.tree.map_with_path(placed, params)
+    if found:
+        names = ", ".join(map(jax.tree_util.keystr, found))
+        raise ValueError(f"the run has no parameters {names}, which its initial ones have")
+    return params
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.segments import packed_segments
+from models.segments import packed_segments, split_in_halves
 
 BOS, PAD, EOS = 0, 1, 2
 
@@ -69,6 +69,26 @@ class PackedSegmentsTest(parameterized.TestCase):
         )
         tokens = jnp.asarray(random_rows(1))
         jax.tree.map(np.testing.assert_array_equal, jax.jit(segment)(tokens), segment(tokens))
+
+
+class HalvesTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_each_half_is_numbered_as_if_alone(self, across_documents):
+        rows = np.array([[0, 7, 2, 0, 7, 7, 7, 2, 1, 1], [0, 7, 7, 7, 2, 0, 7, 2, 0, 2]])
+        layout = functools.partial(packed_segments, bos=0, pad=1, across_documents=across_documents)
+        segments, positions, halves = split_in_halves(*layout(jnp.asarray(rows)))
+        np.testing.assert_array_equal(halves, (rows != 1) * np.repeat([1, 2], 5))
+        self.assertFalse((segments[:, :5, None] == segments[:, None, 5:]).any())
+        for half in (slice(0, 5), slice(5, 10)):
+            alone, places = layout(jnp.asarray(rows[:, half]))
+            is_text = rows[:, half] != 1
+            if not across_documents:  # the rest of a document has no <s>
+                alone = np.where(is_text & (alone == 0), 9, alone)
+            np.testing.assert_array_equal(
+                np.where(is_text, positions[:, half], 0), np.where(is_text, places, 0)
+            )
+            same = segments[:, half, None] == segments[:, None, half]
+            np.testing.assert_array_equal(same, alone[:, :, None] == alone[:, None, :])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from objectives.mixture import Mixture, Term
 from objectives.objective import Objective, gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
-from tests.objectives import fine_tuning_test
+from tests.objectives import cross_mlm_test, fine_tuning_test
 from training.sharding import MeshSettings, make_abstract_mesh
 
 B = 4
@@ -137,6 +137,11 @@ class ShardsTest(parameterized.TestCase):
         if kind == PAIRS:
             np.testing.assert_array_equal(observed.weight, [1, 0, 3])
             self.assertGreater(observed.loss[2], observed.loss[0])
+
+    @parameterized.parameters(*cross_mlm_test.KINDS)
+    def test_cross_mlm(self, kind):
+        objective, batch = cross_mlm_test.cross_mlm(kind, "knn"), cross_mlm_test.batch(kind)
+        self.check(objective, batch, cross_mlm_test.params(), 2)
 
     @parameterized.parameters(*fine_tuning_test.KINDS)
     def test_fine_tuning(self, kind):

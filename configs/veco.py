@@ -1,0 +1,118 @@
+"""VECO's pre-training runs (anonymous, ICLR 2021 submission), and small ones for two CPU cores.
+
+    for stage in build_vocab prepare_data train evaluate; do
+      python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
+    done
+
+IS-MLM and CS-MLM on text and on bitext, half of the steps each, and TLM on bitext. Without `,DATA`
+a config is for looking at.
+
+| run | the paper's | expected XNLI |
+|---|---|---|
+| large | Table 7, Large; Section 3 | 79.9 (Table 1) |
+| base, base_text | Table 7, Small, with bitext and without | 67.7, 60.6 (Table 2) |
+| base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
+
+None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
+files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is 1.36 TB of CommonCrawl in 50
+languages, its pairs are 6.4G of OPUS, 879 language pairs. `large` starts from XLM-R Large, on its
+vocabulary: `--config.train.init_from=FOLDER` of tools.import_model. Chosen here, not in the paper:
+no clipping of gradients, how many of the masked tokens are `<mask>` (BERT's, which it names),
+positions of TLM, the sampling of language pairs (alpha as for text), the halves of a sequence of
+512 as the adjacent segments of text, and LayerNorm after each sub-layer also in `base`. Its batches
+alternate; here each kind has half of the steps, in random order.
+
+The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`.
+`configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
+
+Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, bitext, small
+
+_BASE = {
+    "model.num_layers": 6,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.beta2": 0.999,
+}
+_LARGE = {
+    "model.embedding_size": 1024,
+    "model.hidden_size": 1024,
+    "model.num_layers": 24,
+    "model.num_heads": 16,
+    "model.mlp_size": 4096,
+    "model.remat": "full",
+    "optimizer.learning_rate": 2e-4,
+}
+_TEXT = {"data.pair_share": 0.0}
+_XLM = {"objective": "masked_lm", "model.cross_attention": False}
+
+# What differs from `_paper`, by run.
+RUNS = {
+    "large": _LARGE,
+    "base": _BASE,
+    "base_text": {**_BASE, **_TEXT},
+    "base_xlm": {**_BASE, **_XLM},
+    "base_xlm_text": {**_BASE, **_XLM, **_TEXT},
+}
+
+# What differs from `_small`, by run.
+SMALL = {
+    "small": {},
+    "small_text": _TEXT,
+    "small_xlm": _XLM,
+    "small_xlm_text": {**_XLM, **_TEXT},
+    "small_full": {"veco.context": "full"},
+    "small_no_flip": {"veco.flip": False},
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; `arg` is a run, or "RUN,DATA", or "runlocal"; "large" by default."""
+    run, _, data = arg.partition(",")
+    if run == "runlocal":
+        config = small.runlocal()
+        _veco(config)
+        config.train.num_steps = 4  # of which some are on pairs
+        return config
+    runs = {"": _LARGE, **RUNS, **SMALL}
+    if run not in runs:
+        raise ValueError(f"veco has no run {run!r}; there are {', '.join((*RUNS, *SMALL))}")
+    config = _small() if run in SMALL else _paper()
+    config.corpus.root = data
+    config.update_from_flattened_dict(runs[run])
+    return config
+
+
+def _veco(config: ConfigDict) -> None:
+    """Set what all runs of the objective share."""
+    config.objective = "veco"
+    config.model.cross_attention = True
+    config.data.update(alpha=0.5, pair_share=0.5)
+    config.mask.update(rate=0.15, pair_rate=0.25)
+
+
+def _paper() -> ConfigDict:
+    """Table 7 and Section 3."""
+    config = base.get_config()
+    _veco(config)
+    config.corpus.parallel = ("bitext/*-*.tsv*",)
+    config.model.dtype = "bfloat16"
+    config.output_layer.kind = "blockwise"
+    config.optimizer.warmup_steps = 12_000
+    # 512 tokens of text and 128 of pairs: 4096 pairs have as many tokens.
+    config.train.update(num_steps=240_000, batch_size=1024)
+    return config
+
+
+def _small() -> ConfigDict:
+    """Two layers on the data of `configs/bitext.py`."""
+    config = bitext.get_config("DATA")
+    _veco(config)
+    config.vocab.target_size = 10_000
+    config.model.update(num_layers=2, mlp_size=256, unroll=2)
+    config.output_layer.kind = "full"
+    config.train.evaluate_every = 500
+    return config

@@ -1,0 +1,180 @@
+"""Layers with cross-attention: the encoder among them, and the decoder against numpy."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from models.encoder import Context, Encoder, EncoderSettings, without_cross_attention
+from tests.models import encoder_test
+from tests.models.encoder_test import assert_close, slow_attention, slow_dense, slow_norm
+from tests.models.factories import boxed_shapes, random_params
+
+ALL = tuple(dataclasses.replace(settings, cross_attention=True) for settings in encoder_test.ALL)
+POST, PRE, _, _, GATED = ALL
+L, K = 12, 5
+TOKENS = np.arange(5, 5 + L)[None]  # each once
+SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0]])
+POSITIONS = np.array([[*range(5), *range(4), *range(3)]])
+# The first segment sees three states, the second the two others.
+SEES = (SEGMENTS[0][:, None] == 1) == (np.arange(K) < 3)[None]
+STATES = np.random.default_rng(2).normal(size=(1, K, 16)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "is_causal"))
+def _decode(params, tokens, states, key, settings, is_causal):
+    return Encoder(settings).apply(
+        {"params": params},
+        tokens,
+        SEGMENTS,
+        POSITIONS,
+        Context(states, SEES[None, None]),
+        is_causal=is_causal,
+        deterministic=key is None,
+        method="decode",
+        rngs=None if key is None else {"dropout": key},
+    )
+
+
+def decode(settings, params=None, tokens=TOKENS, states=STATES, key=None, is_causal=True):
+    """Hidden states [L, D]."""
+    params = random_params(settings) if params is None else params
+    return _decode(params, tokens, states, key, settings, is_causal)[0]
+
+
+def slow_cross_attention(x: np.ndarray, states: np.ndarray, p, num_heads: int) -> np.ndarray:
+    """Attention of one document to all of `states`, head by head."""
+    query = slow_dense(x, p["query"])
+    key, value = (slow_dense(states, p[name]) for name in ("key", "value"))
+    mixed = np.zeros_like(x)
+    for head in np.split(np.arange(x.shape[1]), num_heads):
+        exps = np.exp(query[:, head] @ key[:, head].T / np.sqrt(len(head)))
+        mixed[:, head] = exps / exps.sum(axis=1, keepdims=True) @ value[:, head]
+    return slow_dense(mixed, p["output"])
+
+
+def slow_decode(document: list[int], states: np.ndarray, settings, is_causal) -> np.ndarray:
+    """Hidden states [L, D] of one document, layer by layer, in float64."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), random_params(settings))
+    x = slow_dense(p["embeddings"]["table"][document], p["embeddings"]["project"])
+    if settings.position == "learned":
+        x += p["embeddings"]["positions"][: len(document)]
+    x = slow_norm(x, p["embeddings"]["norm"])
+    bias = p["distances"]["bias"] if settings.has_bias else None
+    for i in range(settings.num_layers):
+        layer = jax.tree.map(lambda x, i=i: x[i], p["layers"])
+
+        def attend(x, p=layer["attention"]):
+            if not is_causal:
+                return slow_attention(x, p, settings, bias)
+            # The last token of a prefix is one that sees no later ones.
+            prefixes = [slow_attention(x[: n + 1], p, settings, bias) for n in range(len(x))]
+            return np.stack([prefix[-1] for prefix in prefixes])
+
+        def attend_to_states(x, p=layer["cross_attention"]):
+            return slow_cross_attention(x, states, p, settings.num_heads)
+
+        def mlp(x, p=layer["mlp"]):
+            x = slow_dense(x, p["wide"])
+            return slow_dense(np.asarray(jax.nn.gelu(x, approximate=False)), p["output"])
+
+        sublayers = {
+            "attention_norm": attend, "cross_attention_norm": attend_to_states, "mlp_norm": mlp
+        }  # fmt: skip
+        for norm, sublayer in sublayers.items():
+            if settings.norm_position == "post":
+                x = slow_norm(x + sublayer(x), layer[norm])
+            else:
+                x = x + sublayer(slow_norm(x, layer[norm]))
+    return x if settings.norm_position == "post" else slow_norm(x, p["final_norm"])
+
+
+class EncoderTest(parameterized.TestCase):
+    @parameterized.product(settings=ALL, key=(None, 3))
+    def test_encoding_is_bit_by_bit_that_without_cross_attention(self, settings, key):
+        settings = dataclasses.replace(settings, dropout_rate=0.2, attention_dropout_rate=0.2)
+        alone = dataclasses.replace(settings, cross_attention=False)
+        params = random_params(settings)
+        without = without_cross_attention(params)
+        shapes = jax.tree.map(jnp.shape, without)
+        self.assertEqual(shapes, jax.tree.map(jnp.shape, nn.unbox(boxed_shapes(alone))))
+        key = None if key is None else jax.random.key(key)
+        found = encoder_test.encode(TOKENS, SEGMENTS, POSITIONS, settings, params, key)
+        expected = encoder_test.encode(TOKENS, SEGMENTS, POSITIONS, alone, without, key)
+        np.testing.assert_array_equal(found, expected)
+
+    @parameterized.parameters(POST, GATED)
+    def test_initial_values_are_those_without_cross_attention(self, settings):
+        def init(settings):
+            row = jnp.zeros((1, 4), jnp.int32)
+            return nn.unbox(Encoder(settings).init(jax.random.key(1), row, row, row)["params"])
+
+        found = init(settings)
+        self.assertGreater(found["layers"]["cross_attention"]["query"]["kernel"].std(), 0.01)
+        alone = init(dataclasses.replace(settings, cross_attention=False))
+        jax.tree.map(np.testing.assert_array_equal, without_cross_attention(found), alone)
+
+
+class DecoderTest(parameterized.TestCase):
+    @parameterized.product(settings=ALL, is_causal=(True, False))
+    def test_equals_numpy(self, settings: EncoderSettings, is_causal):
+        found = decode(settings, is_causal=is_causal)
+        for document, states in ((slice(0, 5), slice(0, 3)), (slice(5, 9), slice(3, K))):
+            expected = slow_decode(TOKENS[0, document], STATES[0, states], settings, is_causal)
+            assert_close(found[document], expected)
+
+    @parameterized.product(settings=(POST, PRE, GATED), is_causal=(True, False))
+    def test_tokens_see_earlier_ones_of_their_segment_and_their_context(self, settings, is_causal):
+        direction = jnp.arange(1.0, 17) ** 2  # LayerNorm fixes plain sums
+        params = random_params(settings)
+
+        def projected(table, states):
+            changed = params | {"embeddings": params["embeddings"] | {"table": table}}
+            return decode(settings, changed, states=states, is_causal=is_causal) @ direction
+
+        table = params["embeddings"]["table"]
+        by_table, by_states = jax.jacrev(projected, (0, 1))(table, jnp.asarray(STATES))
+        sees = np.asarray((by_table != 0).any(axis=2))[:, TOKENS[0]]
+        expected = SEGMENTS.T == SEGMENTS
+        expected = np.tril(expected) if is_causal else expected
+        np.testing.assert_array_equal(sees[:9], expected[:9])
+        attends = np.asarray((by_states != 0).any(axis=3))[:, 0]
+        np.testing.assert_array_equal(attends[:9], SEES[:9])
+
+    @parameterized.parameters({"remat": "dots"}, {"remat": "full"}, {"unroll": 2})
+    def test_gradients_do_not_change(self, **change):
+        settings = dataclasses.replace(GATED, dropout_rate=0.3, attention_dropout_rate=0.3)
+
+        def gradients(settings):
+            def loss(params, states):
+                found = decode(settings, params, states=states, key=jax.random.key(0))
+                return (found @ jnp.arange(16.0) ** 2).sum()
+
+            return jax.grad(loss, (0, 1))(random_params(GATED), jnp.asarray(STATES))
+
+        expected = gradients(settings)
+        largest = max(jnp.abs(x).max() for x in jax.tree.leaves(expected))
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6 * largest)
+        jax.tree.map(check, gradients(dataclasses.replace(settings, **change)), expected)
+
+    def test_a_kernel_without_causal_masks_is_not_used(self):
+        fused = dataclasses.replace(GATED, attention="pallas")  # has no gradient on a CPU either
+        np.testing.assert_array_equal(decode(fused), decode(GATED))
+
+    def test_half_precision_is_near(self):
+        half = dataclasses.replace(POST, dtype="bfloat16")
+        found, expected = decode(half), decode(POST)
+        self.assertEqual(found.dtype, jnp.bfloat16)
+        self.assertLess(jnp.abs(found[:9] - expected[:9]).mean(), 0.03)
+
+    def test_layers_without_cross_attention_cannot(self):
+        with self.assertRaisesRegex(ValueError, "model.cross_attention is False, .* set it, and"):
+            decode(encoder_test.POST)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,193 @@
+"""VECO's runs: terms and streams of a config, and models that are started from and exported."""
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from builders import evaluators, masked_lm, objectives, streams
+from builders import model as builders
+from builders.initial import _check_same_parameters
+from builders.pretrained import read_pretrained
+from configs import veco
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
+from input_pipeline.stream import PACKED
+from interop import model_folder
+from models.encoder import without_cross_attention
+from objectives.batch import Batch
+from objectives.cross_mlm import CrossMLM
+from objectives.masked_lm import MaskedLM
+from tests import factories
+from tests.builders_test import write_store
+from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
+from training.sharding import make_mesh, with_placed
+
+CROSS = dataclasses.replace(SETTINGS, cross_attention=True)
+ONE = make_mesh(factories.ONE_DEVICE, jax.devices()[:1])
+
+
+def config(arg: str = "runlocal", **changes):
+    found = veco.get_config(arg)
+    found.data.loader = "threads"
+    found.mesh.data = 1
+    found.update_from_flattened_dict(changes)
+    return found
+
+
+def objective_of(found):
+    return objectives.objective(found, write_store(found.vocab.target_size, found.store.length))
+
+
+class ConfigTest(parameterized.TestCase):
+    @parameterized.parameters(*veco.RUNS, *veco.SMALL, "runlocal")
+    def test_every_run_has_its_terms(self, arg):
+        found = config(arg)
+        objective = objective_of(found)
+        is_veco = found.objective == "veco"
+        kinds = (PACKED, SEPARATE_PAIRS if is_veco else PAIRS)
+        terms = getattr(objective, "terms", None)
+        self.assertEqual(terms is None, not found.data.pair_share)
+        one = masked_lm.masked_lm_of(objective)
+        self.assertIs(type(one), MaskedLM)
+        self.assertIs(masked_lm.encoder_of(objective), one)
+        self.assertEqual((one.mask.rate, one.encoder.settings.cross_attention), (0.15, is_veco))
+        if terms is None:
+            return
+        self.assertEqual(tuple(terms), kinds)
+        pairs = terms[kinds[1]].objective
+        self.assertEqual((pairs.masked_lm if is_veco else pairs).mask.rate, 0.25)
+
+    @parameterized.parameters("continue", "restart")
+    def test_positions_of_pairs_are_those_of_tlm(self, positions):
+        terms = objective_of(config(**{"data.pair_positions": positions})).terms
+        self.assertIsInstance(terms[PACKED].objective, CrossMLM)
+        self.assertIsNone(terms[PACKED].objective.translation_lm)
+        pairs = terms[SEPARATE_PAIRS].objective
+        self.assertFalse(pairs.masked_lm.positions_restart)
+        self.assertEqual(pairs.translation_lm.positions_restart, positions == "restart")
+
+    def test_batches_are_those_of_masked_lm_but_for_the_segments(self):
+        ours = config()
+        others = config(**veco.SMALL["small_xlm"])
+        store = write_store(ours.vocab.target_size, ours.store.length)
+        found, expected = (
+            list(streams.training_data(one, store, ONE).batches(range(6))) for one in (ours, others)
+        )
+        for (kind, one), (other_kind, other) in zip(found, expected, strict=True):
+            if kind == PACKED:
+                jax.tree.map(np.testing.assert_array_equal, one, other)
+                continue
+            self.assertEqual((kind, other_kind), (SEPARATE_PAIRS, PAIRS))
+            self.assertEqual(one["segments"].max(), 2)
+            self.assertEqual(other["segments"].max(), 1)
+            differs = one["tokens"] != other["tokens"]
+            self.assertEqual(differs.sum(axis=1).tolist(), [1] * len(differs))
+            self.assertEqual(set(one["tokens"][differs]), {factories.BOS})
+            self.assertEqual(set(other["tokens"][differs]), {factories.EOS})
+        self.assertEqual({kind for kind, _ in found}, {PACKED, SEPARATE_PAIRS})
+
+    @parameterized.parameters(
+        ({"model.cross_attention": False}, "model.cross_attention is False, must be True"),
+        ({"objective": "masked_lm"}, "model.cross_attention is True, must be False with .*veco"),
+        ({"data.contrast_share": 0.1}, "data.contrast_share is 0.1, .* set it to 0"),
+        ({"mask.pair_rate": 1.0}, "mask.pair_rate is 1.0, must be between 0 and 1"),
+        ({"veco.context": "left"}, "veco.context is 'left'"),
+        # 128 x 4 tokens of pairs at 0.25, after 20 slots of each of four sequences of text.
+        ({"output_layer.capacity": 127}, "output_layer.capacity is 127, .* 128 distinct"),
+    )
+    def test_keys_that_cannot_be(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            objective_of(config(**changes))
+
+    def test_a_run_takes_steps_and_is_evaluated(self):
+        found = config(**{"output_layer.capacity": 512})
+        store = write_store(found.vocab.target_size, found.store.length)
+        objective = objectives.objective(found, store, ONE)
+        functions = builders.train_functions(found, objective, ONE)
+        state = functions.init(np.int32(0))
+        data = streams.training_data(found, store, ONE)
+        seen = {}
+        for step, (kind, arrays) in enumerate(data.batches(range(4))):
+            if names := objective.due(step):
+                state, _ = functions.refresh(names, state)
+            one = objective.at_step(step)
+            state, metrics = functions.train_step(one, state, Batch(jax.device_put(arrays), kind))
+            seen[kind] = set(metrics)
+        self.assertContainsSubset({"is_loss", "cs_loss", "text_loss"}, seen[PACKED])
+        self.assertContainsSubset({"tlm_loss", "pairs_loss"}, seen[SEPARATE_PAIRS])
+        exact, _ = evaluators.training_evaluators(found, objective, store, ONE)
+        self.assertTrue(np.isfinite(list(exact(state).values())).all())
+
+
+class FolderTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folder = parent / "model"
+
+    def write(self, settings=CROSS):
+        model_folder.write_model(
+            self.folder, params_of(settings), dataclasses.asdict(settings), tokenizer()
+        )
+
+    def test_our_form_keeps_cross_attention(self):
+        self.assertRegex(
+            model_folder.why_not_transformers(dataclasses.asdict(CROSS)), "cross_attention is True"
+        )
+        self.write()
+        sizes, found = model_folder.read_model(self.folder)
+        self.assertTrue(sizes["cross_attention"])
+        jax.tree.map(np.testing.assert_array_equal, found, params_of(CROSS))
+        pretrained = read_pretrained(str(self.folder))  # for tasks of understanding
+        self.assertFalse(pretrained.settings.cross_attention)
+        expected = without_cross_attention(params_of(CROSS))
+        jax.tree.map(np.testing.assert_array_equal, pretrained.params, expected)
+
+    def test_without_it_the_encoder_is_an_xlm_roberta(self):
+        params = without_cross_attention(params_of(CROSS))
+        sizes = dataclasses.asdict(SETTINGS)
+        self.assertEqual(model_folder.why_not_transformers(sizes), "")
+        model_folder.write_model(self.folder, params, sizes, tokenizer())
+        sizes, found = model_folder.read_model(self.folder)
+        self.assertFalse(sizes["cross_attention"])
+        jax.tree.map(np.testing.assert_array_equal, found, params)
+
+    @parameterized.product(there=(False, True), here=(False, True))
+    def test_runs_start_with_and_without(self, there, here):
+        source, own = ({False: SETTINGS, True: CROSS}[is_in] for is_in in (there, here))
+        self.write(source)
+        found = model_folder.initial_params(self.folder, dataclasses.asdict(own), tokenizer())
+        start = jax.tree.map(lambda x: jax.device_put(x + 1), params_of(own))
+        started = with_placed(start, found)
+        expected = jax.tree.map(np.copy, start)
+        kept = params_of(source) if there and here else without_cross_attention(params_of(source))
+        check = np.testing.assert_array_equal
+        jax.tree.map(check, without_cross_attention(started), without_cross_attention(kept))
+        if here:
+            for name in ("cross_attention", "cross_attention_norm"):
+                of = kept if there else expected
+                jax.tree.map(check, started["layers"][name], of["layers"][name])
+
+    def test_parameters_that_the_run_lacks_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no parameters .*cross_attention"):
+            with_placed(jax.tree.map(jax.device_put, params_of(SETTINGS)), params_of(CROSS))
+
+    def test_runs_differ_in_cross_attention_alone(self):
+        check = functools.partial(_check_same_parameters, self.folder)
+        full = factories.output_layer_settings(kind="full")
+        plain, cross, other = (
+            factories.masked_lm(full, factories.encoder_settings(**changes))
+            for changes in ({}, {"cross_attention": True}, {"mlp_size": 24})
+        )
+        check(plain, cross)
+        check(cross, plain)
+        with self.assertRaisesRegex(ValueError, "layers.mlp"):
+            check(cross, other)
+
+
+if __name__ == "__main__":
+    absltest.main()
