@@ -28,6 +28,10 @@ The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `co
 21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
 discriminator of two. `studies.xy_lent` compares them, `studies.continued` and `studies.defects`
 start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+
+Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
+quarter of an hour for `small`, of which expect a generator 1.2 to 1.3 nats below the unigram level
+and an AUC of 0.72 to 0.74 on unigram samples (docs/results.md).
 """
 
 from typing import Any
@@ -96,9 +100,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def get_config(arg: str = "base") -> ConfigDict:
+def get_config(arg: str = "") -> ConfigDict:
     """The config; `arg` is a run, or "RUN,DATA", or "runlocal"."""
-    run, _, data = arg.partition(",")
+    run, _, data = (arg or "base").partition(",")
     if run == "runlocal":
         config = small.runlocal()
         _replaced_tokens(config)

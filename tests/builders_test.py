@@ -12,11 +12,13 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import data as data_builders
-from builders import evaluators, masked_lm, objectives, streams
+from builders import evaluators, masked_lm, objectives, robust, streams
 from builders import model as builders
 from common import artifacts
 from configs import base, quickstart
 from input_pipeline.packed_dataset import PackedDataset
+from objectives.cross_mlm import VecoSettings
+from objectives.replaced_token import ReplacedTokenSettings
 from tests import factories
 from training.loop import train
 from training.metrics import read_metrics
@@ -72,6 +74,11 @@ def objective_of(config: ConfigDict, mesh=None):
     return objectives.objective(config, write_store(length=config.store.length), mesh)
 
 
+def section_of(config: ConfigDict, name: str, kind: type):
+    """Settings of a section that objectives of other kinds do not read."""
+    return data_builders.settings(kind, config[name], name)
+
+
 SETTINGS = {
     "corpus": data_builders.corpus_spec,
     "vocab": data_builders.vocabulary_settings,
@@ -80,6 +87,11 @@ SETTINGS = {
     "evaluation": data_builders.evaluation_settings,
     "train": builders.train_settings,
     **dict.fromkeys(("model", "mask", "contrast", "output_layer", "mesh"), objective_of),
+    "robust": robust.robust_settings,
+    **{
+        name: functools.partial(section_of, name=name, kind=kind)
+        for name, kind in (("replaced_token", ReplacedTokenSettings), ("veco", VecoSettings))
+    },
     "optimizer": lambda config: builders.train_functions(
         config, objective_of(runlocal()), builders.mesh(config)
     ),
@@ -104,14 +116,15 @@ class ConfigsTest(parameterized.TestCase):
         mesh = builders.mesh(config)
         objective = objectives.objective(config, store, mesh)
         functions = builders.train_functions(config, objective, mesh)
-        table = functions.abstract_state.params["embeddings"]["table"]
+        one = masked_lm.masked_lm_of(objective)
+        table, _ = one.output_table(functions.abstract_state.params)
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
         _, batch = next(streams.training_data(config, store, mesh).batches(range(1)))
         tokens = config.train.batch_size * config.store.length
         self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
-        self.assertLen(evaluators.training_evaluators(config, objective, store, mesh), 2)
-        one = masked_lm.masked_lm_of(objective)
+        found = evaluators.training_evaluators(config, objective, store, mesh)
+        self.assertLen(found, 3 if config.objective == "replaced_token" else 2)
         evaluators.exact_masked_lm(config, one, store, mesh, in_training=False)
         evaluators.retrieval(config, one, store, mesh)
 
@@ -154,7 +167,8 @@ class RunlocalTest(parameterized.TestCase):
         losses = [record["train/loss"] for record in records if "train/loss" in record]
         self.assertLen(losses, config.train.num_steps)
         self.assertIn("eval/loss", records[-1])
-        for share, name in (("pair_share", "tlm_loss"), ("contrast_share", "contrast_loss")):
+        of_pairs = "trtd_loss" if config.objective == "replaced_token" else "tlm_loss"
+        for share, name in (("pair_share", of_pairs), ("contrast_share", "contrast_loss")):
             found = any(f"train/{name}" in record for record in records)
             self.assertEqual(config.data[share] > 0, found, name)
 
