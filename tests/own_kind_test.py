@@ -2,22 +2,21 @@
 
 import json
 import pathlib
-import sys
 import tempfile
 from unittest import mock
 
 import numpy as np
-from absl import flags
-from absl.testing import absltest, flagsaver
+from absl.testing import absltest
 
-import predict
 from builders import task_runs
 from builders.task_kinds import KINDS, SEARCHES
 from builders.task_settings import task_settings
 from common import artifacts
 from input_pipeline.tasks.tasks import TASKS
 from models.heads import ClassificationHead, SpanHead, TaggingHead
-from tests import tiny_tasks, toy_kind
+from tests import commands, tiny_tasks, toy_kind
+
+predict = commands.load("predict")
 
 
 class KindsTest(absltest.TestCase):
@@ -81,12 +80,10 @@ class OwnKindTest(absltest.TestCase):
 
     def predict(self, run: pathlib.Path) -> list[tuple[str, str]]:
         """Ids and predictions that predict.py writes."""
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS(sys.argv[:1])
         output = self.folder / "out.jsonl"
-        given = {"workdir": str(run), "input": [str(self.folder / "mine")], "output": str(output)}
-        with tiny_tasks.quick(), flagsaver.flagsaver(**given):
-            predict.main([])
+        given = (f"--workdir={run}", f"--input={self.folder / 'mine'}", f"--output={output}")
+        with tiny_tasks.quick(), commands.parsed("predict", *given) as rest:
+            predict.main(rest)
         lines = map(json.loads, output.read_text().splitlines())
         return [(line["id"], line["prediction"]) for line in lines]
 

@@ -10,8 +10,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl import flags
-from absl.testing import absltest, flagsaver
+from absl.testing import absltest
 
 from builders import data as data_builders
 from builders import evaluators, model, objectives
@@ -22,10 +21,11 @@ from configs import xy_lent
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import tiny_tasks
-from tools import forgetting as tool
+from tests import commands, tiny_tasks
 from training.checkpoint import Checkpoints
 from training.state import TrainState
+
+tool = commands.load("tools.forgetting")
 
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 LENGTH = 16
@@ -107,13 +107,12 @@ class ForgettingTest(absltest.TestCase):
         printed = io.StringIO()
         self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
         rows = rows or f"{self.first},{self.second}"
-        with flagsaver.flagsaver(), contextlib.redirect_stdout(printed):
-            tool.main(
-                flags.FLAGS(
-                    ["forgetting", f"--before={before}", f"--after={after}", f"--rows={rows}",
-                     f"--output={self.output}", *args]
-                )
-            )  # fmt: skip
+        given = (f"--before={before}", f"--after={after}", f"--rows={rows}")
+        with (
+            commands.parsed("tools.forgetting", *given, f"--output={self.output}", *args) as rest,
+            contextlib.redirect_stdout(printed),
+        ):
+            tool.main(rest)
         return printed.getvalue()
 
     def test_scores_are_those_of_the_evaluators(self):

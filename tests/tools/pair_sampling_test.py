@@ -8,8 +8,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-from absl import flags
-from absl.testing import absltest, flagsaver, parameterized
+from absl.testing import absltest, parameterized
 
 from builders import streams
 from configs import quickstart
@@ -17,8 +16,10 @@ from evaluation import pair_sampling_report
 from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
 from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
 from input_pipeline.stream import MixedStream
+from tests import commands
 from tests.factories import SPECIAL_IDS
-from tools import pair_sampling
+
+pair_sampling = commands.load("tools.pair_sampling")
 
 # The pair of German and English is two sets.
 ROWS = ("de\ten\t400", "en\tde\t40", "de\tfr\t90", "fr\ten\t250", "en\tsw\t20", "sw\tfr\t10")
@@ -37,12 +38,12 @@ class PairSamplingToolTest(parameterized.TestCase):
         config, printed = quickstart.get_config("runlocal"), io.StringIO()
         config.data.update(changes)
         with (
-            flagsaver.flagsaver(),
+            commands.parsed("tools.pair_sampling", *args) as rest,
             contextlib.redirect_stdout(printed),
             # Reading the flag's file warns of a function that goes with Python 3.12.
             mock.patch.object(pair_sampling, "_CONFIG", mock.Mock(value=config)),
         ):
-            pair_sampling.main(flags.FLAGS(["tools.pair_sampling", *args]))
+            pair_sampling.main(rest)
         return printed.getvalue()
 
     def test_a_table_of_counts(self):

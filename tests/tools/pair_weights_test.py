@@ -9,16 +9,16 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl import flags
-from absl.testing import absltest, flagsaver
+from absl.testing import absltest
 
 from builders import data as data_builders
 from common import artifacts
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
-from tests import tiny_tasks
-from tools import pair_weights
+from tests import commands, tiny_tasks
+
+pair_weights = commands.load("tools.pair_weights")
 
 BASE = {"aa-bb": 0.4, "aa-cc": 0.4, "bb-cc": 0.2}
 WEIGHTS = {"aa-bb": 0.2, "aa-cc": 0.4, "bb-cc": 0.4}
@@ -66,11 +66,11 @@ class PairWeightsTest(absltest.TestCase):
     def report(self, *args: str) -> str:
         printed = io.StringIO()
         with (
-            flagsaver.flagsaver(),
+            commands.parsed("tools.pair_weights", f"--workdir={self.workdir}", *args) as rest,
             contextlib.redirect_stdout(printed),
             mock.patch.object(pair_weights, "_CONFIG", mock.Mock(value=self.config)),
         ):
-            pair_weights.main(flags.FLAGS(["pair_weights", f"--workdir={self.workdir}", *args]))
+            pair_weights.main(rest)
         return printed.getvalue()
 
     def write_record(self):
