@@ -142,7 +142,9 @@ class RunTest(parameterized.TestCase):
             for name in one:
                 if name.endswith("/replaced"):  # the same samples
                     self.assertEqual(one[name], other[name], name)
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], self.state.extra[NEIGHBOURS])
+        # Of the index of step 6: neighbours that are nearly equally near may change places.
+        is_other = np.asarray(state.extra[NEIGHBOURS]) != np.asarray(self.state.extra[NEIGHBOURS])
+        self.assertLess(is_other.mean(), 1e-3)
         of_devices, of_one = (load_pair_record(f / RECORD).phases for f in (folder, self.whole))
         for one, other in zip(of_devices, of_one, strict=True):
             for pair, weight in other.weights.items():
