@@ -115,6 +115,7 @@ class ReweightedData:
 
     def __post_init__(self):
         self._phase_steps = self.settings.phase_steps(self.config.train.num_steps)
+        self._pairs = language_pairs(self.store)  # counts all bitext
         path = self.settings.baseline
         self._baseline = baseline_losses(pathlib.Path(path)) if path else None
         self._data = self._make_data()
@@ -123,7 +124,7 @@ class ReweightedData:
         first = {0: self.record.base}
         weights = first | {phase.step: phase.weights for phase in self.record.phases}
         by_pair = {
-            step: {pair: of_names["-".join(pair)] for pair in language_pairs(self.store)}
+            step: {pair: of_names["-".join(pair)] for pair in self._pairs}
             for step, of_names in weights.items()
         }
         return streams.training_data(self.config, self.store, self.mesh, by_pair)
@@ -146,7 +147,7 @@ class ReweightedData:
         record = self.record.as_of(step)
         if step in self._phase_steps and step not in {phase.step for phase in record.phases}:
             found = np.asarray(mean_pair_losses(PairSums(*learned()[PAIR_LOSSES])), np.float64)
-            losses = dict(zip(pair_names(self.store), found.tolist(), strict=True))
+            losses = dict(zip(map("-".join, self._pairs), found.tolist(), strict=True))
             record = with_next_phase(record, step, losses, self.settings, self._baseline)
             logging.info(
                 "step %d: language pairs are re-weighted, divergence %.4g from the base",

@@ -186,15 +186,21 @@ def count_pairs(store: PackedDataset) -> dict[tuple[str, Pair], int]:
 
 def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
     """Count the sentence pairs of each set that has any, by language pair (a, b), a < b."""
-    found: dict[Pair, list[int]] = {pair: [] for pair in language_pairs(store)}
-    for (_, pair), count in count_pairs(store).items():
+    counts = count_pairs(store)
+    found: dict[Pair, list[int]] = {pair: [] for pair in _languages_of(counts)}
+    for (_, pair), count in counts.items():
         found[pair].append(count)
     return found
 
 
 def language_pairs(store: PackedDataset) -> list[Pair]:
     """Return the sorted language pairs (a, b), a < b, that have sentence pairs in any set."""
-    return sorted({pair for _, pair in count_pairs(store)})
+    return _languages_of(count_pairs(store))
+
+
+def _languages_of(keys: Iterable[tuple[str, Pair]]) -> list[Pair]:
+    """Return the sorted language pairs of keys of `count_pairs`."""
+    return sorted({pair for _, pair in keys})
 
 
 def pair_names(store: PackedDataset) -> list[str]:
@@ -230,9 +236,8 @@ def pair_streams(
             "parallel text to train on in corpus.parallel and run prepare_data.py again"
         )
     streams, of_steps = [], []
-    for length, pairs in zip(
-        settings.buckets, _pairs_by_bucket(store, settings.buckets), strict=True
-    ):
+    by_bucket = _pairs_by_bucket(store, settings.buckets, _languages_of(weights))
+    for length, pairs in zip(settings.buckets, by_bucket, strict=True):
         # The order gives everything that is in it at least one example of a cycle.
         pairs = [pair for pair in pairs if weights[pair.name, pair.languages]]
         if pairs:
@@ -300,10 +305,18 @@ def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
         raise ValueError("shares of language pairs are all 0; one pair at least must be drawn")
 
 
-def _pairs_by_bucket(store: PackedDataset, buckets: Sequence[int]) -> list[list[_Pair]]:
-    """Return, for each bucket, all language pairs of all sets with their sentences in it."""
+def _pairs_by_bucket(
+    store: PackedDataset, buckets: Sequence[int], ordered: Sequence[Pair]
+) -> list[list[_Pair]]:
+    """Return, for each bucket, all language pairs of all sets with their sentences in it.
+
+    Args:
+      store: a packed dataset with bitext.
+      buckets: lengths, ascending.
+      ordered: its `language_pairs`.
+    """
     found: list[list[_Pair]] = [[] for _ in buckets]
-    index = {pair: number for number, pair in enumerate(language_pairs(store))}
+    index = {pair: number for number, pair in enumerate(ordered)}
     for name, languages in store.bitexts.items():
         lengths = {language: store.bitext(name, language).lengths for language in languages}
         for one, two in itertools.combinations(sorted(languages), 2):
