@@ -1,6 +1,7 @@
 """Output layers with the softmax over the whole vocabulary."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -13,16 +14,14 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 
 @dataclasses.dataclass(frozen=True)
-class FullSoftmax:
-    """Softmax over all classes at once, with logits [W, V] in memory.
+class _ExactSoftmax:
+    """Softmax over all classes, by any computation of its loss.
 
     Attributes:
       num_valid: number of classes; table rows from here on are padding.
-      sharding: sharding of the table.
     """
 
     num_valid: int
-    sharding: TableSharding = ONE_DEVICE
 
     def sample(
         self,
@@ -44,15 +43,8 @@ class FullSoftmax:
         sample: Sample | None,
     ) -> jax.Array:
         """Weighted losses [B, M], see `OutputLayer.loss`."""
-        losses = full_softmax_loss(
-            hidden.reshape(-1, hidden.shape[-1]),
-            targets.reshape(-1),
-            weights.reshape(-1),
-            table,
-            bias,
-            num_valid=self.num_valid,
-        )
-        return losses.reshape(weights.shape)
+        flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), weights.reshape(-1)
+        return self._losses(*flat, table, bias).reshape(weights.shape)
 
     def draw(
         self,
@@ -64,7 +56,7 @@ class FullSoftmax:
         sample: Sample | None,
         temperature: float,
     ) -> Draws:
-        """Draw from the softmax, in blocks all the same, see `OutputLayer.draw`."""
+        """Draw from the softmax, always in blocks, see `OutputLayer.draw`."""
         return draw_from_table(
             key,
             hidden,
@@ -73,72 +65,49 @@ class FullSoftmax:
             bias,
             temperature=temperature,
             num_valid=self.num_valid,
-            block_size=vocabulary_block_size(),
-            sharding=self.sharding,
+            **self._blocks(),
         )
+
+    def _losses(self, *arguments: jax.Array) -> jax.Array:
+        """Losses [W], of hidden states [W, E], targets, weights, table and bias."""
+        raise NotImplementedError
+
+    def _blocks(self) -> dict[str, Any]:
+        """Block size of draws, and sharding of the table."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseSoftmax:
+class FullSoftmax(_ExactSoftmax):
+    """Softmax over all classes at once, with logits [W, V] in memory.
+
+    Attributes:
+      sharding: sharding of the table.
+    """
+
+    sharding: TableSharding = ONE_DEVICE
+
+    def _losses(self, *arguments: jax.Array) -> jax.Array:
+        return full_softmax_loss(*arguments, num_valid=self.num_valid)
+
+    def _blocks(self) -> dict[str, Any]:
+        return {"block_size": vocabulary_block_size(), "sharding": self.sharding}
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockwiseSoftmax(_ExactSoftmax):
     """Softmax over all classes, block by block, without an array [W, V].
 
     Attributes:
-      num_valid: number of classes; table rows from here on are padding.
       block_size: classes per block.
     """
 
-    num_valid: int
     block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
-    def sample(
-        self,
-        key: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        statistics: TokenStatistics,
-        index: NeighbourIndex | None,
-    ) -> None:
-        """Return None: the loss is over all classes."""
-
-    def loss(
-        self,
-        hidden: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample | None,
-    ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`."""
-        losses = blockwise_softmax_loss(
-            hidden.reshape(-1, hidden.shape[-1]),
-            targets.reshape(-1),
-            weights.reshape(-1),
-            table,
-            bias,
-            num_valid=self.num_valid,
-            block_size=self.block_size,
+    def _losses(self, *arguments: jax.Array) -> jax.Array:
+        return blockwise_softmax_loss(
+            *arguments, num_valid=self.num_valid, block_size=self.block_size
         )
-        return losses.reshape(weights.shape)
 
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample | None,
-        temperature: float,
-    ) -> Draws:
-        """Draw from the softmax, see `OutputLayer.draw`."""
-        return draw_from_table(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            temperature=temperature,
-            num_valid=self.num_valid,
-            block_size=self.block_size,
-        )
+    def _blocks(self) -> dict[str, Any]:
+        return {"block_size": self.block_size}
