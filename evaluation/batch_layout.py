@@ -35,6 +35,16 @@ class BatchLayout:
         traced = sharding.traced_on(self._mesh, function)
         return jax.jit(traced, out_shardings=sharding.replicated(self._mesh))
 
+    def batches(self, *arrays: np.ndarray, fill: int) -> list[tuple[Any, ...]]:
+        """Cut arrays [N, L] into placed batches; `fill` completes the last one."""
+        count = len(arrays[0])
+        more = ((0, -count % self.size), (0, 0))
+        padded = [np.pad(array, more, constant_values=fill) for array in arrays]
+        return [
+            self.placed(*(array[start : start + self.size] for array in padded))
+            for start in range(0, count, self.size)
+        ]
+
     def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
         """Shard arrays [size, ...], which every host holds, over the devices."""
         if self._mesh is None:

@@ -123,26 +123,19 @@ class ReplacedTokenDetection:
     ) -> dict[str, np.ndarray]:
         """Return the text of each language with samples of a generator, [N, L] int32."""
         corrupt = corrupt or self._batches.jit(objective.corrupt)
-        found = {}
+        found, pad = {}, self._objective.pad
         for place, (language, rows) in enumerate(self._rows.items()):
             key = jax.random.fold_in(jax.random.key(self._seed), place)
             batches = [
                 corrupt(params, *placed, jax.random.fold_in(key, number))
-                for number, placed in enumerate(self._placed(rows))
+                for number, placed in enumerate(self._batches.batches(rows, fill=pad))
             ]
             found[language] = np.concatenate(jax.device_get(batches))[: len(rows)]
         return found
 
-    def _placed(self, *rows: np.ndarray) -> list[tuple[Any, ...]]:
-        """Return sequences in batches on the devices, with padding sequences at the end."""
-        size, count = self._batches.size, len(rows[0])
-        more, pad = ((0, -count % size), (0, 0)), self._objective.pad
-        rows = tuple(np.pad(of, more, constant_values=pad) for of in rows)
-        starts = range(0, count, size)
-        return [self._batches.placed(*(of[i : i + size] for of in rows)) for i in starts]
-
     def _scores(self, params, corrupted: np.ndarray, original: np.ndarray) -> Detection:
-        batches = [self._logits(params, *placed) for placed in self._placed(corrupted, original)]
+        placed = self._batches.batches(corrupted, original, fill=self._objective.pad)
+        batches = [self._logits(params, *batch) for batch in placed]
         logits = np.concatenate(jax.device_get(batches))[: len(original)]
         is_text = ~np.isin(original, self._objective.special_ids)
         return detection(logits[is_text], (corrupted != original)[is_text])

@@ -118,13 +118,8 @@ class Retrieval:
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
         """Return [N, D] float32 sentence vectors of [N, L] tokens."""
-        size = self._batches.size
-        padding = -len(rows) % size
-        padded = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
-        batches = [
-            self._encode(params, *self._batches.placed(padded[start : start + size]))
-            for start in range(0, len(padded), size)
-        ]
+        placed = self._batches.batches(rows, fill=self._objective.pad)
+        batches = [self._encode(params, *batch) for batch in placed]
         return np.concatenate(jax.device_get(batches))[: len(rows)]
 
     def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:
