@@ -11,7 +11,8 @@ from models.pooling import mean_state
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM, Plan
-from objectives.objective import Extra, Objective, Touched
+from objectives.objective import Extra, Touched
+from objectives.on_masked_lm import OnMaskedLM
 
 # Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
 _EPSILON = 1e-12
@@ -37,7 +38,7 @@ class ContrastSettings:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SentenceContrast(Objective):
+class SentenceContrast(OnMaskedLM):
     """Masked LM on the separate sentences of a pair, with a contrastive loss between the two.
 
     A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
@@ -50,10 +51,6 @@ class SentenceContrast(Objective):
 
     masked_lm: MaskedLM
     settings: ContrastSettings
-
-    @property
-    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.masked_lm.tables
 
     def init(self, key: jax.Array):
         return self.masked_lm.init(key)
@@ -83,23 +80,9 @@ class SentenceContrast(Objective):
             "contrast_accuracy": ((accuracies * weights).sum(), weight),
         }, None
 
-    def init_extra(self) -> Extra:
-        return self.masked_lm.init_extra()
-
-    def due(self, step: int) -> tuple[str, ...]:
-        return self.masked_lm.due(step)
-
-    def refresh(
-        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
-        return self.masked_lm.refresh(params, extra, names, step)
-
     @functools.cached_property
-    def _exact(self) -> "SentenceContrast":
+    def exact(self) -> "SentenceContrast":
         return dataclasses.replace(self, masked_lm=self.masked_lm.exact)
-
-    def at_step(self, step: int) -> "SentenceContrast":
-        return self if self.masked_lm.at_step(step) is self.masked_lm else self._exact
 
 
 def contrastive_loss(

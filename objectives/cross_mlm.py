@@ -17,7 +17,8 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM
 from objectives.masked_lm import Plan as MaskedPlan
-from objectives.objective import Extra, Objective, Touched
+from objectives.objective import Extra, Touched
+from objectives.on_masked_lm import OnMaskedLM
 from objectives.translation_lm import TranslationLM
 
 Visible = Literal["causal", "full"]
@@ -63,7 +64,7 @@ class Plan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CrossMLM(Objective):
+class CrossMLM(OnMaskedLM):
     """VECO's objective on sequences with two sides x and y (Eq. 8), for one kind of batch.
 
     - IS-MLM: masked LM within each side (Eq. 5).
@@ -86,10 +87,6 @@ class CrossMLM(Objective):
     masked_lm: MaskedLM
     settings: VecoSettings
     translation_lm: TranslationLM | None = None
-
-    @property
-    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.masked_lm.tables
 
     def init(self, key: jax.Array):
         return self.masked_lm.init(key)
@@ -189,25 +186,11 @@ class CrossMLM(Objective):
         segments = (plan.sides > 0).astype(plan.sides.dtype)
         return found._replace(tokens=tokens, segments=segments, positions=positions)
 
-    def init_extra(self) -> Extra:
-        return self.masked_lm.init_extra()
-
-    def due(self, step: int) -> tuple[str, ...]:
-        return self.masked_lm.due(step)
-
-    def refresh(
-        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
-        return self.masked_lm.refresh(params, extra, names, step)
-
     @functools.cached_property
-    def _exact(self) -> "CrossMLM":
+    def exact(self) -> "CrossMLM":
         tlm = self.translation_lm
         exact = None if tlm is None else dataclasses.replace(tlm, output_layer=tlm.exact_layer)
         return dataclasses.replace(self, masked_lm=self.masked_lm.exact, translation_lm=exact)
-
-    def at_step(self, step: int) -> "CrossMLM":
-        return self if self.masked_lm.at_step(step) is self.masked_lm else self._exact
 
 
 def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:

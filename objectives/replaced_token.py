@@ -20,7 +20,8 @@ from objectives import masked_lm
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import TABLE, MaskedLM
-from objectives.objective import Extra, Objective, Touched, replace_table
+from objectives.objective import Extra, Touched, replace_table
+from objectives.on_masked_lm import OnMaskedLM
 from objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 
 # Keys of the two models and of the discriminator's head in the parameters.
@@ -99,7 +100,7 @@ class Corrupted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReplacedToken(Objective):
+class ReplacedToken(OnMaskedLM):
     """Replaced-token detection on the batches of its generator.
 
     The generator fills the masked positions with samples of its output distribution; a sample that
@@ -129,7 +130,11 @@ class ReplacedToken(Objective):
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.generator.tables, *([] if self._shares_table else [_OWN_TABLE]))
+        return (*super().tables, *([] if self._shares_table else [_OWN_TABLE]))
+
+    @property
+    def masked_lm(self) -> MaskedLM:  # type: ignore[override]
+        return self.generator
 
     @property
     def bos(self) -> int:
@@ -371,19 +376,8 @@ class ReplacedToken(Objective):
 
     def init_extra(self) -> Extra:
         own = {PAIR_LOSSES: init_pair_losses(self.num_pairs)} if self.num_pairs else {}
-        return {**self.generator.init_extra(), **own}
-
-    def due(self, step: int) -> tuple[str, ...]:
-        return self.generator.due(step)
-
-    def refresh(
-        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
-    ) -> tuple[Extra, LossAndMetrics]:
-        return self.generator.refresh(params, extra, names, step)
+        return {**super().init_extra(), **own}
 
     @functools.cached_property
-    def _exact(self) -> "ReplacedToken":
+    def exact(self) -> "ReplacedToken":
         return dataclasses.replace(self, generator=self.generator.exact)
-
-    def at_step(self, step: int) -> "ReplacedToken":
-        return self if self.generator.at_step(step) is self.generator else self._exact
