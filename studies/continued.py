@@ -39,7 +39,7 @@ _HELDOUT = 0.2  # of the domain, of which there is little
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Study(runs.Stages):
     """Settings of the study.
 
     Attributes:
@@ -77,20 +77,6 @@ class Study:
         compiled = self.workdir / "compiled"
         runs.execute(
             arguments, name=name, log=folder / "log.txt", compiled=compiled, one_thread=self.pin
-        )
-
-    def call(
-        self, script: str, workdir: pathlib.Path, change: dict[str, Any], config: Sequence[str] = ()
-    ) -> None:
-        """Run a stage, by default under the config of this command."""
-        runs.call(
-            [script],
-            config or runs.own_config(),
-            change,
-            workdir,
-            log=workdir / "log.txt",
-            compiled=self.workdir / "compiled",
-            one_thread=self.pin,
         )
 
 
@@ -228,11 +214,7 @@ def do_study(study: Study) -> None:
         for arm, seed in each
         for name in RATES
     ]
-    errors = [
-        error
-        for wave in (before, jobs)
-        for error in runs.do_all(wave, workers=study.workers, pin=study.pin)
-    ]
+    errors = [error for wave in (before, jobs) for error in study.do(wave)]
     if errors:
         raise ValueError(f"{len(errors)} of {len(before + jobs)} runs failed: {errors[0]}")
 

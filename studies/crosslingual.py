@@ -46,7 +46,7 @@ _REMEDY = "add them"
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Study(runs.Stages):
     """Settings of the study.
 
     Attributes:
@@ -68,24 +68,6 @@ class Study:
     def encoder(self, seed: int) -> pathlib.Path:
         """Return the working directory of a pre-training."""
         return self.workdir / "encoders" / f"seed{seed}"
-
-    def call(
-        self, script: str, workdir: pathlib.Path, change: dict[str, Any], config: Sequence[str] = ()
-    ) -> None:
-        """Run a stage, by default under the config of this command."""
-        runs.call(
-            [script],
-            config or runs.own_config(),
-            change,
-            workdir,
-            log=workdir / "log.txt",
-            compiled=self.workdir / "compiled",
-            one_thread=self.pin,
-        )
-
-    def do(self, jobs: Iterable[Job]) -> list[str]:
-        """Run jobs; return the errors."""
-        return runs.do_all(list(jobs), workers=self.workers, pin=self.pin)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags, logging
@@ -188,3 +188,39 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
 
     with concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core) as pool:
         return [error for error in pool.map(do, jobs) if error]
+
+
+class Stages:
+    """Stages of a study's runs, by its settings; a base of their dataclass.
+
+    Attributes:
+      workdir: folder of the results.
+      workers: number of parallel runs.
+      pin: whether each run is pinned to one core and one thread.
+    """
+
+    workdir: pathlib.Path
+    workers: int
+    pin: bool
+
+    def call(
+        self,
+        script: str,
+        workdir: pathlib.Path,
+        change: Mapping[str, Any],
+        config: Sequence[str] = (),
+    ) -> None:
+        """Run a stage, by default under the config of this command."""
+        call(
+            [script],
+            config or own_config(),
+            change,
+            workdir,
+            log=workdir / "log.txt",
+            compiled=self.workdir / "compiled",
+            one_thread=self.pin,
+        )
+
+    def do(self, jobs: Iterable[Job]) -> list[str]:
+        """Run jobs; return the errors."""
+        return do_all(list(jobs), workers=self.workers, pin=self.pin)

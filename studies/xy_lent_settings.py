@@ -2,14 +2,13 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from configs.xy_lent import SMALL
 from studies import runs
-from studies.runs import Job
 
 REFERENCE = "small"
 # Label of each arm, which is a run of `configs.xy_lent.SMALL`.
@@ -60,7 +59,7 @@ def _data_keys(arm: str) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Study(runs.Stages):
     """Settings of a run of the study.
 
     Attributes:
@@ -101,25 +100,3 @@ class Study:
         """Return the chosen arms that are fine-tuned."""
         tuned = {arm for group in TUNED for arm in GROUPS[group][1]}
         return [arm for arm in self.arms if arm in tuned]
-
-    def call(
-        self,
-        script: str,
-        workdir: pathlib.Path,
-        change: Mapping[str, Any],
-        config: Sequence[str] = (),
-    ) -> None:
-        """Run a stage, by default under the config of this command."""
-        runs.call(
-            [script],
-            config or runs.own_config(),
-            change,
-            workdir,
-            log=workdir / "log.txt",
-            compiled=self.workdir / "compiled",
-            one_thread=self.pin,
-        )
-
-    def do(self, jobs: Iterable[Job]) -> list[str]:
-        """Run jobs; return the errors."""
-        return runs.do_all(list(jobs), workers=self.workers, pin=self.pin)
