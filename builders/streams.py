@@ -87,17 +87,16 @@ def _reweighted_stream(
 ) -> Stream:
     """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
     share, seed = data_settings(config).pair_share, config.train.seed
-    kinds = [1 - share, share]
-    packed = _packed_stream(config, store)
-    phases: dict[int, Stream] = {}
+    packed, kinds = _packed_stream(config, store), np.array([1 - share, share])
+    bitext = bitext_settings(config, store.length, is_separate=False)
+    by_step: dict[int, Stream] = {}
     for number, (first, of_pairs) in enumerate(sorted(weights.items())):
-        bitext = bitext_settings(config, store.length, is_separate=False)
         streams, shares = pair_streams(store, bitext, seed + number, of_pairs)
-        pairs = MixedStream(streams, shares, seed + number)
-        # Steps on pairs are counted on their own; which ones they are does not depend on weights.
-        order = MixedStream([packed, pairs], np.array(kinds), seed)
-        phases[order.steps_before(first, 1)] = pairs
-    return MixedStream([packed, PhasedStream(phases)], np.array(kinds), seed)
+        by_step[first] = MixedStream(streams, shares, seed + number)
+    # Steps on pairs are counted on their own; which ones they are does not depend on weights.
+    order = MixedStream([packed, by_step[0]], kinds, seed)
+    phases = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
+    return MixedStream([packed, PhasedStream(phases)], kinds, seed)
 
 
 def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
