@@ -33,6 +33,7 @@ SETTINGS = build.VocabularySettings(
     amounts={},
     alpha=0.7,
     beta=0.7,
+    initial_sizes={},
     num_clusters=2,
     trainer="nested",
     character_coverage=1.0,

@@ -23,6 +23,7 @@ SETTINGS = VocabularySettings(
     amounts={},
     alpha=0.7,
     beta=0.7,
+    initial_sizes={},
     num_clusters=2,
     trainer="nested",
     sizes=(8, 20, 30, 40, 50, 60, 70, 80),
