@@ -218,7 +218,7 @@
       const mark = row.i === allocation.partial ? "in part" : row.last ? "largest" : "";
       row.cells.size.replaceChildren(...(mark ? [html("span", { className: "mark", textContent: `${mark} ` })] : []), whole(row.size));
       row.cells.size.dataset.size = row.size;
-      row.cells.size.style.backgroundSize = `${(100 * row.size / largest).toFixed(1)}% 2px`;
+      row.cells.size.style.backgroundSize = `${(100 * row.size / largest).toFixed(1)}% 70%`;
       row.cells.alp.textContent = minus(row.alp.toFixed(1));
       row.cells.next.textContent = significant(row.next);
       row.cells.change.textContent = row.change ? signed(row.change) : "";
@@ -286,10 +286,10 @@
 
   function updateChart(allocation, course) {
     const i = state.language, language = languages[i], row = rows[i], chart = element("chart");
-    const box = { left: 52, top: 12, width: 494, height: 246 }, floor = box.top + box.height + 10;
+    const box = { left: 52, top: 12, width: 484, height: 246 }, floor = box.top + box.height + 10;
     const scale = scales(language, box, 0), { x, y } = scale;
     chart.replaceChildren();
-    for (const alp of ticks(scale.low, scale.high, 5)) {
+    for (const alp of ticks(scale.low, scale.high, 7)) {
       draw(chart, "line", { class: "grid", x1: box.left, x2: box.left + box.width, y1: y(alp), y2: y(alp) });
       draw(chart, "text", { x: box.left - 8, y: y(alp) + 4, "text-anchor": "end" }, minus(String(alp)));
     }
@@ -297,7 +297,7 @@
       draw(chart, "text", { x: x(size), y: floor + 16, "text-anchor": "middle" }, whole(size));
     }
     draw(chart, "line", { class: "grid", x1: box.left, x2: box.left + box.width, y1: floor, y2: floor });
-    draw(chart, "text", { x: box.left + box.width, y: floor + 31, "text-anchor": "end" }, "pieces");
+    draw(chart, "text", { x: box.left - 8, y: floor + 16, "text-anchor": "end" }, "pieces");
     draw(chart, "text", { x: box.left + 6, y: box.top + 4 }, "ALP");
     draw(chart, "path", { d: envelope(language, scale), class: "curve" });
     draw(chart, "line", { class: "cut", x1: x(row.size), x2: x(row.size), y1: y(row.alp), y2: floor });
@@ -327,7 +327,7 @@
     const partial = allocation.partial < 0 ? "its last step whole" : `last step, of ${languages[allocation.partial].name}, in part`;
     const entries = [
       ["distinct pieces", whole(budget), `and ${specials} special`],
-      ["sizes together", whole(total), `${significant(total / budget)} holders a piece`],
+      ["sizes together", whole(total), `${significant(total / budget)} languages a piece`],
       ["gain at the cut", significant(allocation.cut), partial],
       ["at their largest size", whole(largest), `of ${languages.length} languages`],
       ["unlike the build", whole(moved), moved ? "languages" : "the build itself"],
@@ -342,7 +342,7 @@
     const body = element("next").tBodies[0];
     body.replaceChildren(...found.map(({ to, shares, cut }) => {
       const shown = shares.length > 6 ? shares.slice(0, 5) : shares;
-      const cell = html("td", {}, ...shown.map(([i, pieces]) => html("i", {}, html("b", { textContent: languages[i].name }), ` ${whole(pieces)}`)));
+      const cell = html("td", {}, ...shown.map(([i, pieces]) => html("i", {}, html("b", { textContent: languages[i].name }), ` ${minus(whole(pieces))}`)));
       if (shares.length > shown.length) {
         const others = shares.slice(shown.length);
         const rest = others.reduce((sum, [, pieces]) => sum + pieces, 0);
@@ -352,7 +352,7 @@
       return html("tr", {}, html("td", { textContent: whole(to + specials) }), html("td", { textContent: significant(cut) }), cell);
     }));
     if (found.length < 10) {
-      const text = `The largest trained vocabularies hold ${whole(course.most)} pieces together.`;
+      const text = `The trained vocabularies suffice for T up to ${whole(course.most + specials)}.`;
       body.append(html("tr", {}, html("td", { colSpan: 3, className: "note left", textContent: text })));
     }
   }

@@ -19,9 +19,7 @@ BETAS = tuple(i / 10 for i in range(11))
 _FOLDER = pathlib.Path(__file__).parent
 
 
-def explorer_page(
-    record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings
-) -> str:
+def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings) -> str:
     """Return the explorer of a build by the method "vocap" as HTML.
 
     Args:
