@@ -45,8 +45,8 @@ _PLOTS: dict[str, Callable[[Record, pathlib.Path], None]] = {
 
 EXPLORER = "report.html"
 _EXPLORER_NOTE = f"""\
-[{EXPLORER}]({EXPLORER}), beside this file, has the allocations of other T and beta, and exports them
-for `vocab.allocation`."""
+[{EXPLORER}]({EXPLORER}), beside this file, has the allocations of other T and beta, and exports
+them for `vocab.allocation`."""
 
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get. The
