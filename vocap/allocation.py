@@ -197,14 +197,14 @@ def allocate(
     paths = _make_paths(curves, probabilities, beta, method, _starts(curves, initial_sizes))
     growth = _Growth(curves, paths)
     if growth.union > budget:
-        first = "smallest vocabularies of"
+        first = "smallest vocabularies"
         remedy = "offer smaller vocab.sizes, or drop languages"
         if initial_sizes:
-            first = f"initial sizes of {len(initial_sizes)} and the smallest of the other"
+            first = f"first vocabularies, {len(initial_sizes)} of them of sizes given,"
             remedy = "or lower the sizes in vocab.allocation"
         raise ValueError(
-            f"target of {budget} pieces besides specials is too small: the {first} {len(paths)} "
-            f"languages already hold {growth.union} distinct pieces; raise vocab.target_size, "
+            f"target of {budget} pieces besides specials is too small: the {first} of "
+            f"{len(paths)} languages already hold {growth.union} distinct pieces; raise vocab.target_size, "
             f"{remedy}"
         )
     order = _order(paths)

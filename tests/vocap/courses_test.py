@@ -86,7 +86,8 @@ class InitialSizesTest(parameterized.TestCase):
         ):
             begin(b=7)
         with self.assertRaisesRegex(
-            ValueError, "target of 6 .*initial sizes of 1 and .*other 2 languages .* hold 10 "
+            ValueError,
+            "target of 6 .*first vocabularies, 1 of them of sizes given, of 2 .* hold 10 .*allocation",
         ):
             begin(a=8)
         self.assertLen(begin(a=4).pieces, 6)
