@@ -204,8 +204,8 @@ def allocate(
             remedy = "or lower the sizes in vocab.allocation"
         raise ValueError(
             f"target of {budget} pieces besides specials is too small: the {first} of "
-            f"{len(paths)} languages already hold {growth.union} distinct pieces; raise vocab.target_size, "
-            f"{remedy}"
+            f"{len(paths)} languages already hold {growth.union} distinct pieces; raise "
+            f"vocab.target_size, {remedy}"
         )
     order = _order(paths)
     taken = 0

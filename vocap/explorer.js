@@ -334,7 +334,6 @@
     ];
     element("summary").replaceChildren(...entries.map(([title, value, note]) =>
       html("div", {}, html("dt", { textContent: title }), html("dd", {}, value, html("small", { textContent: note })))));
-    element("status").textContent = `T ${whole(state.T)}, beta ${course.beta}: ${moved} languages unlike the build`;
   }
 
   function updateNext(course) {
@@ -402,6 +401,15 @@
     element("command").textContent = [
       `--config.vocab.allocation=${fileName()}`, `--config.vocab.target_size=${state.T}`, `--config.vocab.beta=${course.beta}`,
     ].join(" \\\n");
+    // Not at every move of a slider: browsers limit changes of the address, and would read out each.
+    clearTimeout(settling);
+    settling = setTimeout(settle, 400);
+  }
+
+  let settling = 0;
+  function settle() {
+    const moved = rows.filter((row) => row.change).length;
+    element("status").textContent = `T ${whole(state.T)}, beta ${courses[state.beta].beta}: ${moved} languages unlike the build`;
     writeAddress();
   }
 

@@ -175,7 +175,8 @@ def summary(record: Record) -> str:
         sizes = [one["allocated"] for _, one in named]
         sentences += [
             f"{begin} hold {first:,} pieces together, "
-            f"{first / pieces:.0%} of all; {len(record['steps']):,} steps gave out the other "
+            f"{first / pieces:.0%} of all; {len(record['steps']):,} "
+            f"{'step' if len(record['steps']) == 1 else 'steps'} gave out the other "
             f"{pieces - first:,}.",
             f"Most pieces went to {_holders(named, max(sizes))}, fewest to "
             f"{_holders(named, min(sizes))}.",

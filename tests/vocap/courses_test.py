@@ -87,7 +87,7 @@ class InitialSizesTest(parameterized.TestCase):
             begin(b=7)
         with self.assertRaisesRegex(
             ValueError,
-            "target of 6 .*first vocabularies, 1 of them of sizes given, of 2 .* hold 10 .*allocation",
+            "target of 6 .*first vocabularies, 1 of them of sizes given, of 2 .*hold 10 ",
         ):
             begin(a=8)
         self.assertLen(begin(a=4).pieces, 6)

@@ -152,7 +152,9 @@ class BrowserTest(absltest.TestCase):
                 sign = 1 if direction == "ascending" else -1
                 shown = [value[name] for name in order]
                 self.assertEqual(shown, sorted(value.values(), reverse=sign < 0), key)
-        self.assertIn("sort=", seen["hash"])
+        address, status = seen["settled"]
+        self.assertRegex(address, r"^#T=3000&beta=0.7&sort=-?next&language=en$")
+        self.assertEqual(status, "T 3,000, beta 0.7: 0 languages unlike the build")
 
     def check_next(self, cells: list[str], target_size: int, beta: float) -> None:
         """The pieces of each next thousand are those of the steps to it."""

@@ -44,7 +44,8 @@ async function visit() {
       seen.sorted[key].push([heading(key).getAttribute("aria-sort"), order()]);
     }
   }
-  seen.hash = location.hash;
+  await new Promise((done) => setTimeout(done, 500));
+  seen.settled = [location.hash, one("#status").textContent];
   put("#search", " Swah", "input");
   seen.found = [order(), one("#found").textContent];
   put("#search", "nowhere", "input");
