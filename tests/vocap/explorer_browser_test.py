@@ -59,7 +59,9 @@ class BrowserTest(absltest.TestCase):
                 f"none of the browsers {', '.join(BROWSERS)} is installed; on Debian: apt-get "
                 "install chromium"
             )
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        # A process of the browser may outlive it for a moment, and write to the profile.
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = pathlib.Path(self.enter_context(temporary))
         self.page = explorer.fill_template(made_up_data())
 
     def open(self, page: str, fragment: str = "") -> str:
@@ -90,8 +92,6 @@ class BrowserTest(absltest.TestCase):
         return json.loads(html.unescape(found[1]))
 
     def test_an_address_shows_its_allocation(self):
-        shown = Table(self.open(self.page)).sizes
-        self.assertEqual(shown, allocated(**BUILD).sizes)
         view = "#T=4444&beta=0.3&sort=size&find=e"
         shown = Table(self.open(self.page, view)).sizes
         sizes = allocated(4444, 0.3).sizes
