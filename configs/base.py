@@ -71,6 +71,7 @@ def _vocab() -> ConfigDict:
     vocab.amounts = ""
     vocab.alpha = 0.7
     vocab.beta = 0.7
+    vocab.allocation = ""
     vocab.num_clusters = 4
     vocab.trainer = "nested"
     vocab.character_coverage = 0.9995
