@@ -186,7 +186,7 @@ def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
         VocabularySettings,
         config.vocab,
         "vocab",
-        read_elsewhere=("allocation", "amounts", "tables"),
+        read_elsewhere=("allocation", "amounts", "tables", "tokenizer"),
         amounts=_read_amounts(amounts) if amounts else {},
         initial_sizes=_read_sizes(allocation, config.vocab) if allocation else {},
     )

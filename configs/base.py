@@ -63,6 +63,7 @@ def _corpus() -> ConfigDict:
 def _vocab() -> ConfigDict:
     """vocap/build.py, VocabularySettings, and vocap/unigram.py, TrainerSettings."""
     vocab = ConfigDict()
+    vocab.tokenizer = ""  # a tokenizer that is there already, in place of one built
     vocab.tables = ""
     vocab.method = "vocap"
     vocab.compare = ()

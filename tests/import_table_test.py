@@ -24,7 +24,7 @@ OURS = {
                        "knn_sampling", "input_pipeline", "vocap", "common"},
     "launch":         {"configs", "common"},
     "configs":        set(),
-    "build_vocab":    {"builders", "configs", "common", "input_pipeline", "vocap"},
+    "build_vocab":    {"builders", "configs", "common", "input_pipeline", "interop", "vocap"},
     "prepare_data":   {"builders", "configs", "common", "input_pipeline"},
     "train":          {"builders", "common", "training"},
     "finetune":       {"builders", "common", "evaluation", "training"},

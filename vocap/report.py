@@ -92,6 +92,12 @@ def write_report(
     artifacts.write_text(folder / "report.md", page(record))
 
 
+def remove(folder: pathlib.Path) -> None:
+    """Remove the report of an earlier build, which `folder` holds another vocabulary than."""
+    for name in ("allocation.json", "report.md", EXPLORER, *_PLOTS):
+        (folder / name).unlink(missing_ok=True)
+
+
 def _has_explorer(record: Record) -> bool:
     return record["settings"]["method"] == "vocap"
 
