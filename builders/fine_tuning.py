@@ -112,6 +112,8 @@ def train_functions(
         kind="adamw",
         muon_learning_rate=0.0,
         muon_momentum=0.0,
+        stages=(),
+        restart_schedule=True,
     )
     return make_train_functions(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps)
 

@@ -170,7 +170,7 @@ class StateBytesTest(absltest.TestCase):
         objective = memory.objectives.objective(config, store, mesh)
         functions = memory.model.train_functions(config, objective, mesh)
         state = functions.init(np.int32(0))
-        found = state_bytes(functions.abstract_state)
+        found = state_bytes(functions.abstract_state, functions.stage)
         for name, part in {
             "parameters": state.params,
             "optimizer": state.opt_state,
