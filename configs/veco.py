@@ -45,6 +45,7 @@ _LARGE = {
     "model.mlp_size": 4096,
     "model.remat": "full",
     "optimizer.learning_rate": 2e-4,
+    "optimizer.stages": (("cross_attention", 24_000),),
 }
 _TEXT = {"data.pair_share": 0.0}
 _XLM = {"objective": "masked_lm", "model.cross_attention": False}
@@ -90,7 +91,7 @@ def _veco(config: ConfigDict) -> None:
     """Set what all runs of the objective share."""
     config.objective = "veco"
     config.model.cross_attention = True
-    config.data.update(alpha=0.5, pair_share=0.5)
+    config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
     config.mask.update(rate=0.15, pair_rate=0.25)
 
 
