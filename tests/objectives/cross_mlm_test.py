@@ -176,6 +176,23 @@ class ReferenceTest(parameterized.TestCase):
         np.testing.assert_allclose(found["tlm_loss"], expected, rtol=1e-5)
 
     @parameterized.parameters(*KINDS)
+    def test_each_term_of_eq_8_is_a_metric(self, kind):
+        """The side that is predicted: targets of the other side add nothing to it."""
+        objective = cross_mlm(kind, tlm_weight=0.0)
+        plan, _ = planned(objective, kind)
+        found = of_plan(objective, plan)
+        masked = plan.masked_lm.masked
+        sides = np.take_along_axis(np.asarray(plan.sides), np.asarray(masked.positions), axis=1)
+        for side, letter in ((1, "x"), (2, "y")):
+            of_side = masked._replace(weights=masked.weights * (sides == side))
+            alone = of_plan(
+                objective, plan._replace(masked_lm=plan.masked_lm._replace(masked=of_side))
+            )
+            for name in ("is_loss", "cs_loss"):
+                self.assertGreater(alone[name][1], 0)
+                np.testing.assert_allclose(found[f"{name}/{letter}"], alone[name], rtol=1e-5)
+
+    @parameterized.parameters(*KINDS)
     def test_the_loss_is_the_weighted_sum(self, kind):
         objective = cross_mlm(kind, is_weight=0.5, cs_weight=2.0, tlm_weight=3.0)
         plan, _ = planned(objective, kind)
