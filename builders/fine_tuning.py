@@ -54,8 +54,8 @@ def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
     kind = KINDS[options.task.kind]
     if options.cross_attention and not encoder.cross_attention:
         raise ValueError(
-            f"task.cross_attention is True, but the encoder of init_from {config.init_from!r} has no "
-            'cross-attention; start from a run of objective "veco", or its export with '
+            f"task.cross_attention is True, but the encoder {config.init_from!r} (init_from) has "
+            'no cross-attention; start from a run of objective "veco", or its export with '
             "--part=encoder_decoder, or set task.cross_attention to False"
         )
     made = CrossPairFineTuning if options.cross_attention else FineTuning

@@ -75,8 +75,8 @@ def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    part = found.encoder.settings, params
-    part = part if keeps_decoder else encoder_alone(*part)
+    sizes = found.encoder.settings
+    part = (sizes, params) if keeps_decoder else encoder_alone(sizes, params)
     return Pretrained(*part, folders.read_tokenizer())
 
 

@@ -107,16 +107,19 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
         return stream
     log_pair_sampling(config, store)
     of_languages = pair_shares(config, store)
-    streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
+    streams: list[Stream] = [stream]
+    shares = [1 - data.pair_share - data.contrast_share]
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
     for number, (kind, share) in enumerate(kinds):
         if share:
             bitext = bitext_settings(config, store.length, is_separate=kind == SEPARATE_PAIRS)
             pairs, of_pairs = pair_streams(store, bitext, train.seed + number, of_languages)
             if data.kinds_in_turns:  # kinds take turns, not lengths and sets of pairs
-                pairs, of_pairs = [MixedStream(pairs, of_pairs, train.seed + number)], [1.0]
-            streams += pairs
-            shares += [share * one for one in of_pairs]
+                streams.append(MixedStream(pairs, of_pairs, train.seed + number))
+                shares.append(share)
+            else:
+                streams += pairs
+                shares += [share * one for one in of_pairs]
     return MixedStream(streams, np.array(shares), train.seed, data.kinds_in_turns)
 
 

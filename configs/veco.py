@@ -4,7 +4,7 @@
       python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
     done
 
-IS-MLM and CS-MLM on text and on bitext, half of the steps each, and TLM on bitext. Without `,DATA`
+IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext. Without `,DATA`
 a config is for looking at.
 
 | run | the paper's | expected XNLI |
@@ -16,11 +16,11 @@ a config is for looking at.
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
 files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is 1.36 TB of CommonCrawl in 50
 languages, its pairs are 6.4G of OPUS, 879 language pairs. `large` starts from XLM-R Large, on its
-vocabulary: `--config.train.init_from=FOLDER` of tools.import_model. Chosen here, not in the paper:
-no clipping of gradients, how many of the masked tokens are `<mask>` (BERT's, which it names),
-positions of TLM, the sampling of language pairs (alpha as for text), the halves of a sequence of
-512 as the adjacent segments of text, and LayerNorm after each sub-layer also in `base`. Its batches
-alternate; here each kind has half of the steps, in random order.
+vocabulary: `--config.train.init_from=FOLDER` of tools.import_model, and trains cross-attention
+alone first. Chosen here, not in the paper: how long it does so, no clipping of gradients, how many
+of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM, the sampling of
+language pairs (alpha as for text), the halves of a sequence of 512 as the adjacent segments of
+text, and LayerNorm after each sub-layer also in `base`. docs/veco.md has the equations and keys.
 
 The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`.
 `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.

@@ -5,9 +5,9 @@ iterator state, the order does not depend on the number of hosts or threads, and
 constant time.
 
 The stream is divided into cycles of M examples. In every cycle language l has exactly c_l examples,
-M q_l rounded so that they sum to M, in a seeded random order or spread evenly. So the number of draws of a language
-before any cycle has a closed form, within a cycle they are counted, and the sequences of a language
-are visited epoch by epoch, each epoch in a different random order.
+M q_l rounded so that they sum to M, in a seeded random order or spread evenly. So the number of
+draws of a language before any cycle has a closed form, within a cycle they are counted, and the
+sequences of a language are visited epoch by epoch, each epoch in a different random order.
 """
 
 import dataclasses

@@ -95,8 +95,8 @@ class FineTuning(Objective):
 class CrossPairFineTuning(FineTuning):
     """Task loss on pairs of texts that attend to each other by cross-attention.
 
-    The plug-in form of VECO, in which cross-attention is kept. Both texts are encoded as segments of
-    their own; each is then decoded, without a causal mask, with the states of the other one as
+    The plug-in form of VECO, in which cross-attention is kept. Both texts are encoded as segments
+    of their own; each is then decoded, without a causal mask, with the states of the other one as
     context. The head is given the two states of `<s>` side by side, [B, 1, 2 D].
     """
 

@@ -309,7 +309,7 @@ class WrongInputTest(RunCase):
     def test_cross_attention_that_is_not_there(self):
         config = tiny_tasks.config("pawsx", task__cross_attention=True)
         config.init_from = str(tiny_tasks.encoder_folder(2))
-        self.check(config, "tiny-xlmr-2' has no cross-attention; start from .*veco")
+        self.check(config, "tiny-xlmr-2' .init_from. has no cross-attention; start from .*veco")
         config = tiny_tasks.config("udpos", task__cross_attention=True)
         self.check(config, "task.cross_attention is True, but udpos is no classification")
 

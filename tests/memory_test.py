@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import memory
-from configs import quickstart, vocap_paper, xy_lent
+from configs import quickstart, veco, vocap_paper, xy_lent
 from models.encoder import Encoder
 from objectives.batch import Batch
 from tests.models import sharded
@@ -156,6 +156,19 @@ class ReplacedTokenSizesTest(absltest.TestCase):
         for run, devices, gigabytes in (("base", 128, 40), ("large", 128, 40), ("xl", 512, 80)):
             found = memory.estimate(xy_lent.get_config(run), devices).bytes
             self.assertLess(sum(found.values()) / 1e9, 0.8 * gigabytes, run)
+
+
+class StagesTest(absltest.TestCase):
+    def test_cross_attention_alone_takes_less(self):
+        """Of VECO's 662M parameters less than a fifth are its (Table 7; Section 2.3)."""
+        config = veco.get_config("large")
+        first, last = (memory.estimate(config, 64, stage).bytes for stage in (0, -1))
+        self.assertAlmostEqual(last["parameters"] / 4e6, 662, delta=1)
+        self.assertEqual(first["parameters"], last["parameters"])
+        share = first["gradients"] / last["gradients"]
+        self.assertBetween(share, 0.15, 0.2)
+        self.assertAlmostEqual(first["optimizer"] / last["optimizer"], share, places=5)
+        self.assertEqual(3 * first["activations"], last["activations"])
 
 
 class StateBytesTest(absltest.TestCase):

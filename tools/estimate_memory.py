@@ -5,7 +5,8 @@
 Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
 the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
 estimated (`training/memory.py`), and the compiler's temporary memory is not included: leave a fifth
-of the memory free. A run with `optimizer.stages` has a line for each stage. --layout adds a table with the sharding of every array.
+of the memory free. A run with `optimizer.stages` has a line for each stage. --layout adds a table
+with the sharding of every array.
 """
 
 import itertools

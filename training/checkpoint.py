@@ -293,8 +293,8 @@ def restore_latest(
 ) -> tuple[int, TrainState]:
     """Restore the latest complete state in `folder`, read-only: (steps taken, state).
 
-    See `Checkpoints.restore_latest` for its shapes. An interrupted run saves a state with pending updates; apply them with
-    `TrainFunctions.apply_pending_updates`.
+    See `Checkpoints.restore_latest` for its shapes. An interrupted run saves a state with pending
+    updates; apply them with `TrainFunctions.apply_pending_updates`.
 
     Raises:
       ValueError: there is no checkpoint, or all are damaged.

@@ -377,7 +377,9 @@ class EngineTest(parameterized.TestCase):
         )  # fmt: skip
         for name in CROSS_ATTENTION:
             moved = jax.tree.map(
-                lambda x, y: np.abs(x - y).max(), state.params["layers"][name], params()["layers"][name]
+                lambda x, y: np.abs(x - y).max(),
+                state.params["layers"][name],
+                params()["layers"][name],
             )
             self.assertGreater(max(jax.tree.leaves(moved)), 0.01)
 

@@ -183,9 +183,9 @@ class DamageTest(TestCase):
             dataclasses.replace(ABSTRACT, extra={"index": more}),
         ):
             with self.assertRaisesRegex(DamagedError, "none of .* can be restored"):
-                restore_latest(self.folder, lambda _: other)
+                restore_latest(self.folder, {2: other, 1: other}.__getitem__)
             with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(DamagedError):
-                checkpoints.restore_latest(lambda _: other)
+                checkpoints.restore_latest({2: other, 1: other}.__getitem__)
         self.assertEqual(self.names(), ["1", "2"])
 
     def test_without_checkpoints_there_is_nothing_to_restore(self):

@@ -151,18 +151,14 @@ class StageTest(TestCase):
     @parameterized.parameters("dense", "rows")
     def test_the_second_is_a_run_from_the_parameters_of_the_first(self, update):
         settings = dataclasses.replace(STAGED, embedding_update=update)
-        alone = functions_of(
-            dataclasses.replace(settings, stages=()), num_steps=NUM_STEPS - SWITCH
-        )
+        alone = functions_of(dataclasses.replace(settings, stages=()), num_steps=NUM_STEPS - SWITCH)
         folder = self.new_folder()
         self.stopped(settings, folder, SWITCH)
         functions = functions_of(settings)
         _, state = restore_latest(folder / "checkpoints", functions.abstract_after)
         state = functions.apply_pending_updates(state)
         params = jax.device_get(state.params)
-        start = dataclasses.replace(
-            state, opt_state=alone.init(np.int32(0)).opt_state
-        )
+        start = dataclasses.replace(state, opt_state=alone.init(np.int32(0)).opt_state)
         expected = steps_taken(alone, start, range(SWITCH, NUM_STEPS))
         found = self.train(settings, folder)
         assert_equal(found, alone.apply_pending_updates(expected))
@@ -218,7 +214,10 @@ class SettingsTest(parameterized.TestCase):
         ((("input", 5), ("output", 3)), "have 8 steps, must be fewer than train.num_steps 8"),
         ((("input", 2),), "'input' alone, steps 0 to 2, must be more than .*warmup_steps 2"),
         ((("input", 6),), "all parameters, steps 6 to 8, must be more than .*warmup_steps 2"),
-        ((("cross_attention", 4),), "'cross_attention', which is in no .* are input/table, output/table, scale"),
+        (
+            (("cross_attention", 4),),
+            "'cross_attention', which is in no .* are input/table, output/table, scale",
+        ),
     )
     def test_what_cannot_be(self, stages, message):
         with self.assertRaisesRegex(ValueError, message):
