@@ -76,8 +76,9 @@ def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
     sizes = found.encoder.settings
-    part = (sizes, params) if keeps_decoder else encoder_alone(sizes, params)
-    return Pretrained(*part, folders.read_tokenizer())
+    if not keeps_decoder:
+        sizes, params = encoder_alone(sizes, params)
+    return Pretrained(sizes, params, folders.read_tokenizer())
 
 
 def encoder_alone(
