@@ -93,6 +93,7 @@ def _veco(config: ConfigDict) -> None:
     config.model.cross_attention = True
     config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
     config.mask.update(rate=0.15, pair_rate=0.25)
+    config.train.log_every |= 1  # odd, or of kinds in turns only one would be recorded
 
 
 def _paper() -> ConfigDict:
