@@ -1,7 +1,7 @@
 """Gradient accumulation over the parts of a batch that is too large for a single pass."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -43,12 +43,12 @@ WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
 def accumulate(
     objective: Objective,
     trained: Any,
-    fixed: Any,
     extra: Extra,
     batch: Batch,
     key: jax.Array,
     step: jax.Array,
     accumulation: Accumulation,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[Any, LossAndMetrics, Extra]:
     """Compute gradients of the mean loss over the parts of a batch in use at a step.
 
@@ -67,13 +67,13 @@ def accumulate(
     Args:
       objective: the objective.
       trained: parameters to differentiate by, all up to date.
-      fixed: all other parameters.
       extra: the objective's extra state, updated by the parts in sequence.
       batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that
         devices that hold a slice of the batch each hold a slice of every part.
       key: random key of the step.
       step: scalar int32.
       accumulation: A, and the schedule of the parts in use.
+      fixed: parameters that are not trained, if there are any.
 
     Returns:
       Gradients like `trained`, the metrics, and the extra state.
@@ -81,6 +81,7 @@ def accumulate(
     Raises:
       ValueError: the batch cannot be split into A parts.
     """
+    fixed = fixed or {}
     num_parts, num_examples = accumulation.steps, batch.num_examples
     if num_examples % num_parts:
         raise ValueError(

@@ -50,7 +50,7 @@ def train_step(
         trained, held = optimizer.read(state.params, state.opt_state, {})
         fixed = without(state.params, trained)
         grads, metrics, extra = accumulate(
-            objective, trained, fixed, state.extra, batch, key, state.step, accumulation
+            objective, trained, state.extra, batch, key, state.step, accumulation, fixed
         )
     else:
         plan, touched = objective.plan(state.extra, batch, key, state.step)
