@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from objectives.batch import Batch
+from objectives.loss_and_metrics import means
 from tests import factories
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
 from training.accumulation import Accumulation
@@ -178,6 +179,29 @@ class StageTest(TestCase):
         by_row = 4 * (4 + 4 + 1 + 1) * V  # two moments of four, and two numbers
         self.assertBetween(found["optimizer"], by_row, by_row + 20)
         self.assertBetween(later["optimizer"], 2 * by_row + 2 * 16, 2 * by_row + 2 * 16 + 30)
+
+
+class DevicesTest(absltest.TestCase):
+    def test_parts_of_a_batch_on_shards_of_data(self):
+        """What is not trained goes into each shard whole."""
+        tokens = np.concatenate([factories.packed_tokens(seed) for seed in (0, 1)])
+        batch = Batch({"tokens": tokens}, "packed")
+        settings = factories.optimizer_settings(stages=(("layers", 1),), epsilon=1e-3)
+
+        def trained(num_devices: int):
+            mesh = dataclasses.replace(factories.ONE_DEVICE, data=num_devices)
+            objective = factories.masked_lm(
+                factories.output_layer_settings(kind="full"),
+                factories.encoder_settings(dropout_rate=0.0),
+            )
+            functions = factories.train_functions(
+                objective, settings, mesh, accumulation=Accumulation(2, 0)
+            )
+            state, metrics = functions.train_step(objective, functions.init(np.int32(0)), batch)
+            return jax.device_get(state.params), means(jax.device_get(metrics))
+
+        found, expected = trained(4), trained(1)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
 
 
 class ScheduleTest(TestCase):
