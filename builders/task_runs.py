@@ -53,7 +53,7 @@ def run(
       Stopped: it was asked to stop; the same call goes on.
     """
     options = task_settings(config)
-    pretrained = read_pretrained(config.init_from)
+    pretrained = read_pretrained(config.init_from, keeps_decoder=options.cross_attention)
     stage = artifacts.open_stage(
         folder, _settings(config, pretrained), defaults=base.base("", "").to_dict()
     )

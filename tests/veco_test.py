@@ -58,6 +58,9 @@ class ConfigTest(parameterized.TestCase):
         if terms is None:
             return
         self.assertEqual(tuple(terms), kinds)
+        # Steps of both kinds, which take turns, are recorded.
+        self.assertTrue(found.data.kinds_in_turns)
+        self.assertEqual(found.train.log_every % 2, 1)
         pairs = terms[kinds[1]].objective
         self.assertEqual((pairs.masked_lm if is_veco else pairs).mask.rate, 0.25)
 

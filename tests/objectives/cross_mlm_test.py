@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from unittest import mock
 
 import jax
@@ -11,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
-from models.encoder import Context, Encoder
+from models.encoder import CROSS_ATTENTION, Context, Encoder, without_cross_attention
 from models.segments import packed_segments
 from objectives.batch import Batch
 from objectives.cross_mlm import CrossMLM, Plan, VecoSettings
@@ -21,7 +22,7 @@ from objectives.objective import gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.factories import BOS, EOS, PAD
-from training.sharding import MeshSettings
+from training.sharding import MeshSettings, make_mesh
 
 SETTINGS = VecoSettings(is_weight=1.0, cs_weight=1.0, tlm_weight=1.0, context="causal", flip=True)
 KEY = jax.random.key(1)
@@ -73,6 +74,11 @@ def params():
     return jax.tree.map(jnp.asarray, factories.random_params(cross_mlm(PACKED), 0.3))
 
 
+def copied(tree):
+    """Arrays that a step may be given for good."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 def planned(objective: CrossMLM, kind: str):
     extra = factories.first_extra(objective, params())
     return objective.plan(extra, batch(kind), KEY, jnp.int32(0))
@@ -90,13 +96,16 @@ def sides_of(kind: str, row: np.ndarray) -> list[slice]:
     return [slice(0, middle), slice(middle, end)]
 
 
-def apply(method: str, inputs: np.ndarray, *args, across: bool, **kwargs) -> jax.Array:
+def apply(
+    method: str, inputs: np.ndarray, *args, across: bool, parameters=None, **kwargs
+) -> jax.Array:
     """States [1, N, D] of a sequence alone."""
+    parameters = params() if parameters is None else parameters
     inputs = jnp.asarray(inputs)[None]
     layout = packed_segments(inputs, bos=BOS, pad=PAD, across_documents=across)
     encoder = cross_mlm(PACKED).masked_lm.encoder
     return encoder.apply(
-        {"params": params()}, inputs, *layout, *args, deterministic=True, method=method, **kwargs
+        {"params": parameters}, inputs, *layout, *args, deterministic=True, method=method, **kwargs
     )
 
 
@@ -174,6 +183,23 @@ class ReferenceTest(parameterized.TestCase):
         )  # fmt: skip
         expected = jax.jit(objective.translation_lm.loss)(params(), {}, alike, None)[0]["loss"]
         np.testing.assert_allclose(found["tlm_loss"], expected, rtol=1e-5)
+
+    @parameterized.parameters(*KINDS)
+    def test_each_term_of_eq_8_is_a_metric(self, kind):
+        """The side that is predicted: targets of the other side add nothing to it."""
+        objective = cross_mlm(kind, tlm_weight=0.0)
+        plan, _ = planned(objective, kind)
+        found = of_plan(objective, plan)
+        masked = plan.masked_lm.masked
+        sides = np.take_along_axis(np.asarray(plan.sides), np.asarray(masked.positions), axis=1)
+        for side, letter in ((1, "x"), (2, "y")):
+            of_side = masked._replace(weights=masked.weights * (sides == side))
+            alone = of_plan(
+                objective, plan._replace(masked_lm=plan.masked_lm._replace(masked=of_side))
+            )
+            for name in ("is_loss", "cs_loss"):
+                self.assertGreater(alone[name][1], 0)
+                np.testing.assert_allclose(found[f"{name}/{letter}"], alone[name], rtol=1e-5)
 
     @parameterized.parameters(*KINDS)
     def test_the_loss_is_the_weighted_sum(self, kind):
@@ -258,9 +284,12 @@ class DependenceTest(parameterized.TestCase):
 
 
 class EngineTest(parameterized.TestCase):
-    @parameterized.parameters(*KINDS)
-    def test_touched_rows_stand_for_the_table(self, kind):
-        objective = cross_mlm(kind, "knn")
+    @parameterized.parameters(
+        (PACKED, "knn"), (SEPARATE_PAIRS, "knn"), (PACKED, "target_sampling"), (PACKED, "nce"),
+        (PACKED, "neg"),
+    )  # fmt: skip
+    def test_touched_rows_stand_for_the_table(self, kind, layer):
+        objective = cross_mlm(kind, layer)
         plan, touched = planned(objective, kind)
         self.assertEqual(set(touched), set(objective.tables))
         whole = dataclasses.replace(objective.masked_lm, row_capacity=1000)
@@ -294,25 +323,65 @@ class EngineTest(parameterized.TestCase):
         )
 
     def test_sharded_equals_single(self):
+        """Cross-attention alone on text, then all on pairs; sampled and exact; a table by rows."""
+        # Adam divides a gradient by its own size: where that is rounding, so are parameters.
+        optimizer = factories.optimizer_settings(
+            epsilon=1e-3, embedding_update="rows", stages=(("cross_attention", 1),)
+        )
+        layers = dict(zip(KINDS, ("knn", "full"), strict=True))
+
         def trained(axes: tuple[int, int, int]):
-            mesh = MeshSettings(
+            settings = MeshSettings(
                 *axes, vocab_multiple=1, rules=(("vocab", "model"), ("mlp", "model"))
             )
-            terms = {kind: Term(cross_mlm(kind), kind) for kind in KINDS}
-            # Adam divides a gradient by its own size: where that is rounding, so are parameters.
-            optimizer = factories.optimizer_settings(epsilon=1e-3)
-            functions = factories.train_functions(Mixture(terms), optimizer, mesh_settings=mesh)
+            mesh = make_mesh(settings, jax.devices()[: math.prod(axes)])
+            changes = {"mesh": mesh, "mesh_settings": settings}
+            terms = {
+                kind: Term(cross_mlm(kind, layers[kind], changes=changes), kind) for kind in KINDS
+            }
+            functions = factories.train_functions(Mixture(terms), optimizer, mesh_settings=settings)
             state, losses = functions.init(np.int32(0)), []
-            for kind in KINDS:
+            state, _ = functions.refresh(functions.objective.due(0), state)
+            for step, kind in enumerate(KINDS):
+                if step == functions.stage.end:
+                    functions = functions.following
+                    state = functions.begin(state)
                 state, metrics = functions.train_step(functions.objective, state, batch(kind))
                 losses.append({k: v[0] / v[1] for k, v in jax.device_get(metrics).items()})
             return losses, jax.device_get(state.params)
 
-        expected, found = trained((1, 1, 1)), trained((4, 1, 2))
+        expected, found = trained((1, 1, 1)), trained((2, 2, 2))
+        self.assertIn("table_rows", expected[0][0])
         self.assertIn("tlm_loss", expected[0][1])
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected
         )
+
+    def test_the_encoder_stays_while_cross_attention_alone_is_trained(self):
+        optimizer = factories.optimizer_settings(
+            weight_decay=0.1, embedding_update="rows", stages=(("cross_attention", 2),)
+        )
+        objective = cross_mlm(PACKED, "knn")
+        functions = factories.train_functions(objective, optimizer)
+        state = dataclasses.replace(functions.init(np.int32(0)), params=copied(params()))
+        state, _ = functions.refresh(objective.due(0), state)
+        for _ in range(2):
+            state, _ = functions.train_step(objective, state, batch(PACKED))
+        row = tokens()[0]
+        expected = apply("encode", row, across=True)
+        found = apply("encode", row, across=True, parameters=state.params)
+        np.testing.assert_array_equal(found, expected)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            without_cross_attention(state.params), without_cross_attention(params()),
+        )  # fmt: skip
+        for name in CROSS_ATTENTION:
+            moved = jax.tree.map(
+                lambda x, y: np.abs(x - y).max(),
+                state.params["layers"][name],
+                params()["layers"][name],
+            )
+            self.assertGreater(max(jax.tree.leaves(moved)), 0.01)
 
 
 class SettingsTest(parameterized.TestCase):
