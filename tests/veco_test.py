@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import evaluators, masked_lm, objectives, streams
-from builders import model as builders
+from builders import masked_lm, objectives, streams
 from builders.initial import _check_same_parameters
 from builders.pretrained import read_pretrained
 from configs import veco
@@ -18,7 +17,6 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from interop import model_folder
 from models.encoder import without_cross_attention
-from objectives.batch import Batch
 from objectives.cross_mlm import CrossMLM
 from objectives.masked_lm import MaskedLM
 from tests import factories
@@ -102,25 +100,6 @@ class ConfigTest(parameterized.TestCase):
     def test_keys_that_cannot_be(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             objective_of(config(**changes))
-
-    def test_a_run_takes_steps_and_is_evaluated(self):
-        found = config(**{"output_layer.capacity": 512})
-        store = write_store(found.vocab.target_size, found.store.length)
-        objective = objectives.objective(found, store, ONE)
-        functions = builders.train_functions(found, objective, ONE)
-        state = functions.init(np.int32(0))
-        data = streams.training_data(found, store, ONE)
-        seen = {}
-        for step, (kind, arrays) in enumerate(data.batches(range(4))):
-            if names := objective.due(step):
-                state, _ = functions.refresh(names, state)
-            one = objective.at_step(step)
-            state, metrics = functions.train_step(one, state, Batch(jax.device_put(arrays), kind))
-            seen[kind] = set(metrics)
-        self.assertContainsSubset({"is_loss", "cs_loss", "text_loss"}, seen[PACKED])
-        self.assertContainsSubset({"tlm_loss", "pairs_loss"}, seen[SEPARATE_PAIRS])
-        exact, _ = evaluators.training_evaluators(found, objective, store, ONE)
-        self.assertTrue(np.isfinite(list(exact(state).values())).all())
 
 
 class FolderTest(parameterized.TestCase):
