@@ -179,8 +179,8 @@ class ReferenceTest(parameterized.TestCase):
                 )  # fmt: skip
                 cross -= log_likelihood(decoded, own[y])
                 count += len(own[y])
-        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-4)
-        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-4)
+        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-5)
+        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-5)
 
     @parameterized.parameters(True, False)
     def test_tlm_is_that_of_batches_of_pairs(self, restart):

@@ -1,6 +1,5 @@
 """A batch over several devices: the same loss and gradients, and little that they send."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -234,16 +233,8 @@ def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, ch
     """Parameters after three steps, and the metrics of each step."""
     args = update, warmup_steps, changes
     functions, metrics = functions_in_parts(axes, kinds, *args), []
-    # The state of an optimizer starts at zeros; compiling init for each case would take long.
-    first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), functions.abstract_state)
-    first = dataclasses.replace(
-        first,
-        params=random_params(dict(changes).get("num_layers", 0)),
-        extra=functions.objective.init_extra(),
-    )
-    state = jax.tree.map(
-        lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
-    )
+    params = random_params(dict(changes).get("num_layers", 0))
+    state = factories.first_state(functions, params)
     if names := functions.objective.due(0):
         state, _ = functions.refresh(names, state)
     for step in range(3):
