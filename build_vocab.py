@@ -32,11 +32,13 @@ def main(_) -> None:
     settings = builders.vocabulary_settings(config)
     train, heldout, origin = _sources(config)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
+    defaults = base.get_config().to_dict()
+    defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
     # A packed dataset and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
         folders.vocab,
         {**origin, "vocab": own},
-        defaults=base.get_config().to_dict(),
+        defaults=defaults,
         replace=not folders.rows.exists(),
     )
     if stage.done:

@@ -71,6 +71,7 @@ def _vocab() -> ConfigDict:
     vocab.amounts = ""
     vocab.alpha = 0.7
     vocab.beta = 0.7
+    vocab.allocation = ""
     vocab.num_clusters = 4
     vocab.trainer = "nested"
     vocab.character_coverage = 0.9995
@@ -113,6 +114,7 @@ def _model() -> ConfigDict:
     model.mlp_size = 3072
     model.max_length = 512
     model.norm_position = "post"
+    model.embedding_norm = True
     model.dropout_rate = 0.1
     model.attention_dropout_rate = 0.1
     model.dtype = "float32"

@@ -48,6 +48,7 @@ class EncoderSettings:
       max_length: longest sequence in tokens, number of positions.
       norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
         for LayerNorm before each sub-layer and once at the end, which converges earlier.
+      embedding_norm: whether there is a LayerNorm after the embeddings; XLM-R XL has none.
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
@@ -90,6 +91,7 @@ class EncoderSettings:
     distance_slope: float = 0.0
     initializer: str = "normal"
     cross_attention: bool = False
+    embedding_norm: bool = True
 
     @property
     def has_bias(self) -> bool:
@@ -201,7 +203,8 @@ class Embeddings(nn.Module):
             x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
         if s.position == "learned":
             x = x + self.learned_positions(positions)  # [B, L, D]
-        x = layer_norm(s.dtype, "norm")(x)
+        if s.embedding_norm:
+            x = layer_norm(s.dtype, "norm")(x)
         return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
 
 
