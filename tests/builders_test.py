@@ -172,13 +172,6 @@ class RunlocalTest(parameterized.TestCase):
             found = any(f"train/{name}" in record for record in records)
             self.assertEqual(config.data[share] > 0, found, name)
         self.assertTrue(np.isfinite(records[-1]["eval/loss"]))
-        if config.objective == "veco":
-            parts = ("is_loss", "cs_loss")
-            for term, of_term in (("text", parts), ("pairs", (*parts, "tlm_loss"))):
-                found = [r for r in records if f"train/{term}_loss" in r]
-                self.assertNotEmpty(found, term)
-                for name in of_term:
-                    self.assertTrue(all(f"train/{name}" in r for r in found), name)
 
 
 class KeysTest(parameterized.TestCase):

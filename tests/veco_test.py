@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import masked_lm, objectives, streams
+from builders import model as builders
 from builders.initial import _check_same_parameters
 from builders.pretrained import read_pretrained
 from configs import veco
@@ -17,6 +18,7 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from interop import model_folder
 from models.encoder import without_cross_attention
+from objectives.batch import Batch
 from objectives.cross_mlm import CrossMLM
 from objectives.masked_lm import MaskedLM
 from tests import factories
@@ -100,6 +102,22 @@ class ConfigTest(parameterized.TestCase):
     def test_keys_that_cannot_be(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             objective_of(config(**changes))
+
+    def test_steps_have_all_terms(self):
+        """Taken they are in tests/builders_test.py."""
+        found = config(**{"output_layer.capacity": 512})
+        store = write_store(found.vocab.target_size, found.store.length)
+        objective = objectives.objective(found, store, ONE)
+        functions = builders.train_functions(found, objective, ONE)
+        step = functools.partial(functions.train_step, objective)
+        batches = dict(streams.training_data(found, store, ONE).batches(range(4)))
+        seen = {
+            kind: set(jax.eval_shape(step, functions.abstract_state, Batch(arrays, kind))[1])
+            for kind, arrays in batches.items()
+        }
+        self.assertContainsSubset({"is_loss", "cs_loss", "text_loss"}, seen[PACKED])
+        self.assertContainsSubset({"is_loss", "cs_loss", "tlm_loss", "pairs_loss"},
+                                  seen[SEPARATE_PAIRS])  # fmt: skip
 
 
 class FolderTest(parameterized.TestCase):
