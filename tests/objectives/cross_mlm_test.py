@@ -96,27 +96,50 @@ def sides_of(kind: str, row: np.ndarray) -> list[slice]:
     return [slice(0, middle), slice(middle, end)]
 
 
+@functools.partial(jax.jit, static_argnames=("method", "is_causal"))
+def _apply(parameters, inputs, layout, context, method, **is_causal):
+    contexts = () if context is None else (context,)
+    return Encoder(ENCODER).apply(
+        {"params": parameters}, inputs, *layout, *contexts, deterministic=True, method=method,
+        **is_causal,
+    )  # fmt: skip
+
+
 def apply(
-    method: str, inputs: np.ndarray, *args, across: bool, parameters=None, **kwargs
+    method: str, inputs: np.ndarray, *context: Context, across: bool, parameters=None, **is_causal
 ) -> jax.Array:
-    """States [1, N, D] of a sequence alone."""
+    """States [1, L, D] of a sequence alone, filled up to one length for all.
+
+    What it is filled up with is a segment of its own.
+    """
+    size = len(inputs)
+    inputs = np.pad(inputs, (0, L - size), constant_values=PAD)[None]
+    segments, positions = _packed_segments(inputs, across)
+    layout = np.where(np.arange(L) < size, segments, -1), positions
     parameters = params() if parameters is None else parameters
-    inputs = jnp.asarray(inputs)[None]
-    layout = packed_segments(inputs, bos=BOS, pad=PAD, across_documents=across)
-    encoder = cross_mlm(PACKED).masked_lm.encoder
-    return encoder.apply(
-        {"params": parameters}, inputs, *layout, *args, deterministic=True, method=method, **kwargs
-    )
+    return _apply(parameters, inputs, layout, *(context or [None]), method, **is_causal)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _packed_segments(inputs, across: bool):
+    return packed_segments(inputs, bos=BOS, pad=PAD, across_documents=across)
+
+
+@jax.jit
+def _hidden(parameters, states):
+    """Hidden states [L, E] of all positions for the output layer, its table and bias."""
+    masked_lm = cross_mlm(PACKED).masked_lm
+    everywhere = jnp.arange(L)[None]
+    hidden = masked_lm.predicted(parameters, states, everywhere)[0]
+    return hidden, *masked_lm.output_table(parameters)
 
 
 def log_likelihood(states: jax.Array, targets: dict[int, int]) -> float:
-    """Of tokens by their position, given states [1, N, D]."""
+    """Of tokens by their position, given states [1, L, D]."""
     if not targets:
         return 0.0
-    masked_lm = cross_mlm(PACKED).masked_lm
-    hidden = masked_lm.predicted(params(), states, jnp.array([list(targets)]))[0]
-    table, bias = (np.asarray(x, np.float64)[:NUM_VALID] for x in masked_lm.output_table(params()))
-    logits = np.asarray(hidden, np.float64) @ table.T + bias
+    hidden, table, bias = (np.asarray(x, np.float64) for x in _hidden(params(), states))
+    logits = hidden[list(targets)] @ table[:NUM_VALID].T + bias[:NUM_VALID]
     found = logits[np.arange(len(targets)), list(targets.values())]
     return float((found - np.log(np.exp(logits).sum(axis=1))).sum())
 
@@ -155,15 +178,15 @@ class ReferenceTest(parameterized.TestCase):
                 inner -= log_likelihood(states[y], own[y])
                 if y == 0 and not flip:
                     continue
-                sees_all = Context(states[x], jnp.ones((1, 1, 1, 1), bool))
+                sees_all = np.arange(L) < sides[x].stop - sides[x].start
                 decoded = apply(
-                    "decode", inputs[sides[y]], sees_all, across=across,
-                    is_causal=context == "causal",
+                    "decode", inputs[sides[y]], Context(states[x], sees_all[None, None, None]),
+                    across=across, is_causal=context == "causal",
                 )  # fmt: skip
                 cross -= log_likelihood(decoded, own[y])
                 count += len(own[y])
-        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-4)
-        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-4)
+        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-5)
+        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-5)
 
     @parameterized.parameters(True, False)
     def test_tlm_is_that_of_batches_of_pairs(self, restart):
@@ -222,7 +245,7 @@ class DependenceTest(parameterized.TestCase):
     def test_cross_sequence_loss_sends_no_gradient_into_its_context(self, kind):
         objective = cross_mlm(kind, is_weight=0.0, tlm_weight=0.0)
         plan, _ = planned(objective, kind)
-        states = objective.masked_lm.states(params(), {}, plan.masked_lm, None)
+        states = jax.jit(objective.masked_lm.states)(params(), {}, plan.masked_lm, None)
 
         def of_constants(parameters):
             cross_plan = objective._cross_plan(plan)
@@ -274,13 +297,19 @@ class DependenceTest(parameterized.TestCase):
     def test_every_pass_has_dropout_and_a_key_of_its_own(self):
         objective = cross_mlm(SEPARATE_PAIRS, encoder={"dropout_rate": 0.3})
         plan, _ = planned(objective, SEPARATE_PAIRS)
-        with mock.patch.object(Encoder, "apply", autospec=True, side_effect=Encoder.apply) as apply:
-            objective.loss(params(), {}, plan, KEY)
-        passes = [call.kwargs for call in apply.call_args_list if call.kwargs.get("rngs")]
+        passes = []
+
+        @jax.jit
+        def keys(parameters):
+            with mock.patch.object(Encoder, "apply", autospec=True, side_effect=Encoder.apply) as f:
+                objective.loss(parameters, {}, plan, KEY)
+            passes.extend(call.kwargs for call in f.call_args_list if call.kwargs.get("rngs"))
+            return [jax.random.key_data(one["rngs"]["dropout"]) for one in passes]
+
+        found = {np.asarray(key).tobytes() for key in keys(params())}
         self.assertEqual([one["method"] for one in passes], ["encode", "decode", "encode"])
         self.assertFalse(any(one["deterministic"] for one in passes))
-        keys = {jax.random.key_data(one["rngs"]["dropout"]).tobytes() for one in passes}
-        self.assertLen(keys, 3)
+        self.assertLen(found, 3)
 
 
 class EngineTest(parameterized.TestCase):

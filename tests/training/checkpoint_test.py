@@ -339,6 +339,24 @@ class DigestTest(parameterized.TestCase):
         seen[digest({**state, "table": swapped})] += 1
         self.assertLen(seen, 14)
 
+    def test_equals_a_loop_over_words(self):
+        """Checkpoints of earlier versions are read as long as it does."""
+        rng = np.random.default_rng(0)
+        one, two = rng.normal(size=(2, 3, 2)).astype(np.float32), rng.integers(0, 99, (3, 2))
+        two = two.astype(np.int32)
+
+        def mixed(x: int) -> int:
+            x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+            x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+            return x ^ (x >> 16)
+
+        total = 0
+        for number, array in enumerate((one, two)):
+            for index, word in enumerate(array.view(np.uint32).ravel().tolist()):
+                total += mixed(word ^ mixed((number * 0x9E3779B9 + index) % 2**32))
+        found = digest({"a": jnp.asarray(one), "b": jnp.asarray(two)})
+        self.assertEqual(found, total % 2**32)
+
     def test_types_and_what_is_not_a_number(self):
         for dtype in (bool, jnp.int8, jnp.bfloat16, jnp.uint32):
             zeros = jnp.zeros(5, dtype)
