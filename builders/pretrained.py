@@ -24,7 +24,7 @@ _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "rules": ()}
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """Pre-trained encoder, without any cross-attention.
+    """Pre-trained encoder, without any cross-attention unless that was asked for.
 
     Attributes:
       settings: its architecture.
@@ -46,8 +46,12 @@ class Pretrained:
         return hasher.hexdigest()
 
 
-def read_pretrained(path: str) -> Pretrained:
+def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
     """Read an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
+
+    Args:
+      path: of either.
+      keeps_decoder: whether to keep the cross-attention that there may be.
 
     Raises:
       ValueError: it is neither, or cannot be read.
@@ -56,21 +60,24 @@ def read_pretrained(path: str) -> Pretrained:
     if (folder / "config.json").exists():
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
-        return Pretrained(*encoder_alone(found, params), model_folder.read_tokenizer(folder))
+        part = (found, params) if keeps_decoder else encoder_alone(found, params)
+        return Pretrained(*part, model_folder.read_tokenizer(folder))
     if (folder / "train" / "settings.json").exists():
-        return _of_run(Folders(folder))
+        return _of_run(Folders(folder), keeps_decoder)
     raise ValueError(
         f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
         "train.py, or an --output of tools.export_model or tools.import_model"
     )
 
 
-def _of_run(folders: Folders) -> Pretrained:
+def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
     """Read the encoder of the latest checkpoint of a run of train.py."""
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    return Pretrained(*encoder_alone(found.encoder.settings, params), folders.read_tokenizer())
+    part = found.encoder.settings, params
+    part = part if keeps_decoder else encoder_alone(*part)
+    return Pretrained(*part, folders.read_tokenizer())
 
 
 def encoder_alone(

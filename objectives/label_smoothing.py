@@ -59,26 +59,3 @@ def smoothing_penalty(
     table, bias = table[:num_classes].astype(jnp.float32), bias[:num_classes]
     differences = table[labels] - table.mean(axis=0).reshape(*[1] * labels.ndim, -1)
     return smoothing * ((hidden * differences).sum(axis=-1) + bias[labels] - bias.mean())
-
-
-def translation_loss(
-    logits: jax.Array, batch: Mapping[str, jax.Array], smoothing: float, num_classes: int
-) -> LossAndMetrics:
-    """Label-smoothed loss of a decoder over the tokens of `target_outputs` [B, L], -1 for none.
-
-    Args:
-      logits: [B, L, R] of the tokens after `target_inputs`.
-      batch: the arrays of `input_pipeline.tasks.translation_features`, with `weights` [B].
-      smoothing, num_classes: as `label_smoothed_loss`.
-
-    Returns:
-      "loss"; without smoothing "nll", which perplexities are of; "accuracy".
-    """
-    labels = batch["target_outputs"]
-    weights = batch["weights"][:, None] * (labels >= 0)
-    values = {
-        "loss": label_smoothed_loss(logits, labels, smoothing, num_classes),
-        "nll": label_smoothed_loss(logits, labels, 0.0, num_classes),
-        "accuracy": jnp.argmax(logits[..., :num_classes], axis=-1) == labels,
-    }
-    return {name: ((value * weights).sum(), weights.sum()) for name, value in values.items()}
