@@ -146,8 +146,8 @@ KINDS: dict[str, TaskKind] = {
         target="answer",
     ),
 }
-# Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions, its
-# model has a decoder, and its outputs are searched for.
+# Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions,
+# its model has a decoder, and its outputs are searched for.
 TRANSLATION = "translation"
 SEARCHES: dict[str, SearchKind] = {
     "retrieval": SearchKind(

@@ -298,11 +298,13 @@ def train_settings(config: ConfigDict) -> TrainSettings:
         TrainSettings, train, "train",
         read_elsewhere=("batch_tokens", "averaged_checkpoints"),
         batch_size=train.accumulation_steps,  # rows vary; they are multiples of it
-        keep_checkpoints=max(count, 1),
-        batch_warmup_steps=0, keep_every=0, peak_flops=0.0, profile_from=0, profile_steps=0,
+        keep_checkpoints=1,
+        # Those to average, besides the one of a stop.
+        keep_every=train.checkpoint_every if count else 0, max_multiples=count,
+        batch_warmup_steps=0, peak_flops=0.0, profile_from=0, profile_steps=0,
         prng="threefry2x32",
     )  # fmt: skip
-    made = -(-found.num_steps // found.checkpoint_every)
+    made = found.num_steps // found.checkpoint_every
     if count > made:
         raise ValueError(
             f"train.averaged_checkpoints is {count}, but {found.num_steps} steps give {made} "

@@ -63,9 +63,9 @@ class TranslationRun:
         target = translation.direction(direction)[1]
         if target not in self._model.symbols:
             raise ValueError(
-                f"--language is {direction!r}, but the model has no symbol for {target!r}, only for "
-                f"{', '.join(self._model.symbols)}; choose one of these, or train on a direction "
-                "into it"
+                f"--language is {direction!r}, but the model has no symbol for {target!r}, only "
+                f"for {', '.join(self._model.symbols)}; choose one of these, or train on a "
+                "direction into it"
             )
         return direction
 

@@ -82,7 +82,9 @@ def prepare(
             steps = None
             if averages:
                 count = config.train.averaged_checkpoints
-                steps, params = restore_mean_params(folder / "checkpoints", functions, count)
+                steps, params = restore_mean_params(
+                    folder / "checkpoints", functions, count, settings.checkpoint_every
+                )
                 keep(params, steps[-1], np.nan)
             translator = builders.translator(config, objective, model, mesh)
             results = _evaluate(data, translator, score, folder, should_stop, settings.num_steps)

@@ -6,12 +6,12 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import translation, translation_prediction
-from builders.pretrained import Pretrained
 from builders.task_settings import task_settings
 from common import artifacts
 from configs.finetune import wmt14
@@ -41,15 +41,21 @@ def learned() -> pathlib.Path:
     return folder
 
 
+@functools.cache
+def whole_run() -> pathlib.Path:
+    """The folder of a short run that nothing stopped."""
+    folder = tiny_tasks.scratch() / "whole"
+    tiny_tasks.run(tiny_translation.config(), folder)
+    return folder
+
+
 class LearningTest(RunCase):
     def test_words_are_learned(self):
         results = artifacts.read_json(learned() / "results.json")
         self.assertGreater(results["test"]["en-de"]["chrf"], 0.8)
         self.assertEqual(results["examples"], {"validation": {"en-de": 12}, "test": {"en-de": 11}})
         self.assertEqual(results["selected"]["averaged_steps"], [120, 160])
-        self.assertEqual(
-            results["selected"]["value"], results["validation"]["en-de"]["bleu"]
-        )
+        self.assertEqual(results["selected"]["value"], results["validation"]["en-de"]["bleu"])
         self.assertRegex(results["signatures"]["en-de"]["bleu"], r"tok:13a.*version:")
         self.assertRegex(task_results.table(TASKS["translation"], results), r"\| en-de \| 11 \|")
         lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
@@ -96,19 +102,11 @@ class LearningTest(RunCase):
             tiny_tasks.run(config, self.folder / "one", stops_after=step)
         self.assertFalse((self.folder / "one" / "results.json").exists())
         tiny_tasks.run(config, self.folder / "one")
-        whole = self.whole_run()
+        whole = whole_run()
         for name in ("best.safetensors", "metrics.jsonl", "predictions/test.en-de.jsonl"):
             self.assertEqual(
                 (self.folder / "one" / name).read_bytes(), (whole / name).read_bytes(), name
             )
-
-    @functools.cache
-    def whole_run() -> pathlib.Path:
-        folder = tiny_tasks.scratch() / "whole"
-        tiny_tasks.run(tiny_translation.config(), folder)
-        return folder
-
-    whole_run = staticmethod(whole_run)
 
 
 class StartTest(RunCase):
@@ -139,14 +137,10 @@ class StartTest(RunCase):
         np.testing.assert_array_equal(table[:-1], pretrained.params["embeddings"]["table"])
         self.assertBetween(table[-1].std(), 0.5 * table.std(), 2 * table.std())
         # Nothing else is random: all parameters of the run are there.
-        shapes = jax.eval_shape(
-            lambda: jax.tree.map(
-                lambda x: x, translation.objective(config, model).init(jax.random.key(0))
-            )
+        shapes = nn.unbox(
+            jax.eval_shape(translation.objective(config, model).init, jax.random.key(0))
         )
-        self.assertEqual(
-            jax.tree.structure(found), jax.tree.structure(jax.tree.map(lambda x: 0, unboxed(shapes)))
-        )
+        self.assertEqual(jax.tree.map(np.shape, found), jax.tree.map(np.shape, shapes))
 
     def test_an_encoder_without_cross_attention_starts_with_a_random_one(self):
         with self.assertLogs(level="WARNING") as logs:
@@ -167,9 +161,7 @@ class StartTest(RunCase):
         self.assertLess(small.settings.vocab_size, tiny_tasks.VOCAB)
         old, new = (translation.model(config, one) for one in (pretrained, small))
         for text in (one.source for one in examples["en-de"][:5]):
-            pieces = [
-                model.tokenizer.processor.encode(text, out_type=str) for model in (old, new)
-            ]
+            pieces = [model.tokenizer.processor.encode(text, out_type=str) for model in (old, new)]
             self.assertEqual(*pieces)
             rows = [
                 self.params(config, one, model)["encoder"]["embeddings"]["table"][
@@ -186,17 +178,11 @@ class StartTest(RunCase):
         self.assertEqual(notes["symbols"], {"de": small.settings.vocab_size})
 
     def test_a_piece_can_be_the_symbol(self):
-        config, _, model = self.start(translation__language_pieces={"de": "чи"})
+        _, _, model = self.start(translation__language_pieces={"de": "чи"})
         piece = model.tokenizer.processor.piece_to_id("чи")
         self.assertEqual(model.symbols, {"de": piece})
         self.assertIn(piece, model.token_ids().forbidden)
         self.assertEqual(model.encoder.vocab_size, tiny_tasks.VOCAB)
-
-
-def unboxed(shapes):
-    return jax.tree.map(
-        lambda x: x.value if hasattr(x, "value") else x, shapes, is_leaf=lambda x: hasattr(x, "value")
-    )
 
 
 class PredictTest(RunCase):
