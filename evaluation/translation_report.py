@@ -61,9 +61,7 @@ def learning_curves(
     return curves
 
 
-def plot_curves(
-    curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib.Path
-) -> None:
+def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib.Path) -> None:
     """Plot BLEU by step, a line for each direction or run (VECO, Table 4, right)."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for name, points in curves.items():

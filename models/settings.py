@@ -7,7 +7,6 @@ from models.attention import KERNELS, Kernel
 from models.layers import INITIALIZERS
 from models.layout import only_data_is_split
 
-
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
 # Rematerialisation policies of a layer, see `models.transformer`.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from models.transformer import Context, empty_cache
 from objectives.translation import Translation, context_mask
 from tests.models import encoder_test
 from tests.models.factories import random_params
+from training.flops import matmul_flops
 
 BOS, PAD, EOS, PIECES = 0, 1, 2, 36
 IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(BOS, PAD), num_classes=PIECES)
@@ -110,6 +112,21 @@ class SearchTest(parameterized.TestCase):
         _, found = jax.lax.scan(advance, cache.own, jnp.arange(8))
         found = jnp.moveaxis(found, 0, 2).reshape(expected.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+    @parameterized.parameters(1, 3)
+    def test_cost_grows_with_the_vocabulary_by_the_output_layer_alone(self, beams):
+        decoding, batch = DecodingSettings(beams=beams, max_length=8), batch_of(features())
+
+        def flops(vocab_size: int) -> float:
+            one = model(dataclasses.replace(ALL[0], vocab_size=vocab_size))
+            values = nn.unbox(jax.eval_shape(one.init, jax.random.key(0)))
+            found = jax.jit(lambda *args: search(one, *args, decoding, IDS))
+            return matmul_flops(found.trace(values, batch).jaxpr)
+
+        # One product of a state with each embedding, a hypothesis and step, which is counted once.
+        expected = 2 * len(features()) * beams * ALL[0].embedding_size * 1000
+        self.assertEqual(flops(1040) - flops(40), expected)
 
 
 class TranslatorTest(parameterized.TestCase):
