@@ -60,8 +60,9 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
     if (folder / "config.json").exists():
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
-        part = (found, params) if keeps_decoder else encoder_alone(found, params)
-        return Pretrained(*part, model_folder.read_tokenizer(folder))
+        if not keeps_decoder:
+            found, params = encoder_alone(found, params)
+        return Pretrained(found, params, model_folder.read_tokenizer(folder))
     if (folder / "train" / "settings.json").exists():
         return _of_run(Folders(folder), keeps_decoder)
     raise ValueError(
@@ -75,9 +76,10 @@ def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    part = found.encoder.settings, params
-    part = part if keeps_decoder else encoder_alone(*part)
-    return Pretrained(*part, folders.read_tokenizer())
+    settings = found.encoder.settings
+    if not keeps_decoder:
+        settings, params = encoder_alone(settings, params)
+    return Pretrained(settings, params, folders.read_tokenizer())
 
 
 def encoder_alone(

@@ -177,6 +177,7 @@ def training_data(
     robust = robust_settings(config)
     if not robust.num_phases:
         return streams.training_data(config, store, mesh)
+    streams.log_pair_sampling(config, store)
     names, base = pair_names(store), pair_shares(config, store)
     assert base is not None  # by `robust_settings`
     record = read_pair_record(

@@ -104,7 +104,7 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     stream = _packed_stream(config, store)
     if not (data.pair_share or data.contrast_share):
         return stream
-    _log_pair_sampling(config, store)
+    log_pair_sampling(config, store)
     of_languages = pair_shares(config, store)
     streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
@@ -138,7 +138,7 @@ def pairs_per_step(
     return float(np.dot([stream.batch_size for stream in streams], of_steps))
 
 
-def _log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
+def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
     """Log how language pairs are sampled; warn if languages cannot have their shares."""
     if sampling := pair_sampling(config, store):
         logging.log(

@@ -113,6 +113,7 @@ def _model() -> ConfigDict:
     model.mlp_size = 3072
     model.max_length = 512
     model.norm_position = "post"
+    model.embedding_norm = True
     model.dropout_rate = 0.1
     model.attention_dropout_rate = 0.1
     model.dtype = "float32"

@@ -27,15 +27,14 @@ import itertools
 import json
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from common import artifacts
-from interop import vocabulary
+from interop import charsmap, vocabulary
 from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
@@ -47,6 +46,7 @@ _KEPT = "\uff5e"
 _SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Hangul
 _FINALS = frozenset(map(chr, range(0x11A8, 0x11C3)))  # final consonants of syllables
 _BATCH = 1024
+_SHOWN = 20  # differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": _normalizer(proto.normalizer_spec.precompiled_charsmap),
+        "normalizer": _normalizer(proto.normalizer_spec),
         "pre_tokenizer": _literals_apart(),
         "post_processor": _template(),
         "decoder": {
@@ -143,14 +143,18 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
 
 
 def compare(
-    model: bytes, tokenizer: pathlib.Path | Mapping[str, Any], texts: Iterable[str]
+    model: bytes,
+    tokenizer: pathlib.Path | Mapping[str, Any],
+    texts: Iterable[str],
+    ids: Sequence[int] | None = None,
 ) -> list[Difference]:
-    """Find texts on which an exported tokenizer disagrees with SentencePiece.
+    """Find texts on which a tokenizer of Hugging Face's disagrees with SentencePiece.
 
     Args:
       model: the serialised SentencePiece model.
-      tokenizer: an exported folder, or the value of its tokenizer.json.
+      tokenizer: a folder with a tokenizer.json, or the value of one.
       texts: the texts to compare on, one line each.
+      ids: [V] the tokenizer's id of each of the model's pieces; None if they are equal.
 
     Returns:
       One entry for every text whose ids differ, in the order of `texts`.
@@ -170,20 +174,36 @@ def compare(
     else:
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
     processor = spm.SentencePieceProcessor(model_proto=model)
+    theirs = range(len(processor)) if ids is None else ids
     differences = []
     for batch in vocabulary.batches(texts, _BATCH):
         encodings = exported.encode_batch(batch)
-        for text, ids, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
-            if encoding.ids != [BOS_ID, *ids, EOS_ID]:
+        for text, own, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
+            expected = [theirs[i] for i in own]
+            if encoding.ids != [theirs[BOS_ID], *expected, theirs[EOS_ID]]:
                 pieces = processor.encode(text, out_type=str)
                 differences.append(
                     Difference(
                         text,
-                        Segmentation(tuple(ids), tuple(pieces)),
+                        Segmentation(tuple(expected), tuple(pieces)),
                         Segmentation(tuple(encoding.ids[1:-1]), tuple(encoding.tokens[1:-1])),
                     )
                 )
     return differences
+
+
+def describe(differences: Sequence[Difference]) -> str:
+    """Format the first differences, a text and both segmentations each; "" for none."""
+    lines = []
+    for difference in differences[:_SHOWN]:
+        lines += [
+            f"\n{difference.text}",
+            f"  SentencePiece  {' '.join(difference.expected.pieces)}",
+            f"  tokenizers     {' '.join(difference.found.pieces)}",
+        ]
+    if len(differences) > _SHOWN:
+        lines.append(f"\nand {len(differences) - _SHOWN} more")
+    return "\n".join(lines)
 
 
 def _parse(model: bytes) -> model_pb2.ModelProto:
@@ -197,7 +217,7 @@ def _parse(model: bytes) -> model_pb2.ModelProto:
         "is no unigram model": proto.trainer_spec.model_type != model_pb2.TrainerSpec.UNIGRAM,
         f"begins with {' '.join(specials)}": specials != SPECIALS,
         "has user-defined or byte pieces": not normal,
-        f"normalises by {spec.name}": spec.name != "nmt_nfkc" or not spec.precompiled_charsmap,
+        f"normalises by {spec.name}": not spec.precompiled_charsmap or not _is_exact(spec),
         "treats white space in a way of its own": proto.trainer_spec.treat_whitespace_as_suffix
         or not spec.add_dummy_prefix
         or not spec.remove_extra_whitespaces
@@ -210,6 +230,13 @@ def _parse(model: bytes) -> model_pb2.ModelProto:
                 f"unigram, {' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc"
             )
     return proto
+
+
+def _is_exact(spec: model_pb2.NormalizerSpec) -> bool:
+    """Whether the export can normalise as a model does: NFKC, or characters one by one."""
+    if spec.name == charsmap.STANDARD:
+        return True
+    return all(len(text) == 1 for text in charsmap.read_charsmap(spec.precompiled_charsmap))
 
 
 def _template() -> dict[str, Any]:
@@ -246,56 +273,33 @@ def _literals_apart() -> dict[str, Any]:
     }
 
 
-def _normalizer(charsmap: bytes) -> dict[str, Any]:
-    """Return SentencePiece's nmt_nfkc, with dummy prefix, collapsed and escaped white space."""
-    steps = [
-        _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
-        _replace({"String": _KEPT}, _STAND_IN),
-        _replace({"Regex": _stops(read_charsmap(charsmap))}, _STOP),
-        {"type": "NFKC"},
-        _replace({"String": _STAND_IN}, _KEPT),
-        {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(charsmap).decode("ascii"),
-        },
+def _normalizer(spec: model_pb2.NormalizerSpec) -> dict[str, Any]:
+    """Return SentencePiece's normaliser, with dummy prefix, collapsed and escaped white space."""
+    precompiled = {
+        "type": "Precompiled",
+        "precompiled_charsmap": base64.b64encode(spec.precompiled_charsmap).decode("ascii"),
+    }
+    steps = [precompiled]
+    if spec.name == charsmap.STANDARD:
+        rules = charsmap.read_charsmap(spec.precompiled_charsmap)
+        steps = [
+            _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
+            _replace({"String": _KEPT}, _STAND_IN),
+            _replace({"Regex": _stops(rules)}, _STOP),
+            {"type": "NFKC"},
+            _replace({"String": _STAND_IN}, _KEPT),
+            precompiled,
+        ]
+    spaces = [
         _replace({"Regex": r"\A +| +\z"}, ""),
         _replace({"Regex": " +"}, _SPACE),
         {"type": "Prepend", "prepend": _SPACE},
     ]
-    return {"type": "Sequence", "normalizers": steps}
+    return {"type": "Sequence", "normalizers": [*steps, *spaces]}
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-def read_charsmap(charsmap: bytes) -> dict[str, str]:
-    """Decode the replacement rules of a compiled character map.
-
-    The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
-    double array of uint32, and the zero-terminated replacements.
-    """
-    size = int.from_bytes(charsmap[:4], "little")
-    units, replacements = np.frombuffer(charsmap[4 : 4 + size], "<u4"), charsmap[4 + size :]
-    # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
-    labels = np.where(units >> 31, 0, units & 0xFF)
-    offsets = ((units >> 10) << ((units & 0x200) >> 6)).tolist()
-    # The child of a node by label c is at the node's offset xor c, so a cell yields its parent's.
-    children = defaultdict(list)
-    for cell in np.flatnonzero(labels).tolist():
-        children[cell ^ int(labels[cell])].append(cell)
-    rules = {}
-    stack = [(offsets[0], b"")]
-    while stack:
-        base, prefix = stack.pop()
-        for cell in children[base]:
-            key, below = prefix + bytes([cell ^ base]), cell ^ offsets[cell]
-            if units[cell] & 0x100:
-                start = int(units[below]) & 0x7FFFFFFF
-                end = replacements.index(b"\0", start)
-                rules[key.decode("utf-8")] = replacements[start:end].decode("utf-8")
-            stack.append((below, key))
-    return rules
 
 
 def _stops(rules: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ _CONFIG = "config.json"
 # Settings that a run must share with its initial model, and further ones by `position`.
 _ARCHITECTURE = (
     "embedding_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_length",
-    "norm_position", "position",
+    "norm_position", "embedding_norm", "position",
 )  # fmt: skip
 _OF_POSITION = {
     "learned": (),
@@ -44,8 +44,10 @@ class _Form(Protocol):
     value of config.json.
     """
 
-    MODEL_TYPE: str
-    METADATA: Mapping[str, str]  # of the safetensors file
+    @property
+    def MODEL_TYPE(self) -> str: ...
+    @property
+    def METADATA(self) -> Mapping[str, str]: ...  # of the safetensors file
 
     def config(self, sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]: ...
 
@@ -60,7 +62,8 @@ class _Form(Protocol):
     ) -> dict[str, np.ndarray]: ...
 
 
-_FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (xlm_roberta, vocap_encoder)}
+_OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL)
+_FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS, vocap_encoder)}
 
 
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,13 +91,21 @@ def why_not_transformers(sizes: Mapping[str, Any], *, has_head: bool = True) -> 
 
     The reason is a sentence without its full stop.
     """
-    found = xlm_roberta.differences(sizes)
+    found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
     if not has_head:
-        found = "; ".join([*([found] if found else []), "this encoder has no masked-LM head"])
-    return found and (
-        "transformers cannot load this model: its only class that models are exported to is XLM-R, "
-        f"and {found}"
-    )
+        found.append("this encoder has no masked-LM head")
+    return (
+        found
+        and (
+            "transformers cannot load this model: its only classes that models are exported to are "
+            f"XLM-R, and XLM-R XL with its order of LayerNorms, and {'; '.join(found)}"
+        )
+    ) or ""
+
+
+def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
+    """Return the class of `transformers` that has these settings, None if none has."""
+    return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
 
 
 def check_writable(folder: pathlib.Path) -> None:
@@ -126,8 +137,8 @@ def write_model(
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
     has_head = "head" in params
-    is_xlm_roberta = not why_not_transformers(sizes, has_head=has_head)
-    form: _Form = xlm_roberta if is_xlm_roberta else vocap_encoder
+    of_transformers = _class_of(sizes) if has_head else None
+    form: _Form = of_transformers or vocap_encoder
     with _new_folder(folder) as aside:
         huggingface.export_tokenizer(tokenizer, aside)
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)

@@ -25,10 +25,9 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
     width, embedding_size, position = (
         sizes[key] for key in ("hidden_size", "embedding_size", "position")
     )
-    found: _Shapes = {
-        "embeddings.table": (sizes["vocab_size"], embedding_size),
-        **_norm("embeddings.norm", width),
-    }
+    found: _Shapes = {"embeddings.table": (sizes["vocab_size"], embedding_size)}
+    if sizes.get("embedding_norm", True):
+        found |= _norm("embeddings.norm", width)
     if has_head:
         found |= _dense("head.dense", width, embedding_size)
         found |= _norm("head.norm", embedding_size)

@@ -7,7 +7,6 @@ the model is unchanged.
 
 import dataclasses
 import itertools
-import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +14,11 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from interop import tokenizer_json
 from vocap.merge import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
-_JSON, _FAIRSEQ = "tokenizer.json", "sentencepiece.bpe.model"
+_JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
 _KINDS = model_pb2.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
@@ -104,22 +104,32 @@ def vocabulary(model: bytes) -> ModelVocabulary:
 def sentencepiece_model(folder: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
-    Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first.
+    Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first. Added tokens of a
+    tokenizer.json are left out, since SentencePiece does not match them in text.
 
     Args:
-      folder: with spm.model or sentencepiece.bpe.model.
+      folder: with spm.model, sentencepiece.bpe.model or a tokenizer.json of the Unigram kind; the
+        first of these is used.
 
     Raises:
-      ValueError: neither file exists, or the file cannot be read.
+      ValueError: none of these files exists, or the file cannot be read.
     """
     if (folder / TOKENIZER).exists():
         return (folder / TOKENIZER).read_bytes()
-    if not (folder / _FAIRSEQ).exists():
-        raise ValueError(
-            f"{folder} has neither {TOKENIZER} nor {_FAIRSEQ}, which tell how the model normalises "
-            "text; put one there, or give a --vocabulary for the model to continue with"
-        )
-    proto = _parse_fairseq((folder / _FAIRSEQ).read_bytes())
+    for name, read in ((_FAIRSEQ, _parse_fairseq), (_JSON, _parse_json)):
+        if (folder / name).exists():
+            try:
+                return _of_this_project(read((folder / name).read_bytes()))
+            except ValueError as error:
+                raise ValueError(f"{folder / name}: {error}") from error
+    raise ValueError(
+        f"{folder} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer into it "
+        "with save_pretrained, or give a --vocabulary for the model to continue with"
+    )
+
+
+def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
+    """Serialise a model without special tokens as one that has `SPECIALS` first."""
     normal = list(proto.pieces)
     del proto.pieces[:]
     for i, token in enumerate(SPECIALS):
@@ -127,6 +137,7 @@ def sentencepiece_model(folder: pathlib.Path) -> bytes:
         proto.pieces.add(piece=token, score=0.0, type=kind)
     proto.pieces.extend(normal)
     spec = proto.trainer_spec
+    spec.model_type = model_pb2.TrainerSpec.UNIGRAM
     spec.vocab_size = len(proto.pieces)
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:MASK_ID]
@@ -264,6 +275,27 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
     return proto
 
 
+def _parse_json(text: bytes) -> model_pb2.ModelProto:
+    """Build a SentencePiece model without special tokens from a tokenizer.json.
+
+    Raises:
+      ValueError: SentencePiece has no equivalent of the tokenizer.
+    """
+    value = tokenizer_json.read(text)
+    pieces = tokenizer_json.unigram(value)
+    normal = [
+        (piece, score)
+        for piece, score in zip(*pieces, strict=True)
+        if np.isfinite(score) and piece not in SPECIALS
+    ]
+    tokenizer_json.check_pieces([piece for piece, _ in normal])
+    proto = model_pb2.ModelProto()
+    for piece, score in normal:
+        proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
+    proto.normalizer_spec.CopyFrom(tokenizer_json.normalizer_spec(value))
+    return proto
+
+
 def _of_fairseq(model: bytes) -> ModelVocabulary:
     """Return the vocabulary of a SentencePiece model with fairseq's ids."""
     normal = _parse_fairseq(model).pieces
@@ -275,27 +307,7 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}); copy or download it again") from None
-    model = value.get("model", {})
-    if model.get("type") != "Unigram":
-        raise ValueError(f"the model is of type {model.get('type')!r}, must be Unigram as XLM-R's")
-    pieces = [piece for piece, _ in model["vocab"]]
-    scores = [score for _, score in model["vocab"]]
-    for token in sorted(value.get("added_tokens", ()), key=lambda token: token["id"]):
-        number, piece = token["id"], token["content"]
-        if number == len(pieces):
-            pieces.append(piece)
-            scores.append(-np.inf)
-        if number > len(pieces) or pieces[number] != piece:
-            raise ValueError(
-                f"the added token {piece!r} has id {number}, which is another piece's or leaves a "
-                "gap; write the tokenizer again with save_pretrained"
-            )
-        scores[number] = -np.inf  # matched in the text before the unigram segmentation
-    return _vocabulary(pieces, scores)
+    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
 
 
 def _vocabulary(pieces: list[str], scores: list[float]) -> ModelVocabulary:

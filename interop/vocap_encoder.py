@@ -2,8 +2,8 @@
 
 config.json holds the settings, named as in `models.encoder.EncoderSettings`, all but those of how
 to compute (`dtype`, `attention`, `remat`, `unroll`), and `masked_lm_head`, false for an encoder
-without one, such as a discriminator. `cross_attention` is there if it is true. Each tensor is a
-parameter with its name and shape in `interop.parameters`.
+without one, such as a discriminator. `cross_attention` is there if it is true, `embedding_norm` if
+it is false. Each tensor is a parameter with its name and shape in `interop.parameters`.
 """
 
 import pathlib
@@ -32,14 +32,17 @@ _CHOICES = {
     "initializer": ("normal", "fan_in"),
 }
 _SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
+_SWITCHES = {"cross_attention": False, "embedding_norm": True}  # with their defaults
 
 
 def config(sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
     """Return the value of config.json."""
     settings = {key: sizes[key] for key in _SETTINGS}
     head = {} if has_head else {"masked_lm_head": False}
-    cross = {"cross_attention": True} if sizes.get("cross_attention") else {}
-    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings, **cross, **head}
+    switches = {
+        key: sizes[key] for key, default in _SWITCHES.items() if sizes.get(key, default) != default
+    }
+    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings, **switches, **head}
 
 
 def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -68,13 +71,13 @@ def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
     for key, choices in _CHOICES.items():
         if config.get(key) not in choices:
             _refuse(path, config, key, f"one of {choices}")
-    for key in ("masked_lm_head", "cross_attention"):
+    for key in ("masked_lm_head", *_SWITCHES):
         if not isinstance(config.get(key, True), bool):
             _refuse(path, config, key, "true or false")
     if config["hidden_size"] % config["num_heads"]:
         _refuse(path, config, "num_heads", f"a divisor of hidden_size {config['hidden_size']}")
-    cross_attention = config.get("cross_attention", False)
-    return {**{key: config[key] for key in _SETTINGS}, "cross_attention": cross_attention}
+    switches = {key: config.get(key, default) for key, default in _SWITCHES.items()}
+    return {key: config[key] for key in _SETTINGS} | switches
 
 
 def _refuse(path: pathlib.Path, config: Mapping[str, Any], key: str, wanted: str) -> None:

@@ -1,6 +1,7 @@
-"""XLM-R's format of a model folder, as in `transformers`.
+"""XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`.
 
-Theirs and our parameters differ in layout only:
+XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
+our parameters differ in layout only:
 
 - Theirs have kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
 - Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
@@ -8,6 +9,7 @@ Theirs and our parameters differ in layout only:
   embeddings on reading, and zeros are written in its place.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,10 +20,7 @@ from interop import parameters
 from interop.weights import Weights
 from vocap.merge import BOS_ID, EOS_ID, PAD_ID
 
-MODEL_TYPE = "xlm-roberta"
-METADATA = {"format": "pt"}  # transformers requires this declaration of PyTorch's tensor layout
-
-_SAVE_AGAIN = "load it as XLMRobertaForMaskedLM in float32 and write it with save_pretrained"
+_SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
 _EMBEDDINGS = "roberta.embeddings."
 _TABLE = _EMBEDDINGS + "word_embeddings.weight"
@@ -34,16 +33,15 @@ _UNUSED = (
     "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
 )  # fmt: skip
 
-# Keys of config.json with their only supported value, and the default of transformers.
+# Keys of config.json with their only supported value.
 _FIXED = {
-    "model_type": (MODEL_TYPE, None),
-    "hidden_act": ("gelu", "gelu"),
-    "type_vocab_size": (1, 2),
-    "layer_norm_eps": (1e-5, 1e-12),
-    "position_embedding_type": ("absolute", "absolute"),
-    "tie_word_embeddings": (True, True),
-    "is_decoder": (False, False),
-    "add_cross_attention": (False, False),
+    "hidden_act": "gelu",
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+    "is_decoder": False,
+    "add_cross_attention": False,
 }
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -60,17 +58,24 @@ _RATES = {
 _LAYER = "roberta.encoder.layer.{}."
 # Our modules and theirs, with {} for the number of a layer.
 _MODULES = {
-    "embeddings.norm": _EMBEDDINGS + "LayerNorm",
     "layers.attention.query": _LAYER + "attention.self.query",
     "layers.attention.key": _LAYER + "attention.self.key",
     "layers.attention.value": _LAYER + "attention.self.value",
     "layers.attention.output": _LAYER + "attention.output.dense",
-    "layers.attention_norm": _LAYER + "attention.output.LayerNorm",
     "layers.mlp.wide": _LAYER + "intermediate.dense",
     "layers.mlp.output": _LAYER + "output.dense",
-    "layers.mlp_norm": _LAYER + "output.LayerNorm",
     "head.dense": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
+}
+_POST_NORMS = {
+    "embeddings.norm": _EMBEDDINGS + "LayerNorm",
+    "layers.attention_norm": _LAYER + "attention.output.LayerNorm",
+    "layers.mlp_norm": _LAYER + "output.LayerNorm",
+}
+_PRE_NORMS = {
+    "layers.attention_norm": _LAYER + "attention.self_attn_layer_norm",
+    "layers.mlp_norm": _LAYER + "LayerNorm",
+    "final_norm": "roberta.encoder.LayerNorm",
 }
 _KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _TENSORS = {"embeddings.table": _TABLE, "head.bias": _BIAS}
@@ -106,56 +111,142 @@ class _Parameter(NamedTuple):
         return self.ours.endswith(".kernel")
 
 
-def differences(sizes: Mapping[str, Any]) -> str:
-    """Describe the settings of a model that XLM-R's class does not support; "" for none."""
-    found = [
-        f"model.{key} is {sizes[key]!r}, there {theirs!r}"
-        for key, theirs in (("position", "learned"), ("norm_position", "post"))
-        if sizes[key] != theirs
-    ]
-    if sizes["embedding_size"] != sizes["hidden_size"]:
-        found.append(
-            f"model.embedding_size is {sizes['embedding_size']} and model.hidden_size "
-            f"{sizes['hidden_size']}, there equal"
-        )
-    if sizes.get("cross_attention"):
-        found.append("model.cross_attention is True, there False")
-    return "; ".join(found)
+@dataclasses.dataclass(frozen=True)
+class XLMRoberta:
+    """Format of the folders of a class.
 
-
-def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read the parameters by name, float32.
-
-    Args:
-      folder: with model.safetensors, or its shards and their index.
-      config: the value of config.json, validated by `read_sizes`.
-
-    Raises:
-      ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a different
-        shape.
+    Attributes:
+      MODEL_TYPE: in config.json.
+      class_name: class in `transformers`.
+      norms: our LayerNorms and theirs, besides the head's.
+      fixed: settings that all models of the class have, named as in `EncoderSettings`.
+      defaults: values of the class for missing keys of config.json that are not in `_FIXED`.
     """
-    sizes, first = _sizes(config), config["pad_token_id"] + 1
-    found, width = _parameters(sizes), sizes["hidden_size"]
-    names = {name for parameter in found for name in parameter.names}
-    with Weights.open(folder, _SAVE_AGAIN, tied=_TIED) as weights:
-        weights.check_names({*names, _POSITIONS, _TOKEN_TYPE}, _UNUSED)
-        arrays = {parameter.ours: _read_parameter(weights, parameter) for parameter in found}
-        positions = weights.read(_POSITIONS, (first + sizes["max_length"], width))[first:]
-        token_type = weights.read(_TOKEN_TYPE, (1, width))
-    # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
-    arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
-    return arrays
+
+    MODEL_TYPE: str
+    class_name: str
+    norms: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @property
+    def METADATA(self) -> Mapping[str, str]:
+        """Declaration of PyTorch's layout of tensors, which transformers requires."""
+        return {"format": "pt"}
+
+    def differences(self, sizes: Mapping[str, Any]) -> str:
+        """Describe the settings of a model that the class does not support; "" for none."""
+        found = [
+            f"model.{key} is {sizes.get(key, theirs)!r}, there {theirs!r}"
+            for key, theirs in self.fixed.items()
+            if sizes.get(key, theirs) != theirs
+        ]
+        if sizes["embedding_size"] != sizes["hidden_size"]:
+            found.append(
+                f"model.embedding_size is {sizes['embedding_size']} and model.hidden_size "
+                f"{sizes['hidden_size']}, there equal"
+            )
+        return "; ".join(found)
+
+    def read_arrays(self, folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Read the parameters by name, float32.
+
+        Args:
+          folder: with model.safetensors, or its shards and their index.
+          config: the value of config.json, validated by `read_sizes`.
+
+        Raises:
+          ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a
+            different shape.
+        """
+        sizes, first = self._sizes(config), config["pad_token_id"] + 1
+        found, width = self._parameters(sizes), sizes["hidden_size"]
+        names = {name for parameter in found for name in parameter.names}
+        save_again = _SAVE_AGAIN.format(self.class_name)
+        with Weights.open(folder, save_again, tied=_TIED) as weights:
+            weights.check_names({*names, _POSITIONS, _TOKEN_TYPE}, _UNUSED)
+            arrays = {parameter.ours: _read_parameter(weights, parameter) for parameter in found}
+            positions = weights.read(_POSITIONS, (first + sizes["max_length"], width))[first:]
+            token_type = weights.read(_TOKEN_TYPE, (1, width))
+        # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
+        arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
+        return arrays
+
+    def tensors(
+        self, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Return all tensors of the file, for parameters by name."""
+        found = {}
+        for parameter in self._parameters(sizes):
+            array = arrays[parameter.ours]
+            layers = array if parameter.is_layered else array[None]
+            for name, layer in zip(parameter.names, layers, strict=True):
+                found[name] = np.ascontiguousarray(parameter.turned(layer))
+        found[_POSITIONS] = np.pad(arrays["embeddings.positions"], ((PAD_ID + 1, 0), (0, 0)))
+        found[_TOKEN_TYPE] = np.zeros((1, sizes["hidden_size"]), np.float32)
+        return found
+
+    def config(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> dict[str, Any]:
+        """Return the value of config.json; the special ids are those of all exported tokenizers."""
+        del has_head  # there is one, or the model has another format
+        return {
+            "architectures": [self.class_name],
+            "model_type": self.MODEL_TYPE,
+            **_FIXED,
+            **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
+            "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
+            "bos_token_id": BOS_ID,
+            "pad_token_id": PAD_ID,
+            "eos_token_id": EOS_ID,
+        }
+
+    def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
+        """Read the sizes of config.json.
+
+        Raises:
+          ValueError: a setting is missing, or not one of the class's.
+        """
+        _check({**_FIXED, **self.defaults, **config}, path)
+        return self._sizes(config)
+
+    def _sizes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = {ours: config[theirs] for ours, theirs in (_SIZES | _RATES).items()}
+        return sizes | {
+            "embedding_size": sizes["hidden_size"],
+            "max_length": config["max_position_embeddings"] - config["pad_token_id"] - 1,
+            **self.fixed,
+        }
+
+    def _parameters(self, sizes: Mapping[str, Any]) -> list[_Parameter]:
+        """Return all parameters except the positions, which include the token type."""
+        found, modules = [], {**_MODULES, **self.norms}
+        for ours, shape in parameters.shapes(sizes).items():
+            if ours != "embeddings.positions":
+                module, _, kind = ours.rpartition(".")
+                theirs = _TENSORS.get(ours) or f"{modules[module]}.{_KINDS[kind]}"
+                found.append(_Parameter(ours, theirs, shape))
+        return found
 
 
-def _parameters(sizes: Mapping[str, Any]) -> list[_Parameter]:
-    """Return all parameters except the positions, which include the token type."""
-    found = []
-    for ours, shape in parameters.shapes(sizes).items():
-        if ours != "embeddings.positions":
-            module, _, kind = ours.rpartition(".")
-            theirs = _TENSORS[ours] if ours in _TENSORS else f"{_MODULES[module]}.{_KINDS[kind]}"
-            found.append(_Parameter(ours, theirs, shape))
-    return found
+XLM_R = XLMRoberta(
+    "xlm-roberta",
+    "XLMRobertaForMaskedLM",
+    _POST_NORMS,
+    {
+        "position": "learned",
+        "norm_position": "post",
+        "embedding_norm": True,
+        "cross_attention": False,
+    },
+    {"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+)
+XLM_R_XL = XLMRoberta(
+    "xlm-roberta-xl",
+    "XLMRobertaXLForMaskedLM",
+    _PRE_NORMS,
+    {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
+    {},
+)
 
 
 def _read_parameter(weights: Weights, parameter: _Parameter) -> np.ndarray:
@@ -171,51 +262,10 @@ def _read_parameter(weights: Weights, parameter: _Parameter) -> np.ndarray:
     return stack
 
 
-def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return all tensors of the file, for parameters by name."""
-    found = {}
-    for parameter in _parameters(sizes):
-        array = arrays[parameter.ours]
-        layers = array if parameter.is_layered else array[None]
-        for name, layer in zip(parameter.names, layers, strict=True):
-            found[name] = np.ascontiguousarray(parameter.turned(layer))
-    found[_POSITIONS] = np.pad(arrays["embeddings.positions"], ((PAD_ID + 1, 0), (0, 0)))
-    found[_TOKEN_TYPE] = np.zeros((1, sizes["hidden_size"]), np.float32)
-    return found
-
-
-def config(sizes: Mapping[str, Any], *, has_head: bool = True) -> dict[str, Any]:
-    """Return the value of config.json; the special ids are those of all exported tokenizers."""
-    return {
-        "architectures": ["XLMRobertaForMaskedLM"],
-        **{key: value for key, (value, _) in _FIXED.items()},
-        **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
-        "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
-        "bos_token_id": BOS_ID,
-        "pad_token_id": PAD_ID,
-        "eos_token_id": EOS_ID,
-    }
-
-
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = {ours: config[theirs] for ours, theirs in (_SIZES | _RATES).items()}
-    return sizes | {
-        "embedding_size": sizes["hidden_size"],
-        "max_length": config["max_position_embeddings"] - config["pad_token_id"] - 1,
-        "norm_position": "post",
-        "position": "learned",
-        "cross_attention": False,
-    }
-
-
-def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Read the sizes of config.json.
-
-    Raises:
-      ValueError: a setting is missing, or not one of XLM-R's.
-    """
-    for key, (wanted, default) in _FIXED.items():
-        if (found := config.get(key, default)) != wanted:
+def _check(config: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Raise ValueError if a setting of config.json is missing, or not one of XLM-R's."""
+    for key, wanted in _FIXED.items():
+        if (found := config[key]) != wanted:
             raise ValueError(
                 f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models of "
                 "XLM-R's architecture can be read"
@@ -239,4 +289,3 @@ def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
             f"pad_token_id {config['pad_token_id']} and those before leave none for text; the file "
             "is not the one of these weights"
         )
-    return _sizes(config)

@@ -61,7 +61,8 @@ class Embeddings(nn.Module):
             x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
         if s.position == "learned":
             x = x + self.learned_positions(positions)  # [B, L, D]
-        x = layer_norm(s.dtype, "norm")(x)
+        if s.embedding_norm:
+            x = layer_norm(s.dtype, "norm")(x)
         return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
 
 
@@ -180,7 +181,8 @@ class Encoder(nn.Module):
         if s.num_layers:
             order = self._order(segments, positions, positions_restart)
             if is_causal:
-                order = order._replace(mask=order.mask & causal_mask(*[tokens.shape[1]] * 2))
+                mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
+                order = order._replace(mask=mask)
             layers = layer_loop(s, s.num_layers)
             x, _ = layers(self.layers, x, order, deterministic, context, None)
         return self.final_norm(x) if s.norm_position == "pre" else x

@@ -28,6 +28,7 @@ class EncoderSettings:
       max_length: longest sequence in tokens, number of positions.
       norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
         for LayerNorm before each sub-layer and once at the end, which converges earlier.
+      embedding_norm: whether there is a LayerNorm after the embeddings; XLM-R XL has none.
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
@@ -70,6 +71,7 @@ class EncoderSettings:
     distance_slope: float = 0.0
     initializer: str = "normal"
     cross_attention: bool = False
+    embedding_norm: bool = True
 
     @property
     def has_bias(self) -> bool:

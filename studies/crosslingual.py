@@ -13,8 +13,9 @@ WikiANN's development data serve as its test data, so the English scores of NER 
 for selection; means exclude English. No test sentence is in the text or the pairs of the
 pre-training (`corpus.exclude`).
 
-Tables go to WORKDIR/report/report.md. If it is run again after a stop, it completes missing runs;
---report_only prints the tables of finished runs.
+Tables go to WORKDIR/report/report.md. If it is run again after a stop, it completes missing runs,
+and pre-trains only where one is missing, see `studies.records`; --report_only prints the tables of
+finished runs.
 
 Hardware: 2 CPU cores, some two hours; --workers=1 --nopin on an accelerator.
 `configs/crosslingual.py:runlocal` has no data to fine-tune on.
@@ -115,7 +116,9 @@ def chosen_rate(study: Study, cell: tuple[str, str, str]) -> str | None:
 
 
 def pretrain(study: Study, seed: int) -> bool:
-    """Train and evaluate an encoder, without finished stages; return True."""
+    """Train and evaluate an encoder that a run needs; return whether there was anything to do."""
+    if not is_needed(study, seed):
+        return False
     folder = study.encoder(seed)
     runs.share_data(study.workdir, folder)
     for script in ("train.py", "evaluate.py"):
@@ -158,6 +161,17 @@ def do_run(study: Study, run: Run) -> bool:
         [f"--config=configs/finetune/{run.task}.py:{root}"],
     )
     return True
+
+
+def is_needed(study: Study, seed: int) -> bool:
+    """Whether a run from the encoder of a seed has no results yet."""
+    wanted = [run for run in searches(study) if run.seed == seed]
+    for cell in (cell for task in TASKS for cell in cells(task)):
+        rates = study.rates if seed == study.seeds[0] else [chosen_rate(study, cell)]
+        if None in rates:
+            return True
+        wanted += [Run(*cell, rate, seed) for rate in rates if rate is not None]
+    return any(run.results(study.workdir) is None for run in wanted)
 
 
 def searches(study: Study) -> list[Run]:

@@ -12,8 +12,9 @@ score on the latter.
 
 The arms of `TUNED` groups are then fine-tuned on English, see `studies.xy_lent_tasks`.
 
-Tables and plots go to WORKDIR/report. If it is run again after a stop, it completes missing runs;
---arms, --seeds and --tasks choose, --report_only prints the tables of finished runs.
+Tables and plots go to WORKDIR/report. If it is run again after a stop, it completes missing runs,
+and pre-trains only where one is missing, see `studies.records`; --arms, --seeds and --tasks choose,
+--report_only prints the tables of finished runs.
 
 Hardware: 2 CPU cores, some hours; --workers=1 --nopin on an accelerator.
 """
@@ -42,9 +43,9 @@ def prepare(study: Study, arm: str) -> bool:
 
 
 def pretrain(study: Study, arm: str, seed: int) -> bool:
-    """Train an arm under a seed, unless finished; return whether there was anything to do."""
+    """Train an arm under a seed that a run needs; return whether there was anything to do."""
     folder = study.encoder(arm, seed)
-    if (folder / "train" / "DONE").exists():
+    if (folder / "train" / "DONE").exists() or not is_needed(study, arm, seed):
         return False
     runs.share_data(study.data(arm), folder)
     study.call("train.py", folder, _change(arm, seed))
@@ -54,15 +55,34 @@ def pretrain(study: Study, arm: str, seed: int) -> bool:
 def evaluate(study: Study, arm: str, seed: int) -> bool:
     """Evaluate an arm that has been trained; return whether there was anything to do."""
     folder = study.encoder(arm, seed)
-    is_trained = (folder / "train" / "DONE").exists()
-    if not is_trained or (folder / "report" / "results.json").exists():
+    if not (folder / "train" / "DONE").exists() or study.record(arm, seed).exists():
         return False
     change = _change(arm, seed)
-    has_discriminator = study.config_of(arm).objective == "replaced_token"
-    if has_discriminator and data_name(arm) == data_name(REFERENCE):
+    if _has_frozen_score(study, arm):
         change["evaluation.frozen_generator"] = study.encoder(*_FROZEN).absolute()
     study.call("evaluate.py", folder, change)
+    xy_lent_report.write_record(folder, study.record(arm, seed))
     return True
+
+
+def is_needed(study: Study, arm: str, seed: int) -> bool:
+    """Whether something that takes the encoder of an arm has no results yet."""
+    is_evaluated = study.record(arm, seed).exists()
+    if (arm, seed) == _FROZEN:
+        scored = [one for one in study.arms if _has_frozen_score(study, one)]
+        if not all(
+            study.record(one, any_seed).exists() for one in scored for any_seed in study.seeds
+        ):
+            return True
+    if arm not in study.arms or seed not in study.seeds:
+        return False
+    return not is_evaluated or not xy_lent_tasks.are_finished(study, arm, seed)
+
+
+def _has_frozen_score(study: Study, arm: str) -> bool:
+    """Whether an arm has a discriminator, on the vocabulary of the reference."""
+    has_discriminator = study.config_of(arm).objective == "replaced_token"
+    return has_discriminator and data_name(arm) == data_name(REFERENCE)
 
 
 def _change(arm: str, seed: int) -> dict[str, Any]:
@@ -102,9 +122,11 @@ def write_report(study: Study) -> str:
     """
     folder = study.workdir / "report"
     found = {arm: xy_lent_report.read_encoders(study, arm) for arm in study.arms}
-    if not any(found.values()):
+    finished = [encoder for by_seed in found.values() for encoder in by_seed.values()]
+    if not finished:
         raise ValueError(f"{study.workdir} has no finished runs to report")
-    parts = ["# XY-LENT in small", xy_lent_report.data_note(study), xy_lent_report.NOTE]
+    note = xy_lent_report.data_note(study, finished[0])
+    parts = ["# XY-LENT in small", note, xy_lent_report.NOTE]
     for group, (title, arms) in GROUPS.items():
         encoders = {arm: found[arm] for arm in arms if found.get(arm)}
         if not encoders or (len(encoders) == 1 and len(arms) > 1):

@@ -45,6 +45,7 @@ class Encoder:
       curve: loss minus unigram, mean over languages, by step.
       auc_curve: AUC on unigram samples, mean over languages, by step.
       minutes: of training.
+      data: description of what it was trained on.
     """
 
     below: Mapping[str, float]
@@ -54,6 +55,7 @@ class Encoder:
     curve: Mapping[int, float]
     auc_curve: Mapping[int, float]
     minutes: float
+    data: str = ""
 
     @property
     def loss(self) -> float:
@@ -70,12 +72,22 @@ class Encoder:
 
 def read_encoders(study: Study, arm: str) -> dict[int, Encoder]:
     """Read the finished pre-trainings of an arm, by seed."""
-    folders = {seed: study.encoder(arm, seed) for seed in study.seeds}
-    return {
-        seed: read_encoder(folder)
-        for seed, folder in folders.items()
-        if (folder / "report" / "results.json").exists()
-    }
+    records = {seed: study.record(arm, seed) for seed in study.seeds}
+    return {seed: read_record(path) for seed, path in records.items() if path.exists()}
+
+
+def write_record(folder: pathlib.Path, record: pathlib.Path) -> None:
+    """Write the results of the pre-training in a working directory as JSON."""
+    artifacts.write_json(record, dataclasses.asdict(read_encoder(folder)))
+
+
+def read_record(record: pathlib.Path) -> Encoder:
+    """Read the results of a pre-training."""
+    found = artifacts.read_json(record)
+    for curve in ("curve", "auc_curve"):
+        found[curve] = {int(step): value for step, value in found[curve].items()}
+        found[curve] = dict(sorted(found[curve].items()))
+    return Encoder(**found)
 
 
 def read_encoder(folder: pathlib.Path) -> Encoder:
@@ -105,6 +117,14 @@ def read_encoder(folder: pathlib.Path) -> Encoder:
         curve={step: loss - unigram for step, loss in curve("eval/loss").items()},
         auc_curve=curve("rtd/unigram/auc"),
         minutes=_minutes(read_metrics(folder / "train" / "speed.jsonl")),
+        data=_describe(PackedDataset.open(folder / "rows")),
+    )
+
+
+def _describe(data: PackedDataset) -> str:
+    return (
+        f"{len(data.languages)} languages, {len(language_pairs(data))} language pairs, "
+        f"{data.vocab_size:,} pieces, sequences of {data.length} tokens"
     )
 
 
@@ -117,15 +137,12 @@ def _minutes(speeds: Sequence[Mapping[str, float]]) -> float:
     return total / 60
 
 
-def data_note(study: Study) -> str:
-    """Sentence on the data that most arms share."""
-    arm = study.arms[0]
-    store = PackedDataset.open(study.data(arm) / "rows")
+def data_note(study: Study, encoder: Encoder) -> str:
+    """Sentence on what an arm, as most of them, was trained on."""
     return (
-        f"{len(store.languages)} languages, {len(language_pairs(store))} language pairs, "
-        f"{store.vocab_size:,} pieces ({LABELS[arm]}); {study.config.train.num_steps:,} steps of "
-        f"{study.config.train.batch_size} sequences of {store.length} tokens, or as many tokens of "
-        f"pairs; seeds {', '.join(map(str, study.seeds))}."
+        f"{encoder.data}; {study.config.train.num_steps:,} steps of "
+        f"{study.config.train.batch_size} sequences, or as many tokens of pairs; seeds "
+        f"{', '.join(map(str, study.seeds))}."
     )
 
 

@@ -86,6 +86,10 @@ class Study(runs.Stages):
         """Return the working directory of a pre-training."""
         return self.workdir / "encoders" / arm / f"seed{seed}"
 
+    def record(self, arm: str, seed: int) -> pathlib.Path:
+        """Return the file with the results of a pre-training."""
+        return self.encoder(arm, seed) / "record.json"
+
     def data(self, arm: str) -> pathlib.Path:
         """Return the folder with the vocabulary and the packed rows of an arm."""
         return self.workdir / "data" / data_name(arm)

@@ -134,6 +134,19 @@ def do_run(study: Study, run: TaskRun) -> bool:
     return True
 
 
+def are_finished(study: Study, arm: str, seed: int) -> bool:
+    """Whether all runs from the encoder of an arm have results."""
+    if arm not in study.tuned_arms():
+        return True
+    wanted = []
+    for task in study.tasks:
+        rate = chosen_rate(study, task, arm)
+        if rate is None:
+            return False
+        wanted.append(TaskRun(task, arm, rate, seed))
+    return all(run.results(study) is not None for run in wanted)
+
+
 def do_tasks(study: Study) -> list[str]:
     """Execute the runs of the encoders that have been trained; return the errors."""
 

@@ -36,7 +36,7 @@ OURS = {
     "tools/fetch_text":     {"common", "input_pipeline"},
     "tools/export_tokenizer": {"common", "input_pipeline", "interop"},
     "tools/export_model":   {"builders", "common", "interop"},
-    "tools/import_model":   {"common", "interop"},
+    "tools/import_model":   {"common", "input_pipeline", "interop"},
     "tools/prune_model":    {"common", "input_pipeline", "interop"},
     "tools/pair_sampling":  {"builders", "common", "evaluation", "input_pipeline"},
     "tools/forgetting":     {"builders", "common", "evaluation", "input_pipeline", "objectives",

@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import data as data_builders
-from builders import evaluators, masked_lm, objectives, streams
+from builders import evaluators, masked_lm, objectives, robust, streams
 from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.packed_dataset import PackedDataset
@@ -203,6 +203,11 @@ class PairSamplingTest(parameterized.TestCase):
             with self.assertLogs(level="INFO") as logs:
                 streams.training_data(config, store, builders.mesh(config))
             self.assertLen(logs.output, 1)
+            self.assertRegex(logs.output[0], message)
+            config.update(objective="replaced_token")
+            config.robust.num_phases = 1
+            with self.assertLogs(level="INFO") as logs:
+                robust.training_data(config, store, builders.mesh(config), store.folder)
             self.assertRegex(logs.output[0], message)
 
     def test_without_bitext_only_the_stream_refuses(self):

@@ -8,7 +8,6 @@
 """
 
 import pathlib
-from collections.abc import Sequence
 
 from absl import flags, logging
 
@@ -21,7 +20,6 @@ _OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
 _CHECK = flags.DEFINE_multi_string(
     "check", [], "A text file, also compressed, to compare the ids on; repeatable."
 )
-_SHOWN = 20
 
 
 def main(_) -> None:
@@ -37,22 +35,13 @@ def main(_) -> None:
         found = huggingface.compare(model, folder, lines)
         print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
         differences += found
-    _show(differences)
+    print(huggingface.describe(differences))
 
 
 def _file(path: str) -> pathlib.Path:
     if not pathlib.Path(path).is_file():
         raise ValueError(f"{path}: no such file")
     return pathlib.Path(path)
-
-
-def _show(differences: Sequence[huggingface.Difference]) -> None:
-    for difference in differences[:_SHOWN]:
-        print(f"\n{difference.text}")
-        print(f"  SentencePiece  {' '.join(difference.expected.pieces)}")
-        print(f"  tokenizers     {' '.join(difference.found.pieces)}")
-    if len(differences) > _SHOWN:
-        print(f"\nand {len(differences) - _SHOWN} more")
 
 
 if __name__ == "__main__":

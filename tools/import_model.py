@@ -5,8 +5,9 @@
 FOLDER is the output of `save_pretrained` of `XLMRobertaForMaskedLM` and its tokenizer, or of
 tools.export_model; the output has the same format. Pieces of both vocabularies keep their
 embeddings, new ones are initialised with the mean of their old pieces. Without --vocabulary the
-model keeps its pieces, in this project's order; models of other origin need a
-sentencepiece.bpe.model in FOLDER. docs/interop.md has more.
+model keeps its pieces, in this project's order; the SentencePiece model that says how text is
+normalised is FOLDER's sentencepiece.bpe.model, or rebuilt from its tokenizer.json. --check=TEXT
+lists the lines of a text that the tokenizer.json segments otherwise. docs/interop.md has more.
 """
 
 import pathlib
@@ -14,11 +15,13 @@ import pathlib
 from absl import flags
 
 from common import entry_point
-from interop import model_folder, vocabulary
+from input_pipeline import text_files
+from interop import huggingface, model_folder, tokenizer_json, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _VOCABULARY = flags.DEFINE_string("vocabulary", None, "The SentencePiece model of build_vocab.py.")
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+_CHECK = flags.DEFINE_string("check", None, "Text to compare the kept tokenizer on, line by line.")
 
 
 def main(_) -> None:
@@ -27,6 +30,8 @@ def main(_) -> None:
     old = vocabulary.read_vocabulary(folder)
     if _VOCABULARY.value is None:
         tokenizer = vocabulary.sentencepiece_model(folder)
+        if _CHECK.value:
+            _check(tokenizer, old, folder, pathlib.Path(_CHECK.value))
     else:
         tokenizer = _read(pathlib.Path(_VOCABULARY.value))
     new = vocabulary.vocabulary(tokenizer)
@@ -34,10 +39,30 @@ def main(_) -> None:
     swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
     params = model_folder.with_table(params, swapped.table, swapped.bias)
     model_folder.write_model(output, params, sizes, tokenizer)
+    dropped = len(set(old.pieces) - set(new.pieces)) if _VOCABULARY.value is None else 0
+    if dropped:
+        print(f"{dropped} added tokens are left out, which SentencePiece matches in no text")
     print(
         f"{len(new.pieces)} pieces: {swapped.copied} copied, {swapped.segmented} from their parts, "
         f"{swapped.unknown} from the mean of all"
     )
+
+
+def _check(
+    tokenizer: bytes, old: vocabulary.ModelVocabulary, folder: pathlib.Path, path: pathlib.Path
+) -> None:
+    """Print how many lines of a text the folder's tokenizer.json segments as `tokenizer` does."""
+    if not (folder / tokenizer_json.NAME).exists():
+        raise ValueError(
+            f"{folder} has no {tokenizer_json.NAME} to compare with; leave out --check, or write "
+            "the tokenizer into it with save_pretrained"
+        )
+    lines = list(filter(None, text_files.read_lines(path)))
+    numbers = {piece: i for i, piece in enumerate(old.pieces)}
+    ids = [numbers[piece] for piece in vocabulary.vocabulary(tokenizer).pieces]
+    found = huggingface.compare(tokenizer, folder, lines, ids)
+    print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
+    print(huggingface.describe(found), end="")
 
 
 def _read(path: pathlib.Path) -> bytes:

@@ -97,6 +97,7 @@ def _architecture() -> ConfigDict:
     architecture.mlp_size = 2048
     architecture.max_length = 512
     architecture.norm_position = "pre"
+    architecture.embedding_norm = True
     architecture.unroll = 1
     architecture.position = "learned"
     architecture.rotary_theta = 10_000.0

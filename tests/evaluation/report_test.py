@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
+import types
+from unittest import mock
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation import report
 from evaluation.examples import Example, examples_table
 from evaluation.masked_lm import LanguageLoss
+from evaluation.replaced_token import Detection
 from evaluation.retrieval import RetrievalResult
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
@@ -48,6 +53,16 @@ ALLOCATION = {
     },
     "clusters": {},
 }
+DETECTION = {
+    "own": {
+        "en": Detection(0.8, 0.75, 0.25, 0.2, 0.4, 100),
+        "sw": Detection(0.6, math.nan, 0.0, 0.1, 0.5, 50),
+    },
+    "unigram": {
+        "en": Detection(0.9, 0.5, 0.75, 0.14, 0.3, 100),
+        "sw": Detection(math.nan, math.nan, math.nan, 0.0, 0.2, 50),
+    },
+}
 METRICS = [
     {"step": 1, "train/loss": 6.0, "train/candidates": 150.0, "train/overflow": 0.0},
     {"step": 2, "train/loss": 5.0, "train/candidates": 170.0, "train/overflow": 20.0},
@@ -55,8 +70,10 @@ METRICS = [
 ]
 
 
-def results(retrieval=RETRIEVAL, losses=LOSSES, examples=EXAMPLES) -> report.Results:
-    return report.Results(step=10, losses=losses, retrieval=retrieval, examples=examples)
+def results(
+    retrieval=RETRIEVAL, losses=LOSSES, examples=EXAMPLES, detection=types.MappingProxyType({})
+) -> report.Results:
+    return report.Results(10, losses, retrieval, examples, dict(detection))
 
 
 def store() -> PackedDataset:
@@ -108,6 +125,41 @@ class EvaluationTableTest(absltest.TestCase):
             self.assertEqual(table["**mean**"][3:6], ["3.167", "5.000", "1.000"])
 
 
+class DetectionTest(absltest.TestCase):
+    def test_table(self):
+        table = cells(report.detection_table(DETECTION))
+        scores = ["precision", "recall", "replaced"]
+        header = ["own: auc", *scores, "unigram: auc", *scores]
+        self.assertEqual(table["language"], header)
+        self.assertEqual(list(table)[2:], ["en", "sw", "**mean**"])
+        # No token of Swahili was called replaced, or none was.
+        self.assertEqual(
+            table["sw"],
+            ["60.0 %", "", "0.0 %", "10.0 %", "", "", "", "0.0 %"],
+        )
+        self.assertEqual(
+            table["**mean**"],
+            ["70.0 %", "75.0 %", "12.5 %", "15.0 %", "90.0 %", "50.0 %", "75.0 %", "7.0 %"],
+        )
+
+    def test_plot_has_the_curves_that_were_recorded(self):
+        metrics = [
+            {"step": 2, "rtd/own/auc": 0.5, "rtd/unigram/auc": 0.6},
+            {"step": 3, "train/loss": 1.0},
+            {"step": 4, "rtd/own/auc": 0.55, "rtd/unigram/auc": 0.7},
+        ]
+        drawn = {}
+        with mock.patch.object(report, "_save", lambda figure, _: drawn.update(figure=figure)):
+            report.plot_detection(metrics, pathlib.Path("detection.png"))
+        lines = {line.get_label(): line for line in drawn["figure"].axes[0].get_lines()}
+        self.assertEqual(set(lines), {"unigram samples", "samples of its own generator", "chance"})
+        for label, expected in (
+            ("unigram samples", [0.6, 0.7]), ("samples of its own generator", [0.5, 0.55]),
+        ):  # fmt: skip
+            np.testing.assert_allclose(lines[label].get_xdata(), [2, 4])
+            np.testing.assert_allclose(lines[label].get_ydata(), expected)
+
+
 class WriteReportTest(parameterized.TestCase):
     def write(
         self, kind: str, metrics=METRICS, allocation=ALLOCATION, **found
@@ -139,6 +191,12 @@ class WriteReportTest(parameterized.TestCase):
         self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
         self.assertIn("3 languages, 600 pieces, 10 steps.", page)
         self.assertIn("1.000 bits a character", page)
+
+    def test_page_of_a_discriminator(self):
+        page, folder = self.write("full", detection=DETECTION)
+        self.assertIn(report.detection_table(DETECTION), page)
+        self.assertIn("](detection.png)", page)
+        self.assertTrue((folder / "detection.png").read_bytes().startswith(b"\x89PNG"))
 
     def test_it_opens_with_what_was_learned(self):
         page, _ = self.write("knn")

@@ -113,7 +113,6 @@ class SearchTest(parameterized.TestCase):
         found = jnp.moveaxis(found, 0, 2).reshape(expected.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
 
-
     @parameterized.parameters(1, 3)
     def test_cost_grows_with_the_vocabulary_by_the_output_layer_alone(self, beams):
         decoding, batch = DecodingSettings(beams=beams, max_length=8), batch_of(features())

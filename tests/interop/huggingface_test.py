@@ -19,7 +19,7 @@ from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from common import artifacts
-from interop import huggingface
+from interop import charsmap, huggingface
 from vocap import merge
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -97,7 +97,7 @@ def corpus_json() -> dict:
 @functools.cache
 def rules() -> dict[str, str]:
     proto = model_pb2.ModelProto.FromString(corpus_model())
-    return huggingface.read_charsmap(proto.normalizer_spec.precompiled_charsmap)
+    return charsmap.read_charsmap(proto.normalizer_spec.precompiled_charsmap)
 
 
 @functools.cache

@@ -99,6 +99,21 @@ class CrosslingualTest(absltest.TestCase):
             ],
         )
 
+    def test_an_encoder_is_trained_only_if_a_run_needs_it(self):
+        self.study(0, 4)
+        self.calls.clear()
+        self.study(0, 4)
+        self.assertEqual(self.calls, [("build_vocab.py", "."), ("prepare_data.py", ".")])
+        run = Run("udpos", "random", "all", "3e-4", 4)
+        (run.folder(self.workdir) / "results.json").unlink()
+        self.calls.clear()
+        self.study(0, 4)
+        self.assertEqual(
+            self.calls[2:],
+            [("train.py", "encoders/seed4"), ("evaluate.py", "encoders/seed4"),
+             ("finetune.py", "tasks/udpos/random-all/3e-4/seed4")],
+        )  # fmt: skip
+
     def test_what_a_run_is_called_with(self):
         for task in ("udpos", "wikiann"):
             changes = {

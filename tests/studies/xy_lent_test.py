@@ -2,6 +2,7 @@ import dataclasses
 import importlib
 import json
 import pathlib
+import shutil
 import tempfile
 from typing import Any
 from unittest import mock
@@ -205,7 +206,7 @@ class XyLentTest(absltest.TestCase):
     def test_report(self):
         xy_lent.do_study(self.of(0, 2))
         text = xy_lent.write_report(self.of(0, 2))
-        self.assertIn("2 languages, 1 language pairs, 600 pieces", text)
+        self.assertIn("2 languages, 1 language pairs, 600 pieces, sequences of 64 tokens;", text)
         # Losses minus unigram: -1.5 and -1.1 under seed 0, 0.2 more under seed 2.
         self.assertIn(
             "| RTD, many-to-many pairs by Eq. 2 | 2 | -1.200 | -1.300 to -1.100 | en -1.00 | 3.000 "
@@ -243,6 +244,33 @@ class XyLentTest(absltest.TestCase):
         self.assertEqual({place.split("/")[1 + place.startswith("tasks")] for place in places},
                          {"small_mlm"})  # fmt: skip
         self.assertLen(places, 2 + 2 + 1)
+
+    def test_recorded_results_need_no_encoder(self):
+        study = self.of(0, 4)
+        xy_lent.do_study(study)
+        text = xy_lent.write_report(study)
+        for folder in (self.workdir / "data", *self.workdir.glob("encoders/*/*/[!.]*")):
+            if folder.is_symlink():
+                folder.unlink()
+            elif folder.is_dir():
+                shutil.rmtree(folder)
+        self.assertEqual(xy_lent.write_report(study), text)
+        self.calls.clear()
+        xy_lent.do_study(study)
+        self.assertEqual(self.places("train.py") + self.places("finetune.py"), [])
+
+        # A missing run of a task takes its own encoder, a missing evaluation the frozen one too.
+        TaskRun("udpos", "small_mlm", "3e-4", 4).folder(study).joinpath("results.json").unlink()
+        xy_lent.do_study(study)
+        self.assertEqual(self.places("train.py"), ["encoders/small_mlm/seed4"])
+        self.assertEqual(self.places("finetune.py"), ["tasks/udpos/small_mlm/3e-4/seed4"])
+        self.assertEqual(self.places("evaluate.py"), [])
+        self.calls.clear()
+        study.record("small_adamw", 4).unlink()
+        xy_lent.do_study(study)
+        self.assertEqual(
+            self.places("train.py"), ["encoders/small/seed0", "encoders/small_adamw/seed4"]
+        )
 
     def test_arms(self):
         """Each has keys of its own, and a table."""

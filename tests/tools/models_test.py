@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sentencepiece as spm
+import transformers
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
@@ -121,25 +122,31 @@ class EntryPointsTest(parameterized.TestCase):
         self.assertEqual(model_folder.read_tokenizer(output), OTHER)
         self.assert_refused("is not empty; remove it", "tools.import_model", *flags)
 
-    def test_a_model_of_other_origin_keeps_its_pieces(self):
+    @parameterized.parameters("sentencepiece.bpe.model", "tokenizer.json")
+    def test_a_model_of_other_origin_keeps_its_pieces(self, name):
         # As XLM-R comes: ids of fairseq, <mask> last.
         folder, output = self.write_model(), self.parent / "ours"
         proto = model_pb2.ModelProto.FromString(TOKENIZER)
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
-        del proto.pieces[:]
-        kinds = model_pb2.ModelProto.SentencePiece
-        for piece in ("<unk>", "<s>", "</s>"):
-            kind = kinds.UNKNOWN if piece == "<unk>" else kinds.CONTROL
-            proto.pieces.add(piece=piece, type=kind)
-        proto.pieces.extend(normal)
-        proto.trainer_spec.unk_id, proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 0, 1, 2
-        proto.trainer_spec.pad_id = -1
-        del proto.trainer_spec.control_symbols[:]
-        for name in ("spm.model", "tokenizer.json"):
-            (folder / name).unlink()
-        (folder / "sentencepiece.bpe.model").write_bytes(proto.SerializeToString())
+        for path in ("spm.model", "tokenizer.json"):
+            (folder / path).unlink()
+        flags = [f"--model={folder}", f"--output={output}"]
+        if name == "tokenizer.json":
+            vocab = [*merge.SPECIALS[:4], *(piece.piece for piece in normal), "<mask>"]
+            scores = [0.0] * 4 + [piece.score for piece in normal] + [0.0]
+            transformers.XLMRobertaTokenizer(
+                vocab=list(zip(vocab, scores, strict=True)),
+                _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
+            ).save_pretrained(folder)
+            text = self.parent / "text.txt"
+            text.write_text("ab cd\n\nfgh  zz\n", encoding="utf-8")
+            flags.append(f"--check={text}")
+        else:
+            self._write_fairseq(folder / name, proto)
 
-        printed = self.succeed("tools.import_model", f"--model={folder}", f"--output={output}")
+        printed = self.succeed("tools.import_model", *flags)
+        if name == "tokenizer.json":
+            self.assertIn("text.txt: 2 of 2 lines agree", printed)
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
         self.assertEqual(
             vocabulary.vocabulary(model_folder.read_tokenizer(output)).pieces,
@@ -151,6 +158,20 @@ class EntryPointsTest(parameterized.TestCase):
         last, order = VOCAB - 1, np.arange(VOCAB)
         expected = np.concatenate([order[:4], [last], order[4:last]])
         np.testing.assert_array_equal(after, before[expected])
+
+    def _write_fairseq(self, path: pathlib.Path, proto: model_pb2.ModelProto) -> None:
+        """Write the model with SentencePiece's own special tokens, as fairseq has it."""
+        normal = list(proto.pieces)[len(merge.SPECIALS) :]
+        del proto.pieces[:]
+        kinds = model_pb2.ModelProto.SentencePiece
+        for piece in ("<unk>", "<s>", "</s>"):
+            kind = kinds.UNKNOWN if piece == "<unk>" else kinds.CONTROL
+            proto.pieces.add(piece=piece, type=kind)
+        proto.pieces.extend(normal)
+        proto.trainer_spec.unk_id, proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 0, 1, 2
+        proto.trainer_spec.pad_id = -1
+        del proto.trainer_spec.control_symbols[:]
+        path.write_bytes(proto.SerializeToString())
 
     @parameterized.parameters({}, GATED)
     def test_a_pruned_model_says_the_same(self, **changes):

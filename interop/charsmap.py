@@ -1,0 +1,71 @@
+"""Character maps, SentencePiece's compiled rules of normalisation."""
+
+import pathlib
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+STANDARD = "nmt_nfkc"  # of SentencePiece's defaults, and of XLM-R
+_SAME = 0.99  # of the rules; versions of Unicode differ by less, other normalisers by more
+
+
+def standard() -> bytes:
+    """Return SentencePiece's own map of NFKC, white space and controls."""
+    return _map_of(spm.SentencePieceNormalizer(rule_name=STANDARD))
+
+
+def compiled(rules: Mapping[str, str]) -> bytes:
+    """Compile rules, each a text and its replacement, to a map."""
+    lines = (
+        "\t".join(" ".join(f"{ord(character):X}" for character in text) for text in rule)
+        for rule in rules.items()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "rules.tsv"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+        return _map_of(spm.SentencePieceNormalizer(rule_tsv=str(path)))
+
+
+def _map_of(normalizer: spm.SentencePieceNormalizer) -> bytes:
+    proto = model_pb2.ModelProto.FromString(normalizer.serialized_model_proto())
+    return proto.normalizer_spec.precompiled_charsmap
+
+
+def is_standard(charsmap: bytes) -> bool:
+    """Whether a map is that of nmt_nfkc, in whatever version of Unicode."""
+    own, found = read_charsmap(standard()), read_charsmap(charsmap)
+    same = sum(found.get(text) == replacement for text, replacement in own.items())
+    return same >= _SAME * max(len(own), len(found))
+
+
+def read_charsmap(charsmap: bytes) -> dict[str, str]:
+    """Decode the replacement rules of a map.
+
+    The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
+    double array of uint32, and the zero-terminated replacements.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    units, replacements = np.frombuffer(charsmap[4 : 4 + size], "<u4"), charsmap[4 + size :]
+    # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
+    labels = np.where(units >> 31, 0, units & 0xFF)
+    offsets = ((units >> 10) << ((units & 0x200) >> 6)).tolist()
+    # The child of a node by label c is at the node's offset xor c, so a cell yields its parent's.
+    children = defaultdict(list)
+    for cell in np.flatnonzero(labels).tolist():
+        children[cell ^ int(labels[cell])].append(cell)
+    rules = {}
+    stack = [(offsets[0], b"")]
+    while stack:
+        base, prefix = stack.pop()
+        for cell in children[base]:
+            key, below = prefix + bytes([cell ^ base]), cell ^ offsets[cell]
+            if units[cell] & 0x100:
+                start = int(units[below]) & 0x7FFFFFFF
+                end = replacements.index(b"\0", start)
+                rules[key.decode("utf-8")] = replacements[start:end].decode("utf-8")
+            stack.append((below, key))
+    return rules

@@ -1,0 +1,180 @@
+"""SentencePiece models rebuilt from a tokenizer.json, against the tokenizer and the first model."""
+
+import functools
+import io
+import json
+import pathlib
+import random
+import tempfile
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+import tokenizers
+import transformers
+from absl.testing import absltest, parameterized
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from interop import charsmap, huggingface, tokenizer_json, vocabulary
+from vocap import merge
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# Names of languages and numerals in their own scripts.
+SCRIPTS = (
+    "العربية ١٢٣", "עברית", "Ελληνικά", "Русский язык", "Հայերեն",
+    "ქართული", "हिन्दी भाषा १२३", "বাংলা ১২৩", "ਪੰਜਾਬੀ", "ગુજરાતી",
+    "ଓଡ଼ିଆ", "தமிழ்", "తెలుగు", "ಕನ್ನಡ", "മലയാളം",
+    "සිංහල", "ภาษาไทย", "ລາວ", "བོད་སྐད", "မြန်မာဘာသာ",
+    "ភាសាខ្មែរ", "አማርኛ", "한국어", "日本語 ひらがな カタカナ", "中文,繁體",
+    "ᏣᎳᎩ", "ᠮᠣᠩᠭᠣᠯ", "ꆈꌠꉙ", "ⵜⴰⵎⴰⵣⵉⵖⵜ", "ދިވެހި",
+    "ܣܘܪܝܝܐ", "ᐃᓄᒃᑎᑐᑦ", "Tiếng Việt", "ﬁne ﾊﾝｶｸ ＡＢＣ １２", "e\u0301a\u030a",
+)  # fmt: skip
+WHITE_SPACE = ("a\tb", "a \u3000 b", "  ab  c ", "ab\u00a0\u2009c\n", "", "   ", "a\u200bb")
+
+
+@functools.cache
+def texts() -> list[str]:
+    """The embedded corpus, other scripts, and white space of all kinds."""
+    files = sorted((ROOT / "corpus").glob("*.txt"))
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()[:60]]
+    return [*lines, *SCRIPTS, *WHITE_SPACE]
+
+
+@functools.cache
+def fairseq_model() -> bytes:
+    """A model as XLM-R's: SentencePiece's own special tokens and normaliser."""
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts()), model_writer=model, vocab_size=2500,
+        character_coverage=0.999, minloglevel=2,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def proto() -> model_pb2.ModelProto:
+    return model_pb2.ModelProto.FromString(fairseq_model())
+
+
+def saved(folder: pathlib.Path, charsmap_of_model: bool = True) -> pathlib.Path:
+    """The tokenizer of that model, as transformers saves it."""
+    vocab = [(token, 0.0) for token in merge.SPECIALS[:4]]
+    vocab += [(piece.piece, piece.score) for piece in proto().pieces[3:]]
+    compiled = proto().normalizer_spec.precompiled_charsmap
+    transformers.XLMRobertaTokenizer(
+        vocab=[*vocab, ("<mask>", 0.0)],
+        _spm_precompiled_charsmap=compiled if charsmap_of_model else None,
+    ).save_pretrained(folder)
+    return folder / "tokenizer.json"
+
+
+def changed(path: pathlib.Path, **changes: Any) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**value, **changes}), encoding="utf-8")
+
+
+def pieces_by(model: bytes, text: str) -> list[str]:
+    return spm.SentencePieceProcessor(model_proto=model).encode(text, out_type=str)
+
+
+class RebuiltTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def assert_segments_as(self, rebuilt: bytes, expected: bytes) -> None:
+        for text in texts():
+            self.assertEqual(pieces_by(rebuilt, text), pieces_by(expected, text), text)
+
+    def test_a_saved_tokenizer_is_the_model_that_it_was_made_of(self):
+        saved(self.folder)
+        self.assertFalse((self.folder / "sentencepiece.bpe.model").exists())
+        rebuilt = vocabulary.sentencepiece_model(self.folder)
+        self.assert_segments_as(rebuilt, fairseq_model())
+        found = vocabulary.vocabulary(rebuilt)
+        self.assertEqual(found.pieces[:5], merge.SPECIALS)
+        self.assertEqual(found.pieces[5:], tuple(piece.piece for piece in proto().pieces[3:]))
+        # As from the model that SentencePiece wrote; and its export has its ids.
+        (self.folder / "sentencepiece.bpe.model").write_bytes(fairseq_model())
+        of_fairseq = vocabulary.vocabulary(vocabulary.sentencepiece_model(self.folder))
+        self.assertEqual(of_fairseq.pieces, found.pieces)
+        np.testing.assert_array_equal(of_fairseq.scores, found.scores)
+        exported = huggingface.tokenizer_json(rebuilt)
+        self.assertEmpty(huggingface.compare(rebuilt, exported, texts()))
+
+    def test_earlier_versions_collapse_blanks_in_the_normaliser(self):
+        path = saved(self.folder)
+        precompiled = json.loads(path.read_text("utf-8"))["normalizer"]
+        blanks = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+        metaspace = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
+        for steps in ([precompiled, blanks], [precompiled, {"type": "Strip"}, blanks]):
+            changed(
+                path,
+                normalizer={"type": "Sequence", "normalizers": steps},
+                pre_tokenizer=metaspace,
+            )
+            self.assert_segments_as(vocabulary.sentencepiece_model(self.folder), fairseq_model())
+
+    def test_nmt_and_nfkc_are_the_standard_map(self):
+        path = saved(self.folder)
+        steps = [{"type": "Nmt"}, {"type": "NFKC"}]
+        changed(path, normalizer={"type": "Sequence", "normalizers": steps})
+        self.assert_segments_as(vocabulary.sentencepiece_model(self.folder), fairseq_model())
+
+    def test_without_a_normaliser_text_stays_as_it_is(self):
+        path = saved(self.folder, charsmap_of_model=False)
+        rebuilt = vocabulary.sentencepiece_model(self.folder)
+        theirs = tokenizers.Tokenizer.from_file(str(path))
+        ids = {piece: i for i, piece in enumerate(vocabulary.read_vocabulary(self.folder).pieces)}
+        processor = spm.SentencePieceProcessor(model_proto=rebuilt)
+        rng = random.Random(0)
+        white = "".join(WHITE_SPACE) + "\u2028\x85\u1680"
+        for text in [
+            *texts(),
+            *("".join(rng.choices("ab cｆﬁé" + white, k=12)) for _ in range(300)),
+        ]:
+            found = [ids.get(processor.id_to_piece(i), i) for i in processor.encode(text)]
+            self.assertEqual(found, theirs.encode(text, add_special_tokens=False).ids, repr(text))
+        self.assertEmpty(huggingface.compare(rebuilt, huggingface.tokenizer_json(rebuilt), texts()))
+
+    def test_no_dummy_prefix(self):
+        path = saved(self.folder)
+        split = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
+        split["pretokenizers"][1]["prepend_scheme"] = "never"
+        changed(path, pre_tokenizer=split)
+        rebuilt = vocabulary.sentencepiece_model(self.folder)
+        self.assertFalse(model_pb2.ModelProto.FromString(rebuilt).normalizer_spec.add_dummy_prefix)
+
+    @parameterized.parameters(
+        ({"model": {"type": "WordPiece"}}, "is of type 'WordPiece', must be Unigram"),
+        ({"normalizer": {"type": "Lowercase"}}, "a step 'Lowercase'"),
+        ({"normalizer": {"type": "NFKC"}}, "the normaliser is NFKC, must have both"),
+        ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "is BertPreTokenizer, must be Metaspace"),
+        ({"pre_tokenizer": None}, "is none, must be Metaspace"),
+    )  # fmt: skip
+    def test_what_sentencepiece_cannot_do(self, changes, message):
+        path = saved(self.folder)
+        changed(path, **changes)
+        with self.assertRaisesRegex(ValueError, rf"tokenizer.json: .*{message}"):
+            vocabulary.sentencepiece_model(self.folder)
+
+    def test_pieces_across_words(self):
+        with self.assertRaisesRegex(ValueError, "1 pieces have a blank inside, such as 'a▁b'"):
+            tokenizer_json.check_pieces(["▁a", "▁▁", "▁", "a▁b"])
+
+
+class CharsmapTest(absltest.TestCase):
+    def test_compiled_rules_are_read_back(self):
+        rules = {"a": "b", "\u3000": " ", "ab": "", "ｆﬁ": "xyz"}
+        self.assertEqual(charsmap.read_charsmap(charsmap.compiled(rules)), rules)
+
+    def test_the_standard_map_is_known(self):
+        trained = proto().normalizer_spec.precompiled_charsmap
+        self.assertTrue(charsmap.is_standard(trained))
+        self.assertFalse(charsmap.is_standard(charsmap.compiled({"a": "b"})))
+        folded = spm.SentencePieceNormalizer(rule_name="nmt_nfkc_cf").serialized_model_proto()
+        folded = model_pb2.ModelProto.FromString(folded).normalizer_spec.precompiled_charsmap
+        self.assertFalse(charsmap.is_standard(folded))
+
+
+if __name__ == "__main__":
+    absltest.main()
