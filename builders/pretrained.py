@@ -76,10 +76,10 @@ def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
     trained = read_run(folders)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
-    settings = found.encoder.settings
+    sizes = found.encoder.settings
     if not keeps_decoder:
-        settings, params = encoder_alone(settings, params)
-    return Pretrained(settings, params, folders.read_tokenizer())
+        sizes, params = encoder_alone(sizes, params)
+    return Pretrained(sizes, params, folders.read_tokenizer())
 
 
 def encoder_alone(
