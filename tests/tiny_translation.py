@@ -29,7 +29,7 @@ def data_folder() -> pathlib.Path:
     root = tiny_tasks.scratch() / "translation"
     rng = np.random.default_rng(0)
     for split, count in (("train", 96), ("dev", 12), ("test", 11)):
-        texts = [" ".join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(count)]
+        texts = [" ".join(rng.choice(WORDS, rng.integers(1, 4))) for _ in range(count)]
         for language, lines in (("en", texts), ("de", map(translated, texts)), ("fr", texts)):
             tiny_tasks.write(root / f"{split}.{language}", "".join(f"{x}\n" for x in lines))
     return root
