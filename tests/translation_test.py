@@ -10,11 +10,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
 
-from builders import translation, translation_prediction
+from builders import fine_tuning, translation, translation_prediction
 from builders.task_settings import task_settings
 from common import artifacts
-from configs.finetune import wmt14
+from configs.finetune import multi30k, wmt14
+from configs.finetune import translation as configs_translation
 from evaluation import task_results
 from input_pipeline.tasks.tasks import TASKS
 from interop.params_file import read_params
@@ -279,6 +281,27 @@ class WrongInputTest(RunCase):
         self.check("decoder_layers is 4, but .* has 3 layers to start from", random_init=False,
                    init_from=str(tiny_translation.checkpoint(True)),
                    translation__decoder_layers=4)  # fmt: skip
+
+
+class ConfigsTest(parameterized.TestCase):
+    @parameterized.parameters(multi30k, configs_translation, wmt14)
+    def test_it_builds_everything(self, module):
+        config = module.get_config("en-de+en-fr,DATA")
+        self.assertIn(f"configs/finetune/{module.__name__.split('.')[-1]}.py", module.__doc__)
+        config.init_from, config.random_init = str(tiny_translation.vocabulary_folder()), True
+        model = translation.model(config, translation.read_start(config))
+        self.assertEqual(model.decoder.num_layers, config.translation.decoder_layers)
+        self.assertEqual(list(model.symbols), ["de", "fr"])
+        objective = translation.objective(config, model)
+        functions = translation.train_functions(config, objective, fine_tuning.mesh())
+        table, _ = objective.output_table(functions.abstract_state.params)
+        self.assertLen(table, tiny_tasks.VOCAB + 2)
+        for section in ("translation", "architecture", "decoding", "optimizer", "train"):
+            wrong = ConfigDict(config.to_dict())
+            wrong[section].num_typos = 1
+            with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys"):
+                model = translation.model(wrong, translation.read_start(wrong))
+                translation.train_functions(wrong, objective, fine_tuning.mesh())
 
 
 class Wmt14Test(absltest.TestCase):
