@@ -6,9 +6,14 @@ Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with c
 probabilities and every step. If it is run again with other settings of the `vocab` section before
 DIR/rows exists, it recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads
 the tables of run counts that tools.count_text writes instead of text.
+
+With --config.vocab.tokenizer=PATH nothing is built: DIR/vocab/spm.model becomes an existing
+tokenizer, a unigram model of SentencePiece or a tokenizer.json, such as XLM-R's, with the special
+tokens at this project's ids.
 """
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping
 
@@ -20,6 +25,7 @@ from builders import data as builders
 from common import artifacts, entry_point
 from configs import base
 from input_pipeline.corpus import load_corpus
+from interop import vocabulary
 from vocap import report
 from vocap.build import CACHE_VERSION, Source, build_vocabulary, source_digest
 
@@ -29,27 +35,49 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 def main(_) -> None:
     config, folders = _CONFIG.value, builders.Folders(pathlib.Path(_WORKDIR.value))
+    if config.vocab.tokenizer:
+        _take(pathlib.Path(config.vocab.tokenizer), folders)
+        return
     settings = builders.vocabulary_settings(config)
     train, heldout, origin = _sources(config)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
+    defaults = base.get_config().to_dict()
+    defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
     # A packed dataset and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
         folders.vocab,
         {**origin, "vocab": own},
-        defaults=base.get_config().to_dict(),
+        defaults=defaults,
         replace=not folders.rows.exists(),
     )
     if stage.done:
         logging.info("%s is up to date", folders.vocab)
         return
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
-    vocabulary = build_vocabulary(train, heldout, settings, cache, _progress)
+    built = build_vocabulary(train, heldout, settings, cache, _progress)
     stage.claim()
-    artifacts.write_bytes(folders.tokenizer, vocabulary.model)
-    report.write_report(folders.vocab, vocabulary, settings)
+    artifacts.write_bytes(folders.tokenizer, built.model)
+    report.write_report(folders.vocab, built, settings)
     stage.finish()
     logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
+
+
+def _take(path: pathlib.Path, folders: builders.Folders) -> None:
+    """Write an existing tokenizer where a built one would be."""
+    model = vocabulary.sentencepiece_model(path)
+    digest = hashlib.sha256(model).hexdigest()
+    stage = artifacts.open_stage(
+        folders.vocab, {"tokenizer": digest}, replace=not folders.rows.exists()
+    )
+    if stage.done:
+        logging.info("%s is up to date", folders.vocab)
+        return
+    stage.claim()
+    artifacts.write_bytes(folders.tokenizer, model)
+    report.remove(folders.vocab)
+    stage.finish()
+    print(f"{folders.tokenizer}: {len(vocabulary.vocabulary(model).pieces):,} pieces of {path}")
 
 
 def _sources(config: ConfigDict) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:

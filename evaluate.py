@@ -8,6 +8,7 @@ start the same command on each with the flags that train.py has; the first write
 """
 
 import pathlib
+from typing import Any
 
 import jax
 from absl import flags
@@ -55,11 +56,17 @@ def main(_) -> None:
         results,
         store=store,
         output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
-        allocation=artifacts.read_json(folders.vocab / "allocation.json"),
+        allocation=_allocation(folders),
         metrics=read_metrics(folders.train / "metrics.jsonl"),
     )
     print(path.read_text(encoding="utf-8"))
     print(f"report: {path.absolute()}")
+
+
+def _allocation(folders: data_builders.Folders) -> dict[str, Any] | None:
+    """Record of the vocabulary's build; None of a tokenizer that was given."""
+    path = folders.vocab / "allocation.json"
+    return artifacts.read_json(path) if path.exists() else None
 
 
 if __name__ == "__main__":

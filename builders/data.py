@@ -181,13 +181,14 @@ def corpus_spec(config: ConfigDict) -> CorpusSpec:
 
 
 def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
-    path = config.vocab.get("amounts", "")
+    amounts, allocation = config.vocab.get("amounts", ""), config.vocab.get("allocation", "")
     return settings(
         VocabularySettings,
         config.vocab,
         "vocab",
-        read_elsewhere=("amounts", "tables"),
-        amounts=_read_amounts(path) if path else {},
+        read_elsewhere=("allocation", "amounts", "tables", "tokenizer"),
+        amounts=_read_amounts(amounts) if amounts else {},
+        initial_sizes=_read_sizes(allocation, config.vocab) if allocation else {},
     )
 
 
@@ -202,6 +203,49 @@ def _read_amounts(path: str) -> dict[str, float]:
     if not is_table or not all(type(value) in (int, float) for value in found.values()):
         raise ValueError(f'vocab.amounts: {path} must hold one object, {{"en": 300.8, ...}}')
     return found
+
+
+def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
+    """Read the sizes of an allocation that the explorer of a build's report has exported.
+
+    Raises:
+      ValueError: the file is not such an allocation, or is one for another T or beta.
+    """
+    try:
+        found = artifacts.read_json(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"vocab.allocation: cannot read {path}: {error}") from None
+    keys = ("target_size", "beta", "sizes")
+    if not isinstance(found, dict) or set(found) != set(keys):
+        held = ", ".join(sorted(found)) or "nothing" if isinstance(found, dict) else "no object"
+        raise ValueError(
+            f"vocab.allocation: {path} must hold one object with the keys {', '.join(keys)}; it "
+            f"holds {held}; export it from the report.html of a build"
+        )
+    sizes = found["sizes"]
+    for key, right, wanted in (
+        ("target_size", type(found["target_size"]) is int, "a whole number"),
+        ("beta", type(found["beta"]) in (int, float), "a number"),
+        ("sizes", isinstance(sizes, dict) and sizes, 'an object, {"en": 4000, ...}'),
+    ):
+        if not right:
+            raise ValueError(
+                f"vocab.allocation: {key} in {path} is {found[key]!r}; must be {wanted}"
+            )
+    for language, size in sizes.items():
+        if type(size) is not int:
+            raise ValueError(
+                f"vocab.allocation: sizes.{language} in {path} is {size!r}; must be a whole number"
+            )
+    given = {key: found[key] for key in ("target_size", "beta")}
+    if changed := {key: value for key, value in given.items() if value != section[key]}:
+        is_for = " and ".join(f"{key} {value}" for key, value in given.items())
+        here = " and ".join(f"{key} {section[key]}" for key in given)
+        flags = " ".join(f"--config.vocab.{key}={value}" for key, value in changed.items())
+        raise ValueError(
+            f"vocab.allocation: {path} is for {is_for}, the config has {here}; add {flags}"
+        )
+    return sizes
 
 
 def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:

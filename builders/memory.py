@@ -10,6 +10,7 @@ from builders import model, objectives
 from builders.data import settings
 from builders.masked_lm import encoder_of, masked_lm_of, packed_term
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from interop import vocabulary
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
@@ -46,15 +47,22 @@ class _AbsentRows(PackedDataset):
 
 def absent_rows(config: ConfigDict) -> PackedDataset:
     """Return the packed dataset of a config, without sequences."""
+    given = config.vocab.tokenizer
     return _AbsentRows(
         folder=pathlib.Path(),
-        vocab_size=config.vocab.target_size,
+        vocab_size=_num_pieces(given) if given else config.vocab.target_size,
         length=config.store.length,
         tokenizer="",
         special=SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
         statistics={"xx": {"train": {"tokens": 1}}},
         parallel={},
     )
+
+
+def _num_pieces(tokenizer: str) -> int:
+    """Return the number of pieces of an existing tokenizer."""
+    model = vocabulary.sentencepiece_model(pathlib.Path(tokenizer))
+    return len(vocabulary.vocabulary(model).pieces)
 
 
 def estimate(config: ConfigDict, num_devices: int) -> Estimate:

@@ -63,6 +63,7 @@ def _corpus() -> ConfigDict:
 def _vocab() -> ConfigDict:
     """vocap/build.py, VocabularySettings, and vocap/unigram.py, TrainerSettings."""
     vocab = ConfigDict()
+    vocab.tokenizer = ""  # a tokenizer that is there already, in place of one built
     vocab.tables = ""
     vocab.method = "vocap"
     vocab.compare = ()
@@ -71,6 +72,7 @@ def _vocab() -> ConfigDict:
     vocab.amounts = ""
     vocab.alpha = 0.7
     vocab.beta = 0.7
+    vocab.allocation = ""
     vocab.num_clusters = 4
     vocab.trainer = "nested"
     vocab.character_coverage = 0.9995

@@ -15,7 +15,7 @@ XTREME averages of Table 1, a million updates (speed in brackets, relative to th
 
 | run | vocabulary, output layer | expected |
 |---|---|---|
-| xlmr_250k | XLM-R's (here JOINT with alpha = 0.3 in its place), full softmax | 60.7 (1.00) |
+| xlmr_250k | XLM-R's if `vocab.tokenizer` gives it, else JOINT, alpha 0.3; full | 60.7 (1.00) |
 | joint_250k, joint_500k | one training on all text, full | 61.1 (1.00), 61.4 (0.72) |
 | vocap_250k, vocap_500k | VoCap, full | 61.5 (1.00), 63.1 (0.72) |
 | vocap_500k_knn | VoCap, k-NN, k = 50 | 63.7 (1.18) |

@@ -44,12 +44,20 @@ def write_report(
     *,
     store: PackedDataset,
     output_layer: OutputLayerSettings,
-    allocation: Mapping[str, Any],
+    allocation: Mapping[str, Any] | None,
     metrics: Sequence[Mapping[str, float]],
 ) -> pathlib.Path:
-    """Write report.md, its plots and results.json into `folder`; return the report's path."""
+    """Write report.md, its plots and results.json into `folder`; return the report's path.
+
+    Args:
+      folder: where to.
+      results: of the evaluation.
+      store: packed dataset.
+      output_layer: of the run.
+      allocation: record of the vocabulary's build; None of one that was not built here.
+      metrics: of training.
+    """
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
-    plots.plot_curves(allocation, folder / "alp.png")
     exact_from = results.step
     if output_layer.is_sampled:
         exact_from -= round(output_layer.full_softmax_fraction * results.step)
@@ -68,13 +76,8 @@ def write_report(
         evaluation_table(results, store),
         _EVALUATION_NOTE,
         *_detection_sections(folder, results, metrics),
-        "## Vocabulary",
-        allocation_table(allocation),
-        "![ALP against size](alp.png)",
+        *_vocabulary_sections(folder, allocation),
     ]
-    if allocated(allocation):
-        plots.plot_sizes(allocation, folder / "sizes.png")
-        sections.append("![Allocated sizes](sizes.png)")
     if output_layer.kind == "knn":
         plot_candidates(metrics, output_layer.capacity, exact_from, folder / "candidates.png")
         sections += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.png)"]
@@ -127,6 +130,18 @@ def _detection_sections(
         _DETECTION_NOTE,
         "![AUC of the discriminator](detection.png)",
     ]
+
+
+def _vocabulary_sections(folder: pathlib.Path, allocation: Mapping[str, Any] | None) -> list[str]:
+    """Write the plots of a vocabulary's build; return its sections, [] without a build."""
+    if allocation is None:
+        return []
+    plots.plot_curves(allocation, folder / "alp.png")
+    sections = ["## Vocabulary", allocation_table(allocation), "![ALP against size](alp.png)"]
+    if allocated(allocation):
+        plots.plot_sizes(allocation, folder / "sizes.png")
+        sections.append("![Allocated sizes](sizes.png)")
+    return sections
 
 
 def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:

@@ -101,31 +101,45 @@ def vocabulary(model: bytes) -> ModelVocabulary:
     )
 
 
-def sentencepiece_model(folder: pathlib.Path) -> bytes:
+def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
     Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first. Added tokens of a
     tokenizer.json are left out, since SentencePiece does not match them in text.
 
     Args:
-      folder: with spm.model, sentencepiece.bpe.model or a tokenizer.json of the Unigram kind; the
-        first of these is used.
+      path: a SentencePiece model, of this project or with the special tokens of SentencePiece
+        itself, a tokenizer.json of the Unigram kind, or a folder with one of spm.model,
+        sentencepiece.bpe.model or tokenizer.json; the first of these is used.
 
     Raises:
-      ValueError: none of these files exists, or the file cannot be read.
+      ValueError: none of these files exists, the file cannot be read, or is no unigram model.
     """
-    if (folder / TOKENIZER).exists():
-        return (folder / TOKENIZER).read_bytes()
-    for name, read in ((_FAIRSEQ, _parse_fairseq), (_JSON, _parse_json)):
-        if (folder / name).exists():
-            try:
-                return _of_this_project(read((folder / name).read_bytes()))
-            except ValueError as error:
-                raise ValueError(f"{folder / name}: {error}") from error
-    raise ValueError(
-        f"{folder} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer into it "
-        "with save_pretrained, or give a --vocabulary for the model to continue with"
-    )
+    if path.is_dir():
+        names = (TOKENIZER, _FAIRSEQ, _JSON)
+        found = next((path / name for name in names if (path / name).exists()), None)
+        if found is None:
+            raise ValueError(
+                f"{path} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer "
+                "into it with save_pretrained, or give a --vocabulary for the model to continue "
+                "with"
+            )
+        path = found
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            return _of_this_project(_parse_json(content))
+        proto = parse(content)
+        if proto.trainer_spec.model_type != model_pb2.TrainerSpec.UNIGRAM:
+            kind = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+            raise ValueError(f"the model is of type {kind}, must be UNIGRAM as XLM-R's")
+        if tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)]) == SPECIALS:
+            return content
+        return _of_this_project(_parse_fairseq(content))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
@@ -137,7 +151,6 @@ def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
         proto.pieces.add(piece=token, score=0.0, type=kind)
     proto.pieces.extend(normal)
     spec = proto.trainer_spec
-    spec.model_type = model_pb2.TrainerSpec.UNIGRAM
     spec.vocab_size = len(proto.pieces)
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:MASK_ID]
@@ -255,7 +268,10 @@ def parse(model: bytes) -> model_pb2.ModelProto:
         spm.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise ValueError(f"not a SentencePiece model: {error}") from error
-    return model_pb2.ModelProto.FromString(model)
+    proto = model_pb2.ModelProto.FromString(model)
+    if not proto.pieces:
+        raise ValueError("not a SentencePiece model: it has no pieces; copy or download it again")
+    return proto
 
 
 def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
@@ -290,6 +306,7 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
     ]
     tokenizer_json.check_pieces([piece for piece, _ in normal])
     proto = model_pb2.ModelProto()
+    proto.trainer_spec.model_type = model_pb2.TrainerSpec.UNIGRAM
     for piece, score in normal:
         proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
     proto.normalizer_spec.CopyFrom(tokenizer_json.normalizer_spec(value))

@@ -210,7 +210,7 @@ class VocabularyTest(parameterized.TestCase):
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.config = runlocal()
 
-    @parameterized.parameters("amounts", "tables", "max_seeds")
+    @parameterized.parameters("allocation", "amounts", "tables", "max_seeds")
     def test_a_missing_key_is_named_whoever_reads_it(self, key):
         with self.config.unlocked():
             del self.config.vocab[key]
@@ -244,6 +244,45 @@ class VocabularyTest(parameterized.TestCase):
         self.config.vocab.amounts = str(path)
         with self.assertRaisesRegex(ValueError, f"vocab.amounts: .*{message}"):
             data_builders.vocabulary_settings(self.config)
+
+    def allocation(self, content: str) -> dict[str, int]:
+        """Sizes that languages begin at by a file for the config's T and beta."""
+        path = self.folder / "allocation.json"
+        path.write_text(content)
+        self.config.vocab.update(allocation=str(path), target_size=600, beta=0.7)
+        return data_builders.vocabulary_settings(self.config).initial_sizes
+
+    def test_sizes_to_begin_at_come_from_a_file(self):
+        self.assertEqual(data_builders.vocabulary_settings(self.config).initial_sizes, {})
+        content = '{"target_size": 600, "beta": 0.7, "sizes": {"en": 300, "sw": 100}}'
+        self.assertEqual(self.allocation(content), {"en": 300, "sw": 100})
+        self.config.vocab.method = "uniform"
+        with self.assertRaisesRegex(ValueError, "set vocab.method=vocap, or vocab.allocation=''"):
+            self.allocation(content)
+
+    @parameterized.parameters(
+        ('{"target_size": 6', "cannot read .*/allocation.json: Expecting"),
+        ("[]", "must hold one object with the keys target_size, beta, sizes; it holds no object"),
+        ("{}", "must hold one object .*; it holds nothing; export it from the report.html"),
+        ('{"sizes": {"en": 1}, "T": 600}', "it holds T, sizes; export it"),
+        ('{"target_size": 6.5, "beta": 1, "sizes": {"a": 1}}', "target_size in .* is 6.5; must be"),
+        ('{"target_size": 600, "beta": "1", "sizes": {"a": 1}}', "beta in .* is '1'; must be a n"),
+        ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes in .* is \{\}; must be an obj"),
+        ('{"target_size": 600, "beta": 0.7, "sizes": [1]}', r"sizes in .* is \[1\]; must be an"),
+        (
+            '{"target_size": 600, "beta": 0.7, "sizes": {"en": true}}',
+            "sizes.en in .*/allocation.json is True; must be a whole number",
+        ),
+        (
+            '{"target_size": 700, "beta": 0.3, "sizes": {"en": 300}}',
+            "is for target_size 700 and beta 0.3, the config has target_size 600 and beta 0.7; add "
+            "--config.vocab.target_size=700 --config.vocab.beta=0.3$",
+        ),
+        ('{"target_size": 600, "beta": 0, "sizes": {"en": 300}}', "; add --config.vocab.beta=0$"),
+    )
+    def test_an_allocation_file_that_cannot_be_is_named(self, content, message):
+        with self.assertRaisesRegex(ValueError, f"^vocab.allocation: .*{message}"):
+            self.allocation(content)
 
     def tables(self, *names: str):
         """The tables found, by language, as file names, in a folder with the files `names`."""

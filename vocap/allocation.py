@@ -14,8 +14,10 @@ and hence no script. Special tokens do not count towards the budget.
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,13 +32,33 @@ class Step:
     """One step of an allocation: `language` grew to `size`.
 
     `gain` is the weighted ALP gain per piece, q_i^beta * dALP / dsize; `union` the number of
-    distinct pieces after the step. Initial sizes, which every language gets, have gain infinity.
+    distinct pieces after the step. Sizes that languages begin at have gain infinity.
     """
 
     language: str
     size: int
     gain: float
     union: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Course:
+    """Course of Algorithm 1 from the smallest to the largest sizes, without a budget to end it.
+
+    An allocation of T pieces ends with the first step after which the union holds T or more, so
+    that one course has the allocations of every T.
+
+    Attributes:
+      beta: exponent of q_i in the objective (Eq. 2).
+      first_pieces: number of distinct pieces of the smallest vocabularies.
+      languages: [N] the language of each step; its n-th occurrence is the step to its n-th vertex.
+      unions: [N] number of distinct pieces after each step.
+    """
+
+    beta: float
+    first_pieces: int
+    languages: tuple[str, ...]
+    unions: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +82,8 @@ class Change:
 class Margin:
     """Margins of a language: `less` undoes its last step, `more` is the step that it did not get.
 
-    Either is None where there is no such step, at the smallest and at the largest size.
+    Either is None where there is no such step, at the smallest and at the largest size. Before an
+    initial size the steps are those of the concave envelope of the sizes up to it.
     """
 
     less: Change | None
@@ -143,6 +166,7 @@ def allocate(
     budget: int,
     method: str = "vocap",
     search: str = "greedy",
+    initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Allocation:
     """Greedily maximise sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
 
@@ -160,34 +184,37 @@ def allocate(
         smallest size / q_i, "uniform" the smallest size. The last two visit every size.
       search: "greedy" takes every step; "threshold" finds the gain of the last step by bisection,
         as the authors' scripts do, and takes only the steps from there. Same outcome.
+      initial_sizes: trained sizes that some languages begin at instead of their smallest. From the
+        sizes that an allocation had before its last step, its other arguments lead to its outcome.
 
     Raises:
-      ValueError: the smallest vocabularies alone exceed T, all the largest do not reach it, or an
-        argument is not one of those named.
+      ValueError: the first vocabularies alone exceed T, all the largest do not reach it, an initial
+        size is not trained, or an argument is not one of those named.
     """
     for name, value, known in (("method", method, METHODS), ("search", search, SEARCHES)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; must be one of {', '.join(known)}")
-    paths = {
-        lang: _make_path(curves[lang], _weight(lang, probabilities), beta, method)
-        for lang in sorted(curves)
-    }
-    growth = _Growth(curves, paths, budget)
+    paths = _make_paths(curves, probabilities, beta, method, _starts(curves, initial_sizes))
+    growth = _Growth(curves, paths)
     if growth.union > budget:
+        first = "smallest vocabularies"
+        remedy = "offer smaller vocab.sizes, or drop languages"
+        if initial_sizes:
+            first = f"first vocabularies, {len(initial_sizes)} of them of sizes given,"
+            remedy = "or lower the sizes in vocab.allocation"
         raise ValueError(
-            f"target of {budget} pieces besides specials is too small: the smallest vocabularies "
-            f"of {len(paths)} languages already hold {growth.union} distinct pieces; raise "
-            "vocab.target_size, offer smaller vocab.sizes, or drop languages"
+            f"target of {budget} pieces besides specials is too small: the {first} of "
+            f"{len(paths)} languages already hold {growth.union} distinct pieces; raise "
+            f"vocab.target_size, {remedy}"
         )
-    # Keys ascend along each path, so sorting takes each language's steps in their order.
-    order = sorted((float(key), lang) for lang, path in paths.items() for key in path.keys)
+    order = _order(paths)
     taken = 0
     if search == "threshold":
-        taken = _jump_to_threshold(growth, sorted({key for key, _ in order}))
+        taken = _jump_to_threshold(growth, sorted({key for key, _ in order}), budget)
     for _, language in order[taken:]:
         if growth.union == budget:
             break
-        growth.grow(language)
+        growth.grow(language, budget)
     if growth.union < budget:
         raise ValueError(
             f"target of {budget} pieces besides specials is too large: the largest vocabularies of "
@@ -195,6 +222,79 @@ def allocate(
             "vocab.target_size, offer larger vocab.sizes, or add text"
         )
     return _outcome(growth)
+
+
+def trace_courses(
+    curves: Mapping[str, Curve], probabilities: Mapping[str, float], betas: Sequence[float]
+) -> list[Course]:
+    """Trace the course of Algorithm 1 to the largest sizes for each beta.
+
+    Which sizes a language visits does not depend on beta, only the order of all languages' steps
+    does; what a step exchanges is therefore found once.
+
+    Args:
+      curves: each language's vocabularies and ALP.
+      probabilities: q_i of each language (Eq. 3).
+      betas: exponents of q_i in the objective (Eq. 2).
+
+    Raises:
+      ValueError: a language has no positive probability.
+    """
+    starts = _starts(curves, {})
+    growth = _Growth(curves, _make_paths(curves, probabilities, 0.0, "vocap", starts))
+    exchanges = {lang: _exchanges(growth, lang) for lang in growth.paths}
+    found = []
+    for beta in betas:
+        order = _order(_make_paths(curves, probabilities, beta, "vocap", starts))
+        counts, union, unions = growth.counts.copy(), growth.union, []
+        remaining = {lang: iter(steps) for lang, steps in exchanges.items()}
+        for _, language in order:
+            removed, added = next(remaining[language])
+            counts[removed] -= 1
+            union -= int(np.count_nonzero(counts[removed] == 0))
+            union += int(np.count_nonzero(counts[added] == 0))
+            counts[added] += 1
+            unions.append(union)
+        languages = tuple(language for _, language in order)
+        found.append(Course(beta, growth.union, languages, tuple(unions)))
+    return found
+
+
+def _exchanges(growth: "_Growth", language: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the indices of the pieces that each step of a language removes, and those it adds."""
+    found, path = [], growth.paths[language]
+    vocabularies = [growth.vocabulary(language, v) for v in range(len(path.vertices))]
+    held = np.zeros(len(growth.names), np.bool_)
+    for old, new in itertools.pairwise(vocabularies):
+        held[old] = True
+        added = new[~held[new]]
+        held[new] = False
+        found.append((old[held[old]], added))
+        held[old] = False
+    return found
+
+
+def _starts(curves: Mapping[str, Curve], initial_sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the index of the size that each language begins at."""
+    if unknown := sorted(set(initial_sizes) - set(curves)):
+        raise ValueError(
+            f"an initial size is given for {', '.join(unknown)}, but the languages are "
+            f"{', '.join(sorted(curves))}; remove it from vocab.allocation, or add the language to "
+            "the corpus"
+        )
+    starts = dict.fromkeys(curves, 0)
+    for language, size in initial_sizes.items():
+        trained = curves[language].sizes
+        if size not in trained:
+            near = sorted(sorted(trained, key=lambda one: abs(one - size))[:2])
+            raise ValueError(
+                f"language {language!r} has the initial size {size}, which was not trained; it has "
+                f"{len(trained)} sizes from {trained[0]} to {trained[-1]}, the nearest are "
+                f"{', '.join(map(str, near))}; choose one of them in vocab.allocation, or offer "
+                "others in vocab.sizes"
+            )
+        starts[language] = trained.index(size)
+    return starts
 
 
 def _weight(language: str, probabilities: Mapping[str, float]) -> float:
@@ -210,19 +310,40 @@ class _Path:
 
     Attributes:
       vertices: [N] indices into the curve's sizes.
+      start: the vertex that the language begins at; those before it are known for its margin.
       gains: [N - 1] weighted ALP gain per piece of each step.
-      keys: [N - 1] ascending; of all languages' next steps the one with the smallest key is taken.
+      keys: [N - 1 - start] ascending, of the steps from there on; of all languages' next steps the
+        one with the smallest key is taken.
     """
 
     vertices: list[int]
+    start: int
     gains: np.ndarray
     keys: np.ndarray
 
 
-def _make_path(curve: Curve, probability: float, beta: float, method: str) -> _Path:
+def _make_paths(
+    curves: Mapping[str, Curve],
+    probabilities: Mapping[str, float],
+    beta: float,
+    method: str,
+    starts: Mapping[str, int],
+) -> dict[str, _Path]:
+    return {
+        lang: _make_path(curves[lang], _weight(lang, probabilities), beta, method, starts[lang])
+        for lang in sorted(curves)
+    }
+
+
+def _make_path(curve: Curve, probability: float, beta: float, method: str, first: int) -> _Path:
+    """Return the path of a curve that begins at the size of index `first`."""
     vertices = list(range(len(curve.sizes)))
     if method == "vocap":
-        vertices = concave_envelope(curve.sizes, curve.alp)
+        # A size on the envelope of the whole curve divides it into just these two.
+        before = concave_envelope(curve.sizes[: first + 1], curve.alp[: first + 1])
+        after = concave_envelope(curve.sizes[first:], curve.alp[first:])
+        vertices = [*before, *(first + i for i in after[1:])]
+    start = vertices.index(first)
     sizes, alp = np.array(curve.sizes)[vertices], np.array(curve.alp)[vertices]
     gains = probability**beta * (np.diff(alp) / np.diff(sizes))
     keys = {
@@ -230,7 +351,13 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str) -> _P
         "proportional": sizes[:-1] / probability,
         "uniform": sizes[:-1],
     }
-    return _Path(vertices, gains, keys[method])
+    return _Path(vertices, start, gains, keys[method][start:])
+
+
+def _order(paths: Mapping[str, _Path]) -> list[tuple[float, str]]:
+    """Return key and language of all steps, in the order in which they are taken."""
+    # Keys ascend along each path, so sorting takes each language's steps in their order.
+    return sorted((float(key), lang) for lang, path in paths.items() for key in path.keys)
 
 
 class _Growth:
@@ -240,8 +367,8 @@ class _Growth:
     a step depends on the vocabularies that it exchanges and not on the size of the union.
     """
 
-    def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path], budget: int):
-        self.curves, self.paths, self.budget = curves, paths, budget
+    def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path]):
+        self.curves, self.paths = curves, paths
         numbers: dict[str, int] = {}
         self.ids = {
             lang: np.fromiter(
@@ -254,13 +381,13 @@ class _Growth:
         self.names = list(numbers)
         self.counts = np.zeros(len(self.names), np.int32)
         self.union = 0
-        self.at = dict.fromkeys(paths, 0)
+        self.at = {lang: path.start for lang, path in paths.items()}
         self.held = dict.fromkeys(paths, np.zeros(0, np.int32))
         self.partial: str | None = None
         self.steps: list[Step] = []
-        for lang in paths:
-            self.hold(lang, self.vocabulary(lang, 0))
-            self.steps.append(Step(lang, self.size(lang, 0), math.inf, self.union))
+        for lang, vertex in self.at.items():
+            self.hold(lang, self.vocabulary(lang, vertex))
+            self.steps.append(Step(lang, self.size(lang, vertex), math.inf, self.union))
 
     def size(self, language: str, vertex: int) -> int:
         return int(self.curves[language].sizes[self.paths[language].vertices[vertex]])
@@ -282,13 +409,13 @@ class _Growth:
         self.counts[pieces] += 1
         self.held[language] = pieces
 
-    def grow(self, language: str) -> None:
+    def grow(self, language: str, budget: int) -> None:
         """Take the next step of `language`, or the part of it that the budget has room for."""
-        old, room = self.held[language], self.budget - self.union
+        old, room = self.held[language], budget - self.union
         new = self.vocabulary(language, self.at[language] + 1)
         added = new[self.counts[new] == 0]
         self.hold(language, new)
-        if self.union > self.budget:
+        if self.union > budget:
             self.hold(language, np.concatenate([old, added[:room]]))
             self.partial = language
         gain = float(self.paths[language].gains[self.at[language]])
@@ -312,7 +439,7 @@ class _Growth:
         )
 
 
-def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float]) -> int:
+def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float], budget: int) -> int:
     """Take at once all steps above the lowest gain that surely leaves the union below T.
 
     Each language moves to the last vertex that it reaches by steps of more than the threshold.
@@ -322,37 +449,41 @@ def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float]) -> int:
     bound is the union itself.
 
     Args:
-      growth: all languages at their smallest sizes.
+      growth: all languages at their first sizes.
       thresholds: the distinct keys of all steps, ascending: the largest gain first.
+      budget: T.
 
     Returns:
       The number of steps taken.
     """
-    keys = {lang: path.keys for lang, path in growth.paths.items()}
-    first = {lang: _first_vertices(growth, lang) for lang in keys}
+    paths = growth.paths
+    first = {lang: _first_vertices(growth, lang) for lang in paths}
+
+    def reached_by(lang: str, threshold: float) -> int:
+        return paths[lang].start + int(np.searchsorted(paths[lang].keys, threshold))
 
     def bound(threshold: float) -> int:
         seen = np.zeros(len(growth.names), np.bool_)
-        for lang in keys:
-            vertex = np.searchsorted(keys[lang], threshold)
-            seen[growth.ids[lang][first[lang] <= vertex]] = True
+        for lang in paths:
+            seen[growth.ids[lang][first[lang] <= reached_by(lang, threshold)]] = True
         return int(np.count_nonzero(seen))
 
-    reached = bisect.bisect_left(thresholds, True, key=lambda t: bound(t) >= growth.budget)
+    reached = bisect.bisect_left(thresholds, True, key=lambda t: bound(t) >= budget)
     if reached == 0:
         return 0
     growth.steps.clear()
-    for lang in keys:
-        growth.at[lang] = int(np.searchsorted(keys[lang], thresholds[reached - 1]))
+    for lang in paths:
+        growth.at[lang] = reached_by(lang, thresholds[reached - 1])
         growth.hold(lang, growth.vocabulary(lang, growth.at[lang]))
-    return sum(growth.at.values())
+    return sum(growth.at[lang] - path.start for lang, path in paths.items())
 
 
 def _first_vertices(growth: _Growth, language: str) -> np.ndarray:
-    """Return [P] int32, the first vertex of the path whose vocabulary holds each piece."""
-    curve, vertices = growth.curves[language], growth.paths[language].vertices
+    """Return [P] int32, the first vertex from the start whose vocabulary holds each piece."""
+    curve, path = growth.curves[language], growth.paths[language]
+    vertices = path.vertices
     first = np.full(len(curve.pieces), len(vertices), np.int32)
-    for vertex in reversed(range(len(vertices))):
+    for vertex in reversed(range(path.start, len(vertices))):
         first[curve.members[vertices[vertex]]] = vertex
     return first
 

@@ -39,6 +39,8 @@ class VocabularySettings:
       amounts: n_i of Eq. 3 per language in any unit; if empty, the bytes of the text.
       alpha: exponent of the language probabilities (Eq. 3); 1 takes `amounts` as probabilities.
       beta: exponent of the probabilities in the objective (Eq. 2).
+      initial_sizes: sizes that languages begin at under the method "vocap", instead of their
+        smallest; see `allocation.allocate`.
       num_clusters: clusters of the method "clustered".
       trainer, sizes, character_coverage, max_piece_length, max_seeds, alp_probabilities: see
         `unigram.TrainerSettings`; the sizes are those of single languages.
@@ -56,6 +58,7 @@ class VocabularySettings:
     amounts: Mapping[str, float]
     alpha: float
     beta: float
+    initial_sizes: Mapping[str, int]
     num_clusters: int
     trainer: str
     sizes: tuple[int, ...]
@@ -76,6 +79,11 @@ class VocabularySettings:
                     f"vocab.method and vocab.compare know {', '.join(methods.METHODS)}; "
                     f"got {method!r}"
                 )
+        if self.initial_sizes and self.method != "vocap":
+            raise ValueError(
+                f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
+                "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
+            )
         if self.num_clusters < 1:
             raise ValueError(f"vocab.num_clusters is {self.num_clusters}, must be positive")
         if self.max_characters < 0:
@@ -165,6 +173,7 @@ def build_vocabulary(
             budget=settings.budget,
             num_clusters=settings.num_clusters,
             train_together=together.train,
+            initial_sizes=settings.initial_sizes,
         )
         log_probs[method] = together.fit_scores(choices[method])
     return BuiltVocabulary(

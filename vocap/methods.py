@@ -12,6 +12,7 @@ All meet the same target exactly, and their pieces are scored by the same EM aft
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -54,6 +55,7 @@ def choose(
     budget: int,
     num_clusters: int,
     train_together: TrainTogether,
+    initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
     """Choose the pieces by one of `METHODS`.
 
@@ -65,6 +67,7 @@ def choose(
       budget: T, pieces besides specials.
       num_clusters: k of "clustered".
       train_together: trains on the mixture of several languages, for "joint" and "clustered".
+      initial_sizes: sizes that languages begin at, for "vocap"; see `allocation.allocate`.
 
     Raises:
       ValueError: the budget cannot be met.
@@ -74,7 +77,10 @@ def choose(
     if method == "clustered":
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}
-    allocation = allocate(curves, probabilities, beta=beta, budget=budget, method=method)
+    allocation = allocate(
+        curves, probabilities, beta=beta, budget=budget, method=method,
+        initial_sizes=initial_sizes if method == "vocap" else {},
+    )  # fmt: skip
     groups: dict[str, tuple[str, ...]] = {language: (language,) for language in curves}
     return _allocated(allocation, vocabularies, probabilities, groups)
 

@@ -12,6 +12,7 @@ import numpy as np
 from common import artifacts
 from vocap import plots
 from vocap.build import BuiltVocabulary, VocabularySettings
+from vocap.explorer import explorer_page
 from vocap.merge import SPECIALS
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
@@ -42,6 +43,11 @@ _PLOTS: dict[str, Callable[[Record, pathlib.Path], None]] = {
     "comparison.png": plots.plot_comparison,
 }
 
+EXPLORER = "report.html"
+_EXPLORER_NOTE = f"""\
+[{EXPLORER}]({EXPLORER}), beside this file, has the allocations of other T and beta, and exports
+them for `vocab.allocation`."""
+
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get. The
 gain of a step is q^beta times the change of ALP, in nats a sentence per 1,000 pieces. Changes of
@@ -66,9 +72,10 @@ piece than stopping there. Steps go past them."""
 def write_report(
     folder: pathlib.Path, vocabulary: BuiltVocabulary, settings: VocabularySettings
 ) -> None:
-    """Write allocation.json, report.md and its plots into `folder`.
+    """Write allocation.json, report.md, its plots and report.html into `folder`.
 
-    Plots of an earlier build that this report does not use are removed.
+    Files of an earlier build that this report does not use are removed: plots, and the explorer,
+    which a build by another method than "vocap" has no use for.
     """
     record = allocation_record(vocabulary, settings)
     artifacts.write_json(folder / "allocation.json", record)
@@ -78,7 +85,21 @@ def write_report(
             plot(record, folder / name)
         else:
             (folder / name).unlink(missing_ok=True)
+    if _has_explorer(record):
+        artifacts.write_text(folder / EXPLORER, explorer_page(record, vocabulary, settings))
+    else:
+        (folder / EXPLORER).unlink(missing_ok=True)
     artifacts.write_text(folder / "report.md", page(record))
+
+
+def remove(folder: pathlib.Path) -> None:
+    """Remove the report of an earlier build, which `folder` holds another vocabulary than."""
+    for name in ("allocation.json", "report.md", EXPLORER, *_PLOTS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _has_explorer(record: Record) -> bool:
+    return record["settings"]["method"] == "vocap"
 
 
 def page(record: Record) -> str:
@@ -87,6 +108,7 @@ def page(record: Record) -> str:
     sections = [
         "# Vocabulary",
         summary(record),
+        _EXPLORER_NOTE if _has_explorer(record) else "",
         "## Warnings",
         "\n".join(f"- {text}" for text in found) or "None.",
         "## Sizes",
@@ -153,10 +175,14 @@ def summary(record: Record) -> str:
     named = allocated(record)
     if named:
         first, pieces = record["first_pieces"], record["pieces"]
+        begin = "The smallest trained vocabularies"
+        if settings["initial_sizes"]:
+            begin = "The vocabularies of the sizes in vocab.allocation"
         sizes = [one["allocated"] for _, one in named]
         sentences += [
-            f"The smallest trained vocabularies hold {first:,} pieces together, "
-            f"{first / pieces:.0%} of all; {len(record['steps']):,} steps gave out the other "
+            f"{begin} hold {first:,} pieces together, "
+            f"{first / pieces:.0%} of all; {len(record['steps']):,} "
+            f"{'step' if len(record['steps']) == 1 else 'steps'} gave out the other "
             f"{pieces - first:,}.",
             f"Most pieces went to {_holders(named, max(sizes))}, fewest to "
             f"{_holders(named, min(sizes))}.",

@@ -192,6 +192,11 @@ class WriteReportTest(parameterized.TestCase):
         self.assertIn("3 languages, 600 pieces, 10 steps.", page)
         self.assertIn("1.000 bits a character", page)
 
+    def test_a_tokenizer_that_was_given_has_no_build_to_show(self):
+        page, folder = self.write("full", allocation=None)
+        self.assertNotIn("## Vocabulary", page)
+        self.assertEqual([path.name for path in folder.glob("*.png")], ["loss.png"])
+
     def test_page_of_a_discriminator(self):
         page, folder = self.write("full", detection=DETECTION)
         self.assertIn(report.detection_table(DETECTION), page)

@@ -11,7 +11,8 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from vocap import comparison, methods, report, runs, unigram
+from tests.vocap import explorer_test
+from vocap import comparison, explorer, methods, report, runs, unigram
 from vocap.allocation import language_probabilities
 from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.record import allocation_record
@@ -23,6 +24,7 @@ SETTINGS = VocabularySettings(
     amounts={},
     alpha=0.7,
     beta=0.7,
+    initial_sizes={},
     num_clusters=2,
     trainer="nested",
     sizes=(8, 20, 30, 40, 50, 60, 70, 80),
@@ -424,20 +426,39 @@ class PageTest(parameterized.TestCase):
         # Left by a build of another method.
         for name in ("sizes", "margins", "gains", "comparison"):
             (folder / f"{name}.png").write_bytes(b"old")
+        (folder / "report.html").write_bytes(b"old")
         page = self.write(folder, method)
         names = {f"{name}.png" for name in plots_of}
+        explorer = {"report.html"} if method == "vocap" else set()
         self.assertEqual(
-            {path.name for path in folder.iterdir()}, names | {"report.md", "allocation.json"}
+            {path.name for path in folder.iterdir()},
+            names | explorer | {"report.md", "allocation.json"},
         )
         for name in names:
-            self.assertEqual(page.count(f"]({name})"), 1)
             self.assertStartsWith((folder / name).read_bytes(), b"\x89PNG")
-        self.assertEqual(page.count("]("), len(names))
+        for name in names | explorer:
+            self.assertEqual(page.count(f"]({name})"), 1)
+        self.assertEqual(page.count("]("), len(names | explorer))
         self.assertIn(f"Method *{method}*", page)
         self.assertIn("5 languages share 200 pieces, 5 of them special.", page)
         self.assertNotRegex(page, r"[+-]0\.0+[ )]")
         record = json.loads((folder / "allocation.json").read_text(encoding="utf-8"))
         self.assertEqual(page, report.page(record))
+
+    def test_the_explorer_has_the_build_and_its_course(self):
+        folder, (vocabulary, settings) = self.folder(), build(target_size=PARTIAL)
+        self.write(folder, target_size=PARTIAL)
+        data = explorer_test.embedded((folder / "report.html").read_text(encoding="utf-8"))
+        sizes = vocabulary.choice.allocation.sizes
+        self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
+        self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
+        self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
+
+    def test_the_summary_tells_sizes_begun_at_from_the_smallest(self):
+        record = allocation_record(*build())
+        self.assertIn("The smallest trained vocabularies hold", report.summary(record))
+        record["settings"]["initial_sizes"] = {"xa": 30}
+        self.assertIn("of the sizes in vocab.allocation hold", report.summary(record))
 
     def test_the_summary_names_who_got_most_and_least(self):
         record = allocation_record(*build())

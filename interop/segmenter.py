@@ -1,0 +1,111 @@
+"""Tokenizers of any origin as functions from texts to ids, to be compared."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from interop import tokenizer_json
+from interop.vocabulary import TOKENIZER
+
+_IN_FOLDER = (TOKENIZER, "sentencepiece.bpe.model", tokenizer_json.NAME)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmenter:
+    """Tokenizer without the special tokens that it adds.
+
+    Attributes:
+      kind: "unigram", "bpe", "wordpiece", "wordlevel", "word" or "char".
+      size: V, number of ids.
+      is_piece: [V] bool, ids that text can be segmented into: no special tokens, no unknown.
+      unknown: id of unknown text; None if there is none, as with bytes to fall back to.
+      encode: ids of each text.
+    """
+
+    kind: str
+    size: int
+    is_piece: np.ndarray
+    unknown: int | None
+    encode: Callable[[Sequence[str]], list[list[int]]]
+
+
+def read_segmenter(path: pathlib.Path) -> Segmenter:
+    """Read a SentencePiece model or a tokenizer.json.
+
+    Args:
+      path: of the file, or a folder with one: spm.model, sentencepiece.bpe.model or tokenizer.json,
+        the first of these.
+
+    Raises:
+      ValueError: there is no such file, it is neither, or `tokenizers` is not installed.
+    """
+    if path.is_dir():
+        found = next((path / name for name in _IN_FOLDER if (path / name).exists()), None)
+        if found is None:
+            raise ValueError(f"{path} has none of {', '.join(_IN_FOLDER)}; name the file itself")
+        path = found
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    return _of_json(path) if path.suffix == ".json" else _of_sentencepiece(path)
+
+
+def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
+    try:
+        processor = spm.SentencePieceProcessor(model_file=str(path))
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error})"
+        ) from None
+    ids = range(processor.get_piece_size())
+    is_piece = [
+        not (processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i))
+        for i in ids
+    ]
+    model = model_pb2.ModelProto.FromString(path.read_bytes())
+    kind = model_pb2.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
+    has_bytes = any(processor.is_byte(i) for i in ids)
+    return Segmenter(
+        kind=kind.lower(),
+        size=len(ids),
+        is_piece=np.array(is_piece, bool),
+        unknown=None if has_bytes else processor.unk_id(),
+        encode=lambda texts: processor.encode(list(texts)),
+    )
+
+
+def _of_json(path: pathlib.Path) -> Segmenter:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(
+            f"{path} needs Hugging Face's tokenizers, which is not installed: pip install "
+            "tokenizers, or give the SentencePiece model"
+        ) from error
+    try:
+        model = json.loads(path.read_bytes()).get("model", {})
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({error})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    size = tokenizer.get_vocab_size()
+    unknown = model.get("unk_id")
+    if model.get("unk_token") is not None:
+        unknown = tokenizer.token_to_id(model["unk_token"])
+    added = tokenizer.get_added_tokens_decoder()
+    is_piece = np.ones(size, bool)
+    is_piece[[i for i, token in added.items() if token.special]] = False
+    if unknown is not None:
+        is_piece[unknown] = False
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    kind = str(model.get("type", "unknown")).lower()
+    return Segmenter(kind, size, is_piece, unknown, encode)

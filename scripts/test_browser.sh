@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The tests of the allocation explorer in a real browser, Chromium or Chrome. Where none is installed
+# they are skipped and say so; on Debian, apt-get install chromium.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment requirements-dev.txt
+"$PYTHON" -m pytest -v tests/vocap/explorer_test.py tests/vocap/explorer_browser_test.py "$@"

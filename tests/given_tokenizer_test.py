@@ -1,0 +1,101 @@
+"""Tokenizers that are there already, in place of one that is built."""
+
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest
+
+from builders import memory
+from builders.data import Folders
+from common import artifacts
+from configs import quickstart
+from interop import huggingface
+from tests import commands
+from vocap import merge
+
+build_vocab = commands.load("build_vocab")
+SPACE = "\u2581"
+PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc"]
+
+
+def model(pieces=PIECES) -> bytes:
+    return merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+
+
+class GivenTokenizerTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folders = Folders(self.parent / "work")
+
+    def build(self, path: pathlib.Path) -> None:
+        config = quickstart.get_config("runlocal")
+        config.vocab.tokenizer = str(path)
+        flags = {
+            "_CONFIG": mock.Mock(value=config),
+            "_WORKDIR": mock.Mock(value=str(self.folders.workdir)),
+        }
+        with mock.patch.multiple(build_vocab, **flags):
+            build_vocab.main([])
+
+    def write(self, name: str, content: bytes) -> pathlib.Path:
+        path = self.parent / name
+        path.write_bytes(content)
+        return path
+
+    def test_it_is_the_vocabulary_and_another_takes_its_place_until_rows_exist(self):
+        self.folders.vocab.mkdir(parents=True)
+        # Of an earlier build.
+        for name in ("allocation.json", "report.md", "report.html", "alp.png"):
+            (self.folders.vocab / name).touch()
+        self.build(self.write("one.model", model()))
+        self.assertEqual(self.folders.read_tokenizer(), model())
+        self.assertEqual(
+            {path.name for path in self.folders.vocab.iterdir()},
+            {"DONE", "settings.json", "spm.model"},
+        )
+        other = self.write("other.model", model(PIECES[:9]))
+        self.build(other)
+        self.assertEqual(self.folders.read_tokenizer(), model(PIECES[:9]))
+        self.folders.rows.mkdir()
+        self.build(other)
+        with self.assertRaisesRegex(ValueError, "other settings"):
+            self.build(self.parent / "one.model")
+
+    def test_a_folder_of_hugging_face(self):
+        huggingface.export_tokenizer(model(), self.parent / "hf")
+        # As XLM-R's: its normaliser is one step.
+        value = artifacts.read_json(self.parent / "hf" / "tokenizer.json")
+        value["normalizer"] = next(
+            step for step in value["normalizer"]["normalizers"] if step["type"] == "Precompiled"
+        )
+        value["pre_tokenizer"] = {"type": "Metaspace", "replacement": SPACE}
+        artifacts.write_json(self.parent / "hf" / "tokenizer.json", value)
+        self.build(self.parent / "hf")
+        found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
+        expected = spm.SentencePieceProcessor(model_proto=model())
+        for text in ("ab cd\u3000abc", "h \u017e"):
+            self.assertEqual(found.encode(text), expected.encode(text))
+
+    def test_what_is_none(self):
+        for name, content, message in (
+            ("empty.model", b"", "empty.model: not a SentencePiece model"),
+            ("bert.json", b'{"model": {"type": "WordPiece"}}', "bert.json: .* 'WordPiece'"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                self.build(self.write(name, content))
+        with self.assertRaisesRegex(ValueError, "none: no such file"):
+            self.build(self.parent / "none")
+        self.assertFalse(self.folders.vocab.exists())
+
+    def test_memory_is_estimated_with_its_size(self):
+        config = quickstart.get_config("runlocal")
+        config.vocab.tokenizer = str(self.write("one.model", model()))
+        self.assertEqual(memory.absent_rows(config).vocab_size, 5 + len(PIECES))
+
+
+if __name__ == "__main__":
+    absltest.main()

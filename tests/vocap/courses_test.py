@@ -1,0 +1,126 @@
+"""Allocations that begin at given sizes, and courses of all budgets at once."""
+
+import dataclasses
+import math
+import random
+
+from absl.testing import absltest, parameterized
+
+from tests.vocap.allocation_test import (
+    disjoint_curve,
+    make_curve,
+    num_distinct,
+    random_budget,
+    random_curves,
+)
+from vocap.allocation import METHODS, SEARCHES, allocate, trace_courses
+from vocap.curves import Curve
+
+
+def sizes_before_a_partial_step(result) -> dict[str, int]:
+    """What the explorer exports: sizes from which the last step leads to the outcome."""
+    before = dict(result.sizes)
+    if result.partial is not None:
+        before[result.partial] = result.margins[result.partial].less.size
+    return before
+
+
+class InitialSizesTest(parameterized.TestCase):
+    @parameterized.product(nested=[True, False], search=SEARCHES)
+    def test_from_the_sizes_before_its_last_step_an_allocation_ends_as_it_did(self, nested, search):
+        rng = random.Random(f"{nested}")
+        partial = 0
+        for i in range(100):
+            curves, q = random_curves(rng, concave=i % 2 == 0, nested=nested, ties=i % 3 == 0)
+            arguments = {"beta": rng.choice([0.0, 0.7]), "budget": random_budget(rng, curves)}
+            whole = allocate(curves, q, **arguments)
+            sizes = sizes_before_a_partial_step(whole)
+            again = allocate(curves, q, **arguments, search=search, initial_sizes=sizes)
+            self.assertEqual(dataclasses.replace(again, steps=whole.steps), whole)
+            taken = [step for step in again.steps if math.isfinite(step.gain)]
+            self.assertEqual(taken, [whole.steps[-1]] if whole.partial else [])
+            partial += whole.partial is not None
+        self.assertBetween(partial, 20, 95)
+
+    @parameterized.product(method=METHODS, search=SEARCHES)
+    def test_goes_on_as_if_smaller_sizes_were_not_there(self, method, search):
+        rng = random.Random(method)
+        for _ in range(100):
+            curves, q = random_curves(rng, concave=False, nested=False)
+            named = rng.sample(sorted(curves), rng.randint(1, len(curves)))
+            initial = {lang: rng.choice(curves[lang].sizes) for lang in named}
+            rest = dict(curves)
+            for lang, size in initial.items():
+                c, first = curves[lang], curves[lang].sizes.index(size)
+                rest[lang] = Curve(c.sizes[first:], c.alp[first:], c.pieces, c.members[first:])
+            budget = random_budget(rng, rest)
+            arguments = {"beta": 0.7, "budget": budget, "method": method}
+            expected = allocate(rest, q, **arguments)
+            result = allocate(curves, q, **arguments, search=search, initial_sizes=initial)
+            self.assertEqual(result.sizes, expected.sizes)
+            self.assertEqual(result.pieces, expected.pieces)
+            self.assertEqual(result.partial, expected.partial)
+            self.assertEqual(result.at_largest, expected.at_largest)
+            for lang, margin in result.margins.items():
+                self.assertEqual(margin.more, expected.margins[lang].more)
+
+    def test_a_size_under_the_envelope_can_be_begun_at_and_left_again(self):
+        curves = {"a": disjoint_curve("a", (2, 4, 6, 8), (-90.0, -89.0, -5.0, -4.0))}
+        result = allocate(curves, {"a": 1.0}, beta=0.7, budget=4, initial_sizes={"a": 4})
+        self.assertEqual((result.sizes, result.partial), ({"a": 4}, None))
+        self.assertEqual((result.margins["a"].less.size, result.margins["a"].more.size), (2, 6))
+        result = allocate(curves, {"a": 1.0}, beta=0.7, budget=6, initial_sizes={"a": 4})
+        self.assertEqual((result.sizes, result.not_concave), ({"a": 6}, {}))
+
+    def test_sizes_that_cannot_be_begun_at_are_errors_that_say_what_there_is(self):
+        curves = {lang: disjoint_curve(lang, (2, 4, 8), (-9.0, -5.0, -4.0)) for lang in ("a", "b")}
+
+        def begin(**initial_sizes):
+            q = {"a": 0.5, "b": 0.5}
+            return allocate(curves, q, beta=0.7, budget=6, initial_sizes=initial_sizes)
+
+        with self.assertRaisesRegex(ValueError, "given for x, y, but the languages are a, b; rem"):
+            begin(a=4, y=4, x=4)
+        with self.assertRaisesRegex(
+            ValueError, "'b' has the initial size 7, .*3 sizes from 2 to 8, the nearest are 4, 8;"
+        ):
+            begin(b=7)
+        with self.assertRaisesRegex(
+            ValueError,
+            "target of 6 .*first vocabularies, 1 of them of sizes given, of 2 .*hold 10 ",
+        ):
+            begin(a=8)
+        self.assertLen(begin(a=4).pieces, 6)
+
+
+class CoursesTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_cut_at_any_budget_is_its_allocation(self, nested):
+        rng = random.Random(f"{nested}")
+        for _ in range(15):
+            curves, q = random_curves(rng, concave=False, nested=nested)
+            courses = trace_courses(curves, q, (0.0, 0.3, 1.0))
+            for course in courses:
+                self.assertEqual(course.first_pieces, num_distinct(curves, 0))
+                most = max(course.first_pieces, *course.unions, 0)
+                for budget in range(course.first_pieces, most + 1):
+                    result = allocate(curves, q, beta=course.beta, budget=budget)
+                    steps = result.steps[len(curves) :]
+                    self.assertEqual(
+                        course.languages[: len(steps)], tuple(step.language for step in steps)
+                    )
+                    unions = [min(union, budget) for union in course.unions[: len(steps)]]
+                    self.assertEqual(unions, [step.union for step in steps])
+                    end = course.unions[len(steps) - 1] if steps else course.first_pieces
+                    self.assertEqual(end > budget, result.partial is not None)
+
+    def test_goes_to_the_largest_sizes_through_unions_that_shrink(self):
+        curves = {"a": make_curve((2, 4, 5), (-9.0, -1.0, 1.0), ("ab", "abcd", "abxyz"))}
+        curves["b"] = make_curve((2, 3), (-9.0, -8.5), ("xy", "xyz"))
+        (course,) = trace_courses(curves, {"a": 0.5, "b": 0.5}, (1.0,))
+        self.assertEqual(course.languages, ("a", "a", "b"))
+        self.assertEqual((course.first_pieces, course.unions), (4, (6, 5, 5)))
+
+
+if __name__ == "__main__":
+    absltest.main()

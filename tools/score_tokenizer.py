@@ -1,0 +1,118 @@
+"""Score tokenizers of any origin on text, side by side: fit, length, coverage, cost by language.
+
+    python -m tools.score_tokenizer --tokenizers=mine=runs/mine/vocab/spm.model,xlmr=xlmr \
+        --text=TEXT --output=DIR [--parallel=news.tsv]
+
+A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
+folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
+text that none of them was trained on. --parallel is a TSV or a folder of aligned files
+(docs/corpus_format.md), on which languages are compared with --pivot. DIR gets report.md with
+plots, scores.csv and results.json.
+"""
+
+import collections
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import flags
+from tqdm import tqdm
+
+from common import entry_point
+from input_pipeline.corpus import Corpus, CorpusSpec, load_corpus
+from interop.segmenter import Segmenter, read_segmenter
+from vocap import segmentation, segmentation_report
+
+_TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer.")
+_TEXT = flags.DEFINE_string("text", None, "Folder of text by language.")
+_PARALLEL = flags.DEFINE_list("parallel", [], "Parallel text: TSV files, folders, quoted patterns.")
+_LANGUAGES = flags.DEFINE_list("languages", [], "Languages to use; all by default.")
+_PIVOT = flags.DEFINE_string("pivot", "en", "Language that others are compared with.")
+_SENTENCES = flags.DEFINE_integer(
+    "sentences", 20_000, "Sentences of a language that are used, from the first on.", lower_bound=1
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of the report.")
+
+
+def main(_) -> None:
+    segmenters = _segmenters()
+    corpus = load_corpus(_spec())
+    languages = _LANGUAGES.value or list(corpus.train)
+    if missing := sorted(set(languages) - set(corpus.train)):
+        raise ValueError(
+            f"--languages: {_TEXT.value} has no text in {', '.join(missing)}; there are "
+            f"{', '.join(corpus.train)}"
+        )
+    scores = {
+        name: _score(name, segmenter, corpus, languages) for name, segmenter in segmenters.items()
+    }
+    path = segmentation_report.write_report(pathlib.Path(_OUTPUT.value), scores, _PIVOT.value)
+    print(segmentation_report.summary_table(scores))
+    print(f"report: {path}")
+
+
+def _segmenters() -> dict[str, Segmenter]:
+    found: dict[str, Segmenter] = {}
+    for one in _TOKENIZERS.value:
+        name, is_named, path = one.partition("=")
+        if not (name and is_named and path):
+            raise ValueError(f"--tokenizers: {one!r} is no NAME=PATH, such as mine=spm.model")
+        if name in found:
+            raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
+        found[name] = read_segmenter(pathlib.Path(path))
+    return found
+
+
+def _spec() -> CorpusSpec:
+    parallel = tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value)
+    return CorpusSpec(
+        root=_TEXT.value,
+        text=("",),
+        parallel=(),
+        parallel_eval=parallel,
+        languages=(),
+        language_codes={},
+        heldout_fraction=0.0,
+        parallel_heldout_fraction=0.0,
+        max_train_bytes=0,
+        seed=0,
+    )
+
+
+def _score(
+    name: str, segmenter: Segmenter, corpus: Corpus, languages: Sequence[str]
+) -> segmentation.TokenizerScore:
+    texts: dict[str, segmentation.TextScore] = {}
+    is_used = np.zeros(segmenter.size, bool)
+    for language in tqdm(languages, name, unit="language"):
+        sentences = corpus.sentences(language)[: _SENTENCES.value]
+        texts[language], counts = segmentation.score_text(
+            segmenter.encode,
+            sentences,
+            segmenter.size,
+            segmenter.unknown,
+            is_unigram=segmenter.kind == "unigram",
+        )
+        is_used |= counts > 0
+    return segmentation.TokenizerScore(
+        kind=segmenter.kind,
+        size=segmenter.size,
+        used=float(is_used[segmenter.is_piece].mean()),
+        texts=texts,
+        tax={one: tax for one, tax in _tax(segmenter, corpus).items() if one in languages},
+    )
+
+
+def _tax(segmenter: Segmenter, corpus: Corpus) -> Mapping[str, float]:
+    """Tokens by those of the pivot, over all parallel text of a language."""
+    totals: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for text in corpus.parallel:
+        found = segmentation.tax(segmenter.encode, text.rows, text.languages, _PIVOT.value)
+        for language, (own, of_pivot) in found.items():
+            totals[language][0] += own
+            totals[language][1] += of_pivot
+    return {language: own / of_pivot for language, (own, of_pivot) in totals.items() if of_pivot}
+
+
+if __name__ == "__main__":
+    entry_point.run(main, required=("tokenizers", "text", "output"))

@@ -1,0 +1,96 @@
+"""Explorer of the allocation: one page with the course of Algorithm 1 for a grid of beta.
+
+The page needs neither a network nor anything beside it. Along T an allocation is a cut through one
+course, so that it is exact; for beta there is one course each of `BETAS`.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vocap.allocation import Course, trace_courses
+from vocap.build import BuiltVocabulary, VocabularySettings
+from vocap.curves import concave_envelope
+from vocap.merge import SPECIALS
+from vocap.record import Record
+
+BETAS = tuple(i / 10 for i in range(11))
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings) -> str:
+    """Return the explorer of a build by the method "vocap" as HTML.
+
+    Args:
+      record: of the build, see `vocap.record`.
+      vocabulary: the build.
+      settings: of the build; its beta joins the grid.
+    """
+    courses = trace_courses(
+        {name: one.vocabularies.curve for name, one in vocabulary.languages.items()},
+        {name: one.probability for name, one in vocabulary.languages.items()},
+        sorted({*BETAS, settings.beta}),
+    )
+    return fill_template(explorer_data(record, courses))
+
+
+def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
+    """Return all that the page shows, JSON-serialisable.
+
+    A course is the index of each step's language, and by how much the step changes the number of
+    distinct pieces.
+    """
+    settings, languages = record["settings"], record["languages"]
+    indices = {name: i for i, name in enumerate(languages)}
+    return {
+        "specials": len(SPECIALS),
+        "amounts": "given" if settings["amounts"] else "bytes",
+        "build": {"target_size": settings["target_size"], "beta": settings["beta"]},
+        "languages": [
+            {
+                "name": name,
+                "amount": one["amount"],
+                "q": one["probability"],
+                "sizes": one["sizes"],
+                "alp": [round(alp, 5) for alp in one["alp"]],
+                "vertices": concave_envelope(one["sizes"], one["alp"]),
+                "built": one["allocated"],
+            }
+            for name, one in languages.items()
+        ],
+        "courses": [
+            {
+                "beta": course.beta,
+                "first": course.first_pieces,
+                "order": [indices[name] for name in course.languages],
+                "changes": [
+                    after - before
+                    for before, after in zip(
+                        (course.first_pieces, *course.unions), course.unions, strict=False
+                    )
+                ],
+            }
+            for course in courses
+        ],
+    }
+
+
+def fill_template(data: Mapping[str, Any]) -> str:
+    """Return the page with `data`, its style and its script in it."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    parts = {
+        "/*STYLE*/": _read("explorer.css"),
+        "/*SCRIPT*/": _read("explorer.js"),
+        # No string of the data can end the element that holds it, or begin a comment in it.
+        "/*DATA*/": text.replace("<", "\\u003c"),
+    }
+    page = _read("explorer.html")
+    for mark, part in parts.items():
+        before, _, after = page.partition(mark)
+        page = before + part + after
+    return page
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
