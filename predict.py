@@ -1,4 +1,4 @@
-"""Predict on a user's own text with a fine-tuned model, or find translations with an encoder.
+"""Predict on a user's own text with a fine-tuned model, translate it, or find translations.
 
     python predict.py --workdir=DIR --input=FILE --output=FILE
     python predict.py --config=configs/finetune/tatoeba.py --config.init_from=ENCODER \\
@@ -9,7 +9,9 @@ a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chi
 (tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD).
 Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
 translations; --language then takes the threshold of a run of BUCC. The output has one JSON object
-per line; ids are line numbers. docs/fine_tuning.md has more.
+per line; ids are line numbers. A run that translates writes one line of text for each line of FILE,
+in the direction --language if it has several; after a stop the same command goes on.
+docs/fine_tuning.md and docs/translation.md have more.
 """
 
 import json
@@ -21,8 +23,9 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from builders import prediction
-from builders.task_kinds import SEARCHES
+from builders.task_kinds import SEARCHES, TRANSLATION
 from builders.task_settings import task_settings
+from builders.translation_prediction import TranslationRun
 from common import artifacts, entry_point
 from evaluation.tasks import Line
 from input_pipeline.tasks import unlabelled
@@ -30,8 +33,8 @@ from input_pipeline.tasks import unlabelled
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Of tatoeba or bucc, without a run.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
 _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
-_OUTPUT = flags.DEFINE_string("output", None, "The file to write, JSON lines.")
-_LANGUAGE = flags.DEFINE_string("language", "", "Of the input.")
+_OUTPUT = flags.DEFINE_string("output", None, "The file to write, JSON lines or translations.")
+_LANGUAGE = flags.DEFINE_string("language", "", "Of the input; of translations such as en-de.")
 
 
 def main(_) -> None:
@@ -40,6 +43,8 @@ def main(_) -> None:
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
     config = _CONFIG.value if workdir is None else prediction.run_config(workdir)
     paths = [pathlib.Path(name) for name in _INPUT.value]
+    if task_settings(config).task.kind == TRANSLATION and workdir is not None:
+        return _translate(workdir, paths)
     if task_settings(config).task.kind in SEARCHES:
         chunks = _search(config, workdir, paths)
     elif workdir is None:
@@ -56,14 +61,29 @@ def main(_) -> None:
 
 def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
     """Yield the output lines of chunks of examples, and show progress."""
-    if len(paths) != 1:
-        raise ValueError(f"--input names {len(paths)} files, must name one")
     model = prediction.FineTuned(workdir)
-    examples = model.read(paths[0])
+    examples = model.read(_one(paths))
     with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
         for lines in model(examples, _LANGUAGE.value):
             bar.update(len(lines))
             yield lines
+
+
+def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> None:
+    """Write the translations of a file, and log how fast they were found."""
+    output, run = pathlib.Path(_OUTPUT.value), TranslationRun(workdir)
+    with tqdm.tqdm(desc="translate", unit="line") as bar:
+        for count in run.translate_file(_one(paths), output, _LANGUAGE.value):
+            bar.update(count - bar.n)
+    rates = run.throughput.rates()
+    speed = "".join(f", {rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
+    logging.info("%d lines: %s%s", bar.n, output, speed)
+
+
+def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:
+    if len(paths) != 1:
+        raise ValueError(f"--input names {len(paths)} files, must name one")
+    return paths[0]
 
 
 def _search(

@@ -30,7 +30,7 @@ from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_part, make_mesh
 from training.step import TrainFunctions, make_train_functions
 
-_MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
+MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
 # What of the encoder can stay as it is.
 _GROUPS = ("embeddings", "layers")
 
@@ -97,7 +97,7 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
 
 def mesh() -> Mesh:
     """All devices, which share out the batch."""
-    return make_mesh(_MESH)
+    return make_mesh(MESH)
 
 
 def train_functions(
@@ -126,7 +126,7 @@ def train_functions(
         stages=(),
         restart_schedule=True,
     )
-    return make_train_functions(fine_tuning, optimizer, _MESH, mesh, num_steps=num_steps)
+    return make_train_functions(fine_tuning, optimizer, MESH, mesh, num_steps=num_steps)
 
 
 def initial_params(

@@ -19,7 +19,8 @@ from training.step import TrainFunctions, make_train_functions
 
 
 def train_settings(config: ConfigDict) -> TrainSettings:
-    return settings(TrainSettings, config.train, "train", read_elsewhere=("init_from",))
+    elsewhere = ("init_from",)
+    return settings(TrainSettings, config.train, "train", read_elsewhere=elsewhere, max_multiples=0)
 
 
 def mesh(config: ConfigDict) -> Mesh:

@@ -55,7 +55,7 @@ class FineTuned:
         config = run_config(workdir)
         self._options = task_settings(config)
         self._params, notes = read_params(workdir / task_runs.BEST)
-        self._tokenizer = _read_tokenizer(workdir, notes["tokenizer"])
+        self._tokenizer = read_tokenizer(workdir, notes["tokenizer"])
         objective = builders.with_head(config, EncoderSettings(**notes["encoder"]))
         pad = self._tokenizer.special.pad
         self._predictor = builders.predictor(config, objective, pad, builders.mesh())
@@ -78,7 +78,12 @@ class FineTuned:
             yield self._kind.lines(self._task, data, decided, self._threshold)
 
 
-def _read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
+def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
+    """Read the tokenizer of a run, of which the hash is in the notes of its parameters.
+
+    Raises:
+      ValueError: it is missing, or another one.
+    """
     path = workdir / task_runs.TOKENIZER
     if not path.exists():
         raise ValueError(f"{path} does not exist; copy the whole folder of the run")

@@ -148,6 +148,9 @@ KINDS: dict[str, TaskKind] = {
         target="answer",
     ),
 }
+# Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions,
+# its model has a decoder, and its outputs are searched for.
+TRANSLATION = "translation"
 SEARCHES: dict[str, SearchKind] = {
     "retrieval": SearchKind(
         PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),

@@ -1,9 +1,8 @@
-"""Runs of finetune.py: data read, a model trained and evaluated, or translations searched for."""
+"""Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
 
-import contextlib
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,9 +10,10 @@ import tqdm
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
-from builders import task_data
+from builders import task_data, translation, translation_runs
 from builders.pretrained import Pretrained, read_pretrained
-from builders.task_kinds import KINDS, SEARCHES
+from builders.run_folder import BEST, RESULTS, TOKENIZER, ShouldStop, StopContext
+from builders.task_kinds import KINDS, SEARCHES, TRANSLATION
 from builders.task_settings import TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from configs.finetune import base
@@ -26,12 +26,8 @@ from interop.params_file import read_params, write_params
 from training.loop import train
 from training.signals import Stopped, StopRequest
 
-BEST, RESULTS, TOKENIZER = "best.safetensors", "results.json", "spm.model"
 # Keys that change no result.
 _RECORDING = ("log_every", "keep_checkpoints", "tensorboard")
-
-ShouldStop = Callable[[int], bool]
-StopContext = Callable[[], contextlib.AbstractContextManager[ShouldStop]]
 
 
 def run(
@@ -52,22 +48,47 @@ def run(
         config, or another process is at work in it.
       Stopped: it was asked to stop; the same call goes on.
     """
-    options = task_settings(config)
-    pretrained = read_pretrained(config.init_from, keeps_decoder=options.cross_attention)
+    procedure = _procedure(task_settings(config).task.kind)
+    pretrained = procedure.read(config)
     stage = artifacts.open_stage(
         folder, _settings(config, pretrained), defaults=base.base("", "").to_dict()
     )
     if stage.done:
         return artifacts.read_json(folder / RESULTS)
     # Before the folder is claimed, so that data that is at fault can be named anew.
-    make = _search if options.task.kind in SEARCHES else _fine_tune
-    work = make(config, pretrained, folder, stopping)
+    work = procedure.prepare(config, pretrained, folder, stopping)
     with stage.held():
-        results = {**builders.run_metadata(config), **work()}
+        results = {**procedure.metadata(config), **work()}
         if jax.process_index() == 0:
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
     return results
+
+
+class _Procedure(NamedTuple):
+    """What tells the runs of one kind of tasks from those of others.
+
+    Attributes:
+      read: config -> what the run starts from.
+      prepare: (config, what it starts from, folder, stopping) -> the work, after the data are read.
+      metadata: config -> that of the results.
+    """
+
+    read: Callable[[ConfigDict], Pretrained]
+    prepare: Callable[..., Callable[[], dict[str, Any]]]
+    metadata: Callable[[ConfigDict], dict[str, Any]]
+
+
+def _procedure(kind: str) -> _Procedure:
+    if kind == TRANSLATION:
+        return _Procedure(translation.read_start, translation_runs.prepare, translation.metadata)
+    prepare = _search if kind in SEARCHES else _fine_tune
+    return _Procedure(_read_encoder, prepare, builders.run_metadata)
+
+
+def _read_encoder(config: ConfigDict) -> Pretrained:
+    keeps_decoder = task_settings(config).cross_attention
+    return read_pretrained(config.init_from, keeps_decoder=keeps_decoder)
 
 
 def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class TaskSettings:
       train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
         "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
       train_languages, validation_languages: what is trained on, and what the checkpoint is
-        selected on.
+        selected on; of translation directions such as "en-de".
       test_languages: what is reported; empty for all that there are files for.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.tasks import Predictor, TaskData
+from evaluation.tasks import TaskData
 from training.state import TrainState
 
 
@@ -20,7 +20,7 @@ class Selection:
         self,
         metric: str,
         data: Sequence[TaskData],
-        predictor: Predictor,
+        predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]],
         score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]],
         keep: Callable[[Any, int, float], None],
         best: float | None,
@@ -30,7 +30,7 @@ class Selection:
         Args:
           metric: its name.
           data: development data by language.
-          predictor: predictor of the run's model.
+          predictor: (parameters, features) -> their outputs, such as a `tasks.Predictor`.
           score: outputs for the features of some data -> metrics.
           keep: called with (parameters, step, score) when the score is the best so far.
           best: score of the parameters kept already; None if there are none.

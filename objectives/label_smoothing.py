@@ -1,36 +1,7 @@
-"""Cross-entropy with label smoothing, of logits and of what an output layer gives."""
-
-from collections.abc import Mapping
+"""Label smoothing, as what it adds to the loss of any output layer."""
 
 import jax
 import jax.numpy as jnp
-
-from objectives.loss_and_metrics import LossAndMetrics
-
-
-def label_smoothed_loss(
-    logits: jax.Array, labels: jax.Array, smoothing: float, num_classes: int
-) -> jax.Array:
-    """Cross-entropy with a mixture of the label and the uniform distribution over V classes.
-
-      -(1 - e) log p(y) - e / V sum_c log p(c) = -log p(y) + e (z(y) - mean_c z(c))
-
-    Szegedy et al., "Rethinking the Inception architecture", 2016, section 7, for logits z.
-
-    Args:
-      logits: [..., R], R >= V; those from V on are of no class.
-      labels: [...] int32; of one that is negative, the value means nothing.
-      smoothing: e, from 0, no smoothing, to 1.
-      num_classes: V.
-
-    Returns:
-      [...] float32.
-    """
-    logits = logits[..., :num_classes].astype(jnp.float32)
-    labels = jnp.maximum(labels, 0)[..., None]
-    of_labels = jnp.take_along_axis(logits, labels, axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - of_labels
-    return losses + smoothing * (of_labels - logits.mean(axis=-1))
 
 
 def smoothing_penalty(
@@ -43,14 +14,22 @@ def smoothing_penalty(
 ) -> jax.Array:
     """What label smoothing adds to any layer's negative log-likelihood, without logits.
 
-    The mean of the logits is the logit of the mean of the classes, so that the cost of a position
-    does not grow with the vocabulary.
+    The cross-entropy with a mixture of the label y and the uniform distribution over V classes is,
+    with logits z,
+
+      -(1 - e) log p(y) - e / V sum_c log p(c) = -log p(y) + e (z(y) - mean_c z(c))
+
+    (Szegedy et al., "Rethinking the Inception architecture", 2016, section 7). The mean of the
+    logits is the logit of the mean of the classes, so that the cost of a position does not grow
+    with the vocabulary.
 
     Args:
       hidden: [..., E] input of the output layer.
-      labels, smoothing, num_classes: as `label_smoothed_loss`.
-      table: [R, E] output embeddings.
+      labels: [...] int32; of one that is negative, the value means nothing.
+      table: [R, E] output embeddings, R >= V; those from V on are of no class.
       bias: [R] output bias.
+      smoothing: e, from 0, no smoothing, to 1.
+      num_classes: V.
 
     Returns:
       [...] float32, e (z(y) - mean_c z(c)).
@@ -59,26 +38,3 @@ def smoothing_penalty(
     table, bias = table[:num_classes].astype(jnp.float32), bias[:num_classes]
     differences = table[labels] - table.mean(axis=0).reshape(*[1] * labels.ndim, -1)
     return smoothing * ((hidden * differences).sum(axis=-1) + bias[labels] - bias.mean())
-
-
-def translation_loss(
-    logits: jax.Array, batch: Mapping[str, jax.Array], smoothing: float, num_classes: int
-) -> LossAndMetrics:
-    """Label-smoothed loss of a decoder over the tokens of `target_outputs` [B, L], -1 for none.
-
-    Args:
-      logits: [B, L, R] of the tokens after `target_inputs`.
-      batch: the arrays of `input_pipeline.tasks.translation_features`, with `weights` [B].
-      smoothing, num_classes: as `label_smoothed_loss`.
-
-    Returns:
-      "loss"; without smoothing "nll", which perplexities are of; "accuracy".
-    """
-    labels = batch["target_outputs"]
-    weights = batch["weights"][:, None] * (labels >= 0)
-    values = {
-        "loss": label_smoothed_loss(logits, labels, smoothing, num_classes),
-        "nll": label_smoothed_loss(logits, labels, 0.0, num_classes),
-        "accuracy": jnp.argmax(logits[..., :num_classes], axis=-1) == labels,
-    }
-    return {name: ((value * weights).sum(), weights.sum()) for name, value in values.items()}

@@ -209,7 +209,7 @@ def data_folder() -> pathlib.Path:
 def quick() -> Iterator[None]:
     """Runs take one device, and share their compiled functions where these are the same."""
     functions, predictor = builders.train_functions, builders.predictor
-    one_device = functools.cache(lambda: make_mesh(builders._MESH, jax.devices()[:1]))
+    one_device = functools.cache(lambda: make_mesh(builders.MESH, jax.devices()[:1]))
 
     def shared(make):
         def made(config, fine_tuning, *args):

@@ -44,7 +44,13 @@ class Checkpoints:
     """Checkpoints of one run, numbered by steps taken; a context manager."""
 
     def __init__(
-        self, folder: pathlib.Path, keep: int, keep_every: int = 0, *, read_only: bool = False
+        self,
+        folder: pathlib.Path,
+        keep: int,
+        keep_every: int = 0,
+        max_multiples: int = 0,
+        *,
+        read_only: bool = False,
     ):
         """Open the checkpoints in `folder`.
 
@@ -52,6 +58,7 @@ class Checkpoints:
           folder: folder of the checkpoints.
           keep: number of latest checkpoints to keep.
           keep_every: keep checkpoints of multiples of it as well; 0 for none.
+          max_multiples: number of the latest of these to keep; 0 for all.
           read_only: change nothing, since another process may be saving here.
         """
         self._folder = folder.absolute()
@@ -60,7 +67,7 @@ class Checkpoints:
         policies = ocp.training.preservation_policies
         kept = [policies.LatestN(keep)]
         if keep_every:
-            kept.append(policies.EveryNSteps(keep_every))
+            kept.append(policies.EveryNSteps(keep_every, max_to_keep=max_multiples or None))
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
             # The loop decides when to save.
@@ -181,19 +188,23 @@ class Checkpoints:
         """
         return self._latest(lambda step: self._params(step, functions))
 
-    def mean_params(self, functions: TrainFunctions, count: int) -> tuple[list[int], Any]:
+    def mean_params(
+        self, functions: TrainFunctions, count: int, every: int = 1
+    ) -> tuple[list[int], Any]:
         """Restore the mean of the up-to-date parameters of the latest checkpoints: steps, params.
 
         Args:
           functions: of the run.
           count: number of checkpoints to average.
+          every: of checkpoints of multiples of it alone, which does not depend on where a run was
+            stopped.
 
         Raises:
           ValueError: there are fewer.
           DamagedError: one of them is damaged. It is not passed over, since an average over other
             checkpoints would be another model.
         """
-        steps = self.steps()[-count:]
+        steps = [step for step in self.steps() if step % every == 0][-count:]
         if len(steps) < count:
             raise ValueError(
                 f"{self._folder} holds {len(steps)} checkpoints, too few for the mean of {count}; "
@@ -312,14 +323,16 @@ def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tu
 
 
 def restore_mean_params(
-    folder: pathlib.Path, functions: TrainFunctions, count: int
+    folder: pathlib.Path, functions: TrainFunctions, count: int, every: int = 1
 ) -> tuple[list[int], Any]:
     """Restore the mean of the parameters of the `count` latest checkpoints in `folder`, read-only.
+
+    Of those alone whose steps are multiples of `every`.
 
     Raises:
       ValueError: there are fewer, or one of them is damaged; see `Checkpoints.mean_params`.
     """
-    return _read(folder, lambda checkpoints: checkpoints.mean_params(functions, count))
+    return _read(folder, lambda checkpoints: checkpoints.mean_params(functions, count, every))
 
 
 def _read(

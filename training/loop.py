@@ -78,7 +78,10 @@ def train(
       DamagedError: there are checkpoints, but all are damaged.
     """
     with Checkpoints(
-        folder / "checkpoints", settings.keep_checkpoints, settings.keep_every
+        folder / "checkpoints",
+        settings.keep_checkpoints,
+        settings.keep_every,
+        settings.max_multiples,
     ) as checkpoints:
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))

@@ -5,7 +5,8 @@ import dataclasses
 from training.accumulation import Accumulation
 from training.state import PRNGS
 
-_MAY_BE_ZERO = ("batch_warmup_steps", "keep_every", "peak_flops", "profile_from", "profile_steps")
+_MAY_BE_ZERO = ("batch_warmup_steps", "keep_every", "max_multiples", "peak_flops", "profile_from",
+                "profile_steps")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class TrainSettings:
       keep_checkpoints: number of latest checkpoints kept on disk; with two, there is a fallback for
         a damaged one.
       keep_every: checkpoints of multiples of it are kept as well; 0 for none.
+      max_multiples: how many of these, the latest ones; 0 for all.
       tensorboard: whether metrics are also written for TensorBoard.
       peak_flops: peak floating-point operations per second of a device, to report the utilisation;
         0 for no such report.
@@ -45,6 +47,7 @@ class TrainSettings:
     accumulation_steps: int = 1
     batch_warmup_steps: int = 0
     keep_every: int = 0
+    max_multiples: int = 0
     tensorboard: bool = False
     peak_flops: float = 0.0
     profile_from: int = 0

@@ -13,6 +13,8 @@ _ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO_WAY_NLI = ("entailment", "not_entailment")
 _YES_NO = ("0", "1")
+_TRANSLATION_METRICS = ("bleu", "chrf", "tokenized_bleu")
+_SPLITS = ("train", "validation", "test")
 # The translations of MNLI that come with XNLI call this label so.
 _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
@@ -36,7 +38,8 @@ class Task:
       kind: of `builders.task_kinds`, such as "tagging": how it is read, trained on and scored.
       labels: the classes or tags, in the dataset's order; a label may also be given by number. None
         of a regression.
-      languages: those of the dataset that XTREME or the dataset's paper reports, sorted.
+      languages: those of the dataset that XTREME or the dataset's paper reports, sorted; of
+        translation the directions, none of files in any.
       metrics: all that are computed; the first one is reported.
       tfds: by split, the pattern that reads it from tensorflow-datasets, "tfds:NAME:SPLIT".
       tfds_codes: names of languages in tensorflow-datasets, where they are not their codes.
@@ -137,7 +140,7 @@ def _glue(
     labels: tuple[str, ...],
     metrics: tuple[str, ...],
     columns: Columns,
-    splits: tuple[str, ...] = ("train", "validation", "test"),
+    splits: tuple[str, ...] = _SPLITS,
     **more: Any,
 ) -> Task:
     tfds = {split: f"tfds:glue/{name}:{split}" for split in splits}
@@ -323,6 +326,17 @@ _ALL = [
         ("accuracy",),
         {"test": "tfds:tatoeba/tatoeba_{language}:train"},
         xtreme_name="tatoeba",
+    ),
+    Task("translation", "translation", (), (), _TRANSLATION_METRICS, None),
+    Task(
+        "wmt14",
+        "translation",
+        (),
+        ("de-en", "en-de", "en-fr", "fr-en"),
+        _TRANSLATION_METRICS,
+        {split: f"tfds:wmt14_translate/{{language}}:{split}" for split in _SPLITS},
+        # Its datasets are named by their pair, English last.
+        tfds_codes={"en-de": "de-en", "en-fr": "fr-en"},
     ),
     _glue(
         "cola",

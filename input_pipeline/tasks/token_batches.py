@@ -131,12 +131,16 @@ def batch_sizes(tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[
 
 
 def token_batches(
-    features: Sequence[SizedFeature], tokens: int, buckets: Sequence[int], pad: int
+    features: Sequence[SizedFeature],
+    tokens: int,
+    buckets: Sequence[int],
+    pad: int,
+    multiple: int = 1,
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Yields all features once, sorted by length within their buckets, the longest buckets last.
 
     Args:
-      features, tokens, buckets, pad: as `TokenStream`.
+      features, tokens, buckets, pad, multiple: as `TokenStream`.
 
     Yields:
       The arrays of a batch and the numbers of its features, as `batches.length_batches` does.
@@ -146,7 +150,7 @@ def token_batches(
     """
     if not features:
         return
-    sizes = batch_sizes(tokens, buckets)
+    sizes = batch_sizes(tokens, buckets, multiple)
     order = np.argsort([feature.size for feature in features], kind="stable")
     for bucket, rows in _cut(order, _buckets_of(features, buckets), sizes):
         arrays = stacked([features[row] for row in rows], buckets[bucket], pad)

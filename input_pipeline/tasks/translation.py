@@ -87,24 +87,6 @@ def read_files(paths: Sequence[pathlib.Path], language: str) -> list[Translation
     return found
 
 
-def read_sources(path: pathlib.Path, language: str) -> list[TranslationExample]:
-    """Reads a user's text to translate, a sentence a line.
-
-    The id of an example is the number of its line, from 1; empty lines are left out.
-
-    Raises:
-      ValueError: no such file, or no direction.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct --input")
-    target_language = direction(language)[1]
-    return [
-        TranslationExample(str(number), line.strip(), None, target_language)
-        for number, (_, line) in enumerate(files.numbered_lines(path), start=1)
-        if line.strip()
-    ]
-
-
 def without_empty(pairs: Sequence[Pair], where: str, unit: str) -> Iterator[Pair]:
     """Yields the pairs of which no side is empty, and warns of the others.
 

@@ -20,7 +20,8 @@ from tests import tiny_tasks
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
-ALL = [(name, "") for name in NAMES if name not in ("glue", "squad")]
+TRANSLATIONS = ("multi30k", "translation", "wmt14")  # tests/translation_test.py
+ALL = [(name, "") for name in NAMES if name not in ("glue", "squad", *TRANSLATIONS)]
 ALL += [("glue", f"{task},") for task in glue.TASKS] + [("squad", f"{v},") for v in squad.TASKS]
 
 
@@ -30,7 +31,8 @@ def load(name: str, arg: str):
 
 class ConfigsTest(parameterized.TestCase):
     def test_every_task_has_one(self):
-        self.assertEqual({load(*one).task.name for one in ALL}, set(TASKS))
+        configs = [*ALL, *((name, "en-de,") for name in TRANSLATIONS)]
+        self.assertEqual({load(*one).task.name for one in configs}, set(TASKS))
 
     @parameterized.parameters(*ALL)
     def test_its_files_are_found_and_its_objects_built(self, name, arg):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from common import artifacts
 from interop import model_folder
-from models.encoder import POSITIONS, EncoderSettings
+from models.settings import POSITIONS, EncoderSettings
 from tests.interop.xlm_roberta_test import (
     PADDED,
     SETTINGS,

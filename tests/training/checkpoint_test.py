@@ -260,6 +260,14 @@ class KeepTest(TestCase):
         self.save(*range(1, 8), keep=2, keep_every=keep_every)
         self.assertEqual(self.names(), expected)
 
+    def test_the_latest_multiples_stay_whatever_is_between(self):
+        self.save(2, 4, 5, 6, 8, 9, keep=1, keep_every=2, max_multiples=3)
+        self.assertEqual(self.names(), ["4", "6", "8", "9"])
+        steps, params = restore_mean_params(self.folder, functions_of_run(), 2, every=2)
+        self.assertEqual(steps, [6, 8])
+        tables = [np.asarray(state_of(step).params["table"], np.float64) for step in steps]
+        np.testing.assert_allclose(params["table"], np.mean(tables, axis=0), atol=1e-6)
+
     def test_what_a_killed_run_was_writing_goes(self):
         self.save(1)
         (self.folder / "2.orbax-checkpoint-tmp").mkdir()

@@ -143,14 +143,6 @@ class TranslationTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"direction '{language}' must be"):
             translation.direction(language)
 
-    def test_a_text_to_translate(self):
-        path = self.write("mine.txt", "One.\n\n Two. \n")
-        found = translation.read_sources(path, "en-de")
-        expected = [("1", "One."), ("3", "Two.")]
-        self.assertEqual(found, [TranslationExample(i, text, None, "de") for i, text in expected])
-        with self.assertRaisesRegex(ValueError, "no such file; correct --input"):
-            translation.read_sources(self.root / "other", "en-de")
-
 
 if __name__ == "__main__":
     absltest.main()

@@ -1,0 +1,116 @@
+"""Translation of a user's file with a finished run of finetune.py, resumed where it stopped."""
+
+import hashlib
+import pathlib
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from builders import fine_tuning
+from builders import translation as builders
+from builders.prediction import read_tokenizer, run_config
+from builders.run_folder import BEST
+from builders.task_settings import task_settings
+from common import artifacts
+from evaluation.translating import Throughput
+from input_pipeline.tasks import files, translation
+from input_pipeline.tasks.examples import TranslationExample
+from interop.params_file import read_params
+
+# Lines of a part of the output: enough for batches of similar lengths, few enough to lose little.
+CHUNK = 1024
+
+
+class TranslationRun:
+    """Model of a finished run that translates."""
+
+    def __init__(self, workdir: pathlib.Path):
+        """Read the run in `workdir`.
+
+        Raises:
+          ValueError: it has not ended, or its files do not belong together.
+        """
+        config = run_config(workdir)
+        self._options = task_settings(config)
+        params, notes = read_params(workdir / BEST)
+        self._model = builders.model_of_notes(notes, read_tokenizer(workdir, notes["tokenizer"]))
+        self._params: Any = jax.device_put(params)
+        self._translator = builders.translator(
+            config, builders.objective(config, self._model), self._model, fine_tuning.mesh()
+        )
+        self._trained = builders.directions(self._options, "train")
+        # What the translations depend on, besides the source.
+        self._identity = [config.decoding.to_dict(), self._options.max_length, _digest(workdir)]
+
+    @property
+    def throughput(self) -> Throughput:
+        return self._translator.throughput
+
+    def direction(self, named: str) -> str:
+        """The direction to translate in; by default the one of the run.
+
+        Raises:
+          ValueError: the run has several, or its model has no symbol for the target language.
+        """
+        if not named and len(self._trained) > 1:
+            raise ValueError(
+                f"the run was trained on {', '.join(self._trained)}; choose by --language, such as "
+                f"--language={self._trained[0]}"
+            )
+        direction = named or self._trained[0]
+        target = translation.direction(direction)[1]
+        if target not in self._model.symbols:
+            raise ValueError(
+                f"--language is {direction!r}, but the model has no symbol for {target!r}, only "
+                f"for {', '.join(self._model.symbols)}; choose one of these, or train on a "
+                "direction into it"
+            )
+        return direction
+
+    def __call__(self, lines: Sequence[str], direction: str) -> list[str]:
+        """Translate lines, in their order; an empty one is an empty one."""
+        target = translation.direction(direction)[1]
+        texts = [line.strip() for line in lines]
+        there = [number for number, text in enumerate(texts) if text]
+        examples = [TranslationExample(str(n), texts[n], None, target) for n in there]
+        if not examples:
+            return [""] * len(lines)
+        data = builders.featured(self._options, self._model, direction, examples)
+        found = builders.detokenized(self._model, self._translator(self._params, data.features))
+        by_line = dict(zip(there, found, strict=True))
+        return [by_line.get(number, "") for number in range(len(lines))]
+
+    def translate_file(
+        self, source: pathlib.Path, output: pathlib.Path, direction: str
+    ) -> Iterator[int]:
+        """Translate a file line by line; yield the number of lines done after each part.
+
+        Parts are kept beside `output` until it is written. After a stop the same call goes on after
+        the last of them; those of another source, direction or model are not taken.
+
+        Raises:
+          ValueError: there is no such file, it is no text, or the direction is unknown.
+        """
+        direction = self.direction(direction)
+        if not source.is_file():
+            raise ValueError(f"{source}: no such file; correct --input")
+        lines = [line for _, line in files.numbered_lines(source)]
+        name = artifacts.fingerprint(self._identity, direction, lines)
+        folder = output.with_name(f"{output.name}.parts")
+        parts = []
+        for start in range(0, len(lines), CHUNK):
+            part = folder / f"{name}.{start}.txt"
+            chunk = lines[start : start + CHUNK]
+            if not part.exists():
+                artifacts.write_text(part, "".join(f"{x}\n" for x in self(chunk, direction)))
+            parts.append(part)
+            yield start + len(chunk)
+        artifacts.write_text(output, "".join(part.read_text(encoding="utf-8") for part in parts))
+        shutil.rmtree(folder)
+
+
+def _digest(workdir: pathlib.Path) -> str:
+    with open(workdir / BEST, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

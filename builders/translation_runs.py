@@ -1,0 +1,183 @@
+"""Runs of finetune.py that train a model to translate, and translate with it."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+from ml_collections import ConfigDict
+
+from builders import fine_tuning
+from builders import translation as builders
+from builders.pretrained import Pretrained
+from builders.run_folder import BEST, TOKENIZER, ShouldStop, StopContext
+from builders.task_settings import TaskSettings, task_settings
+from common import artifacts
+from evaluation import translation_report
+from evaluation.batch_layout import spread_rows
+from evaluation.metrics import translation as metrics
+from evaluation.selection import Selection
+from evaluation.task_results import write_lines
+from evaluation.tasks import TaskData
+from evaluation.translating import Translator
+from input_pipeline.packed_dataset import tokenizer_hash
+from input_pipeline.tasks import translation
+from interop.params_file import read_params, write_params
+from training.checkpoint import restore_mean_params
+from training.loop import train
+from training.metrics import read_metrics
+from training.signals import Stopped
+
+_SPLITS = ("train", "validation", "test")
+Data = dict[str, list[TaskData]]  # by split
+
+
+def prepare(
+    config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
+) -> Callable[[], dict[str, Any]]:
+    """Read the data; return what trains, averages, and translates development and test data."""
+    options = task_settings(config)
+    examples = {split: builders.read_examples(options, split) for split in _SPLITS}
+    if config.translation.prune:
+        pretrained = builders.pruned(pretrained, examples["train"])
+    model = builders.model(config, pretrained)
+    data: Data = {
+        split: [builders.featured(options, model, *one) for one in found.items()]
+        for split, found in examples.items()
+    }
+    mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
+    batches = builders.training_data(config, data["train"], model, mesh)
+    objective = builders.objective(config, model)
+    functions = builders.train_functions(config, objective, mesh)
+    notes = builders.notes(model, tokenizer_hash(pretrained.tokenizer))
+
+    def keep(params: Any, step: int, value: float) -> None:
+        if jax.process_index() == 0:
+            found = {**notes, "step": step, "value": value}
+            write_params(folder / BEST, jax.device_get(params), found)
+
+    def work() -> dict[str, Any]:
+        artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
+        in_training = builders.translator(
+            config, objective, model, mesh, config.evaluation.beams_in_training
+        )
+        score = _scorer(model)
+        averages = config.train.averaged_checkpoints > 0
+        selection = Selection(
+            options.task.metrics[0],
+            [_part(config, options, model, one) for one in data["validation"]],
+            in_training,
+            lambda one, outputs: score(one, outputs)[1],
+            (lambda *_: None) if averages else keep,
+            None if averages else _kept(folder),
+        )
+        with stopping() as should_stop:
+            train(
+                functions, settings, folder, batches, [selection],
+                initial_params=builders.initial_params(config, pretrained, model),
+                should_stop=should_stop,
+            )  # fmt: skip
+            steps = None
+            if averages:
+                count = config.train.averaged_checkpoints
+                steps, params = restore_mean_params(
+                    folder / "checkpoints", functions, count, settings.checkpoint_every
+                )
+                keep(params, steps[-1], np.nan)
+            translator = builders.translator(config, objective, model, mesh)
+            results = _evaluate(data, translator, score, folder, should_stop, settings.num_steps)
+        return _finished(config, options, folder, steps, results, translator)
+
+    return work
+
+
+def _kept(folder: pathlib.Path) -> float | None:
+    """Score of the best parameters that a run which was stopped has kept; None without any."""
+    path = folder / BEST
+    return read_params(path)[1]["value"] if path.exists() else None
+
+
+def _part(
+    config: ConfigDict,
+    options: TaskSettings,
+    model: builders.TranslationModel,
+    data: TaskData,
+) -> TaskData:
+    """The examples of a direction that are translated during training."""
+    numbers = np.arange(len(data.examples))[:, None]
+    chosen = spread_rows(numbers, config.evaluation.examples_in_training)[:, 0]
+    examples = [data.examples[number] for number in chosen]
+    return builders.featured(options, model, data.language, examples)
+
+
+Score = Callable[[TaskData, Sequence[np.ndarray]], tuple[list[str], dict[str, float]]]
+
+
+def _scorer(model: builders.TranslationModel) -> Score:
+    """Texts and scores of the tokens that were found for some examples."""
+
+    def score(data: TaskData, outputs: Sequence[np.ndarray]) -> tuple[list[str], dict[str, float]]:
+        texts = builders.detokenized(model, outputs)
+        references = [one.target for one in data.examples]
+        target = translation.direction(data.language)[1]
+        return texts, metrics.scores(references, texts, target)
+
+    return score
+
+
+def _evaluate(
+    data: Data,
+    translator: Translator,
+    score: Score,
+    folder: pathlib.Path,
+    should_stop: ShouldStop,
+    step: int,
+) -> dict[str, Any]:
+    """Translate development and test data by the parameters that were kept; score them."""
+    params, notes = read_params(folder / BEST)
+    results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes["step"]}
+    for split in ("validation", "test"):
+        results[split] = {}
+        for one in tqdm.tqdm(data[split], split, unit="direction"):
+            if should_stop(step):
+                raise Stopped(step)
+            texts, results[split][one.language] = score(one, translator(params, one.features))
+            lines = [
+                {"id": x.id, "source": x.source, "reference": x.target, "prediction": text}
+                for x, text in zip(one.examples, texts, strict=True)
+            ]
+            write_lines(folder / "predictions" / f"{split}.{one.language}.jsonl", lines)
+            target = translation.direction(one.language)[1]
+            results["signatures"][one.language] = metrics.signatures(target)
+        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
+    return results
+
+
+def _finished(
+    config: ConfigDict,
+    options: TaskSettings,
+    folder: pathlib.Path,
+    averaged: Sequence[int] | None,
+    results: Mapping[str, Any],
+    translator: Translator,
+) -> dict[str, Any]:
+    """Results with how the parameters were chosen, and the report of them."""
+    metric = options.task.metrics[0]
+    scores = [values[metric] for values in results["validation"].values()]
+    found = {
+        **{name: value for name, value in results.items() if name != "step"},
+        "selected": {
+            "step": results["step"],
+            "averaged_steps": averaged,
+            "on": list(results["validation"]),
+            "metric": metric,
+            "value": float(np.mean(scores)),
+        },
+        "decoding": {**config.decoding.to_dict(), **translator.throughput.rates()},
+    }
+    if jax.process_index() == 0:
+        records = read_metrics(folder / "metrics.jsonl")
+        translation_report.write(folder, builders.metadata(config), found, records)
+    return found

@@ -1,0 +1,133 @@
+"""Report of a run that translates: scores, signatures, BLEU by step, and examples to read."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from common import artifacts
+from evaluation.markdown import cell
+
+NUM_EXAMPLES = 10
+REPORT, PLOT = "report.md", "bleu.png"
+_PREFIX = "validation/bleu/"
+
+
+def write(
+    folder: pathlib.Path,
+    metadata: Mapping[str, Any],
+    results: Mapping[str, Any],
+    records: Sequence[Mapping[str, float]],
+) -> None:
+    """Write the report of a run into its folder.
+
+    Args:
+      folder: with `predictions`.
+      metadata: of the run.
+      results: scores by split and direction, their signatures, the choice of the parameters, and
+        the search.
+      records: metrics of the training, in order.
+    """
+    curves = learning_curves(records)
+    lines = [f"# {metadata['task']}: {metadata['model']}", ""]
+    lines += [f"- {name}: {value}" for name, value in metadata["hyperparameters"].items()]
+    lines += [f"- seed: {metadata['seed']}", f"- {_choice(results['selected'])}"]
+    lines += ["", "## Scores", *_scores(results)]
+    lines += ["", "Search: " + ", ".join(map(_named, results["decoding"].items())) + "."]
+    if curves:
+        plot_curves(curves, folder / PLOT)
+        lines += ["", "## BLEU by step", "", f"![BLEU by step]({PLOT})", "", *_table(curves)]
+    for direction in results["test"]:
+        lines += ["", f"## Examples: {direction}", *_examples(folder, direction)]
+    artifacts.write_text(folder / REPORT, "\n".join(lines) + "\n")
+
+
+def learning_curves(
+    records: Sequence[Mapping[str, float]],
+) -> dict[str, list[tuple[int, float]]]:
+    """Steps and BLEU of each direction on the development data, during training."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith(_PREFIX):
+                point = int(record["step"]), value
+                curves.setdefault(name.removeprefix(_PREFIX), []).append(point)
+    return curves
+
+
+def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib.Path) -> None:
+    """Plot BLEU by step, a line for each direction or run (VECO, Table 4, right)."""
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, points in curves.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, 100 * np.array(values), "o-", ms=3, label=name)
+    axes.set_xlabel("steps")
+    axes.set_ylabel("BLEU")
+    axes.set_title("BLEU on development data during training", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    with artifacts.atomic_path(path) as aside:
+        figure.savefig(aside, dpi=120)
+    plt.close(figure)
+
+
+def _choice(selected: Mapping[str, Any]) -> str:
+    """How the parameters were chosen."""
+    steps = selected["averaged_steps"]
+    if not steps:
+        return f"parameters: those of step {selected['step']}, the best BLEU in training"
+    if len(steps) == 1:
+        return f"parameters: those of step {steps[0]}, the last"
+    return f"parameters: mean of {len(steps)} checkpoints, of steps {steps[0]} to {steps[-1]}"
+
+
+def _scores(results: Mapping[str, Any]) -> list[str]:
+    """Table of the scores of each split, and the signatures of the metrics."""
+    names = list(next(iter(results["test"].values())))
+    lines = ["", f"| | sentences | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
+    for split in ("validation", "test"):
+        for direction, values in results[split].items():
+            cells = " | ".join(f"{100 * values[name]:.1f}" for name in names)
+            count = results["examples"][split][direction]
+            lines.append(f"| {direction}, {split} | {count:,} | {cells} |")
+    for direction, signatures in results["signatures"].items():
+        lines += ["", f"Signatures, {direction}:", ""]
+        lines += [f"- {name}: `{signature}`" for name, signature in signatures.items()]
+    return lines
+
+
+def _table(curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+    """Table of BLEU by step."""
+    steps = sorted({step for points in curves.values() for step, _ in points})
+    lines = [f"| step | {' | '.join(curves)} |", "|---:|" + "---:|" * len(curves)]
+    by_name = {name: dict(points) for name, points in curves.items()}
+    for step in steps:
+        values = [by_name[name].get(step) for name in curves]
+        cells = ("" if value is None else f"{100 * value:.1f}" for value in values)
+        lines.append(f"| {step:,} | {' | '.join(cells)} |")
+    return lines
+
+
+def _examples(folder: pathlib.Path, direction: str) -> list[str]:
+    """Source, reference and output of some test sentences, evenly spaced."""
+    path = folder / "predictions" / f"test.{direction}.jsonl"
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    count = min(NUM_EXAMPLES, len(found))
+    lines = []
+    for number in np.arange(count) * len(found) // count:
+        one = found[number]
+        lines += ["", f"{one['id']}. {cell(one['source'])}", ""]
+        lines += [f"   - reference: {cell(one['reference'])}"]
+        lines += [f"   - output: {cell(one['prediction'])}"]
+    return lines
+
+
+def _named(item: tuple[str, Any]) -> str:
+    name, value = item
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

@@ -1,0 +1,163 @@
+"""Search by a decoder with a cache, against one that decodes every prefix anew."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
+from evaluation.translating import Translator, search
+from input_pipeline.tasks.translation_features import TranslationFeature
+from knn_sampling.exact_layers import FullSoftmax
+from models.encoder import Encoder
+from models.transformer import Context, empty_cache
+from objectives.translation import Translation, context_mask
+from tests.models import encoder_test
+from tests.models.factories import random_params
+from training.flops import matmul_flops
+
+BOS, PAD, EOS, PIECES = 0, 1, 2, 36
+IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(BOS, PAD), num_classes=PIECES)
+SYMBOLS = (37, 39)  # rows beyond the pieces
+ALL = (*encoder_test.ALL, dataclasses.replace(encoder_test.GATED, embedding_size=16))
+
+
+def model(settings) -> Translation:
+    decoder = dataclasses.replace(settings, num_layers=3, cross_attention=True)
+    return Translation(Encoder(settings), Encoder(decoder), FullSoftmax(PIECES), 0.1)
+
+
+@functools.cache
+def params(settings):
+    encoder = dict(random_params(settings))
+    decoder = dict(random_params(model(settings).decoder.settings))
+    del encoder["head"], decoder["embeddings"]
+    return {"encoder": encoder, "decoder": decoder}
+
+
+def features(lengths=(7, 3, 5, 9, 4)) -> list[TranslationFeature]:
+    rng = np.random.default_rng(1)
+    found = []
+    for number, length in enumerate(lengths):
+        tokens = np.array([BOS, *rng.integers(5, PIECES, length), EOS], np.int32)
+        found.append(TranslationFeature(number, tokens, SYMBOLS[number % 2], None))
+    return found
+
+
+def batch_of(some) -> dict[str, jax.Array]:
+    rows = [one.arrays(12, PAD) for one in some]
+    return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "decoding"))
+def slow_search(values, batch, settings, decoding):
+    """Tokens of the best hypotheses; each step decodes all tokens so far of each hypothesis."""
+    one = model(settings)
+    beams, length = decoding.beams, decoding.max_length
+    states = repeat(one.states(values, batch), beams)
+    mask = repeat(context_mask(batch), beams)
+    table, bias = one.output_table(values)
+    decoder = {"params": one.decoder_params(values)}
+
+    def step(tokens, before, index):
+        before = before.at[:, index].set(tokens)
+        positions = jnp.broadcast_to(jnp.arange(length), before.shape)
+        hidden = one.decoder.apply(
+            decoder, before, jnp.ones_like(before), positions, Context(states, mask),
+            deterministic=True, method="decode",
+        )  # fmt: skip
+        hidden = one.decoder.apply(decoder, hidden[:, index], method="predict")
+        return hidden @ table.T + bias[None], before
+
+    empty = jnp.zeros((len(states), length), jnp.int32)
+    return beam_search(step, batch["first_token"], empty, decoding, IDS).tokens[:, 0]
+
+
+class SearchTest(parameterized.TestCase):
+    @parameterized.product(settings=ALL, beams=(1, 3))
+    def test_equals_decoding_every_prefix(self, settings, beams):
+        # Without repetitions, which a random model prefers, each token depends on those before.
+        decoding = DecodingSettings(beams=beams, max_length=8, no_repeat_ngram=1)
+        batch = batch_of(features())
+        one, values = model(settings), params(settings)
+        found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+        np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
+        self.assertGreater(len(np.unique(found)), 5)
+
+    @parameterized.parameters(*ALL)
+    def test_states_are_those_of_the_whole_hypothesis(self, settings):
+        one, values, batch = model(settings), params(settings), batch_of(features())
+        params_of = {"params": one.decoder_params(values)}
+        rng, count = np.random.default_rng(0), 3
+        tokens = jnp.asarray(rng.integers(0, 40, (len(features()), count, 8)), jnp.int32)
+        states, mask = one.states(values, batch), context_mask(batch)
+        flat = tokens.reshape(-1, 8)
+        expected = one.decoder.apply(
+            params_of, flat, jnp.ones_like(flat), jnp.broadcast_to(jnp.arange(8), flat.shape),
+            Context(*repeat((states, mask), count)), deterministic=True, method="decode",
+        )  # fmt: skip
+        cache = empty_cache(one.decoder.settings, values["decoder"]["layers"], states, count, 9)
+
+        def advance(own, index):
+            hidden, own = one.decoder.apply(
+                params_of, tokens[:, :, index], index, mask, cache._replace(own=own),
+                method="decode_next",
+            )  # fmt: skip
+            return own, hidden
+
+        _, found = jax.lax.scan(advance, cache.own, jnp.arange(8))
+        found = jnp.moveaxis(found, 0, 2).reshape(expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+    @parameterized.parameters(1, 3)
+    def test_cost_grows_with_the_vocabulary_by_the_output_layer_alone(self, beams):
+        decoding, batch = DecodingSettings(beams=beams, max_length=8), batch_of(features())
+
+        def flops(vocab_size: int) -> float:
+            one = model(dataclasses.replace(ALL[0], vocab_size=vocab_size))
+            values = nn.unbox(jax.eval_shape(one.init, jax.random.key(0)))
+            found = jax.jit(lambda *args: search(one, *args, decoding, IDS))
+            return matmul_flops(found.trace(values, batch).jaxpr)
+
+        # One product of a state with each embedding, a hypothesis and step, which is counted once.
+        expected = 2 * len(features()) * beams * ALL[0].embedding_size * 1000
+        self.assertEqual(flops(1040) - flops(40), expected)
+
+
+class TranslatorTest(parameterized.TestCase):
+    def translator(self, batch_tokens: int, buckets=(8, 12)) -> Translator:
+        decoding = DecodingSettings(beams=2, max_length=8)
+        return Translator(
+            model(ALL[0]), decoding, IDS, batch_tokens=batch_tokens, buckets=buckets, pad=PAD
+        )
+
+    def test_order_batches_and_padding_change_nothing(self):
+        some = features()
+        decoding = DecodingSettings(beams=2, max_length=8)
+        expected = slow_search(params(ALL[0]), batch_of(some), ALL[0], decoding)
+        translator = self.translator(24)
+        found = translator(params(ALL[0]), some)
+        for row, tokens in zip(np.asarray(expected), found, strict=True):
+            self.assertEqual([*tokens, EOS], row[: len(tokens) + 1].tolist())
+        for order in ([4, 2, 0], [1]):
+            again = translator(params(ALL[0]), [some[i] for i in order])
+            self.assertEqual([x.tolist() for x in again], [found[i].tolist() for i in order])
+        self.assertEqual(translator(params(ALL[0]), []), [])
+
+    def test_throughput_is_that_of_calls_after_the_first(self):
+        translator = self.translator(60, buckets=(12,))
+        self.assertEqual(translator.throughput.rates(), {})
+        translator(params(ALL[0]), features())
+        self.assertEqual(translator.throughput.rates(), {})
+        found = translator(params(ALL[0]), features())
+        count = translator.throughput
+        self.assertEqual((count.sentences, count.tokens), (5, sum(map(len, found)) + 5))
+        self.assertSameElements(count.rates(), ("sentences_per_second", "tokens_per_second"))
+
+
+if __name__ == "__main__":
+    absltest.main()

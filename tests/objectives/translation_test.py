@@ -1,0 +1,108 @@
+"""The loss of a translation: its definition, what it depends on, and what it trains."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from objectives.batch import Batch
+from tests.evaluation.translating_test import ALL, PAD, PIECES, features, model, params
+
+LENGTH = 12
+
+
+@functools.cache
+def batch() -> dict[str, np.ndarray]:
+    """Two examples and one of weight zero, which is empty."""
+    some = [
+        dataclasses.replace(one, target=np.array([*target, 2], np.int32))
+        for one, target in zip(features((7, 3)), ([9, 8, 7, 6, 5], [30, 31]), strict=True)
+    ]
+    rows = [one.arrays(LENGTH, PAD) for one in some]
+    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    fill = {"tokens": PAD, "target_inputs": PAD, "target_outputs": -1}
+    arrays = {
+        name: np.pad(array, [(0, 1)] + [(0, 0)] * (array.ndim - 1),
+                     constant_values=fill.get(name, 0))
+        for name, array in arrays.items()
+    }  # fmt: skip
+    return {**arrays, "weights": np.array([1, 1, 0], np.float32)}
+
+
+@functools.partial(jax.jit, static_argnames=("one",))
+def loss(one, values, arrays, key=None):
+    return one.loss(values, {}, Batch(arrays, "examples"), key)[0]
+
+
+class LossTest(parameterized.TestCase):
+    @parameterized.product(settings=(ALL[0], ALL[4]), layer=(FullSoftmax, BlockwiseSoftmax))
+    def test_against_the_definition(self, settings, layer):
+        one = dataclasses.replace(model(settings), output_layer=layer(PIECES))
+        found = loss(one, params(settings), batch())
+        hidden = np.asarray(one.hidden(params(settings), batch()), np.float64)
+        table, bias = (np.asarray(x, np.float64) for x in one.output_table(params(settings)))
+        logits = (hidden @ table.T + bias)[..., :PIECES]
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        nll = smooth = count = 0
+        for i, j in np.argwhere(batch()["target_outputs"] >= 0):
+            label = batch()["target_outputs"][i, j]
+            nll -= log_probs[i, j, label]
+            smooth -= 0.9 * log_probs[i, j, label] + 0.1 * log_probs[i, j].mean()
+            count += 1
+        self.assertEqual(count, 9)
+        for name, expected in (("nll", nll), ("loss", smooth)):
+            np.testing.assert_allclose(found[name][0], expected, rtol=1e-5)
+            self.assertEqual(found[name][1], count)
+
+    def test_a_token_sees_the_source_and_the_tokens_before_it(self):
+        one, values = model(ALL[0]), params(ALL[0])
+        hidden = np.asarray(one.hidden(values, batch()))
+
+        def changed(name: str, row: int, column: int) -> np.ndarray:
+            arrays = dict(batch())
+            arrays[name] = arrays[name].copy()
+            arrays[name][row, column] = 12
+            found = np.asarray(one.hidden(values, arrays))
+            return np.abs(found - hidden).max(axis=-1) > 1e-6
+
+        by_target = changed("target_inputs", 0, 3)
+        np.testing.assert_array_equal(by_target[0], np.arange(LENGTH) >= 3)
+        self.assertFalse(by_target[1:].any())
+        by_source = changed("tokens", 0, 4)
+        self.assertTrue(by_source[0].all())
+        self.assertFalse(by_source[1:].any())
+        self.assertFalse(changed("tokens", 1, 7).any())  # padding
+
+    def test_embeddings_are_shared_and_symbols_are_no_classes(self):
+        one, values = model(ALL[0]), params(ALL[0])
+        grads = jax.grad(lambda x: loss(one, x, batch())["loss"][0])(values)
+        self.assertNotIn("embeddings", grads["decoder"])
+        of_rows = np.abs(grads["encoder"]["embeddings"]["table"]).max(axis=1) > 0
+        self.assertTrue(of_rows[:PIECES].all())  # the softmax reads all of them
+        symbols = set(batch()["target_inputs"][:2, 0].tolist())
+        self.assertEqual(set(np.flatnonzero(of_rows[PIECES:]) + PIECES), symbols)
+        self.assertFalse(grads["decoder"]["head"]["bias"][PIECES:].any())
+
+    def test_dropout_depends_on_the_key(self):
+        settings = dataclasses.replace(ALL[0], dropout_rate=0.3)
+        one, values = model(settings), params(ALL[0])
+        losses = [
+            float(loss(one, values, batch(), key)["loss"][0])
+            for key in (None, *map(jax.random.key, (0, 0, 1)))
+        ]
+        self.assertEqual(losses[1], losses[2])
+        self.assertLen(set(losses), 3)
+
+    def test_parameters(self):
+        found = nn.unbox(jax.eval_shape(model(ALL[4]).init, jax.random.key(0)))
+        expected = jax.tree.map(jnp.shape, params(ALL[4]))
+        self.assertEqual(jax.tree.map(jnp.shape, found), expected)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,326 @@
+"""Translation from files to results: learned, stopped, started from checkpoints, misused."""
+
+import functools
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+from builders import fine_tuning, translation, translation_prediction
+from builders.task_settings import task_settings
+from common import artifacts
+from configs.finetune import multi30k, wmt14
+from configs.finetune import translation as configs_translation
+from evaluation import task_results
+from input_pipeline.tasks.tasks import TASKS
+from interop.params_file import read_params
+from tests import commands, tiny_tasks, tiny_translation
+from training.metrics import read_metrics
+from training.signals import Stopped
+
+predict = commands.load("predict")
+
+
+class RunCase(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+
+@functools.cache
+def learned() -> pathlib.Path:
+    """The folder of a run that has learned the words."""
+    folder = tiny_tasks.scratch() / "learned"
+    config = tiny_translation.config()
+    config.train.update(num_steps=160, evaluate_every=80, checkpoint_every=40)
+    # What learns such a task within seconds: alignments from near tokens on.
+    config.architecture.update(
+        hidden_size=32, embedding_size=32, initializer="fan_in", position="gated",
+        distance_slope=0.5,
+    )  # fmt: skip
+    tiny_tasks.run(config, folder)
+    return folder
+
+
+@functools.cache
+def whole_run() -> pathlib.Path:
+    """The folder of a short run that nothing stopped."""
+    folder = tiny_tasks.scratch() / "whole"
+    tiny_tasks.run(tiny_translation.config(), folder)
+    return folder
+
+
+class LearningTest(RunCase):
+    def test_words_are_learned(self):
+        results = artifacts.read_json(learned() / "results.json")
+        self.assertGreater(results["test"]["en-de"]["chrf"], 0.6)
+        self.assertEqual(results["examples"], {"validation": {"en-de": 12}, "test": {"en-de": 11}})
+        self.assertEqual(results["selected"]["averaged_steps"], [120, 160])
+        self.assertEqual(results["selected"]["value"], results["validation"]["en-de"]["bleu"])
+        self.assertRegex(results["signatures"]["en-de"]["bleu"], r"tok:13a.*version:")
+        self.assertRegex(task_results.table(TASKS["translation"], results), r"\| en-de \| 11 \|")
+        lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        right = [one["prediction"] == tiny_translation.translated(one["source"]) for one in found]
+        self.assertGreater(np.mean(right), 0.3)
+
+    def test_the_report_has_curves_signatures_and_examples(self):
+        text = (learned() / "report.md").read_text()
+        self.assertIn("mean of 2 checkpoints, of steps 120 to 160", text)
+        self.assertIn("![BLEU by step](bleu.png)", text)
+        self.assertTrue((learned() / "bleu.png").exists())
+        self.assertLen([line for line in text.splitlines() if "- output: " in line], 10)
+        self.assertIn("tokenized_bleu: `nrefs:1|case:lc", text)
+        steps = [one for one in read_metrics(learned() / "metrics.jsonl")
+                 if "validation/bleu/en-de" in one]  # fmt: skip
+        self.assertEqual([one["step"] for one in steps], [80, 160])
+        for one in steps:
+            value = 100 * one["validation/bleu/en-de"]
+            self.assertIn(f"| {one['step']} | {value:.1f} |", text)
+
+    def test_the_symbol_and_the_tokenizer_are_kept(self):
+        params, notes = read_params(learned() / "best.safetensors")
+        self.assertEqual(notes["symbols"], {"de": tiny_tasks.VOCAB})
+        self.assertLen(params["encoder"]["embeddings"]["table"], tiny_tasks.VOCAB + 1)
+        self.assertNotIn("embeddings", params["decoder"])
+        self.assertEqual((learned() / "spm.model").read_bytes(), tiny_tasks.tokenizer())
+
+    def test_two_directions_are_told_apart_by_the_symbol(self):
+        config = tiny_translation.config("en-de+en-fr", train__averaged_checkpoints=0)
+        config.train.accumulation_steps = 2
+        results = tiny_tasks.run(config, self.folder / "run")
+        self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
+        _, notes = read_params(self.folder / "run" / "best.safetensors")
+        self.assertEqual(notes["symbols"], {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
+        # Without an average the best parameters in training are taken.
+        self.assertIn(results["selected"]["step"], (4, 8))
+        self.assertIsNone(results["selected"]["averaged_steps"])
+
+    @parameterized.parameters(6, 8)  # between checkpoints, and in the evaluation
+    def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
+        config = tiny_translation.config()
+        with self.assertRaises(Stopped):
+            tiny_tasks.run(config, self.folder / "one", stops_after=step)
+        self.assertFalse((self.folder / "one" / "results.json").exists())
+        tiny_tasks.run(config, self.folder / "one")
+        whole = whole_run()
+        for name in ("best.safetensors", "metrics.jsonl", "predictions/test.en-de.jsonl"):
+            self.assertEqual(
+                (self.folder / "one" / name).read_bytes(), (whole / name).read_bytes(), name
+            )
+
+
+class StartTest(RunCase):
+    def start(self, *, cross_attention: bool = True, **overrides):
+        source = str(tiny_translation.checkpoint(cross_attention))
+        config = tiny_translation.config(random_init=False, init_from=source, **overrides)
+        pretrained = translation.read_start(config)
+        return config, pretrained, translation.model(config, pretrained)
+
+    def params(self, *args):
+        make = translation.initial_params(*args)
+        assert make is not None
+        return make()
+
+    @parameterized.parameters(("first", 0), ("last", 1))
+    def test_layers_of_a_checkpoint(self, end, start):
+        config, pretrained, model = self.start(
+            translation__decoder_layers=2, translation__decoder_from=end
+        )
+        found, layers = self.params(config, pretrained, model), pretrained.params["layers"]
+        expected = jax.tree.map(lambda x: x[start : start + 2], layers)
+        jax.tree.map(np.testing.assert_array_equal, found["decoder"]["layers"], expected)
+        self.assertIn("cross_attention", found["decoder"]["layers"])
+        self.assertNotIn("cross_attention", found["encoder"]["layers"])
+        own = found["encoder"]["layers"]["mlp"]
+        jax.tree.map(np.testing.assert_array_equal, own, layers["mlp"])
+        table = found["encoder"]["embeddings"]["table"]
+        np.testing.assert_array_equal(table[:-1], pretrained.params["embeddings"]["table"])
+        self.assertBetween(table[-1].std(), 0.5 * table.std(), 2 * table.std())
+        # Nothing else is random: all parameters of the run are there.
+        shapes = nn.unbox(
+            jax.eval_shape(translation.objective(config, model).init, jax.random.key(0))
+        )
+        self.assertEqual(jax.tree.map(np.shape, found), jax.tree.map(np.shape, shapes))
+
+    def test_an_encoder_without_cross_attention_starts_with_a_random_one(self):
+        with self.assertLogs(level="WARNING") as logs:
+            config, pretrained, model = self.start(cross_attention=False)
+        self.assertRegex(logs.output[0], "has no cross-attention; .* starts with random")
+        found = self.params(config, pretrained, model)
+        self.assertNotIn("cross_attention", found["decoder"]["layers"])
+        config.train.update(num_steps=2, averaged_checkpoints=1)
+        results = tiny_tasks.run(config, self.folder / "run")
+        self.assertEqual(results["model"], "checkpoint-False")
+        with self.assertRaisesRegex(ValueError, "has no cross-attention; .*encoder_decoder; "):
+            self.start(cross_attention=False, translation__needs_cross_attention=True)
+
+    def test_embeddings_are_pruned_to_the_data(self):
+        config, pretrained, _ = self.start()
+        examples = translation.read_examples(task_settings(config), "train")
+        small = translation.pruned(pretrained, examples)
+        self.assertLess(small.settings.vocab_size, tiny_tasks.VOCAB)
+        old, new = (translation.model(config, one) for one in (pretrained, small))
+        for text in (one.source for one in examples["en-de"][:5]):
+            pieces = [model.tokenizer.processor.encode(text, out_type=str) for model in (old, new)]
+            self.assertEqual(*pieces)
+            rows = [
+                self.params(config, one, model)["encoder"]["embeddings"]["table"][
+                    model.tokenizer.processor.encode(text)
+                ]
+                for one, model in ((pretrained, old), (small, new))
+            ]
+            np.testing.assert_array_equal(*rows)
+        config.translation.prune = True
+        config.train.update(num_steps=1, averaged_checkpoints=1)
+        tiny_tasks.run(config, self.folder / "run")
+        params, notes = read_params(self.folder / "run" / "best.safetensors")
+        self.assertLen(params["encoder"]["embeddings"]["table"], small.settings.vocab_size + 1)
+        self.assertEqual(notes["symbols"], {"de": small.settings.vocab_size})
+
+    def test_a_piece_can_be_the_symbol(self):
+        _, _, model = self.start(translation__language_pieces={"de": "чи"})
+        piece = model.tokenizer.processor.piece_to_id("чи")
+        self.assertEqual(model.symbols, {"de": piece})
+        self.assertIn(piece, model.token_ids().forbidden)
+        self.assertEqual(model.encoder.vocab_size, tiny_tasks.VOCAB)
+
+
+class PredictTest(RunCase):
+    def translate(self, text: str, *flags: str) -> str:
+        (self.folder / "mine").write_text(text)
+        given = (f"--workdir={learned()}", f"--input={self.folder / 'mine'}",
+                 f"--output={self.folder / 'out'}", *flags)  # fmt: skip
+        with tiny_tasks.quick(), commands.parsed("predict", *given) as rest:
+            predict.main(rest)
+        return (self.folder / "out").read_text()
+
+    def test_lines_keep_their_order_and_empty_ones_stay(self):
+        sources = (tiny_translation.data_folder() / "test.en").read_text().splitlines()
+        lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
+        expected = [json.loads(line)["prediction"] for line in lines]
+        text = "\n" + "\n\n".join(sources) + "\n \n"
+        found = self.translate(text)
+        self.assertEqual(found, "\n" + "\n\n".join(expected) + "\n\n")
+
+    def test_it_goes_on_where_it_stopped(self):
+        text = "the cat\ndog\nruns .\nsleeps\nthe\n"
+        expected = self.translate(text)
+        (self.folder / "out").unlink()
+        run = translation_prediction.TranslationRun
+        with mock.patch.object(translation_prediction, "CHUNK", 2):
+            with (
+                mock.patch.object(run, "__call__", side_effect=[["x", "y"], KeyboardInterrupt]),
+                self.assertRaises(KeyboardInterrupt),
+            ):
+                self.translate(text)
+            self.assertFalse((self.folder / "out").exists())
+            # What was done is not done again; of another input it is not taken.
+            resumed = self.translate(text)
+            self.assertEqual(resumed.splitlines(), ["x", "y", *expected.splitlines()[2:]])
+            self.assertEqual(self.translate(text[:-4]).splitlines(), expected.splitlines()[:4])
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine", "out"})
+
+    @parameterized.parameters(
+        ("--language=en-fr", "no symbol for 'fr', only for de; choose"),
+        ("--language=german", "translation direction 'german' must be the codes"),
+        ("--input=/gone", "/gone: no such file; correct --input"),
+    )
+    def test_what_cannot_be_translated_is_named(self, flag, error):
+        with self.assertRaisesRegex(ValueError, error):
+            self.translate("the cat\n", flag)
+        self.assertFalse((self.folder / "out").exists())
+
+
+class WrongInputTest(RunCase):
+    def check(self, error: str, **overrides) -> None:
+        config = tiny_translation.config(**overrides)
+        with self.assertRaisesRegex(ValueError, error):
+            tiny_tasks.run(config, self.folder / "run")
+        self.assertFalse((self.folder / "run").exists())
+
+    def data(self, **lines: str) -> str:
+        for split in ("train", "dev", "test"):
+            for language in ("en", "de"):
+                text = lines.get(f"{split}_{language}", "the cat\n" * 4)
+                tiny_tasks.write(self.folder / "data" / f"{split}.{language}", text)
+        return str(self.folder / "data")
+
+    def test_files(self):
+        self.check("train.en: 4 lines, but .*train.de has 1",
+                   task__root=self.data(train_de="the\n"))  # fmt: skip
+        self.check("1 of 4 pairs have an empty side .line 2.*; remove these lines",
+                   task__root=self.data(dev_de="the\n\nthe\nthe\n"))  # fmt: skip
+        self.check("en-xx: no files of .*train.xx", task__train_languages=("en-xx",))
+        self.check("direction 'ende' must be the codes", task__train_languages=("ende",))
+        self.check("no symbol for the target language fr; the model was made for de",
+                   task__test_languages=("en-fr",))  # fmt: skip
+
+    @parameterized.parameters(
+        ({"decoding__max_length": 25}, "decoding.max_length is 25, but the model has 24 positions"),
+        ({"task__max_length": 25}, "task.max_length is 25, but the encoder has 24 positions"),
+        ({"translation__decoder_layers": 0}, "decoder_layers is 0, must be at least 1"),
+        ({"translation__decoder_from": "middle"}, "decoder_from is 'middle', must be one of"),
+        ({"translation__label_smoothing": 1.0}, "label_smoothing is 1.0, must be from 0 to below"),
+        ({"train__averaged_checkpoints": 3}, "8 steps give 2 checkpoints; lower it"),
+        ({"train__batch_tokens": 8}, "train.batch_tokens is 8, too few for 1 rows of 24 tokens"),
+        ({"optimizer__frozen": ("layers",)}, "frozen names .'layers'., must be"),
+        ({"random_init": False}, "which is no encoder; --config.init_from must be"),
+        ({"init_from": "/gone"}, "spm.model does not exist; run build_vocab.py"),
+    )
+    def test_settings(self, overrides, error):
+        self.check(error, **overrides)
+
+    def test_a_decoder_deeper_than_its_checkpoint(self):
+        self.check("decoder_layers is 4, but .* has 3 layers to start from", random_init=False,
+                   init_from=str(tiny_translation.checkpoint(True)),
+                   translation__decoder_layers=4)  # fmt: skip
+
+
+class ConfigsTest(parameterized.TestCase):
+    @parameterized.parameters(multi30k, configs_translation, wmt14)
+    def test_it_builds_everything(self, module):
+        config = module.get_config("en-de+en-fr,DATA")
+        self.assertIn(f"configs/finetune/{module.__name__.split('.')[-1]}.py", module.__doc__)
+        config.init_from, config.random_init = str(tiny_translation.vocabulary_folder()), True
+        model = translation.model(config, translation.read_start(config))
+        self.assertEqual(model.decoder.num_layers, config.translation.decoder_layers)
+        self.assertEqual(list(model.symbols), ["de", "fr"])
+        objective = translation.objective(config, model)
+        functions = translation.train_functions(config, objective, fine_tuning.mesh())
+        table, _ = objective.output_table(functions.abstract_state.params)
+        self.assertLen(table, tiny_tasks.VOCAB + 2)
+        for section in ("translation", "architecture", "decoding", "optimizer", "train"):
+            wrong = ConfigDict(config.to_dict())
+            wrong[section].num_typos = 1
+            with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys"):
+                model = translation.model(wrong, translation.read_start(wrong))
+                translation.train_functions(wrong, objective, fine_tuning.mesh())
+
+
+class Wmt14Test(absltest.TestCase):
+    def test_splits_of_tensorflow_datasets(self):
+        options = task_settings(wmt14.get_config("en-de,tfds"))
+        with mock.patch("tensorflow_datasets.load", side_effect=ValueError("none")) as load:
+            for split in ("train", "validation", "test"):
+                with self.assertRaisesRegex(ValueError, "wmt14 has no data for .*'en-de'"):
+                    translation.read_examples(options, split)
+        names = [(call.args[0], call.kwargs["split"]) for call in load.call_args_list]
+        self.assertEqual(names, [("wmt14_translate/de-en", split)
+                                 for split in ("train", "validation", "test")])  # fmt: skip
+
+    def test_the_paper_s_settings(self):
+        for direction, rate, tokens in (("en-de", 1e-4, 65_536), ("en-fr", 2e-4, 262_144)):
+            config = wmt14.get_config(f"{direction},tfds")
+            self.assertEqual(config.optimizer.learning_rate, rate)
+            self.assertEqual(config.train.batch_tokens, tokens)
+
+
+if __name__ == "__main__":
+    absltest.main()
