@@ -1,6 +1,7 @@
 """Builders of fine-tuning: the model, its program, what selects and what evaluates."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from builders import task_data
 from builders.data import settings
 from builders.pretrained import Pretrained
 from builders.task_kinds import KINDS, SEARCHES
@@ -24,7 +26,7 @@ from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from models.encoder import Encoder, EncoderSettings
-from objectives.fine_tuning import CrossPairFineTuning, FineTuning
+from objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_part, make_mesh
@@ -35,16 +37,20 @@ MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
 _GROUPS = ("embeddings", "layers")
 
 
-def objective(config: ConfigDict, pretrained: Pretrained) -> FineTuning:
-    """The encoder with a new head.
+def objective(
+    config: ConfigDict, pretrained: Pretrained, class_weights: tuple[float, ...] = ()
+) -> FineTuning:
+    """The encoder with a new head; of classes that weigh differently with their weights.
 
     Raises:
       ValueError: rows are longer than the encoder's positions.
     """
-    return with_head(config, encoder_settings(config, pretrained.settings))
+    return with_head(config, encoder_settings(config, pretrained.settings), class_weights)
 
 
-def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
+def with_head(
+    config: ConfigDict, encoder: EncoderSettings, class_weights: tuple[float, ...] = ()
+) -> FineTuning:
     """An encoder of these settings with the head of the task.
 
     Raises:
@@ -59,7 +65,10 @@ def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
             "--part=encoder_decoder, or set task.cross_attention to False"
         )
     made = CrossPairFineTuning if options.cross_attention else FineTuning
-    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), kind.loss)
+    loss: TaskLoss = kind.loss
+    if class_weights:  # of a kind with classes
+        loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
+    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), loss)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
@@ -173,7 +182,6 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
     """Metadata of a run, with which its results begin."""
     options = task_settings(config)
     name = config.model_name or pathlib.Path(config.init_from).name
-    is_transfer = tuple(options.train_languages) == ("en",)
     if options.task.kind in SEARCHES:
         named = SEARCHES[options.task.kind].options
         varied: dict[str, Any] = {name: getattr(options, name) for name in named}
@@ -188,10 +196,29 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
     return {
         "task": options.name,
         "model": f"{name}, random" if config.random_init else name,
-        "setting": "zero_shot" if is_transfer else "translate_train_all",
+        "setting": _setting(options),
         "seed": config.train.seed,
         "hyperparameters": varied,
     }
+
+
+def _setting(options: TaskSettings) -> str:
+    """Setting by the languages that are trained on, as `evaluation.xtreme_runs.SETTINGS` has them.
+
+    Translate-train-all is training on translations of English into all languages that are tested,
+    which is what training data in other languages are of the datasets that come with such.
+    """
+    if options.task.kind in SEARCHES:
+        return "zero_shot"
+    trained = task_data.languages(options, "train")
+    if trained == ("en",):
+        return "zero_shot"
+    if len(trained) == 1:
+        return f"transfer_from:{trained[0]}"
+    tested = set(options.test_languages or options.task.languages)
+    if "translate_train" in (options.task.tfds or {}) and tested <= set(trained):
+        return "translate_train_all"
+    return f"trained_on:{'+'.join(sorted(trained))}"
 
 
 def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, Any]:

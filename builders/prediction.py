@@ -75,7 +75,7 @@ class FineTuned:
             )
             outputs = self._predictor(self._params, data.features)
             decided = self._kind.decide(self._options, data, outputs)
-            yield self._kind.lines(self._task, data, decided, self._threshold)
+            yield self._kind.lines(self._task, data, outputs, decided, self._threshold)
 
 
 def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:

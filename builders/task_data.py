@@ -1,20 +1,61 @@
 """The data of a fine-tuning run: the examples of a task and their features, by language."""
 
+import collections
+import copy
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+from ml_collections import ConfigDict
+
 from builders.task_kinds import KINDS, SEARCHES
-from builders.task_settings import TaskSettings, Tokenizer
+from builders.task_settings import BALANCED, TaskSettings, Tokenizer, task_settings
 from evaluation.tasks import TaskData
-from input_pipeline.tasks import loading
+from input_pipeline.tasks import held_out, loading
 from input_pipeline.tasks.examples import SentencePairs
 
 SPLITS = ("train", "validation", "test")
 
 
-def languages(options: TaskSettings, split: str) -> tuple[str, ...]:
-    """The languages of a split.
+def with_labels(config: ConfigDict) -> ConfigDict:
+    """The config of a task of a user's own with the labels of its training data; others as is.
+
+    Raises:
+      ValueError: there are no files; see `loading.load_labels`.
+    """
+    options = task_settings(config)
+    if not options.task.is_own or options.labels:
+        return config
+    readers = KINDS[options.task.kind].readers
+    if readers.labels is None:
+        return config
+    readers = readers._replace(file=readers.labels)
+    counts: collections.Counter[str] = collections.Counter()
+    for language in languages(options, "train", readers):
+        counts.update(loading.load_labels(readers, *options.source("train", language)))
+    named = ", ".join(f"{label} {count}" for label, count in counts.most_common(20))
+    logging.info("%d labels in the training data: %s", len(counts), named)
+    completed = copy.deepcopy(config)
+    completed.task.labels = tuple(sorted(counts, key=_number_or_name))
+    return completed
+
+
+def _number_or_name(label: str) -> tuple[bool, int, str]:
+    """Key by which numbers come in their order, before names in theirs."""
+    is_number = label.isdecimal()
+    return not is_number, int(label) if is_number else 0, label
+
+
+def languages(
+    options: TaskSettings, split: str, readers: loading.Readers | None = None
+) -> tuple[str, ...]:
+    """The languages of a split; of development data those that the selection needs.
+
+    Args:
+      options: of the task.
+      split: one of `SPLITS`.
+      readers: to look into files that no name tells the language of; those of the task's kind.
 
     Raises:
       ValueError: there are none.
@@ -22,8 +63,13 @@ def languages(options: TaskSettings, split: str) -> tuple[str, ...]:
     named = getattr(options, f"{split}_languages")
     if named:
         return tuple(named)
+    if split == "validation" and options.selection == "english":
+        return ("en",)
+    if split == "validation" and holds_out(options):
+        return languages(options, "train", readers)
     task, patterns = options.task, options.patterns(split)
-    readers = KINDS[task.kind].readers if task.kind in KINDS else None
+    if readers is None and task.kind in KINDS:
+        readers = KINDS[task.kind].readers
     found = loading.available_languages(
         readers, task, pathlib.Path(options.root), patterns, options.language_codes
     )
@@ -35,6 +81,12 @@ def languages(options: TaskSettings, split: str) -> tuple[str, ...]:
             "task.root or the patterns"
         )
     return tuple(sorted(found))
+
+
+def holds_out(options: TaskSettings) -> bool:
+    """Whether a part of the training examples is selected on, for want of a development file."""
+    root = pathlib.Path(options.root)
+    return options.task.is_own and not loading.has_files(root, options.validation)
 
 
 def featured(
@@ -51,13 +103,99 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     Raises:
       ValueError: an example has no label; and see `loading.load_examples`.
     """
+    is_absent = split == "test" and options.task.is_own
+    if is_absent and not loading.has_files(pathlib.Path(options.root), options.test):
+        patterns, root = list(options.test), options.root
+        logging.warning("%s: no test files %s below %s", options.name, patterns, root)
+        return []
     found = []
     readers = KINDS[options.task.kind].readers
+    splits_off = split != "test" and holds_out(options)
+    source = "train" if splits_off else split
     for language in languages(options, split):
-        examples = loading.load_examples(readers, *options.source(split, language))
-        _check_labels(options, split, language, examples)
+        examples = loading.load_examples(readers, *options.source(source, language))
+        _check_labels(options, source, language, examples)
+        if splits_off:
+            is_out, where = split == "validation", f"{options.name}, {language}"
+            examples = held_out.part(
+                examples, options.validation_share, held_out=is_out, where=where
+            )
+            if is_out:
+                logging.info("%s: no development file; %d training examples are held out",
+                             where, len(examples))  # fmt: skip
         found.append(featured(options, tokenizer, language, examples))
     return found
+
+
+def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:
+    """The development data of which the score selects the checkpoint.
+
+    Raises:
+      ValueError: English selects, and is not among them.
+    """
+    if options.selection != "english":
+        return list(data)
+    found = [one for one in data if one.language == "en"]
+    if not found:
+        raise ValueError(
+            f"task.selection is 'english', but task.validation_languages are "
+            f"{[one.language for one in data]}; add en, or set task.selection to all_languages"
+        )
+    return found
+
+
+def selected_on_test(options: TaskSettings, chosen_on: Sequence[str]) -> list[str]:
+    """The languages whose reported scores are of data that something was chosen on.
+
+    Files are compared, not their names: links lead to the same file.
+
+    Args:
+      options: of the task.
+      chosen_on: languages whose development data chose.
+    """
+    if not options.test or holds_out(options):
+        return []
+
+    def sources(split: str, language: str) -> set[tuple[Any, ...]]:
+        _, root, patterns, _, codes, _ = options.source(split, language)
+        return loading.sources(root, patterns, language, codes)
+
+    tested = set(languages(options, "test"))
+    return [
+        language
+        for language in dict.fromkeys(chosen_on)
+        if language in tested and sources("validation", language) & sources("test", language)
+    ]
+
+
+def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[float, ...]:
+    """The weight of each class in the loss; () where all weigh 1.
+
+    Balanced weights are N / (C n_c), of N labels n_c of class c among C (scikit-learn's rule).
+
+    Raises:
+      ValueError: the task has no classes, or another number than weights, or one is not positive.
+    """
+    given, labels = tuple(options.class_weights), options.task.labels
+    if not given:
+        return ()
+    classes = KINDS[options.task.kind].classes
+    if classes is None:
+        raise ValueError(
+            f"task.class_weights is {given}, but {options.name} has no classes; leave it empty"
+        )
+    if given == BALANCED:
+        examples = [example for one in data for example in one.examples]
+        counts = collections.Counter(label for one in examples for label in classes(one))
+        total = counts.total()
+        return tuple(total / (len(labels) * max(counts[i], 1)) for i in range(len(labels)))
+    are_numbers = all(isinstance(one, int | float) and one > 0 for one in given)
+    if len(given) != len(labels) or not are_numbers:
+        raise ValueError(
+            f"task.class_weights is {given}, must be {len(labels)} numbers above 0, one for each "
+            f"of {', '.join(labels)}; or 'balanced'"
+        )
+    return tuple(map(float, given))
 
 
 def _check_labels(

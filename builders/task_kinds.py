@@ -15,6 +15,7 @@ from builders.task_settings import TaskSettings
 from evaluation import search, tasks
 from evaluation.tasks import Line, TaskData
 from input_pipeline.tasks import (
+    delimited,
     features,
     questions,
     sentences,
@@ -41,10 +42,14 @@ class TaskKind:
       is_labelled: (task, example) -> whether it can be trained and scored on.
       features: (options, examples, processor, special ids, maximum length) -> rows.
       head: (options, dropout rate) -> module like those of `models.heads`.
-      loss: of the head's outputs and a batch's arrays.
+      loss: of the head's outputs and a batch's arrays; of kinds with `classes` it takes
+        `class_weights` too.
       decide: (options, data, outputs by row) -> a decision on each example.
       score: (task, data, decisions, threshold) -> the task's metrics, by name.
       line: (task, example, decision, threshold) -> its prediction, besides the id.
+      probabilities: (task, data, outputs by row) -> what the line of each example says of how
+        probable its prediction is; nothing by default.
+      classes: example -> its labels, of kinds of which they are classes.
       threshold: (task, data, decisions) -> number that the first development data chooses for all
         that is scored after it; None where there is nothing to choose.
       target: name of what an example without label lacks.
@@ -58,15 +63,27 @@ class TaskKind:
     decide: Callable[[TaskSettings, TaskData, Sequence[np.ndarray]], list[Any]]
     score: Callable[[Task, TaskData, Sequence[Any], float | None], dict[str, float]]
     line: Callable[[Task, Any, Any, float | None], Line]
+    probabilities: Callable[[Task, TaskData, Sequence[np.ndarray]], list[Line]] = (
+        lambda task, data, outputs: [{}] * len(data.examples)
+    )
+    classes: Callable[[Any], Sequence[int]] | None = None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
 
     def lines(
-        self, task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None
+        self,
+        task: Task,
+        data: TaskData,
+        outputs: Sequence[np.ndarray],
+        decided: Sequence[Any],
+        threshold: float | None,
     ) -> list[Line]:
-        """One JSON object an example: its id and what was predicted, as people read it."""
-        pairs = zip(data.examples, decided, strict=True)
-        return [{"id": x.id, **self.line(task, x, found, threshold)} for x, found in pairs]
+        """One JSON object an example: its id, what was predicted, and how probable it is."""
+        more = self.probabilities(task, data, outputs)
+        return [
+            {"id": example.id, **self.line(task, example, found, threshold), **probable}
+            for example, found, probable in zip(data.examples, decided, more, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +118,18 @@ def _above(options, pairs, source, target, threshold):
     return [line for line in found if threshold is None or line["score"] >= threshold]
 
 
+def _texts(path, task):
+    return (delimited.read_texts if task.is_own else text_pairs.read_text_pairs)(path, task)
+
+
+def _unlabelled_texts(path, task):
+    return (delimited.read_unlabelled if task.is_own else unlabelled.read_texts)(path, task)
+
+
 _CLASSIFICATION = TaskKind(
-    readers=Readers(text_pairs.read_text_pairs, tfds_examples.text_examples, unlabelled.read_texts),
+    readers=Readers(
+        _texts, tfds_examples.text_examples, _unlabelled_texts, labels=delimited.read_labels
+    ),
     is_labelled=lambda task, example: example.label is not None,
     features=lambda options, *args: features.text_features(
         *args, separate_segments=options.cross_attention
@@ -112,17 +139,27 @@ _CLASSIFICATION = TaskKind(
     decide=lambda options, data, outputs: tasks.classes(outputs),
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
+    probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
+    classes=lambda example: (example.label,),
 )
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
     "regression": dataclasses.replace(
         _CLASSIFICATION,
+        readers=_CLASSIFICATION.readers._replace(labels=None),
         head=lambda options, rate: ClassificationHead(1, rate),
         loss=fine_tuning.regression_loss,
         decide=lambda options, data, outputs: tasks.numbers(outputs),
+        probabilities=lambda task, data, outputs: [{}] * len(outputs),
+        classes=None,
     ),
     "tagging": TaskKind(
-        readers=Readers(tagged.read_tagged, tfds_examples.tagged_examples, unlabelled.read_words),
+        readers=Readers(
+            tagged.read_tagged,
+            tfds_examples.tagged_examples,
+            unlabelled.read_words,
+            labels=tagged.read_tags,
+        ),
         is_labelled=lambda task, example: bool(example.tags),
         features=lambda options, *args: features.tagging_features(*args),
         head=lambda options, rate: TaggingHead(len(options.task.labels), rate, options.pooling),
@@ -130,6 +167,8 @@ KINDS: dict[str, TaskKind] = {
         decide=lambda options, data, outputs: tasks.tags(data, outputs),
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
+        probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
+        classes=lambda example: example.tags,
     ),
     "extractive_qa": TaskKind(
         readers=Readers(
@@ -143,7 +182,7 @@ KINDS: dict[str, TaskKind] = {
             data, outputs, max_answer_length=options.max_answer_length, n_best=options.n_best
         ),
         score=tasks.answer_scores,
-        line=lambda task, example, decided, threshold: tasks.answer_line(decided, threshold),
+        line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
         threshold=tasks.null_threshold,
         target="answer",
     ),

@@ -48,6 +48,7 @@ def run(
         config, or another process is at work in it.
       Stopped: it was asked to stop; the same call goes on.
     """
+    config = task_data.with_labels(config)
     procedure = _procedure(task_settings(config).task.kind)
     pretrained = procedure.read(config)
     stage = artifacts.open_stage(
@@ -108,9 +109,14 @@ def _fine_tune(
     """Reads the data; returns what trains, and evaluates the parameters that did best."""
     options = task_settings(config)
     task, kind = options.task, KINDS[options.task.kind]
-    objective = builders.objective(config, pretrained)
     tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
+    builders.encoder_settings(config, pretrained.settings)  # before the data, which take longer
     data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
+    weights, selecting = (
+        task_data.class_weights(options, data["train"]),
+        task_data.selected_on(options, data["validation"]),
+    )
+    objective = builders.objective(config, pretrained, weights)
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
@@ -125,7 +131,7 @@ def _fine_tune(
 
     def work() -> dict[str, Any]:
         kept = read_params(best)[1]["value"] if best.exists() else None
-        selection = Selection(task.metrics[0], data["validation"], predictor, score, keep, kept)
+        selection = Selection(task.metrics[0], selecting, predictor, score, keep, kept)
         artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             train(
@@ -140,7 +146,10 @@ def _fine_tune(
                 should_stop=should_stop,
             )
             found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
-        return {**found, "padding_ratio": builders.padding(config, data["test"])}
+        if weights:
+            found["class_weights"] = dict(zip(task.labels, weights, strict=True))
+        reported = data["test"] or data["validation"]
+        return {**found, "padding_ratio": builders.padding(config, reported)}
 
     return work
 
@@ -156,10 +165,12 @@ def _evaluate(
     """Scores and predictions of the best parameters, and how they were selected."""
     params, notes = read_params(folder / BEST)
     task, kind, threshold = options.task, KINDS[options.task.kind], None
+    chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
     results: dict[str, Any] = {
         "selected": {
             "step": notes["step"],
-            "on": [one.language for one in data["validation"]],
+            "rule": options.selection,
+            "on": chosen_on,
             "metric": task.metrics[0],
             "value": notes["value"],
         },
@@ -170,15 +181,26 @@ def _evaluate(
         for one in tqdm.tqdm(data[split], split, unit="language"):
             if should_stop(step):
                 raise Stopped(step)
-            decided = kind.decide(options, one, predictor(params, one.features))
+            outputs = predictor(params, one.features)
+            decided = kind.decide(options, one, outputs)
             if threshold is None:  # of the first development data
                 threshold = kind.threshold(task, one, decided)
             path = folder / "predictions" / f"{split}.{one.language}.jsonl"
-            write_lines(path, kind.lines(task, one, decided, threshold))
+            write_lines(path, kind.lines(task, one, outputs, decided, threshold))
             scores[one.language] = kind.score(task, one, decided, threshold)
         results[split] = scores
         results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
-    return results if threshold is None else {**results, "null_threshold": threshold}
+    if threshold is not None:
+        results["null_threshold"] = threshold
+        chosen_on.append(data["validation"][0].language)
+    results["selected_on_test"] = (
+        task_data.selected_on_test(options, chosen_on)
+        if data["test"]
+        else list(dict.fromkeys(chosen_on))  # development data are what is reported then
+    )
+    if task_data.holds_out(options):
+        results["held_out"] = options.validation_share
+    return results
 
 
 def _search(
@@ -199,14 +221,17 @@ def _search(
 
     def work() -> dict[str, Any]:
         thresholds: dict[str, float | None] = dict.fromkeys(languages, options.threshold)
-        results: dict[str, Any] = {"examples": {}}
+        results: dict[str, Any] = {"examples": {}, "selected_on_test": []}
         for split in splits:
             scores: Scores = {}
             for language, pairs in data[split].items():
                 source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
+                given = thresholds[language]
                 scores[language], lines, thresholds[language] = kind.search(
-                    options, pairs, source, target, thresholds[language]
+                    options, pairs, source, target, given
                 )
+                if split == "test" and given != thresholds[language]:
+                    results["selected_on_test"].append(language)
                 write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
             results[split] = scores
             results["examples"][split] = _sizes(data[split])

@@ -9,8 +9,14 @@ from ml_collections import ConfigDict
 
 from builders.data import settings
 from input_pipeline.packed_dataset import SpecialIds
-from input_pipeline.tasks.tasks import TASKS, Task
+from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
+
+# Rules of selection: by the score in English, as XTREME, or by the mean over all languages, as
+# VoCap and VECO.
+SELECTION = ("english", "all_languages")
+# `class_weights` that give all classes the same weight together.
+BALANCED = ("balanced",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +28,20 @@ class TaskSettings:
       root: folder that the patterns start from.
       train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
         "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
-      train_languages, validation_languages: what is trained on, and what the checkpoint is
-        selected on; of translation directions such as "en-de".
+      train_languages: what is trained on; empty for all that there are files for; of translation
+        directions such as "en-de".
+      validation_languages: in which development data are scored; empty for those that the selection
+        needs.
       test_languages: what is reported; empty for all that there are files for.
+      selection: what the checkpoint is selected on, one of `SELECTION`.
+      validation_share: of training examples to select on, where a task of a user's own has no
+        development file.
+      labels: of a task of a user's own with classes or tags; empty for those of the training data.
+      class_weights: of classification and tagging, the weight of each class in the loss, in the
+        order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
+      text_column, pair_column, label_column: of a task of a user's own, see
+        `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
+        `pair_column` of single texts.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.
@@ -49,6 +66,13 @@ class TaskSettings:
     train_languages: tuple[str, ...]
     validation_languages: tuple[str, ...]
     test_languages: tuple[str, ...]
+    selection: str
+    validation_share: float
+    labels: tuple[str, ...]
+    class_weights: tuple[Any, ...]
+    text_column: str
+    pair_column: str
+    label_column: str
     language_codes: dict[str, str]
     data_dir: str
     max_length: int
@@ -66,6 +90,15 @@ class TaskSettings:
     def __post_init__(self):
         if self.name not in TASKS:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
+        if self.selection not in SELECTION:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
+            )
+        if self.labels and not self.task.is_own:
+            raise ValueError(
+                f"task.labels is {self.labels[:3]}, but {self.name} has labels of its own; leave "
+                "it empty"
+            )
         if self.pooling not in ("mean", "first"):
             raise ValueError(f"task.pooling is {self.pooling!r}, must be mean or first")
         if self.cross_attention and not self.task.is_of_pairs:
@@ -76,7 +109,13 @@ class TaskSettings:
 
     @property
     def task(self) -> Task:
-        return TASKS[self.name]
+        """The task's record; of one of a user's own with its labels and columns."""
+        task = TASKS[self.name]
+        if not task.is_own:
+            return task
+        pair = (self.pair_column,) if self.pair_column else ()
+        columns = Columns((self.text_column,), pair, (self.label_column,))
+        return task.with_labels(tuple(self.labels), columns)
 
     @property
     def lengths(self) -> tuple[int, ...]:

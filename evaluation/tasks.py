@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from scipy import special
 
 from evaluation.batch_layout import BatchLayout
 from evaluation.metrics import classification, questions, tagging
@@ -109,6 +110,27 @@ def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]
         words = slice(feature.first_word, feature.first_word + feature.num_words)
         found[feature.example][words] = row[: feature.num_words].argmax(axis=1)
     return [tuple(one.tolist()) for one in found]
+
+
+def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]:
+    """The probability of every class, by name: the softmax of scores [C], by example."""
+    return [
+        {"probabilities": dict(zip(task.labels, _rounded(special.softmax(row)), strict=True))}
+        for row in outputs
+    ]
+
+
+def tag_probabilities(data: TaskData, outputs: Sequence[np.ndarray]) -> list[Line]:
+    """The probability of each word's predicted tag, by scores [L, C] of rows."""
+    found = [np.zeros(len(example.words)) for example in data.examples]
+    for feature, row in zip(data.features, outputs, strict=True):
+        words = slice(feature.first_word, feature.first_word + feature.num_words)
+        found[feature.example][words] = special.softmax(row[: feature.num_words], 1).max(1)
+    return [{"probabilities": _rounded(one)} for one in found]
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return np.round(values.astype(np.float64), 6).tolist()
 
 
 def answers(
@@ -221,13 +243,20 @@ def tag_line(task: Task, example: TaggedExample, decided: Sequence[int]) -> Line
     return {"words": list(example.words), "prediction": [task.labels[tag] for tag in decided]}
 
 
-def answer_line(decided: Found, threshold: float | None) -> Line:
-    """An answer, "" where "no answer" is above the threshold, and what it was chosen by."""
+def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
+    """An answer, "" where "no answer" is above the threshold, and what it was chosen by.
+
+    Its probability is that among the best spans, and no answer where a task has such questions: the
+    softmax of their scores (Devlin et al. 2019, the baseline of SQuAD).
+    """
     best = decided.best
     is_withheld = threshold is not None and decided.null_difference > threshold
+    scores = [span.score for span in decided.spans] or [best.score]
+    chosen = special.softmax([*scores, decided.null_score] if task.has_unanswerable else scores)
     return {
         "prediction": "" if is_withheld else best.text,
         "start": best.start,
         "score": best.score,
         "null_score": decided.null_score,
+        "probability": round(float(chosen[-1 if is_withheld else 0]), 6),
     }

@@ -128,21 +128,40 @@ class CrossPairFineTuning(FineTuning):
         return jnp.concatenate([decoded[:, :1], of_second], axis=2)
 
 
-def classification_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
-    """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples."""
-    return _class_loss(outputs, batch["labels"], batch["weights"])
+def classification_loss(
+    outputs: jax.Array,
+    batch: Mapping[str, jax.Array],
+    class_weights: tuple[float, ...] = (),
+) -> LossAndMetrics:
+    """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples.
+
+    The loss is a mean by the weights of the examples' classes, 1 each by default; accuracy is not.
+    """
+    return _class_loss(outputs, batch["labels"], batch["weights"], class_weights)
 
 
-def tagging_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
-    """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words."""
+def tagging_loss(
+    outputs: jax.Array,
+    batch: Mapping[str, jax.Array],
+    class_weights: tuple[float, ...] = (),
+) -> LossAndMetrics:
+    """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words.
+
+    Class weights as of `classification_loss`.
+    """
     tags = batch["tags"]
-    return _class_loss(outputs, tags, batch["weights"][:, None] * (tags >= 0))
+    weights = batch["weights"][:, None] * (tags >= 0)
+    return _class_loss(outputs, tags, weights, class_weights)
 
 
-def _class_loss(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> LossAndMetrics:
-    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(labels, 0))
+def _class_loss(
+    outputs: jax.Array, labels: jax.Array, weights: jax.Array, class_weights: tuple[float, ...]
+) -> LossAndMetrics:
+    known = jnp.maximum(labels, 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, known)
     is_right = jnp.argmax(outputs, axis=-1) == labels
-    return {"loss": _weighted(losses, weights), "accuracy": _weighted(is_right, weights)}
+    of_loss = weights * jnp.asarray(class_weights)[known] if class_weights else weights
+    return {"loss": _weighted(losses, of_loss), "accuracy": _weighted(is_right, weights)}
 
 
 def regression_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:

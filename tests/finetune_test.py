@@ -76,10 +76,10 @@ class KindsTest(RunCase):
 
     def test_training_in_all_languages_at_once(self):
         config = tiny_tasks.run_config("udpos", model_name="tiny")
-        config.task.update(train_languages=("en", "sw"), validation_languages=())
+        config.task.update(train_languages=("en", "sw"), selection="all_languages")
         config.train.epochs = 8.0  # as many steps as in one language
         results = self.results_of(config)
-        self.assertEqual((results["setting"], results["model"]), ("translate_train_all", "tiny"))
+        self.assertEqual((results["setting"], results["model"]), ("trained_on:en+sw", "tiny"))
         self.assertEqual(results["selected"]["on"], ["en", "sw"])
         mean = np.mean([scores["f1"] for scores in results["validation"].values()])
         self.assertAlmostEqual(results["selected"]["value"], mean)
@@ -274,7 +274,7 @@ class WrongInputTest(RunCase):
     def test_no_data_at_all(self):
         config = tiny_tasks.config("udpos")
         config.task.root = str(self.folder)
-        config.task.validation_languages = ()
+        config.task.selection = "all_languages"
         self.check(config, r"udpos has no data for language 'en'")
         config.task.train_languages = ()
         self.check(config, r"task.train: there are no files .* correct task.root or the patterns")

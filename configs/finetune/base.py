@@ -4,9 +4,9 @@ Batch size, warm-up and weight decay are those of XY-LENT, Table 15, and Adam's 
 Table 9: VoCap's appendix C, which learning rates and epochs are from, states none. The parameters
 that do best on English development data are kept, as in XTREME (Hu et al. 2020). VoCap (appendix C)
 and VECO (appendix B) keep those with the best average over the development sets of all languages:
---config.task.validation_languages="()", which selects on the test data where a config says that the
-development data serve as such. VoCap selects XQuAD on MLQA's development set, and TyDiQA-GoldP on
-its English test set.
+--config.task.selection=all_languages, which selects on the test data where a config says that the
+development data serve as such; results and tables then say so. VoCap selects XQuAD on MLQA's
+development set, and TyDiQA-GoldP on its English test set.
 """
 
 from ml_collections import ConfigDict
@@ -43,8 +43,15 @@ def base(
     config.task.root = "" if arg == TFDS else arg
     config.task.update(patterns)
     config.task.train_languages = ("en",)
-    config.task.validation_languages = ("en",)
+    config.task.validation_languages = ()  # those of the selection
     config.task.test_languages = ()
+    config.task.selection = "english"  # of XTREME; "all_languages" of VoCap and VECO
+    config.task.validation_share = 0.1
+    config.task.labels = ()
+    config.task.class_weights = ()
+    config.task.text_column = "text"
+    config.task.pair_column = ""
+    config.task.label_column = "label"
     config.task.language_codes = ConfigDict()
     config.task.data_dir = ""
     config.task.max_length = 128

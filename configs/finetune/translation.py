@@ -40,6 +40,7 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
     config = base(name, data, **files)
     config.task.train_languages = tuple(directions.split("+"))
     config.task.validation_languages = config.task.test_languages = ()  # those of training
+    config.task.selection = "all_languages"
     config.task.max_length = 256
     config.task.buckets = (16, 32, 64, 128)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from sklearn import metrics
 
 Tags = Sequence[Sequence[str]]
 
@@ -55,9 +56,28 @@ def part_of_speech_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
       ValueError: as `entity_scores`.
     """
     chunks = entity_scores(_as_chunks(gold), _as_chunks(predicted))
+    return chunks | {"accuracy": _accuracy(gold, predicted)}
+
+
+def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
+    """Scores of tags that are no chunks, over words: each word counts, whatever stands beside it.
+
+    Returns:
+      "macro_f1", the mean over the tags that occur, in either, of the tag's F1; "accuracy".
+
+    Raises:
+      ValueError: as `entity_scores`.
+    """
+    _check(gold, predicted)
+    right, found = ([tag for tags in side for tag in tags] for side in (gold, predicted))
+    f1 = metrics.f1_score(right, found, average="macro", zero_division=0) if right else 0.0
+    return {"macro_f1": float(f1), "accuracy": _accuracy(gold, predicted)}
+
+
+def _accuracy(gold: Tags, predicted: Tags) -> float:
     right = np.concatenate([np.asarray(tags, object) for tags in gold])
     found = np.concatenate([np.asarray(tags, object) for tags in predicted])
-    return chunks | {"accuracy": float(np.mean(right == found)) if len(right) else 0.0}
+    return float(np.mean(right == found)) if len(right) else 0.0
 
 
 def _as_chunks(sentences: Tags) -> list[list[str]]:
@@ -77,4 +97,8 @@ def _check(gold: Tags, predicted: Tags) -> None:
             )
 
 
-SCORERS = {"entities": entity_scores, "part_of_speech": part_of_speech_scores}
+SCORERS = {
+    "entities": entity_scores,
+    "part_of_speech": part_of_speech_scores,
+    "words": word_scores,
+}

@@ -18,6 +18,11 @@ class TextExample:
     text_pair: str | None
     label: int | float | None
 
+    @property
+    def content(self) -> tuple[str, ...]:
+        """All text of it."""
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
+
 
 @dataclasses.dataclass(frozen=True)
 class TaggedExample:
@@ -32,6 +37,11 @@ class TaggedExample:
     id: str
     words: tuple[str, ...]
     tags: tuple[int, ...]
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """All text of it."""
+        return self.words
 
 
 @dataclasses.dataclass(frozen=True)

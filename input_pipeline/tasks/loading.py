@@ -23,11 +23,14 @@ class Readers(NamedTuple):
       file: (path, task) -> languages and examples.
       tfds: of a split of tensorflow-datasets, see `tfds_examples.Convert`.
       unlabelled: (path, task) -> examples of a user's own text.
+      labels: (path, task) -> languages and names of the labels of a file, before the task's labels
+        are known; None of kinds whose labels are not classes.
     """
 
     file: Callable[[pathlib.Path, Task], Found]
     tfds: tfds_examples.Convert
     unlabelled: Callable[[pathlib.Path, Task], list[Any]]
+    labels: Callable[[pathlib.Path, Task], Found] | None = None
 
 
 class PairsReader(NamedTuple):
@@ -187,6 +190,71 @@ def load_translations(
     if not found:
         raise _no_data(task, language, looked_for, set())
     return _with_ids(found, f"{task.name}, {language}")
+
+
+def load_labels(
+    readers: Readers,
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+    data_dir: str | None = None,
+) -> list[str]:
+    """Reads the names of the labels of a language's files, as often as they occur.
+
+    Args:
+      readers: those of a kind with classes.
+      task, root, patterns, language, language_codes, data_dir: as `load_examples`.
+
+    Raises:
+      ValueError: a pattern is of tensorflow-datasets, or a file is at fault.
+    """
+    del data_dir
+    assert readers.labels is not None, f"{task.name} has no classes"
+    codes = files.spellings(language, language_codes)
+    found: list[str] = []
+    for pattern in patterns:
+        if tfds_examples.is_tfds(pattern):
+            raise ValueError(
+                f"{task.name}: labels of {pattern} cannot be looked up; list them in task.labels"
+            )
+        paths = files.matching(root, pattern, codes)
+        sources = (readers.labels(path, task) for path in paths)
+        found += _of_language(sources, None if files.PLACEHOLDER in pattern else codes)
+    return found
+
+
+def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
+    """Whether a pattern is of tensorflow-datasets, or of files of some language that are there.
+
+    Raises:
+      ValueError: a pattern is the name of one file, which does not exist.
+    """
+    return any(
+        tfds_examples.is_tfds(pattern)
+        or (files.PLACEHOLDER in pattern and files.languages_of_names(root, pattern))
+        or (files.PLACEHOLDER not in pattern and files.matching(root, pattern, [""]))
+        for pattern in patterns
+    )
+
+
+def sources(
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+) -> set[tuple[Any, ...]]:
+    """What the examples of a language are read from: the same for two names of one file."""
+    found: set[tuple[Any, ...]] = set()
+    for pattern in patterns:
+        if tfds_examples.is_tfds(pattern):
+            found.add((pattern.replace(files.PLACEHOLDER, language),))
+            continue
+        for path in files.matching(root, pattern, files.spellings(language, language_codes)):
+            status = path.stat()  # links, symbolic or hard, are the same file
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def available_languages(

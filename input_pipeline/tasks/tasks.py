@@ -6,6 +6,7 @@ goes by a task's name.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ _SPLITS = ("train", "validation", "test")
 _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
 _NO_LABEL = "-1"
+# Tag of a word in or outside a span, in IOB, IOB2, BIOES or BILOU.
+_SPAN_TAG = re.compile("O|[BIESLU]-.+")
 
 
 class Columns(NamedTuple):
@@ -51,10 +54,12 @@ class Task:
         (tensorflow-datasets, Hugging Face), as long as they are few.
       skips_underscores: whether words whose form or tag is "_" are no words (CoNLL-U).
       id_languages: languages by the beginning of an example's id, up to "-".
-      scorer: of tagging: "entities", or "part_of_speech" for each tag on its own.
+      scorer: of tagging: "entities", "part_of_speech" as XTREME scores it, or "words".
       normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
       has_unanswerable: whether "no answer" may be right.
       xtreme_name: name in XTREME's submissions; "" of a task that it does not have.
+      is_own: whether its data are a user's own. Then a record has no labels and no languages:
+        labels are those of the training data, given by name alone, and none is hidden.
     """
 
     name: str
@@ -75,11 +80,36 @@ class Task:
     normalizer: str = "squad"
     has_unanswerable: bool = False
     xtreme_name: str = ""
+    is_own: bool = False
 
     @property
     def is_of_pairs(self) -> bool:
         """Whether it is classification or regression of pairs of texts."""
         return self.columns is not None and bool(self.columns.pair)
+
+    def with_labels(self, labels: tuple[str, ...], columns: Columns) -> "Task":
+        """The task on a user's own data, with their labels and the columns of their files.
+
+        Args:
+          labels: in the order of the classes; empty while they are not known, and of numbers.
+          columns: one name each, or none of a pair.
+
+        Raises:
+          ValueError: there is one label alone, or one twice, or one is no tag of a span.
+        """
+        if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
+            raise ValueError(
+                f"{self.name}: the labels are {_shortened(labels)}; they must be two or more, each "
+                "once: correct task.labels, or task.label_column"
+            )
+        wrong = [one for one in labels if not _SPAN_TAG.fullmatch(one)]
+        if wrong and self.kind == "tagging" and self.scorer == "entities":
+            raise ValueError(
+                f"{self.name}: {wrong[0]!r} is no tag of a span such as O, B-NAME, I-NAME; to "
+                'score each word on its own, write "words," before the folder: '
+                "--config=configs/finetune/tags.py:words,DATA"
+            )
+        return dataclasses.replace(self, labels=labels, columns=columns)
 
     def label(self, text: str, where: str) -> int | float | None:
         """The label that `text` stands for: an index into `labels`, a score, None if hidden.
@@ -87,10 +117,11 @@ class Task:
         Raises:
           ValueError: the task has no such label; `where` names file and line.
         """
-        if text == _NO_LABEL:
+        if text == _NO_LABEL and not self.is_own:
             return None
         if self.labels:
-            return self.class_index(_OTHER_SPELLINGS.get(text, text), where)
+            spelled = text if self.is_own else _OTHER_SPELLINGS.get(text, text)
+            return self.class_index(spelled, where)
         try:
             value = float(text)
         except ValueError:
@@ -105,6 +136,11 @@ class Task:
         """The index into `labels` of a class or tag; errors as of `label`."""
         if text in self.labels:
             return self.labels.index(text)
+        if self.is_own:
+            raise ValueError(
+                f"{where}: no label {text[:40]!r} in the training data, whose labels are "
+                f"{_shortened(self.labels)}; correct it, or list all labels in task.labels"
+            )
         if text.isdecimal() and int(text) < len(self.labels):
             return int(text)
         raise ValueError(
@@ -112,6 +148,11 @@ class Task:
             f"{', '.join(self.labels)} or 0 to {len(self.labels) - 1}; correct the label, or "
             "choose the task that the file is of"
         )
+
+
+def _shortened(labels: tuple[str, ...], limit: int = 20) -> str:
+    more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
+    return ", ".join(labels[:limit]) + more
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -133,6 +174,17 @@ _XTREME = (
     ("english 1", "english 2", "sentence1", "sentence2", "label"),
 )
 _PREMISE_TFDS = ("premise", "hypothesis")
+
+
+def _own(name: str, kind: str, metrics: tuple[str, ...], **more: Any) -> Task:
+    """Task on a user's own files; `builders.task_settings` adds its labels and columns."""
+    return Task(name, kind, (), (), metrics, None, is_own=True, **more)
+
+
+_OWN_TEXTS: dict[str, Any] = {
+    "columns": Columns(("text",), (), ("label",)),
+    "tfds_texts": ("text", None),
+}
 
 
 def _glue(
@@ -379,6 +431,10 @@ _ALL = [
         tfds_texts=("question", "sentence"),
     ),
     _glue("rte", _TWO_WAY_NLI, ("accuracy",), _PAIR),
+    _own("text_classes", "classification", ("macro_f1", "accuracy"), **_OWN_TEXTS),
+    _own("text_numbers", "regression", ("pearson", "spearman"), **_OWN_TEXTS),
+    _own("tag_spans", "tagging", ("f1", "precision", "recall")),
+    _own("tag_words", "tagging", ("macro_f1", "accuracy"), scorer="words"),
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

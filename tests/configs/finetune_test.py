@@ -13,7 +13,7 @@ from builders.pretrained import read_pretrained
 from builders.task_kinds import SEARCHES
 from builders.task_settings import Tokenizer, task_settings
 from configs import finetune
-from configs.finetune import base, glue, squad, sweeps
+from configs.finetune import base, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
 from launch import jobs
 from tests import tiny_tasks
@@ -21,7 +21,11 @@ from tests import tiny_tasks
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
 TRANSLATIONS = ("multi30k", "translation", "wmt14")  # tests/translation_test.py
-ALL = [(name, "") for name in NAMES if name not in ("glue", "squad", *TRANSLATIONS)]
+# tests/own_task_test.py
+OWN = [
+    (name, f"{one},") for name, module in (("text", text), ("tags", tags)) for one in module.TASKS
+]
+ALL = [(name, "") for name in NAMES if name not in ("glue", "squad", "text", "tags", *TRANSLATIONS)]
 ALL += [("glue", f"{task},") for task in glue.TASKS] + [("squad", f"{v},") for v in squad.TASKS]
 
 
@@ -31,7 +35,7 @@ def load(name: str, arg: str):
 
 class ConfigsTest(parameterized.TestCase):
     def test_every_task_has_one(self):
-        configs = [*ALL, *((name, "en-de,") for name in TRANSLATIONS)]
+        configs = [*ALL, *OWN, *((name, "en-de,") for name in TRANSLATIONS)]
         self.assertEqual({load(*one).task.name for one in configs}, set(TASKS))
 
     @parameterized.parameters(*ALL)
@@ -83,7 +87,7 @@ class ConfigsTest(parameterized.TestCase):
     def test_keys_of_other_types_can_be_set_on_the_command_line(self):
         given = [
             "--config.task.threshold=1.05",
-            "--config.task.validation_languages=()",
+            "--config.task.class_weights=('balanced',)",
             "--config.task.test=('a', 'b', 'c')",
         ]
         config = ["--config=configs/finetune/bucc.py:DATA", "--workdir=/runs/a"]

@@ -32,15 +32,21 @@ class ClassesTest(parameterized.TestCase):
         decided = tasks.classes(outputs)
         self.assertEqual(decided, [0, 1, 1])
         self.assertEqual(tasks.label_scores(XNLI, data, decided), {"accuracy": 2 / 3})
-        lines = KINDS["classification"].lines(XNLI, data, decided, None)
+        lines = KINDS["classification"].lines(XNLI, data, outputs, decided, None)
+        rest = round(1 / (np.e + 2), 6)
+        probable = {"entailment": rest, "neutral": round(np.e * rest, 6), "contradiction": rest}
+        found = lines[1].pop("probabilities")
         self.assertEqual(lines[1], {"id": "1", "prediction": "neutral"})
+        self.assertEqual(found.keys(), probable.keys())
+        for label, value in probable.items():
+            self.assertAlmostEqual(found[label], value, places=5)
 
     def test_a_number(self):
         data, outputs = texts(0.0, 2.5, 5.0), [np.array([x]) for x in (1.0, 2.0, 3.0)]
         decided = tasks.numbers(outputs)
         self.assertEqual(decided, [1.0, 2.0, 3.0])
         self.assertAlmostEqual(tasks.label_scores(TASKS["stsb"], data, decided)["pearson"], 1.0)
-        lines = KINDS["regression"].lines(TASKS["stsb"], data, decided, None)
+        lines = KINDS["regression"].lines(TASKS["stsb"], data, outputs, decided, None)
         self.assertEqual(lines[0], {"id": "0", "prediction": 1.0})
 
     def test_an_example_without_label_is_named(self):
@@ -75,8 +81,9 @@ class TagsTest(absltest.TestCase):
             tasks.tag_scores(WIKIANN, data, decided), {"f1": 0.5, "precision": 0.5, "recall": 0.5}
         )
         self.assertEqual(
-            KINDS["tagging"].lines(WIKIANN, data, decided, None)[1],
-            {"id": "1", "words": ["Abe"], "prediction": ["B-LOC"]},
+            KINDS["tagging"].lines(WIKIANN, data, outputs, decided, None)[1],
+            # A score of 1 against six of 0.5.
+            {"id": "1", "words": ["Abe"], "prediction": ["B-LOC"], "probabilities": [0.215555]},
         )
         self.assertEqual(tasks.tag_scores(TASKS["udpos"], data, decided)["accuracy"], 0.75)
 
@@ -112,15 +119,17 @@ class AnswersTest(parameterized.TestCase):
         return tasks.answers(self.data(), self.outputs(null), max_answer_length=4, n_best=5)
 
     def lines(self, task: str, found: list[Found], threshold: float | None) -> list[dict]:
-        return KINDS["extractive_qa"].lines(TASKS[task], self.data(), found, threshold)
+        return KINDS["extractive_qa"].lines(TASKS[task], self.data(), [], found, threshold)
 
     def test_answers_are_text_of_the_context(self):
         found = self.answers(0.0)
         self.assertEqual([one.best.text for one in found], ["首都", "thin"])
         self.assertEqual([one.best.start for one in found], [3, 2])
+        line = self.lines("squad", found, None)[0]
+        odds = sum(np.exp(span.score - 4.0) for span in found[0].spans)
+        self.assertAlmostEqual(line.pop("probability"), 1 / odds, places=5)
         self.assertEqual(
-            self.lines("squad", found, None)[0],
-            {"id": "a", "prediction": "首都", "start": 3, "score": 4.0, "null_score": 0.0},
+            line, {"id": "a", "prediction": "首都", "start": 3, "score": 4.0, "null_score": 0.0}
         )
 
     def test_answers_are_withheld_above_the_threshold(self):
@@ -132,6 +141,9 @@ class AnswersTest(parameterized.TestCase):
             self.assertEqual(tasks.answer_scores(task, data, found, given)["f1"], 1.0)
         predictions = [line["prediction"] for line in self.lines("squad2", found, threshold)]
         self.assertEqual(predictions, ["首都", ""])
+        withheld = self.lines("squad2", found, threshold)[1]["probability"]
+        given = self.lines("squad2", found, 2.0)[1]["probability"]
+        self.assertAlmostEqual(withheld / given, np.e, places=4)  # scores of 3 and 2
         # A threshold of other data is another score.
         self.assertEqual(tasks.answer_scores(task, data, found, 2.0)["f1"], 0.5)
         self.assertEqual(tasks.answer_scores(task, data, found, -5.0)["f1"], 0.5)

@@ -9,7 +9,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from builders.task_kinds import KINDS, SEARCHES
+from builders.task_kinds import KINDS, SEARCHES, TRANSLATION
 from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import (
     Answer,
@@ -57,13 +57,14 @@ def labels(examples: list) -> list:
 
 class TasksTest(parameterized.TestCase):
     def test_every_task_can_be_read_and_measured(self):
-        self.assertLen(TASKS, 20)
+        self.assertLen(TASKS, 26)
         for name, task in TASKS.items():
             self.assertEqual(name, task.name)
-            self.assertIn(task.kind, {**KINDS, **SEARCHES})
+            self.assertIn(task.kind, {*KINDS, *SEARCHES, TRANSLATION})
             self.assertNotEmpty(task.metrics)
             self.assertSequenceEqual(task.languages, sorted(set(task.languages)))
-            self.assertEqual(bool(task.labels), task.kind in ("classification", "tagging"))
+            has_labels = task.kind in ("classification", "tagging") and not task.is_own
+            self.assertEqual(bool(task.labels), has_labels)
 
     def test_labels_by_name_and_by_number(self):
         for task in TASKS.values():

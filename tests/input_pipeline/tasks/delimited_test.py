@@ -1,0 +1,201 @@
+"""Files of a user's own: formats told apart by content, and lines at fault named."""
+
+import dataclasses
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from input_pipeline.tasks import delimited, held_out, tagged
+from input_pipeline.tasks.examples import TaggedExample, TextExample
+from input_pipeline.tasks.tasks import TASKS, Columns
+
+LABELS = ("neg", "pos")
+NAMED = Columns(("text",), (), ("label",))
+PAIRS = Columns(("a",), ("b",), ("label",))
+NUMBERED = Columns(("2",), (), ("1",))
+
+
+class Case(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        self.path = pathlib.Path(folder) / "mine.csv"
+
+    def read(self, text: str, columns: Columns = NAMED, labels=LABELS) -> list:
+        self.path.write_text(text, encoding="utf-8")
+        task = TASKS["text_classes"].with_labels(labels, columns)
+        return list(delimited.read_texts(self.path, task))
+
+    def texts(self, text: str, columns: Columns = NAMED) -> list[tuple]:
+        found = self.read(text, columns)
+        return [(one.text, one.label) for _, one in found]
+
+
+class FormatsTest(Case):
+    @parameterized.parameters(
+        ('text,label\n"Good, ""really"" good.\nYes.",pos\n\nBad.,neg\n',),
+        ('label;text\npos;"Good, ""really"" good.\nYes."\nneg;Bad.\n',),
+        ('{"label": "pos", "text": "Good, \\"really\\" good.\\nYes."}\n\n'
+         '{"text": "Bad.", "label": "neg", "other": 1}\n',),
+    )  # fmt: skip
+    def test_csv_and_json_lines(self, text):
+        expected = [('Good, "really" good.\nYes.', 1), ("Bad.", 0)]
+        self.assertEqual(self.texts(text), expected)
+
+    def test_between_tabs_a_quotation_mark_is_text_unless_the_cell_is_quoted(self):
+        text = (
+            'text\tid\tlabel\n"He" said "no"\t1\tpos\n"She said ""no"""\t2\tneg\n5" nail\t3\tneg\n'
+        )
+        expected = [('"He" said "no"', 1), ('She said "no"', 0), ('5" nail', 0)]
+        self.assertEqual(self.texts(text), expected)
+
+    @parameterized.parameters(
+        "pos,One, or two\nneg,Bad\n",
+        "pos\tOne\tx\nneg\tBad; worse, still\ty\n",
+        "neg;A\npos;B, C\n",
+    )
+    def test_columns_by_number_have_no_first_line_of_names(self, text):
+        if text.startswith("pos,"):
+            with self.assertRaisesRegex(ValueError, "line 2: 2 columns, expected 3 .* commas"):
+                self.texts(text, NUMBERED)
+            text = text.replace("One, or two", '"One, or two"')
+        self.assertLen(self.texts(text, NUMBERED), 2)
+
+    def test_pairs_and_the_language_of_a_column(self):
+        found = self.read("language,a,b,label\nsw,x,y,pos\nde,z,w,neg\n", PAIRS)
+        self.assertEqual(found[0], ("sw", TextExample("", "x", "y", 1)))
+        self.assertEqual([language for language, _ in found], ["sw", "de"])
+        with self.assertRaisesRegex(ValueError, r"line 2: '\.\./x' in the column 'language' is no"):
+            self.read("language,a,b,label\n../x,x,y,pos\n", PAIRS)
+
+    def test_labels_go_by_name_alone(self):
+        # Of a dataset's task "1" would be the second class, and "-1" a hidden label.
+        columns = Columns(("text",), (), ("stars",))
+        found = self.read("text,stars\na,1\nb,-1\n", columns, ("-1", "1", "5"))
+        self.assertEqual([one.label for _, one in found], [1, 0])
+        with self.assertRaisesRegex(ValueError, "line 2: no label '0' in the training data, whose"):
+            self.read("text,stars\na,0\n", columns, ("-1", "1", "5"))
+
+    def test_numbers(self):
+        self.path.write_text('{"text": "a", "label": -1}\n{"text": "b", "label": 2.5}\n')
+        task = TASKS["text_numbers"].with_labels((), NAMED)
+        found = [one.label for _, one in delimited.read_texts(self.path, task)]
+        self.assertEqual(found, [-1.0, 2.5])
+        self.path.write_text("text,label\na,many\n")
+        with self.assertRaisesRegex(ValueError, "line 2: the score 'many' is no number"):
+            list(delimited.read_texts(self.path, task))
+
+    def test_labels_before_they_are_known(self):
+        self.path.write_text("text,label\na,x\nb,y\nc,x\n")
+        found = delimited.read_labels(self.path, TASKS["text_classes"])
+        self.assertEqual([label for _, label in found], ["x", "y", "x"])
+
+
+class FaultsTest(Case):
+    @parameterized.parameters(
+        (
+            "text,class\na,pos\n",
+            "line 1: no column 'label'; the columns there are 'text', 'class':",
+        ),
+        ("text,label,text\na,pos,b\n", "line 1: several columns 'text'"),
+        ("text,label\na,pos\nb\n", "line 3: 1 columns, expected 2 as in the first line.*commas"),
+        ('text,label\n"a,pos\nb,neg\n', "line 2: not CSV of commas .unexpected end"),
+        ('text,label\n"a"b,pos\n', "line 2: not CSV of commas"),
+        ("text,label\n ,pos\n", "line 2: column 'text' is empty; fill it in"),
+        ("text,label\na,\n", "line 2: column 'label' is empty"),
+        ("text,label\na,good\n", "line 2: no label 'good' in the training data.* neg, pos;"),
+        ('{"text": "a", "label": "pos"}\n{"text": "a"\n', "line 2: not JSON"),
+        ('{"text": "a", "label": "pos"}\n[1]\n', "line 2: .* is no JSON object"),
+        ('{"text": "a", "label": "pos"}\n{"text": "a"}\n', "line 2: no column 'label'"),
+        ('{"text": ["a"], "label": "pos"}\n', "line 1: column 'text' holds"),
+        ('[{"text": "a", "label": "pos"}]\n', "begins as a JSON array; write one object a line"),
+        ("\n", "the file is empty"),
+    )
+    def test_they_are_named(self, text, error):
+        with self.assertRaisesRegex(ValueError, f"mine.csv.*{error}"):
+            self.texts(text)
+
+    def test_a_file_that_two_separators_fit_needs_names(self):
+        with self.assertRaisesRegex(ValueError, "commas and semicolons both cut all lines"):
+            self.texts("pos;a,b\nneg;c,d\n", NUMBERED)
+
+    def test_one_label_is_none(self):
+        with self.assertRaisesRegex(ValueError, "labels are x; they must be two or more"):
+            TASKS["text_classes"].with_labels(("x",), NAMED)
+        with self.assertRaisesRegex(ValueError, "'NOUN' is no tag of a span .*tags.py:words,DATA"):
+            TASKS["tag_spans"].with_labels(("NOUN", "O"), NUMBERED)
+        TASKS["tag_words"].with_labels(("NOUN", "O"), NUMBERED)
+
+
+class UnlabelledTest(Case):
+    def predict(self, text: str, columns: Columns = NAMED) -> list[TextExample]:
+        self.path.write_text(text)
+        task = TASKS["text_classes"].with_labels(LABELS, columns)
+        return delimited.read_unlabelled(self.path, task)
+
+    def test_columns_or_plain_lines(self):
+        expected = [TextExample("2", "a, b", None, None), TextExample("4", "c", None, None)]
+        self.assertEqual(self.predict('text,label\n"a, b",pos\n\nc,?\n'), expected)
+        self.assertEqual(self.predict('\n{"text": "a, b"}\n\n{"text": "c"}\n'), expected)
+        plain = [TextExample("1", "a, b", None, None), TextExample("2", "text", None, None)]
+        self.assertEqual(self.predict("a, b\ntext\n"), plain)
+        pair = self.predict("x\ty\n", PAIRS)
+        self.assertEqual(pair, [TextExample("1", "x", "y", None)])
+
+
+class TagsTest(Case):
+    def read_tags(self, text: str, columns=("1", "-1"), labels=("B-X", "I-X", "O")) -> list:
+        self.path.write_text(text)
+        word, tag = columns
+        task = TASKS["tag_spans"].with_labels(labels, Columns((word,), (), (tag,)))
+        return [one for _, one in tagged.read_tagged(self.path, task)]
+
+    @parameterized.parameters(
+        ("-DOCSTART- -X- O\n\nAbe NNP B-X\nLee NNP I-X\n\nruns VB O\n", ("1", "-1")),
+        ("Abe\tB-X\t_\nLee\tI-X\t_\n\nruns\tO\t_\n", ("1", "2")),
+        ("1 B-X Abe\n2 I-X Lee\n\n1 O runs\n", ("3", "2")),
+    )
+    def test_conll_by_tabs_or_blanks(self, text, columns):
+        expected = [TaggedExample("", ("Abe", "Lee"), (0, 1)), TaggedExample("", ("runs",), (2,))]
+        self.assertEqual(self.read_tags(text, columns), expected)
+
+    @parameterized.parameters(
+        ("Abe B-X\nLee\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
+        ("Abe B-X\nLee X O\n", ("1", "-1"), "line 2: 3 columns, expected 2 as in the first line"),
+        ("Abe B-X\n", ("1", "4"), "line 1: 2 columns, but task.text_column and .* name column 4"),
+        ("Abe\tB-X\nLee\t\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
+        ("Abe B-Y\n", ("1", "-1"), "line 1: no label 'B-Y' in the training data"),
+    )
+    def test_lines_at_fault_are_named(self, text, columns, error):
+        with self.assertRaisesRegex(ValueError, f"mine.csv, {error}"):
+            self.read_tags(text, columns)
+
+    def test_tags_before_they_are_known(self):
+        self.path.write_text("a X\nb Y\n\nc X\n")
+        task = dataclasses.replace(TASKS["tag_words"], columns=Columns(("1",), (), ("-1",)))
+        found = [tag for _, tag in tagged.read_tags(self.path, task)]
+        self.assertEqual(found, ["X", "Y", "X"])
+
+
+class HeldOutTest(absltest.TestCase):
+    def test_a_share_that_depends_on_the_text_alone(self):
+        examples = [TextExample(str(i), f"text {i}", None, i % 2) for i in range(2000)]
+        out = held_out.part(examples, 0.1, held_out=True, where="")
+        rest = held_out.part(examples, 0.1, held_out=False, where="")
+        self.assertBetween(len(out), 150, 250)
+        self.assertEqual({*out, *rest}, {*examples})
+        self.assertEmpty({*out} & {*rest})
+        other = [dataclasses.replace(one, id="", label=None) for one in reversed(examples[:500])]
+        again = held_out.part(other, 0.1, held_out=True, where="")
+        texts = {one.text for one in again}
+        self.assertEqual(texts, {one.text for one in out} & {one.text for one in other})
+
+    def test_nothing_on_a_side_is_told(self):
+        examples = [TaggedExample("0", ("a",), (0,))]
+        with self.assertRaisesRegex(ValueError, "mine, en: there is no development file, .* = 0.5"):
+            held_out.part(examples, 0.5, held_out=True, where="mine, en")
+
+
+if __name__ == "__main__":
+    absltest.main()

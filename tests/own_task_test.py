@@ -1,0 +1,165 @@
+"""Tasks on a user's own files: from the files to results, and through predict.py."""
+
+import json
+import logging
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from builders import prediction, task_data
+from builders.task_settings import task_settings
+from common import artifacts
+from tests import tiny_tasks
+
+FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
+
+
+class Case(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def write_texts(self, name: str, count: int, seed: int) -> None:
+        """CSV, TSV or JSON lines of sentences on cats, dogs and, seldom, foxes."""
+        rng = np.random.default_rng(seed)
+        rows = []
+        for number in range(count):
+            label = rng.choice(["cat", "dog", "neither"], p=[0.45, 0.45, 0.1])
+            word = "x" if label == "neither" else label
+            rows.append((f"the {word} runs, {'a' * (number % 5)}{number % 7}.", label))
+        if name.endswith("jsonl"):
+            lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        elif name.endswith("tsv"):
+            lines = ["text\tlabel", *map("\t".join, rows)]
+        else:
+            lines = ["label,text", *(f'{label},"{text}"' for text, label in rows)]
+        self.write(name, "\n".join(lines) + "\n")
+
+    def config(self, name: str, arg: str = "", **overrides):
+        return tiny_tasks.config(
+            name, arg, task__root=str(self.folder), **{**FEW, "train__epochs": 12.0, **overrides}
+        )
+
+    def run_it(self, config, name: str = "run") -> dict:
+        return tiny_tasks.run(config, self.folder / name)
+
+    def predict(self, text: str) -> list[dict]:
+        self.write("mine", text)
+        with tiny_tasks.quick():
+            model = prediction.FineTuned(self.folder / "run")
+            (lines,) = model(model.read(self.folder / "mine"))
+        return lines
+
+
+class TextsTest(Case):
+    def test_three_languages_in_three_formats(self):
+        for name, count in (("train.en.csv", 80), ("train.de.jsonl", 40), ("train.sw.tsv", 40),
+                            ("test.en.tsv", 20), ("test.de.csv", 20)):  # fmt: skip
+            self.write_texts(name, count, seed=count)
+        config = self.config("text", num_layers=1, task__class_weights=("balanced",))
+        with self.assertLogs(logging.getLogger("absl"), "INFO") as logs:
+            results = self.run_it(config)
+        self.assertRegex("\n".join(logs.output), "3 labels in the training data: cat|dog")
+        self.assertRegex("\n".join(logs.output), "text_classes, de: no development file; .* held")
+        # A tenth of the training examples is selected on, in all languages that have some.
+        self.assertEqual(results["held_out"], 0.1)
+        self.assertEqual(results["selected"]["on"], ["de", "en", "sw"])
+        self.assertEqual(results["selected"]["rule"], "all_languages")
+        self.assertEqual(results["selected"]["metric"], "macro_f1")
+        self.assertEqual(results["selected_on_test"], [])
+        self.assertEqual(results["setting"], "trained_on:de+en+sw")
+        self.assertEqual(set(results["test"]), {"en", "de"})
+        for scores in results["test"].values():
+            self.assertEqual(set(scores), {"macro_f1", "accuracy"})
+            self.assertGreater(scores["accuracy"], 0.8)
+        weights = results["class_weights"]
+        self.assertEqual(list(weights), ["cat", "dog", "neither"])
+        self.assertGreater(weights["neither"], 1.5 * max(weights["cat"], weights["dog"]))
+        # Labels are the run's.
+        recorded = artifacts.read_json(self.folder / "run" / "settings.json")["task"]["labels"]
+        self.assertEqual(recorded, ["cat", "dog", "neither"])
+        for path in self.folder.glob("train.*"):
+            path.unlink()
+        lines = self.predict('text,id\n"the cat runs, a1.",7\n"the dog runs, a2.",8\n')
+        self.assertEqual([one["prediction"] for one in lines], ["cat", "dog"])
+        self.assertEqual(lines, sorted(lines, key=lambda one: -one["probabilities"]["cat"]))
+        for line in lines:
+            self.assertAlmostEqual(sum(line["probabilities"].values()), 1.0, places=5)
+            found = max(line["probabilities"], key=line["probabilities"].get)
+            self.assertEqual(found, line["prediction"])
+        plain = self.predict("the cat runs, a1.\nthe dog runs, a2.\n")
+        self.assertEqual([one["prediction"] for one in plain], ["cat", "dog"])
+
+    def test_a_number_in_one_language_without_test_files(self):
+        rows = [{"text": "the cat " * i, "label": i - 2} for i in (1, 2, 3)]
+        self.write("train.en.jsonl", "\n".join(map(json.dumps, rows * 8)))
+        self.write("dev.en.jsonl", "\n".join(map(json.dumps, rows)))
+        config = self.config("text", "number,", train__epochs=2.0)
+        with self.assertLogs(logging.getLogger("absl"), "WARNING") as logs:
+            results = self.run_it(config)
+        self.assertRegex("\n".join(logs.output), r"no test files \['test.{language}.\*'\] below")
+        self.assertEqual(results["test"], {})
+        self.assertEqual(set(results["validation"]["en"]), {"pearson", "spearman"})
+        # Reported are then the scores that the checkpoint was selected by.
+        self.assertEqual(results["selected_on_test"], ["en"])
+        self.assertEqual(results["setting"], "zero_shot")
+        (line,) = self.predict("the cat\n")
+        self.assertEqual(set(line), {"id", "prediction"})
+
+    def test_a_development_file_that_is_the_test_file_is_told(self):
+        self.write_texts("train.en.csv", 8, seed=0)
+        self.write_texts("dev.en.csv", 8, seed=1)
+        self.write_texts("test.de.csv", 8, seed=2)
+        (self.folder / "test.en.csv").symlink_to(self.folder / "dev.en.csv")
+        options = task_settings(task_data.with_labels(self.config("text")))
+        self.assertEqual(task_data.selected_on_test(options, ["en", "de"]), ["en"])
+
+    def test_labels_and_weights_that_do_not_fit(self):
+        self.write_texts("train.en.csv", 60, seed=0)
+        config = self.config("text", task__class_weights=(1.0,))
+        with self.assertRaisesRegex(ValueError, "class_weights is .1.0,., must be . numbers above"):
+            self.run_it(config)
+        config = self.config("text", "number,", task__class_weights=("balanced",))
+        self.write("train.en.csv", "text,label\n" + "".join(f"t{i},{i}\n" for i in range(40)))
+        with self.assertRaisesRegex(ValueError, "text_numbers has no classes; leave it empty"):
+            self.run_it(config)
+        config = self.config("text", task__labels=("0", "1"))
+        with self.assertRaisesRegex(ValueError, "train.en.csv, line 4: no label '2' in the"):
+            self.run_it(config)
+        config = tiny_tasks.config("xnli", task__labels=("a", "b"))
+        with self.assertRaisesRegex(ValueError, "but xnli has labels of its own; leave it empty"):
+            task_settings(config)
+
+
+class TagsTest(Case):
+    def test_spans_with_blanks_between_columns(self):
+        text = "-DOCSTART- -X- O\n\n" + "the DT O\ncat NN B-ANIMAL\nruns VB O\n\n" * 6
+        text += "".join(f"{c} DT O\ndog NN B-ANIMAL\n\n" for c in "abcdefghijklmnopqrstuvwxyz")
+        self.write("train.en.conll", text)
+        self.write("test.en.conll", "the DT O\ndog NN B-ANIMAL\n")
+        results = self.run_it(self.config("tags"))
+        self.assertEqual(results["test"]["en"], {"f1": 1.0, "precision": 1.0, "recall": 1.0})
+        (line,) = self.predict("the cat runs\n")
+        self.assertEqual(line["prediction"], ["O", "B-ANIMAL", "O"])
+        self.assertLen(line["probabilities"], 3)
+        self.assertGreater(min(line["probabilities"]), 0.5)
+
+    def test_tags_of_another_kind_are_scored_by_word(self):
+        text = "the\tDT\ncat\tNN\n\n" + "".join(f"{c}\tDT\ndog\tNN\n\n" for c in "abcdefghijklmnop")
+        self.write("train.en.tsv", text)
+        self.write("dev.en.tsv", text)
+        self.write("test.en.tsv", "the\tDT\ndog\tNN\n")
+        with self.assertRaisesRegex(ValueError, "'DT' is no tag of a span .*tags.py:words,DATA"):
+            self.run_it(self.config("tags"))
+        results = self.run_it(self.config("tags", "words,", task__class_weights=(1.0, 2.0)))
+        self.assertEqual(results["test"]["en"], {"macro_f1": 1.0, "accuracy": 1.0})
+        self.assertEqual(results["class_weights"], {"DT": 1.0, "NN": 2.0})
+
+
+if __name__ == "__main__":
+    absltest.main()
