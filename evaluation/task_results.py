@@ -9,6 +9,7 @@ from common import artifacts
 from evaluation.tasks import Line
 from input_pipeline.tasks.tasks import Task
 
+_ON_TEST = "†"
 Scores = dict[str, dict[str, float]]
 
 
@@ -20,7 +21,9 @@ def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
     """Format the scores of a run as a Markdown table, in percent, by language."""
-    rows = []
+    rows: list[str] = []
+    on_test = set(results.get("selected_on_test", ()))
+    reported = "test" if results.get("test") else "validation"
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
         if not scores:
@@ -29,9 +32,25 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         rows += ["", f"| {task.name}, {split} | examples | {' | '.join(metrics)} |"]
         rows += ["|---|---:|" + "---:|" * len(metrics)]
         for language, values in scores.items():
-            cells = [f"{100 * values[metric]:.1f}" for metric in metrics]
+            mark = _ON_TEST if split == reported and language in on_test else ""
+            cells = [f"{100 * values[metric]:.1f}{mark}" for metric in metrics]
             count = results["examples"][split][language]
             rows.append(f"| {language} | {count:,} | {' | '.join(cells)} |")
         means = [sum(v[metric] for v in scores.values()) / len(scores) for metric in metrics]
         rows.append(f"| mean | | {' | '.join(f'{100 * mean:.1f}' for mean in means)} |")
-    return "\n".join(rows[1:])
+    return "\n".join([*rows[1:], *_notes(results, on_test)])
+
+
+def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
+    """What the scores were chosen on."""
+    notes = []
+    if "selected" in results:
+        chosen = results["selected"]
+        by = f"{chosen['metric']} of the development data in {', '.join(chosen['on'])}"
+        notes += ["", f"checkpoint of step {chosen['step']:,}, the best by {by}"]
+    if "held_out" in results:
+        share = f"{100 * results['held_out']:g} % of the training examples"
+        notes.append(f"no development files: {share} were held out by a hash of their text")
+    if on_test:
+        notes.append(f"{_ON_TEST} scores of the data that chose the checkpoint or a threshold")
+    return notes

@@ -16,16 +16,24 @@ from evaluation.xtreme_runs import (
     Variant,
     all_languages,
     average,
+    averaged_languages,
     averaged_metrics,
     chosen,
     label,
     names,
+    place,
     selected,
     transfer_gap,
 )
 from input_pipeline.tasks.tasks import TASKS
 
 _GAP = "transfer gap"
+_ON_TEST = "†"  # marks scores of data that chose something
+_ABSENT = "–"
+_RULES = {
+    "english": "the English development data (as XTREME)",
+    "all_languages": "the mean over all development data (as VoCap and VECO)",
+}
 
 
 def write_report(
@@ -73,7 +81,7 @@ that of exact match (XY-LENT, Table 4). The papers' gaps are over all languages 
 _METRIC_RULE = "the mean of F1 and exact match for questions, and the first metric of others"
 
 _SWEEP_NOTE = """\
-A row of each task, model and setting is chosen, marked *, by its score on the development data;
+A row of each task, model and setting, all else being equal, is chosen, marked *, by its score on the development data;
 only that one is in the tables above."""
 
 
@@ -83,8 +91,12 @@ def _how(best: Sequence[Variant]) -> str:
     on_validation = sorted({one.task for one in best if one.runs[0].split == "validation"})
     text = f"""\
 Per cent; of several seeds the {center} ± standard deviation, with their number n.
-The score of a task is {_METRIC_RULE}, averaged over the languages that a run has. Resource groups
-by gigabytes of CommonCrawl text (VoCap, Table 7): {limits}."""
+The score of a task is {_METRIC_RULE}, averaged over the languages that all runs of the task have.
+Resource groups by gigabytes of CommonCrawl text (VoCap, Table 7): {limits}."""
+    if any(run.selected_on_test for one in best for run in one.runs):
+        text += f"""
+{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several tried,
+hyperparameters were chosen, and averages with such scores: they are too high."""
     if on_validation:
         text += f"\nScores of validation data, for want of test data: {', '.join(on_validation)}."
     return text
@@ -93,10 +105,12 @@ by gigabytes of CommonCrawl text (VoCap, Table 7): {limits}."""
 def averages_table(best: Sequence[Variant]) -> str:
     """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
     tasks = [task for task in TASKS if any(one.task == task for one in best)]
+    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
     rows = []
     for name, group in _by_label(best).items():
-        found = {one.task: one.over_seeds(average) for one in group}
-        cells = [_cell(found.get(task)) for task in tasks]
+        found = {one.task: one.over_seeds(average, common[one.task]) for one in group}
+        marks = {one.task: _mark(one, common[one.task]) for one in group}
+        cells = [_cell(found.get(task)) + marks.get(task, "") for task in tasks]
         rows.append([name, *cells, _mean_cell(found, XTREME), _mean_cell(found, XTREME[:-2])])
     header = ["model", *tasks, "XTREME (9 tasks)", "without retrieval (7)"]
     notes = [
@@ -119,8 +133,13 @@ def _mean_cell(found: Mapping[str, Statistic | None], tasks: Sequence[str]) -> s
 
 def gap_table(best: Sequence[Variant], published: Published) -> str:
     """Transfer gap of each task, one row a model; empty if there is none."""
+    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
     gaps = {
-        name: {one.task: gap for one in group if (gap := one.over_seeds(transfer_gap))}
+        name: {
+            one.task: gap
+            for one in group
+            if (gap := one.over_seeds(transfer_gap, common[one.task]))
+        }
         for name, group in _by_label(best).items()
     }
     tasks = [task for task in TASKS if any(task in found for found in gaps.values())]
@@ -143,15 +162,56 @@ def task_table(of_task: Sequence[Variant], published: Published) -> str:
     rows = [
         [language, *(_language_cell(one, language) for one in of_task)] for language in languages
     ]
-    averages = {"average": languages, **groups(languages, published)}
+    common = averaged_languages(of_task)
+    averages = {"average": common, **groups(common, published)}
     for name, members in averages.items():
         cells = [_average_cell(one, members) for one in of_task]
         rows.append([f"**{name}** ({len(members)})", *cells])
-    gaps = [one.over_seeds(transfer_gap) for one in of_task]
+    gaps = [one.over_seeds(transfer_gap, common) for one in of_task]
     if any(gaps):
         rows.append([f"**{_GAP}**", *map(_cell, gaps)])
-    caption = " / ".join(averaged_metrics(of_task[0].task))
-    return f"{caption}\n\n{_table(header, rows)}"
+    caption = " / ".join(averaged_metrics(of_task[0].task)) + _selection(of_task)
+    notes = [f"\n\n{note}" for note in _left_out(of_task, languages, common)]
+    return f"{caption}\n\n{_table(header, rows)}{''.join(notes)}"
+
+
+def _selection(of_task: Sequence[Variant]) -> str:
+    """By which rule the checkpoints were selected, and of which runs where it differs."""
+    rules: dict[str, list[str]] = {}
+    for name, one in zip(names(of_task, seeds=False), of_task, strict=True):
+        rules.setdefault(one.runs[0].rule, []).append(name)
+    rules.pop("", None)
+    if not rules:
+        return ""
+    found = [
+        _RULES.get(rule, rule) + (f" ({', '.join(those)})" if len(rules) > 1 else "")
+        for rule, those in rules.items()
+    ]
+    return f". Checkpoints selected on {'; '.join(found)}."
+
+
+def _left_out(
+    of_task: Sequence[Variant], languages: Sequence[str], common: Sequence[str]
+) -> list[str]:
+    """Notes on the languages of a table that no average is over."""
+    absent = [one for one in languages if not all(one in variant.languages for variant in of_task)]
+    others = [one for one in languages if one not in {*common, *absent}]
+    notes = []
+    if absent:
+        notes.append(
+            f"Not every run has {', '.join(absent)} ({_ABSENT}): averages and the gap are over the "
+            f"{len(common)} languages that all have, and compare with none over others."
+        )
+    if others:
+        task = of_task[0].task
+        notes.append(f"In no average, since {task} as published is without: {', '.join(others)}.")
+    return notes
+
+
+def _mark(one: Variant, languages: Iterable[str]) -> str:
+    """The mark of scores over languages of which the data of some chose something."""
+    chosen_on = {language for run in one.runs for language in run.selected_on_test}
+    return _ON_TEST if chosen_on & set(languages) else ""
 
 
 def groups(languages: Iterable[str], published: Published) -> dict[str, list[str]]:
@@ -165,14 +225,15 @@ _GROUPS = (*GROUPS, UNLISTED)
 
 def _language_cell(one: Variant, language: str) -> str:
     if language not in one.languages:
-        return ""
+        return _ABSENT
     metrics = averaged_metrics(one.task)
-    return " / ".join(_cell(one.over_seeds(average, {language}, metric)) for metric in metrics)
+    cells = (_cell(one.over_seeds(average, {language}, metric)) for metric in metrics)
+    return " / ".join(cells) + _mark(one, [language])
 
 
 def _average_cell(one: Variant, languages: Sequence[str]) -> str:
     """The averaged score; of questions also the average of each metric."""
-    mean = _cell(one.over_seeds(average, languages))
+    mean = _cell(one.over_seeds(average, languages)) + _mark(one, languages)
     metrics = averaged_metrics(one.task)
     if len(metrics) == 1 or not mean:
         return mean
@@ -186,10 +247,10 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
     Papers average over all of the dataset's languages. Where they print them one by one, the
     average over the languages of the runs is given too: the one to compare with.
     """
-    languages = all_languages(run for one in of_task for run in one.runs)
+    languages = averaged_languages(of_task)
     task = of_task[0].task
     here = [
-        [name, "", _cell(one.over_seeds(average, languages)), ""]
+        [name, "", _cell(one.over_seeds(average, languages)) + _mark(one, languages), ""]
         for name, one in zip(names(of_task), of_task, strict=True)
     ]
     rows = []
@@ -210,9 +271,9 @@ def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
     """All hyperparameters tried, where several were; empty if none."""
     rows = []
     for one in variants:
-        rivals = [v for v in variants if _place(v) == _place(one)]
+        rivals = [v for v in variants if place(v) == place(one)]
         if len(rivals) > 1:
-            mark = " *" if [v for v in best if _place(v) == _place(one)] == [one] else ""
+            mark = " *" if [v for v in best if place(v) == place(one)] == [one] else ""
             cells = [_cell(one.over_seeds(selected)) + mark, _cell(one.over_seeds(average))]
             rows.append([one.task, one.label, one.hyperparameters, *cells])
     header = ["task", "model", "hyper-parameters", "development", "average"]
@@ -245,11 +306,15 @@ def averages_csv(variants: Sequence[Variant], published: Published) -> str:
     return _csv(["average", "languages"], lines)
 
 
-_IDENTITY = ["task", "model", "setting", "hyperparameters", "split"]
+_IDENTITY = [
+    "task", "model", "setting", "hyperparameters", "split", "selection", "selected_on_test",
+]  # fmt: skip
 
 
 def _identity(one: Variant) -> list[object]:
-    return [one.task, one.model, one.setting, one.hyperparameters, one.runs[0].split]
+    run = one.runs[0]
+    chosen_on = "+".join(dict.fromkeys(x for run in one.runs for x in run.selected_on_test))
+    return [one.task, one.model, one.setting, one.hyperparameters, run.split, run.rule, chosen_on]
 
 
 def _numbers(found: Statistic | None) -> list[object]:
@@ -281,10 +346,6 @@ def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
         for one, name in zip(of_task, names(of_task, seeds=False), strict=True):
             found.setdefault(name, []).append(one)
     return dict(sorted(found.items(), key=lambda item: item[1][0].setting != "zero_shot"))
-
-
-def _place(one: Variant) -> tuple[str, str, str]:
-    return one.task, one.model, one.setting
 
 
 def _cell(found: Statistic | None) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import glob
 import json
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,17 @@ import numpy as np
 from common import artifacts
 from input_pipeline.tasks.tasks import TASKS
 
-RESULTS = "results.json"
+RESULTS, SETTINGS_FILE = "results.json", "settings.json"
 # The tasks of XTREME's average, in its order; the last two are retrieval, which VoCap leaves out.
 XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
+# Settings that name languages, before a colon, and these with + between them after it.
+_NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
+_NAMED = 5  # languages at most; of more it is their number
+# Keys of a run's settings: where things lie and what they are called, what changes no score, and the
+# seed; and what is chosen by the score on development data.
+_WITHOUT_EFFECT = ("init_from", "model_name", "train.seed", "evaluation.batch_size")
+_TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
 
 Scores = Mapping[str, Mapping[str, float]]  # by language and metric
@@ -33,6 +40,10 @@ class Run:
       split: of the scores: "test", or "validation" for data without test labels.
       scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
       examples: of the split by language, where the run tells.
+      rule: of the selection of the checkpoint, see `builders.task_settings`; "" without one.
+      selected_on_test: languages whose scores here are of data that chose something.
+      settings: all that the scores depend on but the seed, by dotted key, the digests of the
+        starting parameters and the tokenizer among them; empty where settings.json is missing.
     """
 
     folder: pathlib.Path
@@ -45,6 +56,9 @@ class Run:
     split: str
     scores: Scores
     examples: Mapping[str, int]
+    rule: str = ""
+    selected_on_test: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +119,16 @@ class Variant:
 
 def label(model: str, setting: str) -> str:
     """Label of a model's runs in a setting."""
-    return model if setting == "zero_shot" else f"{model} ({SETTINGS.get(setting, setting)})"
+    return model if setting == "zero_shot" else f"{model} ({_setting_name(setting)})"
+
+
+def _setting_name(setting: str) -> str:
+    name, _, languages = setting.partition(":")
+    if name not in _NAMED_SETTINGS:
+        return SETTINGS.get(setting, setting)
+    named = languages.split("+")
+    listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
+    return f"{_NAMED_SETTINGS[name]} {listed}"
 
 
 def _plain(value: Any) -> str:
@@ -141,9 +164,35 @@ def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
     found = []
     for one in of_task:
         rivals = [v for v in of_task if (v.model, v.setting) == (one.model, one.setting)]
-        name = one.label + (f" [{one.hyperparameters}]" if len(rivals) > 1 else "")
+        name = one.label + (f" [{_differences(one, rivals)}]" if len(rivals) > 1 else "")
         found.append(name + (f", n = {len(one.runs)}" if seeds and len(one.runs) > 1 else ""))
     return found
+
+
+def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
+    """Hyperparameters of a variant if they tell it from its rivals, and settings that do."""
+    parts = [one.hyperparameters] if len({v.hyperparameters for v in rivals}) > 1 else []
+    keys = sorted({key for v in rivals for key in v.runs[0].settings} - {*_TUNED})
+    for key in keys:
+        values = [v.runs[0].settings.get(key) for v in rivals]
+        if any(value != values[0] for value in values):
+            value = str(one.runs[0].settings.get(key, "absent"))
+            parts.append(f"{key.removeprefix('task.')} {value[:20]}")
+    return ", ".join(parts) or one.hyperparameters
+
+
+def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
+    """The languages of a task that averages are over, the same for all of its variants.
+
+    Those in which all have scores, and of them those that the dataset's authors report, if any.
+    """
+    shared = [
+        language
+        for language in all_languages(run for one in of_task for run in one.runs)
+        if all(language in one.languages for one in of_task)
+    ]
+    reported = [one for one in shared if one in TASKS[of_task[0].task].languages]
+    return reported or shared
 
 
 def all_languages(runs: Iterable[Run]) -> list[str]:
@@ -152,12 +201,14 @@ def all_languages(runs: Iterable[Run]) -> list[str]:
     return sorted(found, key=lambda language: (language != _PIVOT, language))
 
 
-def transfer_gap(run: Run) -> float | None:
+def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | None:
     """English score minus the mean of the other languages' (XY-LENT Table 4: exact match for QA).
 
-    None where there is no English, nothing else, or training was not on English alone.
+    Of all languages of the run, or of those of `languages`. None where there is no English, nothing
+    else, or training was not on English alone.
     """
-    others = [language for language in run.scores if language != _PIVOT]
+    known = run.scores if languages is None else languages
+    others = [language for language in run.scores if language != _PIVOT and language in known]
     if run.setting != "zero_shot" or _PIVOT not in run.scores or not others:
         return None
     metric = averaged_metrics(run.task)[-1]
@@ -221,7 +272,26 @@ def read_run(folder: pathlib.Path) -> Run:
         split=split,
         scores=found[split],
         examples=found.get("examples", {}).get(split, {}),
+        rule=choice.get("rule", ""),
+        selected_on_test=tuple(found.get("selected_on_test", ())),
+        settings=_read_settings(folder / SETTINGS_FILE),
     )
+
+
+def _read_settings(path: pathlib.Path) -> dict[str, Any]:
+    """Settings of a run by dotted key, but those that make no difference; see `Run`."""
+    if not path.is_file():
+        return {}
+    flat = dict(_flat(artifacts.read_json(path)))
+    return {key: value for key, value in flat.items() if key not in _WITHOUT_EFFECT}
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from _flat(one, f"{key}.{name}".removeprefix("."))
+    else:
+        yield key, value
 
 
 _FIELDS: dict[str, type] = {
@@ -251,7 +321,15 @@ def _problem(found: Any) -> str:
 
 
 def _key(run: Run) -> str:
-    return artifacts.fingerprint(run.task, run.model, run.setting, dict(run.hyperparameters))
+    """What seeds have in common: a fingerprint of all settings and of the starting parameters."""
+    varied = dict(run.hyperparameters)
+    return artifacts.fingerprint(run.task, run.model, run.setting, varied, dict(run.settings))
+
+
+def place(one: Variant) -> tuple[str, str, str, str]:
+    """What variants have in common of which one is chosen: all but the hyperparameters tried."""
+    fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
+    return one.task, one.model, one.setting, artifacts.fingerprint(fixed)
 
 
 def variants(runs: Iterable[Run], center: str) -> list[Variant]:
@@ -290,11 +368,12 @@ def _same(one: Run, other: Run, what: str, here: Any, there: Any) -> None:
 def chosen(found: Iterable[Variant]) -> list[Variant]:
     """Of the hyperparameters tried, the best on the development data, as the papers choose.
 
-    Of each task, model and setting. Where a variant tells no such score, all are kept.
+    Of each task, model, setting and all else that is not tried, see `place`. Where a variant tells
+    no such score, all are kept.
     """
-    groups: dict[tuple[str, str, str], list[Variant]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[Variant]] = collections.defaultdict(list)
     for one in found:
-        groups[one.task, one.model, one.setting].append(one)
+        groups[place(one)].append(one)
     kept: list[Variant] = []
     for group in groups.values():
         found_scores = [one.over_seeds(selected) for one in group]

@@ -5,6 +5,9 @@
 by its README and reader functions: one label a line; one tag a line and an empty line after each
 sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a line, tab between
 them (BUCC); one object of answers by question id.
+
+XTREME's own tests have no labels: predict.py writes what a run predicts for them to
+`RUN/predictions/unlabelled.LANGUAGE.jsonl`, which is taken before the predictions of scored tests.
 """
 
 import json
@@ -15,6 +18,8 @@ from typing import Any, NamedTuple
 from common import artifacts
 from evaluation.xtreme_runs import XTREME, Run, Variant
 from input_pipeline.tasks.tasks import TASKS
+
+UNLABELLED = "unlabelled"
 
 
 def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
@@ -44,7 +49,7 @@ def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str,
         name = TASKS[task].xtreme_name
         run = runs.get(task)
         written: list[str] = []
-        if run is not None and run.split == "test":
+        if run is not None:
             written = list(_write_task(folder / "predictions" / name, run))
         absent = [one for one in TASKS[task].languages if one not in written]
         if absent:
@@ -59,11 +64,16 @@ def _best_seed(runs: Sequence[Run]) -> Run:
 def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
     """Writes the languages of a run that XTREME has; yields each."""
     for language in TASKS[run.task].languages:
-        path = run.folder / "predictions" / f"{run.split}.{language}.jsonl"
-        if language not in run.scores:
-            continue
+        predictions = run.folder / "predictions"
+        path = predictions / f"{UNLABELLED}.{language}.jsonl"
+        is_scored = not path.is_file()
+        if is_scored:
+            path = predictions / f"{run.split}.{language}.jsonl"
+            if run.split != "test" or language not in run.scores:
+                continue
         form = _FORMATS[TASKS[run.task].kind]
-        text = "\n".join(form.rows(_read(path, run, language, form), path))
+        lines = _read(path, run, language, form, is_scored=is_scored)
+        text = "\n".join(form.rows(lines, path))
         artifacts.write_text(folder / f"test-{language}.{form.suffix}", text + "\n")
         yield language
 
@@ -77,7 +87,9 @@ class _Format(NamedTuple):
     is_per_example: bool = True
 
 
-def _read(path: pathlib.Path, run: Run, language: str, form: _Format) -> list[dict[str, Any]]:
+def _read(
+    path: pathlib.Path, run: Run, language: str, form: _Format, *, is_scored: bool
+) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
@@ -96,7 +108,7 @@ def _read(path: pathlib.Path, run: Run, language: str, form: _Format) -> list[di
             )
         lines.append(found)
     wanted = run.examples.get(language, len(lines))
-    if form.is_per_example and len(lines) != wanted:
+    if is_scored and form.is_per_example and len(lines) != wanted:
         raise ValueError(
             f"{path}: {len(lines)} predictions for {wanted} examples; run the evaluation again"
         )

@@ -262,9 +262,15 @@ class PaperTest(Case):
         self.assertAlmostEqual(row.average("xnli", ["en", "sw"]), 76.15)
         self.assertIsNone(row.average("xnli", ["en", "my"]))
         self.assertIsNone(row.average("xnli", []))
+        # Burmese is no language of XNLI, and in no average.
         self.write("a", {"en": 0.6, "my": 0.4})
         table = xtreme_report.comparison_table(self.variants(), PUBLISHED)
-        self.assertIn("| XLM-R Base | XY-LENT, Tables 1, 5, 10-14 |  | 76.2 |", table)
+        self.assertIn("| ours |  | 60.0 |  |", table)
+        self.assertIn("| XLM-R Base | XY-LENT, Tables 1, 5, 10-14 | 85.8 | 76.2 |", table)
+        table = xtreme_report.task_table(self.variants(), PUBLISHED)
+        self.assertIn("| my | 40.0 |", table)
+        self.assertIn("| **average** (1) | 60.0 |", table)
+        self.assertIn("In no average, since xnli as published is without: my.", table)
 
     def test_a_task_that_no_paper_prints_has_no_comparison(self):
         self.write("a", {"en": {"pearson": 0.5, "spearman": 0.4}}, task="stsb")
@@ -334,12 +340,55 @@ class ReportTest(Case):
         self.assertAlmostEqual(float(averages["all"]["score"]), 0.375)
         self.assertAlmostEqual(float(averages["transfer gap"]["score"]), 0.25)
 
-    def test_languages_that_one_run_lacks_are_empty(self):
+    def test_averages_are_over_the_languages_that_all_runs_have(self):
         self.write("a", {"en": 0.6, "sw": 0.4})
         self.write("b", {"en": 0.8, "th": 0.2}, model="other")
         table = xtreme_report.task_table(self.variants(), PUBLISHED)
-        for line in ("| sw | 40.0 |  |", "| th |  | 20.0 |", "| **low** (1) | 40.0 |  |"):
+        for line in (
+            "| sw | 40.0 | – |", "| th | – | 20.0 |", "| **average** (1) | 60.0 | 80.0 |",
+            "Not every run has sw, th (–): averages and the gap are over the 1 languages",
+        ):  # fmt: skip
             self.assertIn(line, table)
+        self.assertNotIn("low", table)
+        self.assertNotIn("transfer gap", table)
+        averages = xtreme_report.averages_table(self.variants())
+        self.assertIn("| ours | 60.0 |", averages)
+        self.assertIn("| other | 80.0 |", averages)
+
+    def test_what_was_selected_on_test_data_is_marked(self):
+        rule = {"value": 0.5, "rule": "all_languages"}
+        self.write("a", {"en": 0.6, "sw": 0.4}, selected_on_test=["sw"], selected=rule)
+        self.write("b", {"en": 0.8, "sw": 0.2}, model="other", selected=rule)
+        table = xtreme_report.task_table(self.variants(), PUBLISHED)
+        self.assertIn("Checkpoints selected on the mean over all development data", table)
+        for line in ("| en | 60.0 | 80.0 |", "| sw | 40.0† | 20.0 |", "(2) | 50.0† | 50.0 |"):
+            self.assertIn(line, table)
+        page = xtreme_report.page(self.variants(), PUBLISHED)
+        self.assertIn("† marks scores of data on which a checkpoint", page)
+        self.assertIn("| ours | 50.0† |", page)
+        text = xtreme_report.scores_csv(self.variants())
+        self.assertIn(",test,all_languages,sw,en,accuracy,0.6", text)
+
+    def test_runs_of_other_settings_are_not_averaged(self):
+        for seed, (length, digest) in enumerate(
+            [(128, "a1"), (128, "a1"), (64, "a1"), (128, "b2")]
+        ):
+            folder = self.write(f"{seed}", {"en": seed / 10}, seed=seed)
+            settings = {"task": {"max_length": length}, "parameters": digest, "init_from": str(seed),
+                        "train": {"seed": seed, "epochs": 5.0}}  # fmt: skip
+            (folder / "settings.json").write_text(json.dumps(settings))
+        found = self.variants()
+        self.assertEqual(sorted(len(one.runs) for one in found), [1, 1, 2])
+        self.assertEqual(
+            xtreme_runs.names(found),
+            [
+                "ours [parameters a1, max_length 128], n = 2",
+                "ours [parameters a1, max_length 64]",
+                "ours [parameters b2, max_length 128]",
+            ],
+        )
+        # None of them is chosen for its development score: they are no grid.
+        self.assertLen(xtreme_runs.chosen(found), 3)
 
 
 class SubmissionTest(Case):
@@ -416,6 +465,21 @@ class SubmissionTest(Case):
         )
         self.assertIn("de", self.submit()["pawsx"])
         self.assertEmpty(list(self.folder.rglob("*.tsv")))
+
+    def test_predictions_of_unlabelled_tests_come_first(self):
+        # Of predict.py; their examples are others than those that scores are of.
+        folder = self.write("a", {"de": 0.5}, examples={"test": {"de": 1}})
+        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
+        for language in ("de", "sw"):
+            lines = [{"id": str(i), "prediction": "entailment"} for i in range(2)]
+            self.predict(folder, language, lines)
+            path = folder / "predictions" / f"test.{language}.jsonl"
+            path.rename(path.with_name(f"unlabelled.{language}.jsonl"))
+        missing = self.submit()
+        for language in ("de", "sw"):
+            self.assertEqual(self.text(f"xnli/test-{language}.tsv"), "entailment\n" * 2)
+        self.assertNotIn("sw", missing["xnli"])
+        self.assertIn("fr", missing["xnli"])
 
     def test_predictions_that_do_not_fit_are_told(self):
         folder = self.write("a", {"de": 0.5}, examples={"test": {"de": 2}})
