@@ -81,8 +81,8 @@ that of exact match (XY-LENT, Table 4). The papers' gaps are over all languages 
 _METRIC_RULE = "the mean of F1 and exact match for questions, and the first metric of others"
 
 _SWEEP_NOTE = """\
-A row of each task, model and setting, all else being equal, is chosen, marked *, by its score on the development data;
-only that one is in the tables above."""
+A row of each task, model and setting, all else being equal, is chosen, marked *, by its score on
+the development data; only that one is in the tables above."""
 
 
 def _how(best: Sequence[Variant]) -> str:

@@ -20,8 +20,8 @@ SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "trans
 # Settings that name languages, before a colon, and these with + between them after it.
 _NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
 _NAMED = 5  # languages at most; of more it is their number
-# Keys of a run's settings: where things lie and what they are called, what changes no score, and the
-# seed; and what is chosen by the score on development data.
+# Keys of a run's settings: where things lie and what they are called, what changes no score, and
+# the seed; and what is chosen by the score on development data.
 _WITHOUT_EFFECT = ("init_from", "model_name", "train.seed", "evaluation.batch_size")
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"

@@ -5,8 +5,8 @@
 
 DATA has `tatoeba_retrieval/{language}-en.tsv.xz`, up to 1,000 pairs each. The vector of a sentence
 is the mean of its text's states after `task.layer` of the layers, 8 of 12 in XTREME (14 of 24);
-one in the middle of an encoder of another depth. configs/finetune/tatoeba.py:tfds takes the data
-from tensorflow-datasets.
+one in the middle of an encoder of another depth. XTREME averages the states of specials with them.
+configs/finetune/tatoeba.py:tfds takes the data from tensorflow-datasets.
 
 VoCap has no row. Expect a mean accuracy of 57.3 of XLM-R Large (VECO, Table 1).
 """

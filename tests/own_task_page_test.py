@@ -1,0 +1,75 @@
+"""The commands of docs/own_task.md, run as printed on a tiny encoder."""
+
+import contextlib
+import json
+import pathlib
+import re
+import shlex
+import tempfile
+
+import numpy as np
+from absl.testing import absltest
+
+from tests import commands, tiny_tasks
+
+PAGE = commands.ROOT / "docs" / "own_task.md"
+# What fits the tiny encoder, besides what is printed.
+_SMALL = {
+    "finetune": ("--config.task.max_length=24", "--config.task.buckets=()"),
+}
+_NOT_HERE = ("tools.export_model",)
+
+
+def printed() -> list[list[str]]:
+    """The page's commands: module and arguments of each."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [shlex.split(line)[1:] for line in lines]
+    return [words[1:] if words[0] == "-m" else [words[0][:-3], *words[1:]] for words in found]
+
+
+class PageTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        rng = np.random.default_rng(0)
+        for name, count in (("train.en", 30), ("train.de", 30), ("train.sw", 30),
+                            ("test.en", 9), ("test.sw", 9)):  # fmt: skip
+            labels = rng.choice(["complaint", "praise"], count)
+            rows = [f'"the cat, {number}",{label}' for number, label in enumerate(labels)]
+            tiny_tasks.write(self.folder / f"mine/{name}.csv", "\n".join(["text,label", *rows]))
+
+    def here(self, argument: str) -> str:
+        argument = re.sub(r"(?<![\w/])(runs|mine)/", rf"{self.folder}/\1/", argument)
+        argument = re.sub(r":mine$", f":{self.folder}/mine", argument)
+        return argument.replace("=FOLDER", f"={tiny_tasks.encoder_folder(1)}")
+
+    def test_its_commands(self):
+        found = printed()
+        self.assertEqual(
+            [name for name, *_ in found],
+            ["tools.import_model", "finetune", "tools.xtreme_table", "predict",
+             "tools.export_model"],
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tiny_tasks.quick())
+            for name, *arguments in found:
+                if name in _NOT_HERE:
+                    continue
+                given = [*map(self.here, arguments), *_SMALL.get(name, ())]
+                done = commands.execute(name, *given)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                if name == "finetune":
+                    self.assertIn("no development files: 10 % of the training", done.stdout)
+        report = self.folder / "runs/mine/report"
+        self.assertTrue((report / "text_classes.png").is_file())
+        self.assertRegex((report / "report.md").read_text(), r"trained on de, en, sw")
+        lines = (self.folder / "runs/mine/test.sw.jsonl").read_text().splitlines()
+        self.assertLen(lines, 9)
+        first = json.loads(lines[0])
+        self.assertEqual(first["id"], "2")
+        self.assertEqual(set(first["probabilities"]), {"complaint", "praise"})
+
+
+if __name__ == "__main__":
+    absltest.main()
