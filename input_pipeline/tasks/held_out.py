@@ -5,42 +5,43 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-_UNIT = 1 << 32
-
-
-def is_held_out(example: Any, share: float) -> bool:
-    """Whether an example is one of the share that is not trained on.
-
-    By a hash of its text alone: the same text is always on the same side, whatever its label, its
-    place or the other examples.
-
-    Args:
-      example: one with `content`, its text.
-      share: of the examples, between 0 and 1; met on average.
-    """
-    text = json.dumps(example.content, ensure_ascii=False)
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:4], "big") < share * _UNIT
-
 
 def part(examples: Sequence[Any], share: float, *, held_out: bool, where: str) -> list[Any]:
     """The examples that are held out, or the others.
 
+    Held out is the share of the different texts, at least one, whose hashes are the smallest. So
+    the same text is on one side only, whatever its label and place, and more examples move few of
+    those that there were.
+
     Args:
-      examples: of the training data.
-      share: see `is_held_out`.
-      held_out: which of the two.
+      examples: of the training data, each with `content`, its text.
+      share: of the texts, between 0 and 1.
+      held_out: which of the two sides.
       where: task and language, for messages.
 
     Raises:
-      ValueError: there is none on one side.
+      ValueError: the share is no part, or there are too few texts for both sides.
     """
-    found = [is_held_out(example, share) for example in examples]
-    if all(found) or not any(found):
+    if not 0 < share < 1:
         raise ValueError(
-            f"{where}: there is no development file, and task.validation_share = {share} of the "
-            f"{len(examples)} training examples leaves {sum(found)} to select on and "
-            f"{len(found) - sum(found)} to train on; add a development file (task.validation), or "
-            "change the share"
+            f"task.validation_share is {share}, must be between 0 and 1; or name development files "
+            "in task.validation"
         )
-    return [example for example, is_out in zip(examples, found, strict=True) if is_out == held_out]
+    keys = [_hash(example) for example in examples]
+    texts = sorted(set(keys))
+    count = max(round(share * len(texts)), 1)
+    if count >= len(texts):
+        raise ValueError(
+            f"{where}: there is no development file, and of {len(texts)} different training texts "
+            f"task.validation_share = {share} leaves {len(texts) - count} to train on; add a "
+            "development file (task.validation), or more examples"
+        )
+    last = texts[count - 1]
+    return [
+        example for example, key in zip(examples, keys, strict=True) if (key <= last) == held_out
+    ]
+
+
+def _hash(example: Any) -> bytes:
+    text = json.dumps(example.content, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).digest()

@@ -179,22 +179,30 @@ class TagsTest(Case):
 
 
 class HeldOutTest(absltest.TestCase):
-    def test_a_share_that_depends_on_the_text_alone(self):
-        examples = [TextExample(str(i), f"text {i}", None, i % 2) for i in range(2000)]
+    def test_a_share_that_depends_on_the_texts_alone(self):
+        examples = [TextExample(str(i), f"text {i % 500}", None, i % 3) for i in range(1000)]
         out = held_out.part(examples, 0.1, held_out=True, where="")
         rest = held_out.part(examples, 0.1, held_out=False, where="")
-        self.assertBetween(len(out), 150, 250)
+        self.assertLen({one.text for one in out}, 50)
+        self.assertLen(out, 100)  # each text is there twice, with other labels
         self.assertEqual({*out, *rest}, {*examples})
-        self.assertEmpty({*out} & {*rest})
-        other = [dataclasses.replace(one, id="", label=None) for one in reversed(examples[:500])]
-        again = held_out.part(other, 0.1, held_out=True, where="")
-        texts = {one.text for one in again}
-        self.assertEqual(texts, {one.text for one in out} & {one.text for one in other})
+        self.assertEmpty({one.text for one in out} & {one.text for one in rest})
+        # In another order and with other labels it is the same part, and of fewer texts most of it.
+        other = [dataclasses.replace(one, id="", label=None) for one in reversed(examples)]
+        again = {one.text for one in held_out.part(other, 0.1, held_out=True, where="")}
+        self.assertEqual(again, {one.text for one in out})
+        fewer = held_out.part(examples[:450], 0.1, held_out=True, where="")
+        self.assertGreater(len({one.text for one in fewer} & again), 38)
 
-    def test_nothing_on_a_side_is_told(self):
-        examples = [TaggedExample("0", ("a",), (0,))]
-        with self.assertRaisesRegex(ValueError, "mine, en: there is no development file, .* = 0.5"):
-            held_out.part(examples, 0.5, held_out=True, where="mine, en")
+    def test_few_texts(self):
+        examples = [TaggedExample(str(i), (f"w{i}",), (0,)) for i in range(3)]
+        self.assertLen(held_out.part(examples, 0.1, held_out=True, where=""), 1)
+        with self.assertRaisesRegex(
+            ValueError, "mine, en: .* of 1 different training texts .* 0 to"
+        ):
+            held_out.part(examples[:1], 0.5, held_out=True, where="mine, en")
+        with self.assertRaisesRegex(ValueError, "validation_share is 0.0, must be between 0 and 1"):
+            held_out.part(examples, 0.0, held_out=True, where="")
 
 
 if __name__ == "__main__":
