@@ -162,7 +162,7 @@ def final_state(run: Run) -> list:
     mesh = model.mesh(config)
     objective = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, objective, mesh)
-    _, state = restore_latest(run.workdir / "train" / "checkpoints", functions.abstract_state)
+    _, state = restore_latest(run.workdir / "train" / "checkpoints", functions.abstract_after)
     return jax.tree.leaves(jax.device_get(state))
 
 

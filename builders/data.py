@@ -35,6 +35,9 @@ class DataSettings:
         bilingual batches of VECO), from `corpus.parallel`; 0 for none.
       contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
         loss (`objectives.contrastive`); 0 for none.
+      kinds_in_turns: whether steps on sequences and on pairs are spread evenly, in turns if each
+        has half of the steps (VECO, Section 3); otherwise their order is random. Metrics are of
+        the step recorded: with an even train.log_every they would all be of one kind.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
       pair_sampling, pair_temperature, pair_pivot: method that samples language pairs, its T and the
         language of its pairs, see `input_pipeline.pair_sampling.PairSamplingSettings`.
@@ -47,6 +50,7 @@ class DataSettings:
     across_documents: bool
     pair_share: float
     contrast_share: float
+    kinds_in_turns: bool
     pair_buckets: tuple[int, ...]
     pair_positions: str
     pair_alpha: float

@@ -24,7 +24,7 @@ from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from models.encoder import Encoder, EncoderSettings
-from objectives.fine_tuning import FineTuning
+from objectives.fine_tuning import CrossPairFineTuning, FineTuning
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_part, make_mesh
@@ -45,10 +45,21 @@ def objective(config: ConfigDict, pretrained: Pretrained) -> FineTuning:
 
 
 def with_head(config: ConfigDict, encoder: EncoderSettings) -> FineTuning:
-    """An encoder of these settings with the head of the task."""
+    """An encoder of these settings with the head of the task.
+
+    Raises:
+      ValueError: it has no cross-attention, which is to be used.
+    """
     options = task_settings(config)
     kind = KINDS[options.task.kind]
-    return FineTuning(Encoder(encoder), kind.head(options, encoder.dropout_rate), kind.loss)
+    if options.cross_attention and not encoder.cross_attention:
+        raise ValueError(
+            f"task.cross_attention is True, but the encoder {config.init_from!r} (init_from) has "
+            'no cross-attention; start from a run of objective "veco", or its export with '
+            "--part=encoder_decoder, or set task.cross_attention to False"
+        )
+    made = CrossPairFineTuning if options.cross_attention else FineTuning
+    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), kind.loss)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
@@ -112,6 +123,8 @@ def train_functions(
         kind="adamw",
         muon_learning_rate=0.0,
         muon_momentum=0.0,
+        stages=(),
+        restart_schedule=True,
     )
     return make_train_functions(fine_tuning, optimizer, MESH, mesh, num_steps=num_steps)
 

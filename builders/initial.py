@@ -1,6 +1,7 @@
 """Initial parameters of a run: random, of a model folder, or of another run."""
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,12 @@ def initial_params(
       ValueError: the run has not started and cannot start from there.
     """
     if not config.train.init_from:
+        if config.optimizer.stages:
+            logging.warning(
+                "optimizer.stages are %s, but train.init_from is empty: what the first stages do "
+                "not train stays random in them",
+                config.optimizer.stages,
+            )
         return None
     source = pathlib.Path(config.train.init_from)
     is_run = (source / "train" / "settings.json").exists()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -14,11 +16,12 @@ from interop import vocabulary
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
-from models.encoder import Encoder
+from models.encoder import CROSS_ATTENTION, Encoder
 from objectives.cross_mlm import CrossMLM
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
 from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
+from training.subtrees import selected
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
@@ -31,11 +34,13 @@ class Estimate:
       mesh: number of devices along data, fsdp and model.
       bytes: bytes of each of `PARTS`.
       layout: table of the parameters' sharding.
+      stage: what is trained, and in which steps.
     """
 
     mesh: str
     bytes: dict[str, int]
     layout: str
+    stage: str
 
 
 class _AbsentRows(PackedDataset):
@@ -65,8 +70,13 @@ def _num_pieces(tokenizer: str) -> int:
     return len(vocabulary.vocabulary(model).pieces)
 
 
-def estimate(config: ConfigDict, num_devices: int) -> Estimate:
+def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
+
+    Args:
+      config: of the run.
+      num_devices: number of devices.
+      stage: index of the stage (`optimizer.stages`), by default of the last one.
 
     Raises:
       ValueError: the mesh or the batch does not fit the devices.
@@ -76,7 +86,11 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
     objective = objectives.objective(config, store, mesh)
-    state = model.train_functions(config, objective, mesh).abstract_state
+    of_stages = [model.train_functions(config, objective, mesh)]
+    while of_stages[-1].following is not None:
+        of_stages.append(of_stages[-1].following)
+    state, in_stage = of_stages[stage].abstract_state, of_stages[stage].stage
+    trained = selected(state.params, in_stage.trained)
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
@@ -91,13 +105,19 @@ def estimate(config: ConfigDict, num_devices: int) -> Estimate:
     if found is not masked_lm:  # a discriminator beside it, of the same layers
         of_discriminator = _activations(found.encoder, rows, store.length, 0, model_shards)
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
-    if isinstance(packed_term(objective), CrossMLM):  # a pass for each term
-        activations *= 3 if config.data.pair_share else 2
+    if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
+        activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
-        bytes={**state_bytes(state), "activations": activations},
+        bytes={**state_bytes(state, in_stage), "activations": activations},
         layout=parameter_table(state.params),
+        stage=str(in_stage),
     )
+
+
+def _is_cross_attention(trained: Mapping[str, Any]) -> bool:
+    """Whether all parameters that are trained are of cross-attention, which one pass reads."""
+    return set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
 
 
 def _activations(

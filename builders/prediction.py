@@ -12,6 +12,7 @@ from builders.pretrained import read_pretrained
 from builders.task_kinds import KINDS, SEARCHES
 from builders.task_settings import Tokenizer, task_settings
 from common import artifacts
+from configs.finetune import base
 from evaluation.tasks import Line
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs, Sentences
@@ -36,7 +37,10 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
     recorded = artifacts.read_json(workdir / "settings.json")
     for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
         recorded.pop(name)
-    return ConfigDict(recorded)
+    found = base.base("", "")
+    for name, value in recorded.items():  # without keys that are newer than the run
+        found[name] = {**found[name], **value} if isinstance(value, dict) else value
+    return found
 
 
 class FineTuned:

@@ -60,9 +60,8 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
     if (folder / "config.json").exists():
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
-        if not keeps_decoder:
-            found, params = encoder_alone(found, params)
-        return Pretrained(found, params, model_folder.read_tokenizer(folder))
+        part = (found, params) if keeps_decoder else encoder_alone(found, params)
+        return Pretrained(*part, model_folder.read_tokenizer(folder))
     if (folder / "train" / "settings.json").exists():
         return _of_run(Folders(folder), keeps_decoder)
     raise ValueError(

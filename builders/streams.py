@@ -86,7 +86,8 @@ def _reweighted_stream(
     config: ConfigDict, store: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
 ) -> Stream:
     """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
-    share, seed = data_settings(config).pair_share, config.train.seed
+    data, seed = data_settings(config), config.train.seed
+    share, in_turns = data.pair_share, data.kinds_in_turns
     packed, kinds = _packed_stream(config, store), np.array([1 - share, share])
     bitext = bitext_settings(config, store.length, is_separate=False)
     by_step: dict[int, Stream] = {}
@@ -94,9 +95,9 @@ def _reweighted_stream(
         streams, shares = pair_streams(store, bitext, seed + number, of_pairs)
         by_step[first] = MixedStream(streams, shares, seed + number)
     # Steps on pairs are counted on their own; which ones they are does not depend on weights.
-    order = MixedStream([packed, by_step[0]], kinds, seed)
+    order = MixedStream([packed, by_step[0]], kinds, seed, in_turns)
     phases = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
-    return MixedStream([packed, PhasedStream(phases)], kinds, seed)
+    return MixedStream([packed, PhasedStream(phases)], kinds, seed, in_turns)
 
 
 def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
@@ -106,15 +107,20 @@ def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
         return stream
     log_pair_sampling(config, store)
     of_languages = pair_shares(config, store)
-    streams, shares = [stream], [1 - data.pair_share - data.contrast_share]
+    streams: list[Stream] = [stream]
+    shares = [1 - data.pair_share - data.contrast_share]
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
     for number, (kind, share) in enumerate(kinds):
         if share:
             bitext = bitext_settings(config, store.length, is_separate=kind == SEPARATE_PAIRS)
             pairs, of_pairs = pair_streams(store, bitext, train.seed + number, of_languages)
-            streams += pairs
-            shares += [share * one for one in of_pairs]
-    return MixedStream(streams, np.array(shares), train.seed)
+            if data.kinds_in_turns:  # kinds take turns, not lengths and sets of pairs
+                streams.append(MixedStream(pairs, of_pairs, train.seed + number))
+                shares.append(share)
+            else:
+                streams += pairs
+                shares += [share * one for one in of_pairs]
+    return MixedStream(streams, np.array(shares), train.seed, data.kinds_in_turns)
 
 
 def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> BitextSettings:

@@ -104,7 +104,9 @@ def _above(options, pairs, source, target, threshold):
 _CLASSIFICATION = TaskKind(
     readers=Readers(text_pairs.read_text_pairs, tfds_examples.text_examples, unlabelled.read_texts),
     is_labelled=lambda task, example: example.label is not None,
-    features=lambda options, *args: features.text_features(*args),
+    features=lambda options, *args: features.text_features(
+        *args, separate_segments=options.cross_attention
+    ),
     head=lambda options, rate: ClassificationHead(len(options.task.labels), rate),
     loss=fine_tuning.classification_loss,
     decide=lambda options, data, outputs: tasks.classes(outputs),

@@ -83,9 +83,12 @@ def _procedure(kind: str) -> _Procedure:
     if kind == TRANSLATION:
         return _Procedure(translation.read_start, translation_runs.prepare, translation.metadata)
     prepare = _search if kind in SEARCHES else _fine_tune
-    return _Procedure(
-        lambda config: read_pretrained(config.init_from), prepare, builders.run_metadata
-    )
+    return _Procedure(_read_encoder, prepare, builders.run_metadata)
+
+
+def _read_encoder(config: ConfigDict) -> Pretrained:
+    keeps_decoder = task_settings(config).cross_attention
+    return read_pretrained(config.init_from, keeps_decoder=keeps_decoder)
 
 
 def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:

@@ -31,6 +31,9 @@ class TaskSettings:
       buckets: lengths that batches are padded to, below `max_length`, which is one more.
       stride, max_query_length: of questions, see `question_features`.
       max_answer_length, n_best: of questions, see `evaluation.tasks.answers`.
+      cross_attention: whether the two texts of a pair are segments of their own that attend to each
+        other by the cross-attention of the encoder, see `objectives.fine_tuning`; for
+        classification and regression of pairs.
       pooling: of tagging, see `models.heads.TaggingHead`.
       layer: of retrieval and mining, whose states make a sentence's vector.
       margin: of mining, see `evaluation.metrics.retrieval.mine`.
@@ -55,6 +58,7 @@ class TaskSettings:
     max_answer_length: int
     n_best: int
     pooling: str
+    cross_attention: bool
     layer: int
     margin: str
     threshold: float | None
@@ -64,6 +68,11 @@ class TaskSettings:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
         if self.pooling not in ("mean", "first"):
             raise ValueError(f"task.pooling is {self.pooling!r}, must be mean or first")
+        if self.cross_attention and not self.task.is_of_pairs:
+            raise ValueError(
+                f"task.cross_attention is True, but {self.name} is no classification or regression "
+                "of pairs of texts; set it to False"
+            )
 
     @property
     def task(self) -> Task:

@@ -328,7 +328,7 @@ def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFu
         OptimizerSettings, config.optimizer, "optimizer",
         read_elsewhere=("warmup_share",),
         warmup_steps=round(config.optimizer.warmup_share * train.num_steps),
-        embedding_update="dense",
+        embedding_update="dense", stages=(), restart_schedule=True,
     )  # fmt: skip
     return make_train_functions(
         one, optimizer, fine_tuning.MESH, mesh,

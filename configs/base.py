@@ -96,6 +96,7 @@ def _data() -> ConfigDict:
     data.across_documents = False
     data.pair_share = 0.0
     data.contrast_share = 0.0
+    data.kinds_in_turns = False
     data.pair_buckets = (128,)
     data.pair_positions = "continue"
     data.pair_alpha = 0.5
@@ -198,6 +199,8 @@ def _optimizer() -> ConfigDict:
     optimizer.weight_decay = 0.01
     optimizer.clip_norm = 0.0  # none
     optimizer.embedding_update = "dense"
+    optimizer.stages = ()  # all parameters throughout
+    optimizer.restart_schedule = True
     return optimizer
 
 

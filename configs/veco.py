@@ -4,7 +4,7 @@
       python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
     done
 
-IS-MLM and CS-MLM on text and on bitext, half of the steps each, and TLM on bitext. Without `,DATA`
+IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext. Without `,DATA`
 a config is for looking at.
 
 | run | the paper's | expected XNLI |
@@ -16,11 +16,11 @@ a config is for looking at.
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
 files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is 1.36 TB of CommonCrawl in 50
 languages, its pairs are 6.4G of OPUS, 879 language pairs. `large` starts from XLM-R Large, on its
-vocabulary: `--config.train.init_from=FOLDER` of tools.import_model. Chosen here, not in the paper:
-no clipping of gradients, how many of the masked tokens are `<mask>` (BERT's, which it names),
-positions of TLM, the sampling of language pairs (alpha as for text), the halves of a sequence of
-512 as the adjacent segments of text, and LayerNorm after each sub-layer also in `base`. Its batches
-alternate; here each kind has half of the steps, in random order.
+vocabulary: `--config.train.init_from=FOLDER` of tools.import_model, and trains cross-attention
+alone first. Chosen here, not in the paper: how long it does so, no clipping of gradients, how many
+of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM, the sampling of
+language pairs (alpha as for text), the halves of a sequence of 512 as the adjacent segments of
+text, and LayerNorm after each sub-layer also in `base`. docs/veco.md has the equations and keys.
 
 The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`.
 `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
@@ -45,6 +45,7 @@ _LARGE = {
     "model.mlp_size": 4096,
     "model.remat": "full",
     "optimizer.learning_rate": 2e-4,
+    "optimizer.stages": (("cross_attention", 24_000),),
 }
 _TEXT = {"data.pair_share": 0.0}
 _XLM = {"objective": "masked_lm", "model.cross_attention": False}
@@ -90,8 +91,9 @@ def _veco(config: ConfigDict) -> None:
     """Set what all runs of the objective share."""
     config.objective = "veco"
     config.model.cross_attention = True
-    config.data.update(alpha=0.5, pair_share=0.5)
+    config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
     config.mask.update(rate=0.15, pair_rate=0.25)
+    config.train.log_every |= 1  # odd, or of kinds in turns only one would be recorded
 
 
 def _paper() -> ConfigDict:

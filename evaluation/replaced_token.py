@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from sklearn.metrics import roc_auc_score
 
 from evaluation.batch_layout import BatchLayout, spread_rows
 from input_pipeline.packed_dataset import PackedDataset
@@ -146,6 +145,8 @@ def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:
 
     A language without replaced tokens, or without original ones, has an AUC of NaN.
     """
+    from sklearn.metrics import roc_auc_score  # slow, and every train.py imports this file
+
     logits = logits.astype(np.float64)
     is_found = logits > 0
     right = np.sum(is_found & is_replaced)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import scipy.optimize
 import scipy.sparse
 import scipy.special
 
@@ -278,15 +277,15 @@ def _linear_programme(
     Returns:
       Whether there is a solution, P [N, N], and the iterations.
     """
+    from scipy.optimize import linprog  # slow, and every train.py imports this file
+
     one, two = np.nonzero(np.triu(counts))
     pairs = np.arange(len(one))
     at = np.concatenate([one, two]), np.concatenate([pairs, pairs])
     incidence = scipy.sparse.csr_array((np.ones(2 * len(one)), at), shape=(len(counts), len(one)))
     # The solver's tolerances are absolute, and a share of the data can be very small.
     objective = -gain[one, two] / max(gain.max(), 1e-300)
-    found = scipy.optimize.linprog(
-        objective, A_eq=incidence, b_eq=marginals, method="highs", options=_HIGHS
-    )
+    found = linprog(objective, A_eq=incidence, b_eq=marginals, method="highs", options=_HIGHS)
     probabilities = np.zeros(counts.shape)
     if found.status == 0:
         probabilities[one, two] = np.maximum(found.x, 0.0)

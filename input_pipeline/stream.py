@@ -5,9 +5,9 @@ iterator state, the order does not depend on the number of hosts or threads, and
 constant time.
 
 The stream is divided into cycles of M examples. In every cycle language l has exactly c_l examples,
-M q_l rounded so that they sum to M, in a seeded random order. So the number of draws of a language
-before any cycle has a closed form, within a cycle they are counted, and the sequences of a language
-are visited epoch by epoch, each epoch in a different random order.
+M q_l rounded so that they sum to M, in a seeded random order or spread evenly. So the number of
+draws of a language before any cycle has a closed form, within a cycle they are counted, and the
+sequences of a language are visited epoch by epoch, each epoch in a different random order.
 """
 
 import dataclasses
@@ -97,17 +97,23 @@ class StreamOrder:
       seed: of the order.
       rows: [N] int64 number of sequences of each language.
       counts: [N] int64 c_l, examples of each language in a cycle.
+      in_turns: whether the examples of each language are spread evenly, so that two languages of
+        equal shares take turns; otherwise their order is random.
     """
 
     seed: int
     rows: np.ndarray
     counts: np.ndarray
+    in_turns: bool = False
     _cycles: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def create(cls, seed: int, rows: np.ndarray, shares: np.ndarray) -> "StreamOrder":
+    def create(
+        cls, seed: int, rows: np.ndarray, shares: np.ndarray, in_turns: bool = False
+    ) -> "StreamOrder":
         """Create the order over languages of `rows` sequences, drawn by `shares` (Eq. 3)."""
-        return cls(seed, np.asarray(rows, np.int64), largest_remainder(shares, _CYCLE))
+        counts = largest_remainder(shares, _CYCLE)
+        return cls(seed, np.asarray(rows, np.int64), counts, in_turns)
 
     def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the language of examples of the stream, and the index of each in its language.
@@ -136,9 +142,12 @@ class StreamOrder:
         """Return [M] int64 language and [M] int64 index in it for every example of a cycle."""
         found = self._cycles.get(cycle)
         if found is None:
-            slots = permute(np.arange(_CYCLE), _CYCLE, self._key(0, np.array(cycle)))
             ends = np.cumsum(self.counts)
-            languages = np.searchsorted(ends, slots, side="right")
+            if self.in_turns:
+                languages = self._turns()
+            else:
+                slots = permute(np.arange(_CYCLE), _CYCLE, self._key(0, np.array(cycle)))
+                languages = np.searchsorted(ends, slots, side="right")
             order = np.argsort(languages, kind="stable")
             numbers = np.empty_like(languages)
             numbers[order] = np.arange(_CYCLE) - (ends - self.counts)[languages[order]]
@@ -146,6 +155,12 @@ class StreamOrder:
             self._cycles.clear()  # steps are sequential, so one cached cycle suffices
             self._cycles[cycle] = found
         return found
+
+    def _turns(self) -> np.ndarray:
+        """Return [M] int64 languages of a cycle, the c_l of each in the middle of M / c_l slots."""
+        languages = np.repeat(np.arange(len(self.counts)), self.counts)
+        slots = np.concatenate([(np.arange(count) + 0.5) / count for count in self.counts])
+        return languages[np.argsort(slots, kind="stable")]
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return language and sequence of examples of the stream, [B] int64 each."""
@@ -224,11 +239,18 @@ class _ChosenStream:
 class MixedStream(_ChosenStream):
     """Mixture of streams: each step's batch comes from one of them."""
 
-    def __init__(self, streams: Sequence[Stream], shares: np.ndarray, seed: int):
-        """Initialise a mixture of `streams`, each in order, by their `shares` of the steps."""
+    def __init__(
+        self, streams: Sequence[Stream], shares: np.ndarray, seed: int, in_turns: bool = False
+    ):
+        """Initialise a mixture of `streams`, each in order, by their `shares` of the steps.
+
+        They come in random order, or with `in_turns` as evenly spread as can be.
+        """
         self._streams = list(streams)
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
-        self._order = StreamOrder.create(seed, np.ones(len(streams)), shares / shares.sum())
+        self._order = StreamOrder.create(
+            seed, np.ones(len(streams)), shares / shares.sum(), in_turns
+        )
 
     def steps_before(self, step: int, number: int) -> int:
         """Return how many steps before `step` have batches of the stream of index `number`."""

@@ -17,6 +17,7 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM
 from objectives.masked_lm import Plan as MaskedPlan
+from objectives.masking import Masked
 from objectives.objective import Extra, Touched
 from objectives.on_masked_lm import OnMaskedLM
 from objectives.translation_lm import TranslationLM
@@ -114,15 +115,15 @@ class CrossMLM(OnMaskedLM):
         losses = self._losses(one, params, rows, plan.masked_lm, states)
         found = one.metrics_of(losses, plan.masked_lm)
         inner, weight = found["loss"]
-        found["is_loss"] = inner, weight
+        found |= _by_side("is_loss", losses, plan.masked_lm, plan.sides)
         total = settings.is_weight * inner
         if settings.cs_weight:
             cross_plan = self._cross_plan(plan)
             # Detached, as IS-MLM alone is to train the encoder (VECO, Section 2.2).
             decoded = self.decoded(params, rows, plan, jax.lax.stop_gradient(states), key)
-            cross = self._losses(one, params, rows, cross_plan, decoded).sum()
-            found["cs_loss"] = cross, cross_plan.masked.weights.sum()
-            total += settings.cs_weight * cross
+            losses = self._losses(one, params, rows, cross_plan, decoded)
+            found |= _by_side("cs_loss", losses, cross_plan, plan.sides)
+            total += settings.cs_weight * found["cs_loss"][0]
         if self.translation_lm is not None and settings.tlm_weight:
             joined, tlm = self._joined_plan(plan), self.translation_lm
             states = tlm.states(params, rows, joined, _of_pass(key, 1))
@@ -165,7 +166,7 @@ class CrossMLM(OnMaskedLM):
     def _cross_plan(self, plan: Plan) -> MaskedPlan:
         """Plan of CS-MLM, without targets of sides that have no other one to be predicted from."""
         masked = plan.masked_lm.masked
-        sides = jnp.take_along_axis(plan.sides, masked.positions, axis=1)  # [B, M]
+        sides = _sides_of_targets(masked, plan.sides)
         has_one, has_two = ((plan.sides == side).any(axis=1)[:, None] for side in (1, 2))
         if self.translation_lm is None and not self.settings.flip:
             has_two = jnp.zeros_like(has_two)  # from which the first side would be predicted
@@ -191,6 +192,24 @@ class CrossMLM(OnMaskedLM):
         tlm = self.translation_lm
         exact = None if tlm is None else dataclasses.replace(tlm, output_layer=tlm.exact_layer)
         return dataclasses.replace(self, masked_lm=self.masked_lm.exact, translation_lm=exact)
+
+
+def _sides_of_targets(masked: Masked, sides: jax.Array) -> jax.Array:
+    """Sides [B, M] of the masked tokens, given those [B, L] of all tokens."""
+    return jnp.take_along_axis(sides, masked.positions, axis=1)
+
+
+def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -> LossAndMetrics:
+    """Sums and weights of losses [B, M] as `name`, and as name/x and name/y of each side.
+
+    Those of a side are the terms of Eq. 8, with the side that is predicted.
+    """
+    weights, of_targets = plan.masked.weights, _sides_of_targets(plan.masked, sides)
+    found = {name: (losses.sum(), weights.sum())}
+    for side, letter in ((1, "x"), (2, "y")):
+        here = of_targets == side
+        found[f"{name}/{letter}"] = (losses * here).sum(), (weights * here).sum()
+    return found
 
 
 def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:

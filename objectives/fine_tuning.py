@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.encoder import Encoder
+from models.encoder import Context, Encoder
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.objective import Objective
@@ -43,9 +43,14 @@ class FineTuning(Objective):
         del encoder["head"]
         return {"encoder": encoder, "task": self.init_head(head_key)}
 
+    @property
+    def head_width(self) -> int:
+        """Width of the states that the head is given."""
+        return self.encoder.settings.hidden_size
+
     def init_head(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters of the head."""
-        hidden = jnp.zeros((1, 1, self.encoder.settings.hidden_size))
+        hidden = jnp.zeros((1, 1, self.head_width))
         # Shapes alone count, and all arrays that a head reads are [B, L].
         row = jnp.zeros((1, 1), jnp.int32)
         batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
@@ -85,6 +90,42 @@ class FineTuning(Objective):
             method="encode",
             rngs=rngs,
         )
+
+
+class CrossPairFineTuning(FineTuning):
+    """Task loss on pairs of texts that attend to each other by cross-attention.
+
+    The plug-in form of VECO, in which cross-attention is kept. Both texts are encoded as segments
+    of their own; each is then decoded, without a causal mask, with the states of the other one as
+    context. The head is given the two states of `<s>` side by side, [B, 1, 2 D].
+    """
+
+    @property
+    def head_width(self) -> int:
+        return 2 * self.encoder.settings.hidden_size
+
+    def hidden(
+        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+    ) -> jax.Array:
+        """States [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        states = super().hidden(params, batch, keys[0])
+        segments = batch["segments"]
+        sees = (segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :]
+        decoded = self.encoder.apply(
+            {"params": params},
+            batch["tokens"],
+            segments,
+            batch["positions"],
+            Context(states, sees[:, None]),
+            is_causal=False,
+            deterministic=keys[1] is None,
+            method="decode",
+            rngs=None if keys[1] is None else {"dropout": keys[1]},
+        )
+        second = jnp.argmax(segments == 2, axis=1)
+        of_second = jnp.take_along_axis(decoded, second[:, None, None], axis=1)
+        return jnp.concatenate([decoded[:, :1], of_second], axis=2)
 
 
 def classification_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:

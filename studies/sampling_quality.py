@@ -245,7 +245,7 @@ def _turn(
     mesh = model.mesh(config)
     objective = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, objective, mesh)
-    step, state = restore_latest(folders.train / "checkpoints", functions.abstract_state)
+    step, state = restore_latest(folders.train / "checkpoints", functions.abstract_after)
     layout = sharding.batch_sharding(mesh)
     data = streams.training_data(config, store, mesh)
     batches = [

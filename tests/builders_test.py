@@ -171,6 +171,7 @@ class RunlocalTest(parameterized.TestCase):
         for share, name in (("pair_share", of_pairs), ("contrast_share", "contrast_loss")):
             found = any(f"train/{name}" in record for record in records)
             self.assertEqual(config.data[share] > 0, found, name)
+        self.assertTrue(np.isfinite(records[-1]["eval/loss"]))
 
 
 class KeysTest(parameterized.TestCase):

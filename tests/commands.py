@@ -6,11 +6,21 @@ define each only once.
 
 import contextlib
 import importlib
+import io
+import logging
+import pathlib
+import subprocess
+import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
+from unittest import mock
 
 from absl import flags
 
+from common import entry_point
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 _flags_of: dict[str, dict[str, flags.Flag]] = {}
 
 
@@ -33,14 +43,44 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
     """Define the flags of a loaded command, with the values that `arguments` give them."""
     found = _flags_of[name]
     with _removed({flag: flags.FLAGS[flag] for flag in found if flag in flags.FLAGS}):
+        others = set(flags.FLAGS)
         for flag, one in found.items():
             one.unparse()
             flags.FLAGS[flag] = one
         try:
-            yield flags.FLAGS([name, *arguments])
+            # Overrides of a config, --config.section.key, are looked for there.
+            with mock.patch.object(sys, "argv", [name, *arguments]), warnings.catch_warnings():
+                # ml_collections reads the file of a config so.
+                warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
+                rest = flags.FLAGS(sys.argv)
+            yield rest
         finally:
-            for flag in found:
+            for flag in set(flags.FLAGS) - others:
                 delattr(flags.FLAGS, flag)
+
+
+def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command here; its status, what it prints, and what it logs from warnings on.
+
+    Starting a process takes seconds. Errors that would end one with a traceback are raised.
+    """
+    main, status = load(name).main, 0
+    stdout, stderr = io.StringIO(), io.StringIO()
+    handler, logger = logging.StreamHandler(stderr), logging.getLogger("absl")
+    logger.addHandler(handler)
+    try:
+        with (
+            contextlib.chdir(ROOT),
+            parsed(name, *arguments) as rest,
+            contextlib.redirect_stdout(stdout),
+        ):
+            entry_point.with_plain_errors(main)(rest)
+    except SystemExit as ended:
+        print(ended.code, file=stderr)
+        status = 1
+    finally:
+        logger.removeHandler(handler)
+    return subprocess.CompletedProcess(arguments, status, stdout.getvalue(), stderr.getvalue())
 
 
 @contextlib.contextmanager

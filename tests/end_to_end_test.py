@@ -1,4 +1,6 @@
-"""The whole job by its entry points, each in a process of its own: stopped, repeated, misused.
+"""The whole job by its entry points: stopped, repeated, misused.
+
+Each in a process of its own, but for those that are refused, of which one is.
 
 And the commands of README.md, as printed, in miniature; the first of them makes the run that all
 tests look at.
@@ -18,7 +20,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from benchmarks import recording_data
-from tests import processes
+from tests import commands, processes
 from training.metrics import read_metrics
 from training.signals import EXIT_STOPPED
 
@@ -86,7 +88,7 @@ def scratch() -> pathlib.Path:
     return folder
 
 
-def commands() -> list[str]:
+def readme_commands() -> list[str]:
     """The lines of all blocks of shell commands of README.md, in their order, without comments."""
     blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", "").splitlines()
@@ -145,10 +147,16 @@ class EndToEndTest(parameterized.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         return result
 
-    def assert_refused(self, error: str, stage: str, workdir: pathlib.Path, *overrides: str):
+    def assert_refused(
+        self, error: str, stage: str, workdir: pathlib.Path, *overrides: str, as_process=False
+    ):
         """The stage must fail with a plain message at the end, and leave all files as they are."""
         before = snapshot(workdir)
-        result = self.run_python(f"{stage}.py", workdir=workdir, overrides=overrides)
+        if as_process:
+            result = self.run_python(f"{stage}.py", workdir=workdir, overrides=overrides)
+        else:
+            arguments = (*CONFIG, *overrides, f"--workdir={workdir}")
+            result = commands.execute(stage, *arguments)
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
@@ -210,13 +218,16 @@ class EndToEndTest(parameterized.TestCase):
         empty = self.new_workdir()
         self.assert_refused("run build_vocab.py", "prepare_data", empty)
         self.assert_refused("run prepare_data.py", "train", empty)
-        self.assert_refused("run train.py", "evaluate", self.new_workdir("vocab", "rows"))
+        # In batches that so many devices as there are here can split.
+        own = (self.new_workdir("vocab", "rows"), "--config.train.batch_size=8")
+        self.assert_refused("run train.py", "evaluate", *own)
 
     def test_another_tokenizer_is_refused(self):
         workdir = self.new_workdir("vocab", "rows")
         with open(workdir / "vocab" / "spm.model", "ab") as file:
             file.write(b"\0")
-        self.assert_refused("made with tokenizer .* run prepare_data.py again", "train", workdir)
+        error = "made with tokenizer .* run prepare_data.py again"
+        self.assert_refused(error, "train", workdir, as_process=True)
 
     def interrupt(
         self, number: signal.Signals, workdir: pathlib.Path
@@ -248,7 +259,7 @@ class EndToEndTest(parameterized.TestCase):
 
 class ReadmeTest(absltest.TestCase):
     def test_all_commands(self):
-        run = [command for command in commands() if not command.startswith(NOT_RUN)]
+        run = [command for command in readme_commands() if not command.startswith(NOT_RUN)]
         for command in run:
             execute(command)
         self.assertLen(run, 7)

@@ -1,5 +1,6 @@
 """Small settings and objects that many tests are about, with what a test changes as arguments."""
 
+import dataclasses
 from typing import Literal
 
 import flax.linen as nn
@@ -22,6 +23,7 @@ from objectives.objective import Extra, Objective
 from objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
 from training.optimizer import OptimizerSettings
 from training.sharding import MeshSettings, make_mesh
+from training.state import TrainState
 from training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
@@ -141,6 +143,15 @@ def first_extra(objective: Objective, params) -> Extra:
     """The extra state at the first step."""
     extra, names = objective.init_extra(), objective.due(0)
     return objective.refresh(params, extra, names, jnp.int32(0))[0] if names else extra
+
+
+def first_state(functions: TrainFunctions, params) -> TrainState:
+    """State of a run that begins with parameters; `init`, which makes other ones, takes long."""
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), functions.abstract_state)
+    first = dataclasses.replace(zeros, params=params, extra=functions.objective.init_extra())
+    return jax.tree.map(
+        lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
+    )
 
 
 def packed_tokens(seed: int = 0, num_valid: int = 30) -> np.ndarray:

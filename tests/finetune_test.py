@@ -20,6 +20,7 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from interop import model_folder
 from interop.params_file import read_params
+from models.encoder import CROSS_ATTENTION
 from tests import tiny_tasks
 from training.signals import Stopped
 from vocap import merge
@@ -91,6 +92,21 @@ class KindsTest(RunCase):
         self.assertEqual(set(results["test"]["en"]), {"pearson", "spearman"})
         for line in predictions(self.folder / "run", "test.en"):
             self.assertIsInstance(line["prediction"], float)
+
+    def test_pairs_that_attend_to_each_other(self):
+        folder = tiny_tasks.finished("pawsx")
+        results = self.check(folder)
+        self.assertEqual(set(results["test"]), {"de", "en"})
+        params, _ = read_params(folder / "best.safetensors")
+        self.assertContainsSubset(CROSS_ATTENTION, params["encoder"]["layers"])
+        width = 2 * tiny_tasks.SETTINGS.hidden_size
+        self.assertEqual(params["task"]["dense"]["kernel"].shape, (width, width))
+        start = tiny_tasks.params(dataclasses.replace(tiny_tasks.SETTINGS, cross_attention=True))
+        before, after = (
+            one["layers"]["cross_attention"]["value"]["kernel"]
+            for one in (start, params["encoder"])
+        )
+        self.assertGreater(np.abs(after - before).max(), 0)
 
     def test_questions_of_which_some_have_no_answer(self):
         folder = tiny_tasks.finished("squad2")
@@ -289,6 +305,13 @@ class WrongInputTest(RunCase):
         self.check(config, "task.max_length is 64, but the encoder has 24 positions; lower it")
         config = tiny_tasks.config("tatoeba", task__max_length=64)
         self.check(config, "task.max_length is 64, but the encoder has 24 positions; lower it")
+
+    def test_cross_attention_that_is_not_there(self):
+        config = tiny_tasks.config("pawsx", task__cross_attention=True)
+        config.init_from = str(tiny_tasks.encoder_folder(2))
+        self.check(config, "tiny-xlmr-2' .init_from. has no cross-attention; start from .*veco")
+        config = tiny_tasks.config("udpos", task__cross_attention=True)
+        self.check(config, "task.cross_attention is True, but udpos is no classification")
 
     def test_a_layer_that_the_encoder_does_not_have(self):
         config = tiny_tasks.config("tatoeba", task__layer=3)

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import memory
-from configs import quickstart, vocap_paper, xy_lent
+from configs import quickstart, veco, vocap_paper, xy_lent
 from models.encoder import Encoder
 from objectives.batch import Batch
 from tests.models import sharded
@@ -158,6 +158,19 @@ class ReplacedTokenSizesTest(absltest.TestCase):
             self.assertLess(sum(found.values()) / 1e9, 0.8 * gigabytes, run)
 
 
+class StagesTest(absltest.TestCase):
+    def test_cross_attention_alone_takes_less(self):
+        """Of VECO's 662M parameters less than a fifth are its (Table 7; Section 2.3)."""
+        config = veco.get_config("large")
+        first, last = (memory.estimate(config, 64, stage).bytes for stage in (0, -1))
+        self.assertAlmostEqual(last["parameters"] / 4e6, 662, delta=1)
+        self.assertEqual(first["parameters"], last["parameters"])
+        share = first["gradients"] / last["gradients"]
+        self.assertBetween(share, 0.15, 0.2)
+        self.assertAlmostEqual(first["optimizer"] / last["optimizer"], share, places=5)
+        self.assertEqual(3 * first["activations"], last["activations"])
+
+
 class StateBytesTest(absltest.TestCase):
     def test_equals_what_devices_hold(self):
         config = quickstart.get_config("runlocal")
@@ -170,7 +183,7 @@ class StateBytesTest(absltest.TestCase):
         objective = memory.objectives.objective(config, store, mesh)
         functions = memory.model.train_functions(config, objective, mesh)
         state = functions.init(np.int32(0))
-        found = state_bytes(functions.abstract_state)
+        found = state_bytes(functions.abstract_state, functions.stage)
         for name, part in {
             "parameters": state.params,
             "optimizer": state.opt_state,

@@ -96,7 +96,7 @@ class FineTunedTest(parameterized.TestCase):
         super().setUp()
         self.enter_context(tiny_tasks.quick())
 
-    @parameterized.parameters("cola", "udpos", "squad2")
+    @parameterized.parameters("cola", "udpos", "squad2", "pawsx")
     def test_the_data_of_the_run_gets_what_the_run_has_predicted(self, name):
         folder = tiny_tasks.finished(name)
         model = prediction.FineTuned(folder)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import jax
@@ -23,8 +21,8 @@ from interop import model_folder, vocabulary
 from models.encoder import Encoder
 from objectives.objective import Objective
 from objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
-from tests import factories, processes
-from tests.tools.models_test import OTHER, ROOT, TOKENIZER, VOCAB
+from tests import commands, factories
+from tests.tools.models_test import OTHER, TOKENIZER, VOCAB
 from training.checkpoint import Checkpoints
 from training.sharding import MeshSettings, make_mesh
 
@@ -76,12 +74,11 @@ def write_run(folders: data_builders.Folders, settings: ConfigDict, store: Packe
     """A run with a checkpoint of random parameters; returns its objective and parameters."""
     objective = objectives.objective(settings, store, mesh())
     data_builders.open_train_stage(settings, folders).claim()
-    state = model.train_functions(settings, objective, mesh()).init(np.int32(0))
     params = factories.random_params(objective)
-    params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), params, state.params)
+    functions = model.train_functions(settings, objective, mesh())
     with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
-        checkpoints.save(7, dataclasses.replace(state, params=params))
-    return objective, jax.device_get(params)
+        checkpoints.save(7, factories.first_state(functions, params))
+    return objective, params
 
 
 class TestCase(parameterized.TestCase):
@@ -174,7 +171,8 @@ class InitialTest(TestCase):
         folders = data_builders.Folders(self.new_folder())
         write_rows(folders)
         result = run(
-            "train.py", folders.workdir, {"train.init_from": str(self.folders.workdir)},
+            "train", folders.workdir,
+            {"train.init_from": str(self.folders.workdir), "train.batch_size": 8},
             "--config.objective=masked_lm",
         )  # fmt: skip
         self.assertEqual(result.returncode, 1, result.stderr)
@@ -182,15 +180,11 @@ class InitialTest(TestCase):
         self.assertFalse(folders.train.exists())
 
 
-def run(script: str, workdir: pathlib.Path, changes, *flags: str):
-    """A command with the config, as a process."""
-    command = [script] if script.endswith(".py") else ["-m", script]
+def run(command: str, workdir: pathlib.Path, changes, *flags: str):
+    """A command with the config."""
     keys = (f"--config.{key}={value}" for key, value in {**KEYS, **changes}.items())
-    start = [sys.executable, *command, "--config=configs/xy_lent.py:runlocal"]
-    return subprocess.run(
-        [*start, *keys, f"--workdir={workdir}", *flags],
-        cwd=ROOT, env=processes.environment(), capture_output=True, text=True,
-    )  # fmt: skip
+    config = "--config=configs/xy_lent.py:runlocal"
+    return commands.execute(command, config, *keys, f"--workdir={workdir}", *flags)
 
 
 class ExportTest(TestCase):

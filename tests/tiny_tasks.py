@@ -81,6 +81,15 @@ def encoder_folder(num_layers: int = 2) -> pathlib.Path:
     return folder
 
 
+@functools.cache
+def veco_folder() -> pathlib.Path:
+    """An encoder with cross-attention in its layers, in a form of our own."""
+    folder = scratch() / "tiny-veco"
+    settings = dataclasses.replace(SETTINGS, cross_attention=True)
+    model_folder.write_model(folder, params(settings), dataclasses.asdict(settings), tokenizer())
+    return folder
+
+
 def write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
@@ -234,7 +243,8 @@ def config(name: str, arg: str = "", num_layers: int = 2, **overrides: Any) -> C
     """
     module = importlib.import_module(f"configs.finetune.{name}")
     made = module.get_config(f"{arg}{data_folder()}")
-    made.init_from = str(encoder_folder(num_layers))
+    crosses = overrides.get("task__cross_attention")
+    made.init_from = str(veco_folder() if crosses else encoder_folder(num_layers))
     made.task.update(max_length=LENGTH, stride=8, max_query_length=4, layer=1, max_answer_length=4)
     made.task.buckets = ()
     made.model.attention_dropout_rate = 0.0  # compiles sooner
@@ -255,6 +265,7 @@ _RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"num_layers": 0, "train__epochs": 24.0, "optimizer__learning_rate": 1e-2},
     ),
     "bucc": ("bucc", "", {}),
+    "pawsx": ("pawsx", "", {"task__cross_attention": True, "train__epochs": 2.0}),
 }
 
 

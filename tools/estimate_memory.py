@@ -5,8 +5,11 @@
 Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
 the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
 estimated (`training/memory.py`), and the compiler's temporary memory is not included: leave a fifth
-of the memory free. --layout adds a table with the sharding of every array.
+of the memory free. A run with `optimizer.stages` has a line for each stage. --layout adds a table
+with the sharding of every array.
 """
+
+import itertools
 
 from absl import flags
 from ml_collections import config_flags
@@ -23,12 +26,15 @@ def main(_) -> None:
     print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
     print("|" + "---:|" * (3 + len(memory.PARTS)))
     layouts = []
-    for number in map(int, _DEVICES.value):
-        estimate = memory.estimate(_CONFIG.value, number)
+    num_stages = len(_CONFIG.value.optimizer.stages) + 1
+    for number, stage in itertools.product(map(int, _DEVICES.value), range(num_stages)):
+        estimate = memory.estimate(_CONFIG.value, number, stage)
         cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
         total = sum(estimate.bytes.values()) / 1e9
-        print(f"| {number} | {estimate.mesh} | {' | '.join(cells)} | {total:.2f} |")
-        layouts.append(estimate.layout)
+        name = f" ({estimate.stage})" if num_stages > 1 else ""
+        print(f"| {number}{name} | {estimate.mesh} | {' | '.join(cells)} | {total:.2f} |")
+        if stage == num_stages - 1:
+            layouts.append(estimate.layout)
     if _LAYOUT.value:
         print("\n\n".join(["", *layouts]))
 

@@ -1,7 +1,7 @@
 """Gradient accumulation over the parts of a batch that is too large for a single pass."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
+from training.subtrees import has_path, merged
 
 # Mesh axis over which gradients are reduced once per step.
 _DATA = "data"
@@ -41,12 +42,13 @@ WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
 
 def accumulate(
     objective: Objective,
-    params: Any,
+    trained: Any,
     extra: Extra,
     batch: Batch,
     key: jax.Array,
     step: jax.Array,
     accumulation: Accumulation,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[Any, LossAndMetrics, Extra]:
     """Compute gradients of the mean loss over the parts of a batch in use at a step.
 
@@ -64,20 +66,22 @@ def accumulate(
 
     Args:
       objective: the objective.
-      params: parameters, all up to date.
+      trained: parameters to differentiate by, all up to date.
       extra: the objective's extra state, updated by the parts in sequence.
       batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that
         devices that hold a slice of the batch each hold a slice of every part.
       key: random key of the step.
       step: scalar int32.
       accumulation: A, and the schedule of the parts in use.
+      fixed: parameters that are not trained, if there are any.
 
     Returns:
-      Gradients like `params`, the metrics, and the extra state.
+      Gradients like `trained`, the metrics, and the extra state.
 
     Raises:
       ValueError: the batch cannot be split into A parts.
     """
+    fixed = fixed or {}
     num_parts, num_examples = accumulation.steps, batch.num_examples
     if num_examples % num_parts:
         raise ValueError(
@@ -97,7 +101,7 @@ def accumulate(
     axes = None
     if _can_map_shards(num_examples // num_parts):
         plan, touched, _ = jax.eval_shape(planned, jnp.int32(0), extra)
-        if _saves(params, touched, num_parts):
+        if _saves(trained, touched, num_parts):
             axes = objective.example_axes(plan, _num_shards())
     is_sharded = axes is not None
     if is_sharded:
@@ -105,7 +109,7 @@ def accumulate(
 
     def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
         plan, touched, part_key = planned(number, extra)
-        grads, (metrics, observed) = gradients(params, plan, touched, part_key)
+        grads, (metrics, observed) = gradients(trained, fixed, plan, touched, part_key)
         if is_sharded:
             observed = _added(observed)
         return grads, metrics, objective.learn(extra, observed)
@@ -132,15 +136,20 @@ def accumulate(
 
 
 def _gradients_of(objective: Objective) -> Callable:
-    """Build (params, plan, touched, key) -> gradients of the summed loss, (metrics, observed)."""
+    """Build (trained, fixed, plan, touched, key) -> gradients of the summed loss by the trained
+    parameters, (metrics, observed).
+    """
 
-    def gradients(params: Any, plan: Any, touched: Touched, key: jax.Array) -> tuple[Any, Any]:
-        def total_loss(params):
+    def gradients(
+        trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array
+    ) -> tuple[Any, Any]:
+        def total_loss(trained):
+            params = merged(fixed, trained)
             rows = gathered_rows(params, touched)
             metrics, observed = objective.loss(params, rows, plan, key)
             return metrics["loss"][0], (metrics, observed)
 
-        return jax.grad(total_loss, has_aux=True)(params)
+        return jax.grad(total_loss, has_aux=True)(trained)
 
     return gradients
 
@@ -158,11 +167,13 @@ def _can_map_shards(num_examples: int) -> bool:
     return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
 
 
-def _saves(params: Any, touched: Touched, num_parts: int) -> bool:
+def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
     """Whether one reduction of all gradients is smaller than one per part by touched rows."""
-    once = each_part = sum(x.size for x in jax.tree.leaves(params))
+    once = each_part = sum(x.size for x in jax.tree.leaves(trained))
     for path, ids in touched.items():
-        num_rows, width = get_table(params, path).shape
+        if not has_path(trained, path):
+            continue
+        num_rows, width = get_table(trained, path).shape
         each_part -= (num_rows - ids.size) * width
     return once < num_parts * each_part
 
@@ -181,13 +192,13 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         is_leaf=lambda axis: axis is None,
     )
 
-    def of_shard(params, plan, touched, key, shard):
-        found = gradients(params, plan, touched, jax.random.fold_in(key, shard[0]))
+    def of_shard(trained, fixed, plan, touched, key, shard):
+        found = gradients(trained, fixed, plan, touched, jax.random.fold_in(key, shard[0]))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
 
     mapped = jax.shard_map(
         of_shard,
-        in_specs=(P(), by_example, P(), P(), P(_DATA)),
+        in_specs=(P(), P(), by_example, P(), P(), P(_DATA)),
         out_specs=P(_DATA),
         # Axes of a single device are manual too, which leaves the compiler nothing to decide.
         axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
@@ -195,8 +206,8 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         check_vma=False,
     )
 
-    def sharded(params: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
-        return mapped(params, plan, touched, key, jnp.arange(_num_shards()))
+    def sharded(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
+        return mapped(trained, fixed, plan, touched, key, jnp.arange(_num_shards()))
 
     return sharded
 

@@ -162,8 +162,12 @@ class Checkpoints:
             raise DamagedError("the state read is not the one that was saved, its digest differs")
         return found
 
-    def restore_latest(self, abstract_state: TrainState) -> tuple[int, TrainState] | None:
+    def restore_latest(
+        self, abstract_after: Callable[[int], TrainState]
+    ) -> tuple[int, TrainState] | None:
         """Restore the latest complete checkpoint: its step and state; None without checkpoints.
+
+        The shapes of a state depend on the steps taken, see `TrainFunctions.abstract_after`.
 
         Later damaged checkpoints are logged and renamed to `<step>.damaged`, so that the run can
         save these steps again.
@@ -172,7 +176,7 @@ class Checkpoints:
           DamagedError: all checkpoints are damaged. None is renamed, since the cause may be an
             unavailable file system or a change of the code.
         """
-        return self._latest(lambda step: self.restore(step, abstract_state))
+        return self._latest(lambda step: self.restore(step, abstract_after(step)))
 
     def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
         """Restore the up-to-date parameters of the latest complete checkpoint: step and params.
@@ -220,10 +224,11 @@ class Checkpoints:
 
     def _params(self, step: int, functions: TrainFunctions) -> Any:
         """Restore the parameters of `step`, with pending updates applied."""
-        abstract = functions.abstract_state
+        of_stage = functions.after(step)
+        abstract = of_stage.abstract_state
         if self.is_up_to_date(step):
             return self.restore_params(step, abstract.params)
-        return functions.apply_pending_updates(self.restore(step, abstract)).params
+        return of_stage.apply_pending_updates(self.restore(step, abstract)).params
 
     def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
         """Latest step that `restore` can read, and its result; see `restore_latest`."""
@@ -294,16 +299,18 @@ class Checkpoints:
             self._checkpointer.close()
 
 
-def restore_latest(folder: pathlib.Path, abstract_state: TrainState) -> tuple[int, TrainState]:
+def restore_latest(
+    folder: pathlib.Path, abstract_after: Callable[[int], TrainState]
+) -> tuple[int, TrainState]:
     """Restore the latest complete state in `folder`, read-only: (steps taken, state).
 
-    An interrupted run saves a state with pending updates; apply them with
-    `TrainFunctions.apply_pending_updates`.
+    See `Checkpoints.restore_latest` for its shapes. An interrupted run saves a state with pending
+    updates; apply them with `TrainFunctions.apply_pending_updates`.
 
     Raises:
       ValueError: there is no checkpoint, or all are damaged.
     """
-    return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_state))
+    return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_after))
 
 
 def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
@@ -348,22 +355,24 @@ def digest(state: Any) -> int:
     Args:
       state: arrays of any dtype of up to 32 bits.
     """
-    return int(np.asarray(_digest(state)))
+    # Array by array: those of one shape, such as parameters and their moments, share a program.
+    of_arrays = [
+        _digest(array, np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF))
+        for number, array in enumerate(jax.tree.leaves(state))
+    ]
+    return sum(int(one) for one in jax.device_get(of_arrays)) & 0xFFFFFFFF
 
 
 @jax.jit
-def _digest(state: Any) -> jax.Array:
-    """See `digest`; scalar uint32."""
-    total = jnp.uint32(0)
-    for number, array in enumerate(jax.tree.leaves(state)):
-        words = _words(array)
-        place = jnp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, jnp.uint32)
-        for axis in range(words.ndim):
-            stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
-            along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-            place += along * jnp.uint32(stride)
-        total += jnp.sum(_mixed(words ^ _mixed(place)), dtype=jnp.uint32)
-    return total
+def _digest(array: jax.Array, first: jax.Array) -> jax.Array:
+    """See `digest`; of one array, whose words have the places from `first` on; scalar uint32."""
+    words = _words(array)
+    place = jnp.broadcast_to(first, words.shape)
+    for axis in range(words.ndim):
+        stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
+        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        place += along * jnp.uint32(stride)
+    return jnp.sum(_mixed(words ^ _mixed(place)), dtype=jnp.uint32)
 
 
 def _words(array: jax.Array) -> jax.Array:

@@ -13,12 +13,13 @@ from objectives.batch import Batch
 from objectives.objective import Extra
 from training import sharding
 from training.checkpoint import Checkpoints
-from training.parameters import parameter_table
+from training.parameters import num_parameters, parameter_table
 from training.progress import Evaluator, Progress
 from training.settings import TrainSettings
 from training.signals import Stopped
 from training.state import TrainState
 from training.step import TrainFunctions
+from training.subtrees import selected
 
 
 class TrainingData(Protocol):
@@ -58,7 +59,7 @@ def train(
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
     Args:
-      functions: the compiled functions.
+      functions: the compiled functions of the first stage.
       settings: lengths and intervals.
       folder: folder of checkpoints and metrics, for reading and writing.
       data: batches by step, counted from zero.
@@ -85,6 +86,8 @@ def train(
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params)
+        current = functions.after(step)
+        _log_stage(current)
 
         # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
         stops = False
@@ -98,17 +101,22 @@ def train(
             for kind, arrays in _batches(data, range(step, settings.num_steps), learned):
                 objective = functions.objective.at_step(step)
                 # Before the step, also after a resume: a checkpoint between two steps holds the
-                # state before the refresh.
+                # state before the next stage, and before the refresh.
+                if functions.at_step(step) is not current:
+                    state = current.apply_pending_updates(state)
+                    current = functions.at_step(step)
+                    state = current.begin(state)
+                    _log_stage(current)
                 if names := objective.due(step):
-                    state, report = functions.refresh(names, state)
+                    state, report = current.refresh(names, state)
                     progress.after_refresh(step, report)
                 placed = {
                     name: jax.make_array_from_process_local_data(layout, array)
                     for name, array in arrays.items()
                 }
                 batch = Batch(placed, kind)
-                progress.before_step(step, objective, state, batch)
-                state, metrics = functions.train_step(objective, state, batch)
+                progress.before_step(step, objective, current, state, batch)
+                state, metrics = current.train_step(objective, state, batch)
                 step += 1
                 progress.after_step(step, metrics)
 
@@ -120,7 +128,7 @@ def train(
                 # applying pending updates at other steps changes the last bits of the rows.
                 is_up_to_date = evaluates or saves
                 if is_up_to_date:
-                    state = functions.apply_pending_updates(state)
+                    state = current.apply_pending_updates(state)
                 # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
                 # disk.
                 if evaluates:
@@ -134,6 +142,13 @@ def train(
     if stops:  # the state is complete on disk, now that `checkpoints` is closed
         raise Stopped(step)
     return state
+
+
+def _log_stage(functions: TrainFunctions) -> None:
+    stage, params = functions.stage, functions.abstract_state.params
+    trained = num_parameters(selected(params, stage.trained))
+    total = num_parameters(params)
+    logging.info("training %s: %s of %s parameters", stage, f"{trained:,}", f"{total:,}")
 
 
 def _batches(
@@ -158,7 +173,7 @@ def _first_state(
     initial_params: Callable[[], Any] | None,
 ) -> tuple[int, TrainState]:
     """Restore or initialise the state; return the steps taken, and the state after them."""
-    found = checkpoints.restore_latest(functions.abstract_state)
+    found = checkpoints.restore_latest(functions.abstract_after)
     if found is None:
         state = functions.init(np.int32(settings.seed))
         if initial_params is not None:

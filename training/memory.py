@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from training.stages import Stage
 from training.state import TrainState
+from training.subtrees import selected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +74,18 @@ class ActivationSizes:
         return whole + (4 * hidden + 4 * mlp + weights) // self.model_shards
 
 
-def state_bytes(state: TrainState) -> dict[str, int]:
+def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
     """Bytes of each part of the state on one device, and of the gradient.
 
     Args:
       state: shapes, types and shardings, `TrainFunctions.abstract_state`.
+      stage: what is trained, of which there are gradients.
     """
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
         "extra state": state.extra,
-        "gradients": state.params,
+        "gradients": selected(state.params, stage.trained),
     }
     return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}
 

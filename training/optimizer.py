@@ -39,6 +39,11 @@ class OptimizerSettings:
         read.
       frozen: names of groups of parameters, such as "embeddings", that are not updated; for the
         table only with a dense update.
+      stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
+        their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
+        are (see `stages`).
+      restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
+        otherwise one schedule spans all stages.
     """
 
     learning_rate: float
@@ -57,6 +62,8 @@ class OptimizerSettings:
     kind: str = "adamw"
     muon_learning_rate: float = 0.02
     muon_momentum: float = 0.95
+    stages: tuple[tuple[str, int], ...] = ()
+    restart_schedule: bool = True
 
     def __post_init__(self):
         if self.kind not in ("adamw", "muon"):
@@ -77,6 +84,14 @@ class OptimizerSettings:
                 f"optimizer.frozen is {self.frozen}, but rows are updated as they are read; set "
                 'optimizer.embedding_update to "dense"'
             )
+        for stage in self.stages:
+            match stage:
+                case (str(name), int(steps)) if name and steps > 0:
+                    continue
+            raise ValueError(
+                f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
+                'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
+            )
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
@@ -96,8 +111,17 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
     return update * max(1, outputs / inputs) ** 0.5
 
 
+def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
+    """Schedule of an optimizer whose first step is step `first_step` of it."""
+    schedule = learning_rate_schedule(settings, num_steps)
+    return (lambda count: schedule(count + first_step)) if first_step else schedule
+
+
 def _muon(
-    settings: OptimizerSettings, num_steps: int, adamw: optax.GradientTransformation
+    settings: OptimizerSettings,
+    num_steps: int,
+    first_step: int,
+    adamw: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Muon for the matrices of all layers, `adamw` for all other parameters."""
     rates = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
@@ -111,7 +135,7 @@ def _muon(
         optax.contrib.scale_by_muon(beta=settings.muon_momentum, weight_dimension_numbers=axes_of),
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
         optax.add_decayed_weights(settings.weight_decay),
-        optax.scale_by_learning_rate(learning_rate_schedule(rates, num_steps)),
+        optax.scale_by_learning_rate(_schedule(rates, num_steps, first_step)),
     )
 
     def split(tree):
@@ -176,6 +200,7 @@ class Optimizer(NamedTuple):
       init: params -> state.
       read: (params, state, touched) -> (parameters to differentiate by, auxiliary data for
         `update`); `touched` maps paths of tables to ids [R], other tables are read as a whole.
+        Parameters that are not trained are left out of the nested dictionaries.
       update: (gradients, auxiliary data of `read`, params, state) -> (params, state).
       apply_pending_updates: (params, state) -> (params, state), every table row up to date.
       learning_rate: step -> rate.
@@ -189,7 +214,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(
-    settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = ()
+    settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = (), first_step: int = 0
 ) -> Optimizer:
     """Build the optimizer of `settings` for a run of `num_steps`.
 
@@ -197,8 +222,9 @@ def make_optimizer(
       settings: rates and kind of update.
       num_steps: length of the schedule.
       tables: paths, such as "embeddings/table", of the tables that may be read by rows.
+      first_step: step of the schedule at which the optimizer takes its first step.
     """
-    schedule = learning_rate_schedule(settings, num_steps)
+    schedule = _schedule(settings, num_steps, first_step)
     numbers = {
         "b1": settings.beta1,
         "b2": settings.beta2,
@@ -209,7 +235,7 @@ def make_optimizer(
         schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
     if settings.kind == "muon":
-        adamw = _muon(settings, num_steps, adamw)
+        adamw = _muon(settings, num_steps, first_step, adamw)
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if settings.frozen:

@@ -31,6 +31,11 @@ def parameter_table(params: Any) -> str:
     return "\n".join(lines)
 
 
+def num_parameters(params: Any) -> int:
+    """Number of elements of all arrays."""
+    return sum(math.prod(array.shape) for array in jax.tree.leaves(params))
+
+
 def _axes(entry: str | tuple[str, ...] | None) -> str:
     """Format one entry of a PartitionSpec."""
     if entry is None:

@@ -39,7 +39,7 @@ class Progress:
     ):
         """Open the records of a run after `step` steps; see `train`."""
         self._settings = settings
-        self._functions = functions
+        self._num_devices = functions.mesh.size
         self._folder = folder
         self._data = data
         self._is_writer = jax.process_index() == 0
@@ -75,15 +75,22 @@ class Progress:
         if self._profiling:
             jax.profiler.stop_trace()
 
-    def before_step(self, step: int, objective: Objective, state: TrainState, batch: Batch) -> None:
-        """Record the arguments of step `step`, counted from zero, before it is dispatched."""
+    def before_step(
+        self,
+        step: int,
+        objective: Objective,
+        functions: TrainFunctions,
+        state: TrainState,
+        batch: Batch,
+    ) -> None:
+        """Record step `step`, counted from zero, before it is dispatched to `functions`."""
         settings = self._settings
         shapes = [(name, array.shape) for name, array in batch.arrays.items()]
-        program = (id(objective), batch.kind, *shapes)
+        program = (id(objective), functions.stage, batch.kind, *shapes)
         if program not in self._flops:
             self._flops[program] = 0.0
             if settings.peak_flops:
-                traced = self._functions.train_step.trace(objective, state, batch)
+                traced = functions.train_step.trace(objective, state, batch)
                 self._flops[program] = matmul_flops(traced.jaxpr)
         # Padding tokens count, since they are computed too.
         tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
@@ -184,7 +191,7 @@ class Progress:
         if tokens:
             values["tokens_per_second"] = tokens
         if self._settings.peak_flops:
-            peak = self._settings.peak_flops * self._functions.mesh.size
+            peak = self._settings.peak_flops * self._num_devices
             values["flop_utilization"] = flops / peak
         self._speed.write(step, values)
         self._record_events({f"speed/{name}": value for name, value in values.items()}, step)

@@ -13,11 +13,13 @@ from jax.sharding import AbstractMesh, Mesh
 
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
-from objectives.objective import Objective, Touched, get_table, replace_table
+from objectives.objective import Objective, Touched, gathered_rows, get_table, replace_table
 from training import sharding
 from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
-from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from training.optimizer import Optimizer, OptimizerSettings
+from training.stages import Stage, stage_optimizer, stages_of
 from training.state import TrainState
+from training.subtrees import has_path, merged, without
 
 # Streams of random keys under the root key. Changing these numbers changes all results.
 _INIT_STREAM, _TRAIN_STREAM = 0, 1
@@ -45,9 +47,10 @@ def train_step(
     key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
     if accumulation.steps > 1:
         # All rows, since each part touches different ones.
-        params, held = optimizer.read(state.params, state.opt_state, {})
+        trained, held = optimizer.read(state.params, state.opt_state, {})
+        fixed = without(state.params, trained)
         grads, metrics, extra = accumulate(
-            objective, params, state.extra, batch, key, state.step, accumulation
+            objective, trained, state.extra, batch, key, state.step, accumulation, fixed
         )
     else:
         plan, touched = objective.plan(state.extra, batch, key, state.step)
@@ -76,14 +79,17 @@ def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str
     """Separate the differentiated tree into all parameters and the touched rows.
 
     Args:
-      trained: parameters with the touched rows [R, E] in place of their tables.
-      params: parameters with the tables.
+      trained: parameters that are trained, with the touched rows [R, E] in place of their tables.
+      params: all parameters, with the tables.
       touched: ids by table.
     """
-    rows = {path: get_table(trained, path) for path in touched}
+    fixed = {path: ids for path, ids in touched.items() if not has_path(trained, path)}
+    rows = gathered_rows(params, fixed)
     for path in touched:
-        trained = replace_table(trained, path, get_table(params, path))
-    return trained, rows
+        if path not in fixed:
+            rows[path] = get_table(trained, path)
+            trained = replace_table(trained, path, get_table(params, path))
+    return merged(params, trained), rows
 
 
 def refresh(
@@ -103,11 +109,14 @@ def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainFunctions:
-    """Compiled functions of a run and the sharding of its state; see `make_train_functions`.
+    """Compiled functions of a stage of a run and the sharding of its state.
+
+    See `make_train_functions`. Most runs have one stage.
 
     Attributes:
       objective: the objective.
       mesh: the device mesh.
+      stage: what is trained, and in which steps.
       init: seed -> initial state, created sharded.
       train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); donates the
         state.
@@ -115,15 +124,37 @@ class TrainFunctions:
         donates the state.
       apply_pending_updates: state -> state with all parameters up to date; donates the state.
       abstract_state: shapes, dtypes and shardings of the state, for restoring.
+      begin: state after the stage before, with no pending updates -> first state of this stage.
+      following: functions of the next stage; None for the last one.
     """
 
     objective: Objective
     mesh: Mesh | AbstractMesh
+    stage: Stage
     init: Any
     train_step: Any
     refresh: Any
     apply_pending_updates: Any
     abstract_state: TrainState
+    begin: Any
+    following: "TrainFunctions | None"
+
+    def at_step(self, step: int) -> "TrainFunctions":
+        """Functions of step `step`, counted from zero."""
+        if self.following is None or step < self.stage.end:
+            return self
+        return self.following.at_step(step)
+
+    def after(self, steps_taken: int) -> "TrainFunctions":
+        """Functions of the last of so many steps, whose state it is that a checkpoint holds.
+
+        A stage begins before its first step, not after the last one of the stage before.
+        """
+        return self.at_step(max(steps_taken - 1, 0))
+
+    def abstract_after(self, steps_taken: int) -> TrainState:
+        """Shapes, dtypes and shardings of the state after so many steps."""
+        return self.after(steps_taken).abstract_state
 
 
 def make_train_functions(
@@ -136,7 +167,7 @@ def make_train_functions(
     accumulation: Accumulation = WHOLE_BATCHES,
     prng: str = "threefry2x32",
 ) -> TrainFunctions:
-    """Compile (lazily) the functions of a training run.
+    """Compile (lazily) the functions of a training run; return those of its first stage.
 
     Args:
       objective: the objective.
@@ -146,8 +177,31 @@ def make_train_functions(
       num_steps: length of the learning rate schedule.
       accumulation: number of parts of a batch.
       prng: implementation of random keys, see `training.state.PRNGS`.
+
+    Raises:
+      ValueError: the optimizer's stages or its schedule do not fit the run.
     """
-    optimizer = make_optimizer(optimizer_settings, num_steps, objective.tables)
+    found: TrainFunctions | None = None
+    for stage in reversed(stages_of(optimizer_settings, num_steps)):
+        optimizer = stage_optimizer(optimizer_settings, stage, num_steps, objective.tables)
+        found = _stage_functions(
+            objective, optimizer, mesh_settings, mesh, accumulation, prng, stage, found
+        )
+    assert found is not None
+    return found
+
+
+def _stage_functions(
+    objective: Objective,
+    optimizer: Optimizer,
+    mesh_settings: sharding.MeshSettings,
+    mesh: Mesh | AbstractMesh,
+    accumulation: Accumulation,
+    prng: str,
+    stage: Stage,
+    following: TrainFunctions | None,
+) -> TrainFunctions:
+    """Build the functions of a stage; see `make_train_functions`."""
 
     def boxed_state(seed: jax.Array) -> TrainState:
         """Initial state, with parameters boxed with their logical axis names."""
@@ -170,6 +224,9 @@ def make_train_functions(
         shardings,
     )
     metrics = sharding.replicated(mesh)  # since every host reads them
+    new_opt_state = jax.jit(
+        sharding.traced_on(mesh, optimizer.init), out_shardings=shardings.opt_state
+    )
 
     def compiled(function: Callable, **options: Any) -> Any:
         return jax.jit(sharding.traced_on(mesh, function), **options)
@@ -177,6 +234,7 @@ def make_train_functions(
     return TrainFunctions(
         objective=objective,
         mesh=mesh,
+        stage=stage,
         init=compiled(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
         train_step=compiled(
             lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
@@ -196,4 +254,6 @@ def make_train_functions(
             out_shardings=shardings,
         ),
         abstract_state=abstract_state,
+        begin=lambda state: dataclasses.replace(state, opt_state=new_opt_state(state.params)),
+        following=following,
     )

@@ -54,17 +54,25 @@ def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
 class TextFeature:
     """A text or a pair, `<s> a </s>` or `<s> a </s> </s> b </s>`.
 
+    The second text of a pair with two segments begins with `<s>`, as on its own.
+
     Attributes:
       example, tokens: see `Feature`.
       label: as of `TextExample`.
+      second: position of the first token of a second segment, whose positions restart; None if
+        all is one segment.
     """
 
     example: int
     tokens: np.ndarray
     label: int | float | None
+    second: int | None = None
 
     def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
         arrays = token_arrays(self.tokens, length, pad)
+        if self.second is not None:
+            arrays["segments"][self.second : len(self.tokens)] = 2
+            arrays["positions"][self.second :] -= self.second
         if self.label is not None:
             kind = np.float32 if isinstance(self.label, float) else np.int32
             arrays["labels"] = np.asarray(self.label, kind)
@@ -113,6 +121,8 @@ def text_features(
     processor: spm.SentencePieceProcessor,
     special: SpecialIds,
     max_length: int,
+    *,
+    separate_segments: bool = False,
 ) -> list[TextFeature]:
     """A feature of each text or pair.
 
@@ -123,6 +133,7 @@ def text_features(
       processor: the tokenizer.
       special: its special ids.
       max_length: tokens of the longest feature.
+      separate_segments: whether the two texts of a pair are segments of their own.
 
     Raises:
       ValueError: `max_length` is too short.
@@ -132,11 +143,14 @@ def text_features(
     pairs = _encoded([example.text_pair or "" for example in examples], processor)
     found = []
     for number, (example, one, two) in enumerate(zip(examples, texts, pairs, strict=True)):
+        second = None
         if example.text_pair is None:
             tokens = np.concatenate([[special.bos], one[: max_length - 2], [special.eos]])
         else:
-            tokens, _ = join_pair(one, two, max_length, special)
-        found.append(TextFeature(number, tokens.astype(np.int32), example.label))
+            tokens, start = join_pair(one, two, max_length, special)
+            if separate_segments:
+                tokens[start], second = special.bos, start
+        found.append(TextFeature(number, tokens.astype(np.int32), example.label, second))
     return found
 
 

@@ -76,6 +76,11 @@ class Task:
     has_unanswerable: bool = False
     xtreme_name: str = ""
 
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether it is classification or regression of pairs of texts."""
+        return self.columns is not None and bool(self.columns.pair)
+
     def label(self, text: str, where: str) -> int | float | None:
         """The label that `text` stands for: an index into `labels`, a score, None if hidden.
 

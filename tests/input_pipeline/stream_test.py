@@ -171,6 +171,23 @@ class StreamOrderTest(parameterized.TestCase):
         self.assertAlmostEqual(same, 0.25**2 + 0.75**2, delta=0.01)
 
 
+class TurnsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ((0.5, 0.5), "01" * 6),
+        ((0.75, 0.25), "001000100010"),
+        ((0.5, 0.25, 0.25), "012001200120"),
+    )
+    def test_shares_are_spread_evenly(self, shares, expected):
+        order = StreamOrder.create(0, np.ones(len(shares)), np.array(shares), in_turns=True)
+        for start in (0, 4000, 7 * _CYCLE):
+            which, numbers = order.draw(np.arange(start, start + 12))
+            self.assertEqual("".join(map(str, which)), expected)
+            for one in range(len(shares)):
+                first = order.count_before(start, one)
+                own = numbers[which == one]
+                np.testing.assert_array_equal(own, first + np.arange(len(own)))
+
+
 class TrainingStreamTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from unittest import mock
 
 import jax
@@ -11,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
-from models.encoder import Context, Encoder
+from models.encoder import CROSS_ATTENTION, Context, Encoder, without_cross_attention
 from models.segments import packed_segments
 from objectives.batch import Batch
 from objectives.cross_mlm import CrossMLM, Plan, VecoSettings
@@ -21,7 +22,7 @@ from objectives.objective import gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.factories import BOS, EOS, PAD
-from training.sharding import MeshSettings
+from training.sharding import MeshSettings, make_mesh
 
 SETTINGS = VecoSettings(is_weight=1.0, cs_weight=1.0, tlm_weight=1.0, context="causal", flip=True)
 KEY = jax.random.key(1)
@@ -73,6 +74,11 @@ def params():
     return jax.tree.map(jnp.asarray, factories.random_params(cross_mlm(PACKED), 0.3))
 
 
+def copied(tree):
+    """Arrays that a step may be given for good."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 def planned(objective: CrossMLM, kind: str):
     extra = factories.first_extra(objective, params())
     return objective.plan(extra, batch(kind), KEY, jnp.int32(0))
@@ -90,24 +96,50 @@ def sides_of(kind: str, row: np.ndarray) -> list[slice]:
     return [slice(0, middle), slice(middle, end)]
 
 
-def apply(method: str, inputs: np.ndarray, *args, across: bool, **kwargs) -> jax.Array:
-    """States [1, N, D] of a sequence alone."""
-    inputs = jnp.asarray(inputs)[None]
-    layout = packed_segments(inputs, bos=BOS, pad=PAD, across_documents=across)
-    encoder = cross_mlm(PACKED).masked_lm.encoder
-    return encoder.apply(
-        {"params": params()}, inputs, *layout, *args, deterministic=True, method=method, **kwargs
-    )
+@functools.partial(jax.jit, static_argnames=("method", "is_causal"))
+def _apply(parameters, inputs, layout, context, method, **is_causal):
+    contexts = () if context is None else (context,)
+    return Encoder(ENCODER).apply(
+        {"params": parameters}, inputs, *layout, *contexts, deterministic=True, method=method,
+        **is_causal,
+    )  # fmt: skip
+
+
+def apply(
+    method: str, inputs: np.ndarray, *context: Context, across: bool, parameters=None, **is_causal
+) -> jax.Array:
+    """States [1, L, D] of a sequence alone, filled up to one length for all.
+
+    What it is filled up with is a segment of its own.
+    """
+    size = len(inputs)
+    inputs = np.pad(inputs, (0, L - size), constant_values=PAD)[None]
+    segments, positions = _packed_segments(inputs, across)
+    layout = np.where(np.arange(L) < size, segments, -1), positions
+    parameters = params() if parameters is None else parameters
+    return _apply(parameters, inputs, layout, *(context or [None]), method, **is_causal)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _packed_segments(inputs, across: bool):
+    return packed_segments(inputs, bos=BOS, pad=PAD, across_documents=across)
+
+
+@jax.jit
+def _hidden(parameters, states):
+    """Hidden states [L, E] of all positions for the output layer, its table and bias."""
+    masked_lm = cross_mlm(PACKED).masked_lm
+    everywhere = jnp.arange(L)[None]
+    hidden = masked_lm.predicted(parameters, states, everywhere)[0]
+    return hidden, *masked_lm.output_table(parameters)
 
 
 def log_likelihood(states: jax.Array, targets: dict[int, int]) -> float:
-    """Of tokens by their position, given states [1, N, D]."""
+    """Of tokens by their position, given states [1, L, D]."""
     if not targets:
         return 0.0
-    masked_lm = cross_mlm(PACKED).masked_lm
-    hidden = masked_lm.predicted(params(), states, jnp.array([list(targets)]))[0]
-    table, bias = (np.asarray(x, np.float64)[:NUM_VALID] for x in masked_lm.output_table(params()))
-    logits = np.asarray(hidden, np.float64) @ table.T + bias
+    hidden, table, bias = (np.asarray(x, np.float64) for x in _hidden(params(), states))
+    logits = hidden[list(targets)] @ table[:NUM_VALID].T + bias[:NUM_VALID]
     found = logits[np.arange(len(targets)), list(targets.values())]
     return float((found - np.log(np.exp(logits).sum(axis=1))).sum())
 
@@ -146,15 +178,15 @@ class ReferenceTest(parameterized.TestCase):
                 inner -= log_likelihood(states[y], own[y])
                 if y == 0 and not flip:
                     continue
-                sees_all = Context(states[x], jnp.ones((1, 1, 1, 1), bool))
+                sees_all = np.arange(L) < sides[x].stop - sides[x].start
                 decoded = apply(
-                    "decode", inputs[sides[y]], sees_all, across=across,
-                    is_causal=context == "causal",
+                    "decode", inputs[sides[y]], Context(states[x], sees_all[None, None, None]),
+                    across=across, is_causal=context == "causal",
                 )  # fmt: skip
                 cross -= log_likelihood(decoded, own[y])
                 count += len(own[y])
-        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-4)
-        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-4)
+        np.testing.assert_allclose(found["is_loss"][0], inner, rtol=1e-5)
+        np.testing.assert_allclose(found["cs_loss"], (cross, count), rtol=1e-5)
 
     @parameterized.parameters(True, False)
     def test_tlm_is_that_of_batches_of_pairs(self, restart):
@@ -174,6 +206,23 @@ class ReferenceTest(parameterized.TestCase):
         )  # fmt: skip
         expected = jax.jit(objective.translation_lm.loss)(params(), {}, alike, None)[0]["loss"]
         np.testing.assert_allclose(found["tlm_loss"], expected, rtol=1e-5)
+
+    @parameterized.parameters(*KINDS)
+    def test_each_term_of_eq_8_is_a_metric(self, kind):
+        """The side that is predicted: targets of the other side add nothing to it."""
+        objective = cross_mlm(kind, tlm_weight=0.0)
+        plan, _ = planned(objective, kind)
+        found = of_plan(objective, plan)
+        masked = plan.masked_lm.masked
+        sides = np.take_along_axis(np.asarray(plan.sides), np.asarray(masked.positions), axis=1)
+        for side, letter in ((1, "x"), (2, "y")):
+            of_side = masked._replace(weights=masked.weights * (sides == side))
+            alone = of_plan(
+                objective, plan._replace(masked_lm=plan.masked_lm._replace(masked=of_side))
+            )
+            for name in ("is_loss", "cs_loss"):
+                self.assertGreater(alone[name][1], 0)
+                np.testing.assert_allclose(found[f"{name}/{letter}"], alone[name], rtol=1e-5)
 
     @parameterized.parameters(*KINDS)
     def test_the_loss_is_the_weighted_sum(self, kind):
@@ -196,7 +245,7 @@ class DependenceTest(parameterized.TestCase):
     def test_cross_sequence_loss_sends_no_gradient_into_its_context(self, kind):
         objective = cross_mlm(kind, is_weight=0.0, tlm_weight=0.0)
         plan, _ = planned(objective, kind)
-        states = objective.masked_lm.states(params(), {}, plan.masked_lm, None)
+        states = jax.jit(objective.masked_lm.states)(params(), {}, plan.masked_lm, None)
 
         def of_constants(parameters):
             cross_plan = objective._cross_plan(plan)
@@ -248,19 +297,28 @@ class DependenceTest(parameterized.TestCase):
     def test_every_pass_has_dropout_and_a_key_of_its_own(self):
         objective = cross_mlm(SEPARATE_PAIRS, encoder={"dropout_rate": 0.3})
         plan, _ = planned(objective, SEPARATE_PAIRS)
-        with mock.patch.object(Encoder, "apply", autospec=True, side_effect=Encoder.apply) as apply:
-            objective.loss(params(), {}, plan, KEY)
-        passes = [call.kwargs for call in apply.call_args_list if call.kwargs.get("rngs")]
+        passes = []
+
+        @jax.jit
+        def keys(parameters):
+            with mock.patch.object(Encoder, "apply", autospec=True, side_effect=Encoder.apply) as f:
+                objective.loss(parameters, {}, plan, KEY)
+            passes.extend(call.kwargs for call in f.call_args_list if call.kwargs.get("rngs"))
+            return [jax.random.key_data(one["rngs"]["dropout"]) for one in passes]
+
+        found = {np.asarray(key).tobytes() for key in keys(params())}
         self.assertEqual([one["method"] for one in passes], ["encode", "decode", "encode"])
         self.assertFalse(any(one["deterministic"] for one in passes))
-        keys = {jax.random.key_data(one["rngs"]["dropout"]).tobytes() for one in passes}
-        self.assertLen(keys, 3)
+        self.assertLen(found, 3)
 
 
 class EngineTest(parameterized.TestCase):
-    @parameterized.parameters(*KINDS)
-    def test_touched_rows_stand_for_the_table(self, kind):
-        objective = cross_mlm(kind, "knn")
+    @parameterized.parameters(
+        (PACKED, "knn"), (SEPARATE_PAIRS, "knn"), (PACKED, "target_sampling"), (PACKED, "nce"),
+        (PACKED, "neg"),
+    )  # fmt: skip
+    def test_touched_rows_stand_for_the_table(self, kind, layer):
+        objective = cross_mlm(kind, layer)
         plan, touched = planned(objective, kind)
         self.assertEqual(set(touched), set(objective.tables))
         whole = dataclasses.replace(objective.masked_lm, row_capacity=1000)
@@ -294,25 +352,65 @@ class EngineTest(parameterized.TestCase):
         )
 
     def test_sharded_equals_single(self):
+        """Cross-attention alone on text, then all on pairs; sampled and exact; a table by rows."""
+        # Adam divides a gradient by its own size: where that is rounding, so are parameters.
+        optimizer = factories.optimizer_settings(
+            epsilon=1e-3, embedding_update="rows", stages=(("cross_attention", 1),)
+        )
+        layers = dict(zip(KINDS, ("knn", "full"), strict=True))
+
         def trained(axes: tuple[int, int, int]):
-            mesh = MeshSettings(
+            settings = MeshSettings(
                 *axes, vocab_multiple=1, rules=(("vocab", "model"), ("mlp", "model"))
             )
-            terms = {kind: Term(cross_mlm(kind), kind) for kind in KINDS}
-            # Adam divides a gradient by its own size: where that is rounding, so are parameters.
-            optimizer = factories.optimizer_settings(epsilon=1e-3)
-            functions = factories.train_functions(Mixture(terms), optimizer, mesh_settings=mesh)
+            mesh = make_mesh(settings, jax.devices()[: math.prod(axes)])
+            changes = {"mesh": mesh, "mesh_settings": settings}
+            terms = {
+                kind: Term(cross_mlm(kind, layers[kind], changes=changes), kind) for kind in KINDS
+            }
+            functions = factories.train_functions(Mixture(terms), optimizer, mesh_settings=settings)
             state, losses = functions.init(np.int32(0)), []
-            for kind in KINDS:
+            state, _ = functions.refresh(functions.objective.due(0), state)
+            for step, kind in enumerate(KINDS):
+                if step == functions.stage.end:
+                    functions = functions.following
+                    state = functions.begin(state)
                 state, metrics = functions.train_step(functions.objective, state, batch(kind))
                 losses.append({k: v[0] / v[1] for k, v in jax.device_get(metrics).items()})
             return losses, jax.device_get(state.params)
 
-        expected, found = trained((1, 1, 1)), trained((4, 1, 2))
+        expected, found = trained((1, 1, 1)), trained((2, 2, 2))
+        self.assertIn("table_rows", expected[0][0])
         self.assertIn("tlm_loss", expected[0][1])
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected
         )
+
+    def test_the_encoder_stays_while_cross_attention_alone_is_trained(self):
+        optimizer = factories.optimizer_settings(
+            weight_decay=0.1, embedding_update="rows", stages=(("cross_attention", 2),)
+        )
+        objective = cross_mlm(PACKED, "knn")
+        functions = factories.train_functions(objective, optimizer)
+        state = dataclasses.replace(functions.init(np.int32(0)), params=copied(params()))
+        state, _ = functions.refresh(objective.due(0), state)
+        for _ in range(2):
+            state, _ = functions.train_step(objective, state, batch(PACKED))
+        row = tokens()[0]
+        expected = apply("encode", row, across=True)
+        found = apply("encode", row, across=True, parameters=state.params)
+        np.testing.assert_array_equal(found, expected)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            without_cross_attention(state.params), without_cross_attention(params()),
+        )  # fmt: skip
+        for name in CROSS_ATTENTION:
+            moved = jax.tree.map(
+                lambda x, y: np.abs(x - y).max(),
+                state.params["layers"][name],
+                params()["layers"][name],
+            )
+            self.assertGreater(max(jax.tree.leaves(moved)), 0.01)
 
 
 class SettingsTest(parameterized.TestCase):

@@ -1,5 +1,6 @@
 """Losses of each kind of task against numpy, and what they must not depend on."""
 
+import dataclasses
 import functools
 from unittest import mock
 
@@ -9,11 +10,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
-from models.encoder import Encoder
+from models.encoder import Context, Encoder
 from models.heads import ClassificationHead, SpanHead, TaggingHead
 from objectives import fine_tuning
 from objectives.batch import Batch
-from objectives.fine_tuning import FineTuning
+from objectives.fine_tuning import CrossPairFineTuning, FineTuning
 from tests import factories
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
@@ -170,6 +171,41 @@ class FineTuningTest(parameterized.TestCase):
         self.assertEqual((one.init_extra(), one.tables, one.due(0)), ({}, (), ()))
         with self.assertRaisesRegex(NotImplementedError, "'index'.* are due, but nothing renews"):
             one.refresh(None, {}, ("index",), jnp.int32(0))
+
+
+class CrossPairTest(absltest.TestCase):
+    SETTINGS = dataclasses.replace(SETTINGS, num_layers=2, cross_attention=True)
+
+    def test_each_text_is_decoded_with_the_other_one(self):
+        head = ClassificationHead(LABELS, 0.3)
+        one = CrossPairFineTuning(Encoder(self.SETTINGS), head, fine_tuning.classification_loss)
+        found = factories.random_params(one, 0.5)
+        self.assertEqual(found["task"]["dense"]["kernel"].shape, (16, 16))
+        rng, lengths = np.random.default_rng(0), ((3, 4), (2, 3))
+        texts = [[rng.integers(5, VOCAB, (1, size)) for size in row] for row in lengths]
+        batch = {name: np.zeros((2, 8), np.int32) for name in ("tokens", "segments", "positions")}
+        for row, pair in enumerate(texts):
+            size = sum(lengths[row])
+            batch["tokens"][row, :size] = np.concatenate(pair, axis=1)
+            batch["segments"][row, :size] = np.repeat([1, 2], lengths[row])
+            batch["positions"][row, :size] = np.concatenate([np.arange(n) for n in lengths[row]])
+        states = jax.jit(one.hidden)(found["encoder"], batch)
+        self.assertEqual(states.shape, (2, 1, 16))
+
+        def apply(tokens, *args, **kwargs):
+            layout = np.ones_like(tokens), np.arange(tokens.shape[1])[None]
+            return one.encoder.apply(
+                {"params": found["encoder"]}, tokens, *layout, *args, deterministic=True, **kwargs
+            )
+
+        for row, pair in enumerate(texts):
+            alone = [apply(tokens, method="encode") for tokens in pair]
+            all_seen = np.ones((1, 1, 1, 1), bool)
+            expected = [
+                apply(tokens, Context(other, all_seen), is_causal=False, method="decode")[0, 0]
+                for tokens, other in zip(pair, alone[::-1], strict=True)
+            ]
+            np.testing.assert_allclose(states[row, 0], np.concatenate(expected), atol=1e-5)
 
 
 if __name__ == "__main__":

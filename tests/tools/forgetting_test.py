@@ -21,7 +21,7 @@ from configs import xy_lent
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import commands, tiny_tasks
+from tests import commands, factories, tiny_tasks
 from training.checkpoint import Checkpoints
 from training.state import TrainState
 
@@ -66,10 +66,11 @@ def config_of(objective: str = "replaced_token", **changes):
 
 
 def initial_state(objective: str, store: PackedDataset) -> TrainState:
-    """Random state, for all runs of an objective: compiling it takes long."""
+    """A random state, for all runs of an objective."""
     config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
     made = objectives.objective(config, store, mesh)
-    return model.train_functions(config, made, mesh).init(np.int32(0))
+    functions = model.train_functions(config, made, mesh)
+    return factories.first_state(functions, factories.random_params(made))
 
 
 def write_run(workdir: pathlib.Path, config, state: TrainState, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Models by the entry points: exported, put on another vocabulary, pruned, each a process."""
+"""Models by the entry points: exported, put on another vocabulary, pruned."""
 
 import dataclasses
 import gzip
@@ -28,7 +28,7 @@ from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from interop import model_folder, vocabulary
 from models.encoder import Encoder, EncoderSettings
-from tests import processes
+from tests import commands, factories, processes
 from training.checkpoint import Checkpoints
 from training.loop import train
 from training.sharding import MeshSettings, make_mesh
@@ -45,9 +45,9 @@ OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0)
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [script] if script.endswith(".py") else ["-m", script]
+    """A command as a process, which has one device."""
     return subprocess.run(
-        [sys.executable, *command, *flags],
+        [sys.executable, "-m", script, *flags],
         cwd=ROOT,
         env=processes.environment(),
         capture_output=True,
@@ -61,12 +61,12 @@ class EntryPointsTest(parameterized.TestCase):
         self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
     def succeed(self, script: str, *flags: str) -> str:
-        result = run(script, *flags)
+        result = commands.execute(script, *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
         return result.stdout
 
     def assert_refused(self, error: str, script: str, *flags: str):
-        result = run(script, *flags)
+        result = commands.execute(script, *flags)
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
@@ -216,14 +216,15 @@ class EntryPointsTest(parameterized.TestCase):
     def save_checkpoint(
         self, config: ConfigDict, folders: data_builders.Folders, store: PackedDataset
     ) -> dict[str, Any]:
-        """Saves a first state; returns its parameters."""
+        """Saves a state of random parameters, and returns these."""
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
         mesh = builders.mesh(config)
         objective = objectives.objective(config, store, mesh)
-        state = builders.train_functions(config, objective, mesh).init(np.int32(0))
+        functions = builders.train_functions(config, objective, mesh)
+        params = factories.random_params(objective)
         with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
-            checkpoints.save(7, state)
-        return jax.device_get(state.params)
+            checkpoints.save(7, factories.first_state(functions, params))
+        return params
 
     @parameterized.parameters(
         (
@@ -249,7 +250,8 @@ class EntryPointsTest(parameterized.TestCase):
             f"--workdir={folders.workdir}",
             f"--output={output}",
         )
-        result = run("tools.export_model", *flags)
+        # One of them on other devices than those of the checkpoint.
+        result = (commands.execute if warning else run)("tools.export_model", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual("transformers cannot load this model" in result.stderr, bool(warning))
         self.assertIn(warning, result.stderr)

@@ -53,13 +53,19 @@ def abstract(state: TrainState) -> TrainState:
 ABSTRACT = abstract(state_of(0))
 
 
+def abstract_after(steps_taken: int) -> TrainState:
+    del steps_taken
+    return ABSTRACT
+
+
 def functions_of_run() -> TrainFunctions:
     """Whose pending updates add one to the table."""
 
     def apply(state: TrainState) -> TrainState:
         return dataclasses.replace(state, params={"table": state.params["table"] + 1})
 
-    nothing = dict.fromkeys(("objective", "mesh", "init", "train_step", "refresh"))
+    names = ("objective", "mesh", "stage", "init", "train_step", "refresh", "begin", "following")
+    nothing = dict.fromkeys(names)
     return TrainFunctions(**nothing, apply_pending_updates=apply, abstract_state=ABSTRACT)
 
 
@@ -128,12 +134,12 @@ class DamageTest(TestCase):
         damage(self.folder / "3")
         with Checkpoints(self.folder, 10) as checkpoints:
             with self.assertLogs(level="WARNING") as logs:
-                self.assert_is(checkpoints.restore_latest(ABSTRACT), 2)
+                self.assert_is(checkpoints.restore_latest(abstract_after), 2)
             self.assertRegex("\n".join(logs.output), "checks/3 is damaged: .* step 2 instead")
             self.assertEqual(self.names(), ["1", "2", "3.damaged"])
             checkpoints.save(3, state_of(3))  # the run takes the step again
         with Checkpoints(self.folder, 10) as checkpoints:
-            self.assert_is(checkpoints.restore_latest(ABSTRACT), 3)
+            self.assert_is(checkpoints.restore_latest(abstract_after), 3)
         self.assertEqual(self.names(), ["1", "2", "3", "3.damaged"])
 
     def test_several_are_passed_over_also_of_one_step(self):
@@ -142,7 +148,7 @@ class DamageTest(TestCase):
             truncate(self.folder / "3")
             lose_metadata(self.folder / "2")
             with Checkpoints(self.folder, 10) as checkpoints:
-                self.assert_is(checkpoints.restore_latest(ABSTRACT), 1)
+                self.assert_is(checkpoints.restore_latest(abstract_after), 1)
                 self.assertEqual(checkpoints.steps(), [1])
             self.save(2, 3)
         damaged = ["2.damaged", "2.damaged-2", "3.damaged", "3.damaged-2"]
@@ -154,7 +160,7 @@ class DamageTest(TestCase):
         (self.folder / "3.orbax-checkpoint-tmp").mkdir()  # a run is saving
         before = self.names()
         with self.assertLogs(level="WARNING"):
-            self.assert_is(restore_latest(self.folder, ABSTRACT), 1)
+            self.assert_is(restore_latest(self.folder, abstract_after), 1)
         self.assertEqual(self.names(), before)
 
     def test_where_all_are_damaged_each_is_named_and_left(self):
@@ -164,7 +170,7 @@ class DamageTest(TestCase):
         error = r"(?s)none of .*checks can be restored:\n  2: .*digest.*\n  1: .*read"
         with Checkpoints(self.folder, 10) as checkpoints:  # noqa: SIM117
             with self.assertRaisesRegex(DamagedError, error):
-                checkpoints.restore_latest(ABSTRACT)
+                checkpoints.restore_latest(abstract_after)
         self.assertEqual(self.names(), ["1", "2"])
 
     def test_a_state_of_another_kind_is_no_damage_to_set_aside(self):
@@ -177,14 +183,14 @@ class DamageTest(TestCase):
             dataclasses.replace(ABSTRACT, extra={"index": more}),
         ):
             with self.assertRaisesRegex(DamagedError, "none of .* can be restored"):
-                restore_latest(self.folder, other)
+                restore_latest(self.folder, {2: other, 1: other}.__getitem__)
             with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(DamagedError):
-                checkpoints.restore_latest(other)
+                checkpoints.restore_latest({2: other, 1: other}.__getitem__)
         self.assertEqual(self.names(), ["1", "2"])
 
     def test_without_checkpoints_there_is_nothing_to_restore(self):
         with Checkpoints(self.folder, 10) as checkpoints:
-            self.assertIsNone(checkpoints.restore_latest(ABSTRACT))
+            self.assertIsNone(checkpoints.restore_latest(abstract_after))
 
 
 class ParamsTest(TestCase):
@@ -291,9 +297,9 @@ class FullDiskTest(TestCase):
         self.save(1)
 
     def assert_all_is_well(self):
-        self.assert_is(restore_latest(self.folder, ABSTRACT), 1)
+        self.assert_is(restore_latest(self.folder, abstract_after), 1)
         self.save(2)  # there is room again
-        self.assert_is(restore_latest(self.folder, ABSTRACT), 2)
+        self.assert_is(restore_latest(self.folder, abstract_after), 2)
         self.assertEqual(self.names(), ["1", "2"])
 
     def test_a_save_that_fails_is_told_before_the_next(self):
@@ -340,6 +346,24 @@ class DigestTest(parameterized.TestCase):
         swapped = swapped.at[1, 0].set(state["table"][0, 1])
         seen[digest({**state, "table": swapped})] += 1
         self.assertLen(seen, 14)
+
+    def test_equals_a_loop_over_words(self):
+        """Checkpoints of earlier versions are read as long as it does."""
+        rng = np.random.default_rng(0)
+        one, two = rng.normal(size=(2, 3, 2)).astype(np.float32), rng.integers(0, 99, (3, 2))
+        two = two.astype(np.int32)
+
+        def mixed(x: int) -> int:
+            x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+            x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+            return x ^ (x >> 16)
+
+        total = 0
+        for number, array in enumerate((one, two)):
+            for index, word in enumerate(array.view(np.uint32).ravel().tolist()):
+                total += mixed(word ^ mixed((number * 0x9E3779B9 + index) % 2**32))
+        found = digest({"a": jnp.asarray(one), "b": jnp.asarray(two)})
+        self.assertEqual(found, total % 2**32)
 
     def test_types_and_what_is_not_a_number(self):
         for dtype in (bool, jnp.int8, jnp.bfloat16, jnp.uint32):

@@ -1,6 +1,5 @@
 """A batch over several devices: the same loss and gradients, and little that they send."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -47,8 +46,10 @@ def masked_lm_on(
     kind: str,
     of: type[MaskedLM] = MaskedLM,
     dropout_rate: float = 0.1,
+    num_layers: int = 0,
     **layer,
 ) -> MaskedLM:
+    """Without layers unless what they send is tested, as half of a program is theirs."""
     settings, mesh = mesh_of(axes)
     defaults = {"k": 4, "capacity": 64, "num_negatives": 16, "group_size": 2}
     layer_settings = factories.output_layer_settings(
@@ -56,7 +57,8 @@ def masked_lm_on(
     )
     encoder = factories.encoder_settings(
         vocab_size=V, embedding_size=E, hidden_size=E, mlp_size=E, max_length=L,
-        norm_position="post", attention_dropout_rate=dropout_rate, dropout_rate=dropout_rate,
+        num_layers=num_layers, norm_position="post", attention_dropout_rate=dropout_rate,
+        dropout_rate=dropout_rate,
     )  # fmt: skip
     uniform = np.full(V, 1 / V)
     return factories.masked_lm(
@@ -75,13 +77,13 @@ def masked_lm_on(
 
 
 def functions_on(
-    axes: tuple[int, int, int], kind: str, update: str, num_parts: int = 1, **layer
+    axes: tuple[int, int, int], kind: str, update: str, num_parts: int = 1, **changes
 ) -> TrainFunctions:
     optimizer = factories.optimizer_settings(
         weight_decay=0.01, clip_norm=1.0, embedding_update=update
     )
     return factories.train_functions(
-        masked_lm_on(axes, kind, **layer),
+        masked_lm_on(axes, kind, **changes),
         optimizer,
         mesh_of(axes)[0],
         accumulation=Accumulation(num_parts, 0),
@@ -113,23 +115,26 @@ def collective_sizes(text: str) -> list[int]:
 
 
 @functools.cache
-def random_params():
+def random_params(num_layers: int):
     """Parameters away from their initial values, among which are too many zeros and ones."""
-    params = functions_on((1, 1, 1), "full", "dense").abstract_state.params
+    functions = functions_on((1, 1, 1), "full", "dense", num_layers=num_layers)
+    params = functions.abstract_state.params
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), params)
 
 
 @functools.cache
-def loss_and_gradients(axes: tuple[int, int, int], kind: str, is_contrast: bool = False):
+def loss_and_gradients(
+    axes: tuple[int, int, int], kind: str, num_layers: int = 0, is_contrast: bool = False
+):
     """Of one batch by table rows, dropout on, everything laid out over the devices."""
     _, mesh = mesh_of(axes)
-    layout = functions_on(axes, kind, "dense").abstract_state
+    layout = functions_on(axes, kind, "dense", num_layers=num_layers).abstract_state
     params = jax.tree.map(
-        lambda x, s: jax.device_put(x, s.sharding), random_params(), layout.params
+        lambda x, s: jax.device_put(x, s.sharding), random_params(num_layers), layout.params
     )
     tokens = np.random.default_rng(1).integers(5, V, (B, L)).astype(np.int32)
-    arrays, objective = {"tokens": tokens}, masked_lm_on(axes, kind)
+    arrays, objective = {"tokens": tokens}, masked_lm_on(axes, kind, num_layers=num_layers)
     if is_contrast:  # two sentences a sequence
         tokens[:, [0, L // 2]] = 0
         segments = np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0).astype(np.int32)
@@ -159,7 +164,7 @@ def loss_and_gradients(axes: tuple[int, int, int], kind: str, is_contrast: bool 
 class SameLossTest(parameterized.TestCase):
     @parameterized.parameters((2, 1, 2), (8, 1, 1), (1, 1, 8), (2, 2, 2))
     def test_knn(self, *axes):
-        self.assert_same(axes, "knn")
+        self.assert_same(axes, "knn", num_layers=1)
 
     @parameterized.parameters("full", "blockwise", "target_sampling", "nce", "neg")
     def test_all_others(self, kind):
@@ -194,11 +199,11 @@ def arrays_of(step: int) -> dict[str, np.ndarray]:
 
 @functools.cache
 def functions_in_parts(
-    axes, kinds: tuple[str, ...], update: str, warmup_steps: int, layer: tuple
+    axes, kinds: tuple[str, ...], update: str, warmup_steps: int, changes: tuple
 ) -> TrainFunctions:
     """Of steps in two parts without dropout."""
     of = {
-        name: masked_lm_on(axes, kind, TranslationLM, dropout_rate=0.0, **dict(layer))
+        name: masked_lm_on(axes, kind, TranslationLM, dropout_rate=0.0, **dict(changes))
         for name, kind in (("pairs", kinds[0]), ("separate_pairs", kinds[-1]))
     }
     contrast = SentenceContrast(of["separate_pairs"], CONTRAST)
@@ -224,14 +229,12 @@ def compiled_in_parts(axes, kind_of_batch: str, *args):
 
 
 @functools.cache
-def three_steps(axes, kinds: tuple[str, ...], *args):
+def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, changes: tuple):
     """Parameters after three steps, and the metrics of each step."""
+    args = update, warmup_steps, changes
     functions, metrics = functions_in_parts(axes, kinds, *args), []
-    first = functions_in_parts((1, 1, 1), kinds, *args).init(np.int32(0))
-    first = dataclasses.replace(jax.device_get(first), params=random_params())
-    state = jax.tree.map(
-        lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
-    )
+    params = random_params(dict(changes).get("num_layers", 0))
+    state = factories.first_state(functions, params)
     if names := functions.objective.due(0):
         state, _ = functions.refresh(names, state)
     for step in range(3):
@@ -240,18 +243,21 @@ def three_steps(axes, kinds: tuple[str, ...], *args):
         take_step = compiled_in_parts(axes, kind, kinds, *args)
         state, found = take_step(state, Batch(arrays, kind))
         metrics.append(means(jax.device_get(found)))
-    return jax.device_get(functions.apply_pending_updates(state).params), metrics
+    if update == "rows":
+        state = functions.apply_pending_updates(state)
+    return jax.device_get(state.params), metrics
 
 
-def text_in_parts(axes, kinds, update, warmup_steps, layer) -> str:
-    args = kinds, update, warmup_steps, tuple(layer.items())
+def text_in_parts(axes, kinds, update, warmup_steps, changes) -> str:
+    args = kinds, update, warmup_steps, tuple(changes.items())
     return compiled_in_parts(axes, "pairs", *args).as_text()
 
 
 # Of AccumulatedTest, whose collectives are looked at as well.
 IN_PARTS = {
-    "full": ((4, 1, 2), ("full",), "dense", 2, {}),
-    "two_other_axes": ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512}),
+    "full": ((4, 1, 2), ("full",), "dense", 2, {"num_layers": 1}),
+    "two_other_axes": ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512, "num_layers": 1}),
+    "full_by_rows": ((4, 2, 1), ("full",), "rows", 0, {}),
 }
 
 
@@ -263,17 +269,20 @@ class AccumulatedTest(parameterized.TestCase):
         IN_PARTS["two_other_axes"],
         ((4, 1, 2), ("nce",), "dense", 0, {"num_negatives": 512}),
         IN_PARTS["full"],
-        ((4, 2, 1), ("full",), "rows", 0, {}),
+        IN_PARTS["full_by_rows"],
         ((4, 1, 1), ("blockwise",), "dense", 0, {}),
         ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step by whole batches
     )
-    def test_steps_in_parts_are_those_of_one_device(self, axes, kinds, update, warmup_steps, layer):
-        rest = kinds, update, warmup_steps, tuple(layer.items())
+    def test_steps_in_parts_are_those_of_one_device(
+        self, axes, kinds, update, warmup_steps, changes
+    ):
+        rest = kinds, update, warmup_steps, tuple(changes.items())
         params, metrics = three_steps(axes, *rest)
         expected, expected_metrics = three_steps((1, 1, 1), *rest)
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         jax.tree.map(check, params, expected)
-        table, first = (one["embeddings"]["table"] for one in (params, random_params()))
+        first = random_params(changes.get("num_layers", 0))
+        table, first = (one["embeddings"]["table"] for one in (params, first))
         self.assertGreater(np.abs(table - first).max(), 0.01)
         for one, other in zip(metrics, expected_metrics, strict=True):
             self.assertEqual(one.keys(), other.keys())
@@ -302,11 +311,12 @@ class CollectivesTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ((4, 1, 1), "knn"), ((4, 1, 2), "knn"), ((4, 2, 1), "knn"),
-        ((4, 1, 1), "full"), (IN_PARTS["full"][0], "full"), ((4, 2, 1), "full"),
+        ((4, 1, 1), "full"), (IN_PARTS["full"][0], "full"), (IN_PARTS["full_by_rows"][0], "full"),
     )  # fmt: skip
     def test_gradients_of_parts_are_summed_over_data_once(self, axes, kind):
-        if (axes, kind) == (IN_PARTS["full"][0], "full"):
-            text = text_in_parts(*IN_PARTS["full"])
+        alike = [case for case in IN_PARTS.values() if case[:2] == (axes, (kind,))]
+        if alike:
+            text = text_in_parts(*alike[0])
         else:
             text = step_text(axes, kind, "dense", num_parts=2, group_size=1, capacity=512)
         repeated, once = self.most_over_data(axes, text)
@@ -320,8 +330,8 @@ class CollectivesTest(parameterized.TestCase):
             axes, capacity = (4, 1, 2), 64
             text = step_text(axes, "knn", "dense", num_parts=2, group_size=1, capacity=capacity)
         else:
-            axes, *_, layer = IN_PARTS[case]
-            capacity, text = layer["capacity"], text_in_parts(*IN_PARTS[case])
+            axes, *_, changes = IN_PARTS[case]
+            capacity, text = changes["capacity"], text_in_parts(*IN_PARTS[case])
         repeated, once = self.most_over_data(axes, text)
         self.assertGreaterEqual(repeated, (4 * capacity + 4 * L) * E / 4)
         self.assertLess(once, E * E)

@@ -161,7 +161,7 @@ class TestCase(parameterized.TestCase):
         return read_metrics(self.folder / "metrics.jsonl")
 
     def latest(self):
-        return restore_latest(self.folder / "checkpoints", self.functions.abstract_state)
+        return restore_latest(self.folder / "checkpoints", self.functions.abstract_after)
 
 
 class IntervalsTest(TestCase):
@@ -490,7 +490,7 @@ class NotFiniteTest(TestCase):
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
             self.latest()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
-            restore_latest(self.folder / "nothing", self.functions.abstract_state)
+            restore_latest(self.folder / "nothing", self.functions.abstract_after)
 
 
 class TrainSettingsTest(parameterized.TestCase):

@@ -216,7 +216,7 @@ class ResumeTest(TestCase):
             )  # fmt: skip
         # Checkpoints are due after even steps: only then are all rows brought up to date.
         step, saved = restore_latest(
-            stopped / "checkpoints", functions(variant, SINGLE).abstract_state
+            stopped / "checkpoints", functions(variant, SINGLE).abstract_after
         )
         self.assertEqual(step, stop_at)
         if variant == "rows":

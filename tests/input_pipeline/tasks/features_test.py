@@ -47,6 +47,20 @@ class TextFeaturesTest(parameterized.TestCase):
         cut = encode("a" * 30)[: 16 - len(encode("cc"))]
         np.testing.assert_array_equal(found[2].tokens, BOS + cut + EOS + EOS + encode("cc") + EOS)
 
+    def test_pairs_with_a_segment_for_each_text(self):
+        example = [TextExample("0", "ab", "c.", 1)]
+        (found,) = text_features(example, PROCESSOR, SPECIAL, 20, separate_segments=True)
+        texts = [BOS + encode(text) + EOS for text in ("ab", "c.")]
+        np.testing.assert_array_equal(found.tokens, texts[0] + texts[1])
+        arrays = found.arrays(12, SPECIAL.pad)
+        sizes = [len(text) for text in texts]
+        rest = 12 - sum(sizes)
+        np.testing.assert_array_equal(
+            arrays["segments"], [1] * sizes[0] + [2] * sizes[1] + [0] * rest
+        )
+        positions = arrays["positions"][: sum(sizes)]
+        np.testing.assert_array_equal(positions, [*range(sizes[0]), *range(sizes[1])])
+
     def test_arrays(self):
         number, score, unlabelled = self.features(
             ("ab", None, 2), ("ab", None, 2.5), ("a", "b", None)
