@@ -11,11 +11,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import task_data, task_runs
+from builders import fine_tuning, task_data, task_runs
 from builders.pretrained import read_pretrained
 from builders.task_settings import task_settings
 from common import artifacts
 from evaluation import task_results, xtreme_runs
+from evaluation.tasks import TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from interop import model_folder
@@ -192,6 +193,49 @@ class KindsTest(RunCase):
             (self.folder / str(value) / "predictions/test.sw.jsonl").read_bytes()
             for value in (False, True)
         ))  # fmt: skip
+
+
+class SelectionTest(RunCase):
+    """What is selected on, and what results say of it, without a run."""
+
+    def options(self, name: str, **changes):
+        return task_settings(tiny_tasks.config(name, **changes))
+
+    def test_the_rule_says_which_development_data_are_read(self):
+        self.assertEqual(task_data.languages(self.options("udpos"), "validation"), ("en",))
+        every = self.options("udpos", task__selection="all_languages")
+        self.assertEqual(task_data.languages(every, "validation"), ("en", "sw"))
+        with self.assertRaisesRegex(ValueError, "task.selection is 'best', must be one of english"):
+            self.options("udpos", task__selection="best")
+
+    def test_english_selects_among_what_is_scored(self):
+        data = [TaskData(language, (), ()) for language in ("sw", "en")]
+        options = self.options("udpos", task__validation_languages=("sw", "en"))
+        self.assertEqual(task_data.selected_on(options, data), data[1:])
+        with self.assertRaisesRegex(ValueError, "'english', but .* are .'sw'.; add en, or set"):
+            task_data.selected_on(options, data[:1])
+        every = self.options("udpos", task__selection="all_languages")
+        self.assertEqual(task_data.selected_on(every, data), data)
+
+    def test_development_data_that_serve_as_test_data(self):
+        # UD-POS has test files of its own, XNLI's here are one.
+        for name, expected in (("udpos", []), ("xnli", ["en"])):
+            self.assertEqual(task_data.selected_on_test(self.options(name), ["en"]), expected)
+        found = task_data.selected_on_test(self.options("xnli"), ["sw", "en", "sw"])
+        self.assertEqual(found, ["sw", "en"])
+
+    @parameterized.parameters(
+        ("xnli", ("en",), "zero_shot"),
+        ("xnli", ("sw",), "transfer_from:sw"),
+        ("xnli", ("en", "sw"), "translate_train_all"),
+        ("xnli", ("en", "de"), "trained_on:de+en"),  # tested on Swahili, too
+        ("udpos", ("en", "sw"), "trained_on:en+sw"),  # whose training data are no translations
+    )
+    def test_the_setting_is_named_by_what_is_trained_on(self, name, languages, expected):
+        config = tiny_tasks.config(
+            name, task__train_languages=languages, task__test_languages=("en", "sw")
+        )
+        self.assertEqual(fine_tuning.run_metadata(config)["setting"], expected)
 
 
 class ResumeTest(RunCase):

@@ -45,6 +45,24 @@ class TaskResultsTest(absltest.TestCase):
         self.assertStartsWith(printed, "| xnli, validation |")
         self.assertIn("\n\n| xnli, test |", printed)
 
+    def test_what_scores_were_chosen_on_is_printed(self):
+        scores = {"en": {"accuracy": 0.5}, "sw": {"accuracy": 0.25}}
+        results = {
+            "test": scores,
+            "examples": {"test": {"en": 2, "sw": 2}},
+            "selected": {"step": 1200, "metric": "accuracy", "on": ["en"]},
+            "selected_on_test": ["en"],
+            "held_out": 0.1,
+        }
+        printed = task_results.table(TASKS["xnli"], results)
+        for line in (
+            "| en | 2 | 50.0† |", "| sw | 2 | 25.0 |",
+            "checkpoint of step 1,200, the best by accuracy of the development data in en",
+            "no development files: 10 % of the training examples were held out",
+            "† scores of the data that chose the checkpoint or a threshold",
+        ):  # fmt: skip
+            self.assertIn(line, printed)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -208,5 +208,25 @@ class CrossPairTest(absltest.TestCase):
             np.testing.assert_allclose(states[row, 0], np.concatenate(expected), atol=1e-5)
 
 
+class ClassWeightsTest(absltest.TestCase):
+    def test_the_loss_is_a_mean_by_the_weights_of_the_classes(self):
+        outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+        labels, rows = np.array([0, 2, 2, 1]), np.array([1.0, 1.0, 1.0, 0.0], np.float32)
+        losses = -np.asarray(jax.nn.log_softmax(outputs))[range(4), labels]
+        by_class = (2.0, 5.0, 0.5)
+        batch = {"labels": jnp.asarray(labels), "weights": jnp.asarray(rows)}
+        found = fine_tuning.classification_loss(outputs, batch, by_class)
+        np.testing.assert_allclose(found["loss"][0], losses[:3] @ [2.0, 0.5, 0.5], rtol=1e-6)
+        self.assertEqual(float(found["loss"][1]), 3.0)
+        self.assertEqual(float(found["accuracy"][1]), 3.0)
+        plain = fine_tuning.classification_loss(outputs, batch)
+        self.assertEqual(float(found["accuracy"][0]), float(plain["accuracy"][0]))
+        # The same rows as words of one sentence; -1 is no word.
+        words = {"tags": jnp.asarray([[0, 2, 2, -1]]), "weights": jnp.ones(1)}
+        tagged = fine_tuning.tagging_loss(outputs[None], words, by_class)
+        for one, two in zip(tagged["loss"], found["loss"], strict=True):
+            self.assertAlmostEqual(float(one), float(two), places=5)
+
+
 if __name__ == "__main__":
     absltest.main()

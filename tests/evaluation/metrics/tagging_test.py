@@ -88,5 +88,14 @@ class PartOfSpeechTest(parameterized.TestCase):
         self.assertAlmostEqual(found["accuracy"], accuracy)
 
 
+class WordsTest(absltest.TestCase):
+    def test_each_word_counts(self):
+        found = tagging.word_scores([["A", "B"], ["A", "A"]], [["A", "A"], ["A", "C"]])
+        # F1 of A 2/3; of B and C 0.
+        self.assertAlmostEqual(found["macro_f1"], (2 / 3) / 3)
+        self.assertAlmostEqual(found["accuracy"], 0.5)
+        self.assertEqual(set(found), {"macro_f1", "accuracy"})
+
+
 if __name__ == "__main__":
     absltest.main()
