@@ -18,8 +18,12 @@ from input_pipeline.tasks.examples import SentencePairs
 SPLITS = ("train", "validation", "test")
 
 
-def with_labels(config: ConfigDict) -> ConfigDict:
+def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
     """The config of a task of a user's own with the labels of its training data; others as is.
+
+    Args:
+      config: of the run.
+      known: labels of the same run when it ended, which need not be looked up.
 
     Raises:
       ValueError: there are no files; see `loading.load_labels`.
@@ -30,15 +34,21 @@ def with_labels(config: ConfigDict) -> ConfigDict:
     readers = KINDS[options.task.kind].readers
     if readers.labels is None:
         return config
+    completed = copy.deepcopy(config)
+    completed.task.labels = tuple(known) or _labels(options, readers)
+    return completed
+
+
+def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
+    """The labels of the training data in all languages, sorted."""
+    assert readers.labels is not None
     readers = readers._replace(file=readers.labels)
     counts: collections.Counter[str] = collections.Counter()
     for language in languages(options, "train", readers):
         counts.update(loading.load_labels(readers, *options.source("train", language)))
     named = ", ".join(f"{label} {count}" for label, count in counts.most_common(20))
     logging.info("%d labels in the training data: %s", len(counts), named)
-    completed = copy.deepcopy(config)
-    completed.task.labels = tuple(sorted(counts, key=_number_or_name))
-    return completed
+    return tuple(sorted(counts, key=_number_or_name))
 
 
 def _number_or_name(label: str) -> tuple[bool, int, str]:

@@ -48,7 +48,7 @@ def run(
         config, or another process is at work in it.
       Stopped: it was asked to stop; the same call goes on.
     """
-    config = task_data.with_labels(config)
+    config = task_data.with_labels(config, _labels_of_finished(folder))
     procedure = _procedure(task_settings(config).task.kind)
     pretrained = procedure.read(config)
     stage = artifacts.open_stage(
@@ -64,6 +64,13 @@ def run(
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
     return results
+
+
+def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
+    """Labels of a run that has ended, so that its data need not be there any more."""
+    if not (folder / RESULTS).exists():
+        return ()
+    return tuple(artifacts.read_json(folder / "settings.json")["task"].get("labels", ()))
 
 
 class _Procedure(NamedTuple):

@@ -85,6 +85,7 @@ class TextsTest(Case):
         self.assertEqual(recorded, ["cat", "dog", "neither"])
         for path in self.folder.glob("train.*"):
             path.unlink()
+        self.assertEqual(self.run_it(config), results)
         lines = self.predict('text,id\n"the cat runs, a1.",7\n"the dog runs, a2.",8\n')
         self.assertEqual([one["prediction"] for one in lines], ["cat", "dog"])
         self.assertEqual(lines, sorted(lines, key=lambda one: -one["probabilities"]["cat"]))
