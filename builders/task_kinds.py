@@ -27,6 +27,7 @@ from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
 from input_pipeline.tasks.question_features import question_features
 from input_pipeline.tasks.tasks import Task
+from interop import task_heads
 from models.heads import ClassificationHead, SpanHead, TaggingHead
 from objectives import fine_tuning
 from objectives.fine_tuning import TaskLoss
@@ -48,6 +49,8 @@ class TaskKind:
       threshold: (task, data, decisions) -> number that the first development data chooses for all
         that is scored after it; None where there is nothing to choose.
       target: name of what an example without label lacks.
+      class_suffix: class of `transformers` that computes the head's outputs, see
+        `interop.task_heads.TaskHead`; "" if none does.
     """
 
     readers: Readers
@@ -60,6 +63,7 @@ class TaskKind:
     line: Callable[[Task, Any, Any, float | None], Line]
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
+    class_suffix: str = ""
 
     def lines(
         self, task: Task, data: TaskData, decided: Sequence[Any], threshold: float | None
@@ -112,6 +116,7 @@ _CLASSIFICATION = TaskKind(
     decide=lambda options, data, outputs: tasks.classes(outputs),
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
+    class_suffix=task_heads.SEQUENCES,
 )
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
@@ -130,6 +135,7 @@ KINDS: dict[str, TaskKind] = {
         decide=lambda options, data, outputs: tasks.tags(data, outputs),
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
+        class_suffix=task_heads.TOKENS,
     ),
     "extractive_qa": TaskKind(
         readers=Readers(
@@ -146,6 +152,7 @@ KINDS: dict[str, TaskKind] = {
         line=lambda task, example, decided, threshold: tasks.answer_line(decided, threshold),
         threshold=tasks.null_threshold,
         target="answer",
+        class_suffix=task_heads.SPANS,
     ),
 }
 # Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions,
