@@ -92,6 +92,12 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return sizes, parameters.nested(form.read_arrays(folder, config))
 
 
+def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
+    form, config = _read_config(folder)
+    return form.read_sizes(config, folder / _CONFIG)
+
+
 def why_not_transformers(
     sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
 ) -> str:

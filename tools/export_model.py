@@ -41,6 +41,12 @@ _PART = flags.DEFINE_enum(
 )  # fmt: skip
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
+_READERS = "which tools.import_model, tools.prune_model, finetune.py and train.init_from read"
+_TUNED_READERS = (
+    "the head's tensors beside the encoder's, which alone tools.import_model, tools.prune_model "
+    "and finetune.py read"
+)
+
 
 def main(_) -> None:
     workdir, output = pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value)
@@ -48,13 +54,13 @@ def main(_) -> None:
     _check_flags(workdir, is_fine_tuned)
     export = tuned_export.export if is_fine_tuned else _export_pretrained
     if reason := export(workdir, output):
+        readers = _TUNED_READERS if is_fine_tuned else _READERS
         logging.warning(
-            "%s. %s has a form of our own, %swhich tools.import_model, tools.prune_model, "
-            "finetune.py and train.init_from read; its tensors can be read with safetensors "
+            "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
             "(docs/interop.md)",
             reason,
             output,
-            "the head's tensors beside an encoder " if is_fine_tuned else "",
+            readers,
         )
 
 
