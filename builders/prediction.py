@@ -37,10 +37,10 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
     recorded = artifacts.read_json(workdir / "settings.json")
     for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
         recorded.pop(name)
-    found = base.base("", "")
-    for name, value in recorded.items():  # without keys that are newer than the run
-        found[name] = {**found[name], **value} if isinstance(value, dict) else value
-    return found
+    defaults = base.base("", "")
+    for name in ("task", "model"):  # which all tasks have, and may have keys newer than the run
+        recorded[name] = {**defaults[name].to_dict(), **recorded[name]}
+    return ConfigDict(recorded)
 
 
 class FineTuned:

@@ -155,7 +155,7 @@ class StartTest(RunCase):
         self.assertRegex(logs.output[0], "has no cross-attention; .* starts with random")
         found = self.params(config, pretrained, model)
         self.assertNotIn("cross_attention", found["decoder"]["layers"])
-        config.train.update(num_steps=2, averaged_checkpoints=1)
+        config.train.update(num_steps=2, checkpoint_every=1, averaged_checkpoints=1)
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(results["model"], "checkpoint-False")
         with self.assertRaisesRegex(ValueError, "has no cross-attention; .*encoder_decoder; "):
@@ -178,7 +178,7 @@ class StartTest(RunCase):
             ]
             np.testing.assert_array_equal(*rows)
         config.translation.prune = True
-        config.train.update(num_steps=1, averaged_checkpoints=1)
+        config.train.update(num_steps=1, checkpoint_every=1, averaged_checkpoints=1)
         tiny_tasks.run(config, self.folder / "run")
         params, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertLen(params["encoder"]["embeddings"]["table"], small.settings.vocab_size + 1)
