@@ -26,7 +26,10 @@ model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
 tokenizer = AutoTokenizer.from_pretrained(".")
 """
 _SEQUENCES = """\
-rows = tokenizer({texts}, truncation=True, max_length={length}, padding=True, return_tensors="pt")
+{texts}
+rows = tokenizer(
+    {names}, truncation=True, max_length={length}, padding=True, return_tensors="pt"
+)
 with torch.no_grad():
     scores = model(**rows).logits
 """
@@ -158,8 +161,12 @@ def _usage(facts: Facts) -> str:
         return _OWN_FORM.format(reason=facts.reason)
     code = _LOAD.format(suffix=suffix) + "\n"
     if suffix == task_heads.SEQUENCES:
-        texts = '["A text"], ["A second text"]' if options.task.is_of_pairs else '["A text"]'
-        code += _SEQUENCES.format(texts=texts, length=options.max_length)
+        names, texts = "texts", '["A text"]'
+        if options.task.is_of_pairs:
+            names, texts = "texts, others", '["A text"], ["Another text"]'
+        code += _SEQUENCES.format(
+            texts=f"{names} = {texts}", names=names, length=options.max_length
+        )
         code += (
             "print([model.config.id2label[i] for i in scores.argmax(-1).tolist()])\n"
             if facts.head.labels

@@ -14,9 +14,11 @@ import numpy as np
 from absl.testing import absltest
 from safetensors.numpy import load_file
 
-from builders import prediction
+from builders import model_card, prediction, tuned_export
+from builders.model_card import Facts
+from builders.task_settings import task_settings
 from common import artifacts
-from input_pipeline.tasks.examples import TaggedExample
+from input_pipeline.tasks.examples import TaggedExample, TextExample
 from interop import model_folder
 from interop.params_file import read_params
 from models.encoder import EncoderSettings
@@ -93,6 +95,35 @@ class CardTest(ExportCase):
             printed = self.run_code(card, words=json.dumps(words))
             expected = [f"{w} {tag}" for w, tag in zip(words, line["prediction"], strict=True)]
             self.assertEqual(printed.splitlines(), expected)
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_classifies_as_the_run_does(self):
+        card = self.card_of("cola")
+        texts = ["the cat", "dog runs the cat", "zebra", "runs dog the", "the dog runs"]
+        model = prediction.FineTuned(tiny_tasks.finished("cola"))
+        (lines,) = model([TextExample(str(i), text, None, None) for i, text in enumerate(texts)])
+        expected = [line["prediction"] for line in lines]
+        self.assertEqual(self.run_code(card, texts=json.dumps(texts)), f"{expected}\n")
+
+    def test_card_of_pairs_and_numbers(self):
+        config = tiny_tasks.config("glue", "stsb,")
+        options = task_settings(config)
+        width = tiny_tasks.SETTINGS.hidden_size
+        params = {
+            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
+            for name, size in (("dense", width), ("output", 1))
+        }
+        results = {
+            "model": "mine", "seed": 3, "selected": {"step": 1, "metric": "pearson", "on": ["en"]},
+            "validation": {"en": {"pearson": 0.5}}, "test": {"en": {"pearson": 0.25}},
+            "examples": {"validation": {"en": 2}, "test": {"en": 2}},
+        }  # fmt: skip
+        head = tuned_export.task_head(options, params)
+        card = model_card.text(Facts(config, options, results, head, 2, width, "ab12", ""))
+        self.assertIn('texts, others = ["A text"], ["Another text"]\n', card)
+        self.assertIn("print(scores[:, 0].tolist())", card)
+        self.assertIn("Its output is a number.", card)
+        self.assertIn("| en | 2 | 25.0 |", card)
 
     @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_code_answers_as_the_run_does(self):
