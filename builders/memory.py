@@ -145,8 +145,8 @@ def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
     """Number of classes per masked position whose logits are stored at the same time."""
     if isinstance(layer, FullSoftmax):
         return layer.num_valid
-    if isinstance(layer, BlockwiseSoftmax):
-        return layer.block_size
+    if isinstance(layer, BlockwiseSoftmax):  # a block on each of the devices that split the rows
+        return min(layer.block_size * layer.sharding.num_row_shards, layer.num_valid)
     assert isinstance(layer, KNNSampling | TargetSampling | NCE | NegativeSampling)
     if not isinstance(layer, NCE | NegativeSampling) and not layer.sharding.splits_rows:
         return layer.block_size

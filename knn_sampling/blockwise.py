@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from knn_sampling.losses import ABSENT
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 # Classes per block on a CPU: a block should fit its caches; see benchmarks/softmax.py.
 DEFAULT_BLOCK_SIZE = 1024
@@ -36,6 +38,7 @@ def blockwise_softmax_loss(
     num_valid: int,
     block_size: int,
     num_used: jax.Array | None = None,
+    sharding: TableSharding = ONE_DEVICE,
 ) -> jax.Array:
     """Cross-entropy log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), over all rows of a table.
 
@@ -43,8 +46,8 @@ def blockwise_softmax_loss(
     they are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the gradients is a few
     times W * block_size floats instead of W * V; a gradient costs one more matrix product, and a
     value alone none. Each block of the table is cast to the dtype of `hidden`; products accumulate
-    in float32. A table sharded over devices gives the same result, but the compiler gathers all of
-    it on each device, in one of the two passes once per block: correct, but slow.
+    in float32. Devices that hold different rows visit the blocks of their own, and exchange [W]
+    normalisers and target logits.
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
@@ -56,6 +59,7 @@ def blockwise_softmax_loss(
       block_size: most classes per block; need not divide V. 0 puts all into one block.
       num_used: scalar int32; blocks of classes from here on are skipped. All these classes must be
         absent, by a bias of `losses.ABSENT`. None for V.
+      sharding: of the table; if it splits the rows, evenly, and `num_used` is None.
 
     Returns:
       [W] float32 weighted losses, nats.
@@ -71,9 +75,32 @@ def blockwise_softmax_loss(
     counts = weights > 0
     # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.
     hidden = jnp.where(counts[:, None], hidden, 0)
-    num_used = jnp.int32(table.shape[0]) if num_used is None else num_used
-    losses = _losses(hidden, targets, table, bias, num_used, num_valid, block_size)
+    if sharding.splits_rows:
+        losses = _sharded_losses(hidden, targets, table, bias, num_valid, block_size, sharding)
+    else:
+        num_used = jnp.int32(table.shape[0]) if num_used is None else num_used
+        found = _parts(hidden, targets, table, bias, num_used, jnp.int32(num_valid), block_size)
+        losses = found[0] - found[1]
     return jnp.where(counts, losses * weights, 0.0)
+
+
+def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, sharding):
+    """Unweighted losses [W] by devices that each have some of the rows."""
+
+    def on_device(hidden, targets, rows, bias):
+        size = rows.shape[0]
+        start = jax.lax.axis_index(sharding.vocab_axes) * size
+        own = jnp.clip(num_valid - start, 0, size)
+        found = _parts(hidden, targets - start, rows, bias, jnp.int32(size), own, block_size)
+        return tuple(part[None, :] for part in found)
+
+    by_row = P(sharding.vocab_axes)
+    mapped = sharding.shard_map(
+        on_device, in_specs=(P(), P(), by_row, by_row), out_specs=(by_row, by_row)
+    )
+    log_normalisers, target_logits = mapped(hidden, targets, table, bias)
+    # A target is in the rows of one device, and its logit zero elsewhere.
+    return jax.nn.logsumexp(log_normalisers, axis=0) - target_logits.sum(axis=0)
 
 
 class _Block(NamedTuple):
@@ -120,9 +147,9 @@ def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> 
     return _Block(start, rows, jnp.where(ids < num_valid, block_bias, ABSENT), ids >= first_new)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _losses(hidden, targets, table, bias, num_used, num_valid, block_size):
-    """Unweighted losses [W]."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _parts(hidden, targets, table, bias, num_used, num_valid, block_size):
+    """Logarithms of the normalisers [W], and logits [W] of the targets, 0 of those out of range."""
     return _forward(hidden, targets, table, bias, num_used, num_valid, block_size)[0]
 
 
@@ -151,19 +178,24 @@ def _forward(hidden, targets, table, bias, num_used, num_valid, block_size):
     visited = _visited(num_blocks, size, num_used)
     maximum, total, target_logits = jax.lax.fori_loop(0, visited, visit, start)
     log_normaliser = maximum + jnp.log(total)
-    saved = hidden, targets, table, bias, num_used, log_normaliser
-    return log_normaliser - target_logits, saved
+    saved = hidden, targets, table, bias, num_used, num_valid, log_normaliser
+    return (log_normaliser, target_logits), saved
 
 
-def _backward(num_valid, block_size, saved, by_loss):
-    hidden, targets, table, bias, num_used, log_normaliser = saved
+def _backward(block_size, saved, by_parts):
+    hidden, targets, table, bias, num_used, num_valid, log_normaliser = saved
+    by_normaliser, by_target = by_parts
+    # Of a loss, the difference of both parts, it is zero.
+    rest = by_normaliser + by_target
     num_blocks, size = _split(table.shape[0], block_size)
 
     def visit(number, carry):
         by_hidden, by_table, by_bias = carry
         block = _block(table, bias, hidden.dtype, number, size, num_valid)
         probabilities = jnp.exp(block.logits(hidden) - log_normaliser[None, :])
-        by_logit = by_loss[None, :] * (probabilities - block.is_target(targets))  # [B, W]
+        is_target = block.is_target(targets)
+        by_logit = by_normaliser[None, :] * (probabilities - is_target)  # [B, W]
+        by_logit += jnp.where(is_target, rest[None, :], 0.0)
         short = by_logit.astype(hidden.dtype)
         # For classes in two overlapping blocks both write the same gradient to the table, but only
         # the first may add to the gradient of the hidden states.
@@ -181,7 +213,7 @@ def _backward(num_valid, block_size, saved, by_loss):
     start = jnp.zeros(hidden.shape[::-1], jnp.float32), jnp.zeros_like(table), jnp.zeros_like(bias)
     visited = _visited(num_blocks, size, num_used)
     by_hidden, by_table, by_bias = jax.lax.fori_loop(0, visited, visit, start)
-    return by_hidden.T.astype(hidden.dtype), None, by_table, by_bias, None
+    return by_hidden.T.astype(hidden.dtype), None, by_table, by_bias, None, None
 
 
-_losses.defvjp(_forward, _backward)
+_parts.defvjp(_forward, _backward)

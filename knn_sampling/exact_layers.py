@@ -99,15 +99,20 @@ class BlockwiseSoftmax(_ExactSoftmax):
     """Softmax over all classes, block by block, without an array [W, V].
 
     Attributes:
+      sharding: sharding of the table.
       block_size: classes per block.
     """
 
+    sharding: TableSharding = ONE_DEVICE
     block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return blockwise_softmax_loss(
-            *arguments, num_valid=self.num_valid, block_size=self.block_size
+            *arguments,
+            num_valid=self.num_valid,
+            block_size=self.block_size,
+            sharding=self.sharding,
         )
 
     def _blocks(self) -> dict[str, Any]:
-        return {"block_size": self.block_size}
+        return {"block_size": self.block_size, "sharding": self.sharding}

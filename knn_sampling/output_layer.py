@@ -215,12 +215,8 @@ def make_exact_layer(
     embed_axes: tuple[str, ...] = (),
 ) -> OutputLayer:
     """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
-    # Blocks of a sharded table would be gathered one by one; the logits of the full softmax are
-    # sharded like the table.
-    sharding = TableSharding(mesh, vocab_axes, embed_axes)
-    if settings.kind == "full" or sharding.splits_rows:
-        return FullSoftmax(num_valid, sharding)
-    return BlockwiseSoftmax(num_valid)
+    exact_layer = FullSoftmax if settings.kind == "full" else BlockwiseSoftmax
+    return exact_layer(num_valid, TableSharding(mesh, vocab_axes, embed_axes))
 
 
 def _require(holds: bool, key: str, value: Any, limit: str) -> None:

@@ -12,12 +12,15 @@ from jax.test_util import check_grads
 
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.losses import full_softmax_loss
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
+from tests.collectives import collectives_of
 from tests.knn_sampling.batches import assert_close
 
 W, D, V, VALID = 12, 8, 300, 290
 # One fraction, and two positions that do not count.
 WEIGHTS = np.array([1, 0, 1, 0.25, 1, 1, 0, 1, 1, 1, 1, 1], np.float32)
 USED = WEIGHTS > 0
+MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 # First, last and some in between, next to where blocks of 128 end and where the last one begins.
 TARGETS = np.array([0, 1, 127, 128, 129, 255, 256, 257, 172, 171, 289, 128], np.int32)
 
@@ -29,10 +32,11 @@ def random_inputs(dtype=np.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(hidden, dtype), jnp.asarray(table, jnp.float32), jnp.asarray(bias, dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("block_size", "num_valid"))
+@functools.partial(jax.jit, static_argnames=("block_size", "num_valid", "sharding"))
 def value_and_gradients(
-    hidden, table, bias, targets=TARGETS, weights=WEIGHTS, *, block_size, num_valid=VALID
-):
+    hidden, table, bias, targets=TARGETS, weights=WEIGHTS, *, block_size, num_valid=VALID,
+    sharding=ONE_DEVICE,
+):  # fmt: skip
     """Losses [W], and gradients of their sum in hidden states, table, bias and weights.
 
     A `block_size` of None is the full softmax.
@@ -43,8 +47,9 @@ def value_and_gradients(
             losses = full_softmax_loss(hidden, targets, weights, table, bias, num_valid=num_valid)
         else:
             losses = blockwise_softmax_loss(
-                hidden, targets, weights, table, bias, num_valid=num_valid, block_size=block_size
-            )
+                hidden, targets, weights, table, bias,
+                num_valid=num_valid, block_size=block_size, sharding=sharding,
+            )  # fmt: skip
         return losses.sum(), losses
 
     grad = jax.grad(with_aux, argnums=(0, 1, 2, 3), has_aux=True)
@@ -186,22 +191,52 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
         products = re.findall(r":(\w+)\[[\d,]*\] = dot_general\[", program)
         self.assertEqual(products, ["f32"] * 4)
 
-    @parameterized.parameters(0, 64)
-    def test_a_sharded_table_gives_the_same(self, block_size: int):
+    # The last shard has padding alone, or some; blocks of 64 leave a tail in each.
+    @parameterized.product(block_size=(0, 64), num_valid=(296, 290, 222))
+    def test_a_sharded_table_gives_the_same(self, block_size: int, num_valid: int):
         hidden, table, bias = random_inputs()
-        table, bias = table[:296], bias[:296]  # four shards
-        mesh = jax.make_mesh(
-            (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+        table, bias, targets = table[:296], bias[:296], TARGETS % num_valid
+        expected = value_and_gradients(
+            hidden, table, bias, targets, block_size=None, num_valid=num_valid
         )
-        expected = value_and_gradients(hidden, table, bias, block_size=block_size)
-        by_data, by_model = (NamedSharding(mesh, PartitionSpec(axis)) for axis in mesh.axis_names)
+        by_data, by_model = (NamedSharding(MESH, PartitionSpec(axis)) for axis in MESH.axis_names)
         sharded = value_and_gradients(
             jax.device_put(hidden, by_data),
             *jax.device_put((table, bias), by_model),
-            *jax.device_put((TARGETS, WEIGHTS), by_data),
+            *jax.device_put((targets, WEIGHTS), by_data),
             block_size=block_size,
+            num_valid=num_valid,
+            sharding=TableSharding(MESH, ("model",)),
         )
         assert_close(sharded, expected)
+
+    def test_shards_exchange_nothing_of_the_table(self):
+        """Normalisers, logits of targets and gradients of hidden states only."""
+        by_data, by_model = (NamedSharding(MESH, PartitionSpec(axis)) for axis in MESH.axis_names)
+        positions, vocab_size = 64, 16 * DEFAULT_BLOCK_SIZE
+        shapes = (positions, D), (vocab_size, D), (vocab_size,), (positions,), (positions,)
+        dtypes = jnp.float32, jnp.float32, jnp.float32, jnp.int32, jnp.float32
+        shardings = by_data, by_model, by_model, by_data, by_data
+        arguments = [
+            jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            for shape, dtype, sharding in zip(shapes, dtypes, shardings, strict=True)
+        ]
+        compiled = value_and_gradients.lower(
+            *arguments,
+            block_size=DEFAULT_BLOCK_SIZE,
+            num_valid=vocab_size,
+            sharding=TableSharding(MESH, ("model",)),
+        ).compile()
+        over_model = [
+            size
+            for found in collectives_of(compiled.as_text(), 8)
+            if found.is_over(1, 4)
+            for size in found.sizes
+        ]
+        self.assertNotEmpty(over_model)
+        self.assertLessEqual(max(over_model), positions * D)
+        held = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(held, positions * vocab_size * 4 / 8)
 
     @parameterized.parameters((1, 64), (64, 64), (65, 64), (VALID, 64), (10, 0))
     def test_blocks_past_the_classes_in_use_are_not_visited(self, num_used: int, block_size: int):

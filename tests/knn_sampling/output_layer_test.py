@@ -72,12 +72,11 @@ class ExactTest(parameterized.TestCase):
         assert_close(value_and_gradients(layer, batch, None), expected(*arguments))
 
     @parameterized.product(kind=KINDS, model=(None, 1, 2))
-    def test_logits_are_whole_only_where_asked_for_or_split(self, kind: str, model: int | None):
+    def test_logits_are_whole_only_where_asked_for(self, kind: str, model: int | None):
         where = {} if model is None else {"mesh": mesh_of(2, model), "vocab_axes": ("model",)}
         settings = dataclasses.replace(SETTINGS, kind=kind)
         layer = make_exact_layer(settings, num_valid=NUM_VALID, **where)
-        is_whole = kind == "full" or model == 2
-        self.assertIsInstance(layer, FullSoftmax if is_whole else BlockwiseSoftmax)
+        self.assertIsInstance(layer, FullSoftmax if kind == "full" else BlockwiseSoftmax)
         if not settings.is_sampled:
             self.assertEqual(layer_of(kind, **where), layer)
 
