@@ -10,7 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from builders import task_data
@@ -27,6 +27,7 @@ from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from models.encoder import Encoder, EncoderSettings
 from objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
+from training.accumulation import Accumulation
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_part, make_mesh
@@ -95,6 +96,7 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     return TrainSettings(
         num_steps=num_steps,
         batch_size=train.batch_size,
+        accumulation_steps=train.accumulation_steps,
         seed=train.seed,
         log_every=train.log_every,
         evaluate_every=interval,
@@ -110,7 +112,7 @@ def mesh() -> Mesh:
 
 
 def train_functions(
-    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh, num_steps: int
+    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh | AbstractMesh, num_steps: int
 ) -> TrainFunctions:
     """The compiled functions of the run.
 
@@ -135,7 +137,10 @@ def train_functions(
         stages=(),
         restart_schedule=True,
     )
-    return make_train_functions(fine_tuning, optimizer, MESH, mesh, num_steps=num_steps)
+    accumulation = Accumulation(config.train.accumulation_steps, warmup_steps=0)
+    return make_train_functions(
+        fine_tuning, optimizer, MESH, mesh, num_steps=num_steps, accumulation=accumulation
+    )
 
 
 def initial_params(

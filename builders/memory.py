@@ -16,7 +16,7 @@ from interop import vocabulary
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
-from models.encoder import CROSS_ATTENTION, Encoder
+from models.encoder import CROSS_ATTENTION, EncoderSettings
 from objectives.cross_mlm import CrossMLM
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
@@ -100,10 +100,12 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     model_shards = mesh.shape["model"]
     logits = rows * slots * classes // model_shards
-    sizes = _activations(masked_lm.encoder, rows, store.length, logits, model_shards)
+    sizes = activation_sizes(masked_lm.encoder.settings, rows, store.length, logits, model_shards)
     activations, found = sizes.bytes(), encoder_of(objective)
     if found is not masked_lm:  # a discriminator beside it, of the same layers
-        of_discriminator = _activations(found.encoder, rows, store.length, 0, model_shards)
+        of_discriminator = activation_sizes(
+            found.encoder.settings, rows, store.length, 0, model_shards
+        )
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
@@ -120,11 +122,10 @@ def _is_cross_attention(trained: Mapping[str, Any]) -> bool:
     return set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
 
 
-def _activations(
-    encoder: Encoder, sequences: int, length: int, logits: int, model_shards: int
+def activation_sizes(
+    sizes: EncoderSettings, sequences: int, length: int, logits: int, model_shards: int
 ) -> ActivationSizes:
     """Sizes of an encoder's activations for a device's sequences."""
-    sizes = encoder.settings
     return ActivationSizes(
         tokens=sequences * length,
         length=length,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from builders import model
+from builders import model, objectives
 from builders.data import Folders, open_packed_dataset, settings
 from builders.masked_lm import encoder_of
 from common import artifacts
@@ -57,13 +57,41 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
       ValueError: it is neither, or cannot be read.
     """
     folder = pathlib.Path(path)
-    if (folder / "config.json").exists():
+    if _is_model_folder(path):
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
         part = (found, params) if keeps_decoder else encoder_alone(found, params)
         return Pretrained(*part, model_folder.read_tokenizer(folder))
+    return _of_run(Folders(folder), keeps_decoder)
+
+
+def read_settings(path: str, *, keeps_decoder: bool = False) -> EncoderSettings:
+    """Read the architecture that `read_pretrained` would return, but no weights.
+
+    Raises:
+      ValueError: it is no encoder, or its settings cannot be read.
+    """
+    folder = pathlib.Path(path)
+    if _is_model_folder(path):
+        found = EncoderSettings(**model_folder.read_sizes(folder), dtype="float32")
+    else:
+        folders = Folders(folder)
+        store = open_packed_dataset(folders)
+        found = encoder_of(objectives.objective(run_config(folders), store)).encoder.settings
+    return found if keeps_decoder else dataclasses.replace(found, cross_attention=False)
+
+
+def _is_model_folder(path: str) -> bool:
+    """Whether an encoder is in a model folder, or in a working directory of train.py.
+
+    Raises:
+      ValueError: it is in neither.
+    """
+    folder = pathlib.Path(path)
+    if (folder / "config.json").exists():
+        return True
     if (folder / "train" / "settings.json").exists():
-        return _of_run(Folders(folder), keeps_decoder)
+        return False
     raise ValueError(
         f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
         "train.py, or an --output of tools.export_model or tools.import_model"

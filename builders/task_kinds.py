@@ -28,6 +28,7 @@ from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
 from input_pipeline.tasks.question_features import question_features
 from input_pipeline.tasks.tasks import Task
+from interop import task_heads
 from models.heads import ClassificationHead, SpanHead, TaggingHead
 from objectives import fine_tuning
 from objectives.fine_tuning import TaskLoss
@@ -53,6 +54,8 @@ class TaskKind:
       threshold: (task, data, decisions) -> number that the first development data chooses for all
         that is scored after it; None where there is nothing to choose.
       target: name of what an example without label lacks.
+      class_suffix: class of `transformers` that computes the head's outputs, see
+        `interop.task_heads.TaskHead`; "" if none does.
     """
 
     readers: Readers
@@ -69,6 +72,7 @@ class TaskKind:
     classes: Callable[[Any], Sequence[int]] | None = None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
+    class_suffix: str = ""
 
     def lines(
         self,
@@ -141,6 +145,7 @@ _CLASSIFICATION = TaskKind(
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
     probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
     classes=lambda example: (example.label,),
+    class_suffix=task_heads.SEQUENCES,
 )
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
@@ -169,6 +174,7 @@ KINDS: dict[str, TaskKind] = {
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
         probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
         classes=lambda example: example.tags,
+        class_suffix=task_heads.TOKENS,
     ),
     "extractive_qa": TaskKind(
         readers=Readers(
@@ -185,6 +191,7 @@ KINDS: dict[str, TaskKind] = {
         line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
         threshold=tasks.null_threshold,
         target="answer",
+        class_suffix=task_heads.SPANS,
     ),
 }
 # Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions,

@@ -19,10 +19,11 @@ from safetensors.numpy import save_file
 
 from common import artifacts
 from interop import huggingface, parameters, vocap_encoder, xlm_roberta
+from interop.task_heads import TaskHead
 from interop.vocabulary import TOKENIZER
 from interop.weights import WEIGHTS
 
-_CONFIG = "config.json"
+_CONFIG, _CARD = "config.json", "README.md"
 
 # Settings that a run must share with its initial model, and further ones by `position`.
 _ARCHITECTURE = (
@@ -49,10 +50,15 @@ class _Form(Protocol):
     @property
     def METADATA(self) -> Mapping[str, str]: ...  # of the safetensors file
 
-    def config(self, sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]: ...
+    def config(
+        self, sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None
+    ) -> dict[str, Any]: ...
 
     def tensors(
-        self, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Any],
+        task_head: TaskHead | None,
     ) -> dict[str, np.ndarray]: ...
 
     def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]: ...
@@ -86,14 +92,24 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return sizes, parameters.nested(form.read_arrays(folder, config))
 
 
-def why_not_transformers(sizes: Mapping[str, Any], *, has_head: bool = True) -> str:
+def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
+    form, config = _read_config(folder)
+    return form.read_sizes(config, folder / _CONFIG)
+
+
+def why_not_transformers(
+    sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
+) -> str:
     """Return the reason that `transformers` cannot load a model, or "" if it can.
 
     The reason is a sentence without its full stop.
     """
     found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
-    if not has_head:
+    if task_head is None and not has_head:
         found.append("this encoder has no masked-LM head")
+    if task_head is not None and not task_head.class_suffix:
+        found.append(f"no class of theirs computes the head of this task, of kind {task_head.kind}")
     return (
         found
         and (
@@ -115,11 +131,18 @@ def check_writable(folder: pathlib.Path) -> None:
 
 
 def write_model(
-    folder: pathlib.Path, params: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: bytes
+    folder: pathlib.Path,
+    params: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    tokenizer: bytes,
+    *,
+    task_head: TaskHead | None = None,
+    card: str = "",
 ) -> None:
     """Write a model folder atomically.
 
-    `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`.
+    `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
+    class of its task head.
 
     Args:
       folder: the destination; absent or empty.
@@ -128,6 +151,8 @@ def write_model(
       sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
       tokenizer: the serialised SentencePiece model, as written by `vocap.merge.write_model`. It is
         stored beside the files for `transformers`.
+      task_head: head of a fine-tuned encoder, which has no masked-LM head.
+      card: text of README.md; "" for none.
 
     Raises:
       ValueError: the folder is not empty, the tokenizer cannot be exported, or the shape of a
@@ -137,14 +162,17 @@ def write_model(
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
     has_head = "head" in params
-    of_transformers = _class_of(sizes) if has_head else None
-    form: _Form = of_transformers or vocap_encoder
+    is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
+    form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
     with _new_folder(folder) as aside:
         huggingface.export_tokenizer(tokenizer, aside)
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)
-        tensors = form.tensors(parameters.flat(params, sizes), sizes)
+        tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
         save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))
-        artifacts.write_json(aside / _CONFIG, form.config(sizes, has_head=has_head))
+        config = form.config(sizes, has_head=has_head, task_head=task_head)
+        artifacts.write_json(aside / _CONFIG, config)
+        if card:
+            artifacts.write_text(aside / _CARD, card)
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:

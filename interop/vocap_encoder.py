@@ -3,7 +3,9 @@
 config.json holds the settings, named as in `models.encoder.EncoderSettings`, all but those of how
 to compute (`dtype`, `attention`, `remat`, `unroll`), and `masked_lm_head`, false for an encoder
 without one, such as a discriminator. `cross_attention` is there if it is true, `embedding_norm` if
-it is false. Each tensor is a parameter with its name and shape in `interop.parameters`.
+it is false. Each tensor is a parameter with its name and shape in `interop.parameters`. A
+fine-tuned encoder has `task`, with the kind of its task, the labels and the names of the head's
+tensors, which begin with "task."; readers of encoders leave them out.
 """
 
 import pathlib
@@ -12,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from interop import parameters
+from interop import parameters, task_heads
+from interop.task_heads import TaskHead
 from interop.weights import Weights
 
 MODEL_TYPE = "vocap-encoder"
@@ -35,20 +38,27 @@ _SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
 _SWITCHES = {"cross_attention": False, "embedding_norm": True}  # with their defaults
 
 
-def config(sizes: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
+def config(
+    sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
+) -> dict[str, Any]:
     """Return the value of config.json."""
     settings = {key: sizes[key] for key in _SETTINGS}
     head = {} if has_head else {"masked_lm_head": False}
     switches = {
         key: sizes[key] for key, default in _SWITCHES.items() if sizes.get(key, default) != default
     }
-    return {"model_type": MODEL_TYPE, "format_version": _VERSION, **settings, **switches, **head}
+    task = {"task": task_head.config()} if task_head else {}
+    form = {"model_type": MODEL_TYPE, "format_version": _VERSION}
+    return {**form, **settings, **switches, **head, **task}
 
 
-def tensors(arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return all tensors of the file, for parameters by name."""
+def tensors(
+    arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any], task_head: TaskHead | None = None
+) -> dict[str, np.ndarray]:
+    """Return all tensors of the file, for parameters by name, and those of a task head."""
     del sizes
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    found = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return found | (task_head.tensors() if task_head else {})
 
 
 def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -74,6 +84,8 @@ def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
     for key in ("masked_lm_head", *_SWITCHES):
         if not isinstance(config.get(key, True), bool):
             _refuse(path, config, key, "true or false")
+    if not isinstance(config.get("task", {}), dict):
+        _refuse(path, config, "task", "an object")
     if config["hidden_size"] % config["num_heads"]:
         _refuse(path, config, "num_heads", f"a divisor of hidden_size {config['hidden_size']}")
     switches = {key: config.get(key, default) for key, default in _SWITCHES.items()}
@@ -97,5 +109,5 @@ def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np
     """
     shapes = parameters.shapes(config, has_head=config.get("masked_lm_head", True))
     with Weights.open(folder, _EXPORT_AGAIN) as weights:
-        weights.check_names(shapes)
+        weights.check_names(shapes, task_heads.tensor_names(config))
         return {name: weights.read(name, shape) for name, shape in shapes.items()}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from interop import parameters
+from interop.task_heads import TaskHead
 from interop.weights import Weights
 from vocap.merge import BOS_ID, EOS_ID, PAD_ID
 
@@ -117,14 +118,14 @@ class XLMRoberta:
 
     Attributes:
       MODEL_TYPE: in config.json.
-      class_name: class in `transformers`.
+      prefix: beginning of the names of its classes in `transformers`.
       norms: our LayerNorms and theirs, besides the head's.
       fixed: settings that all models of the class have, named as in `EncoderSettings`.
       defaults: values of the class for missing keys of config.json that are not in `_FIXED`.
     """
 
     MODEL_TYPE: str
-    class_name: str
+    prefix: str
     norms: Mapping[str, str]
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -133,6 +134,11 @@ class XLMRoberta:
     def METADATA(self) -> Mapping[str, str]:
         """Declaration of PyTorch's layout of tensors, which transformers requires."""
         return {"format": "pt"}
+
+    @property
+    def class_name(self) -> str:
+        """Class of the masked language model."""
+        return f"{self.prefix}ForMaskedLM"
 
     def differences(self, sizes: Mapping[str, Any]) -> str:
         """Describe the settings of a model that the class does not support; "" for none."""
@@ -173,11 +179,14 @@ class XLMRoberta:
         return arrays
 
     def tensors(
-        self, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any]
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Any],
+        task_head: TaskHead | None = None,
     ) -> dict[str, np.ndarray]:
-        """Return all tensors of the file, for parameters by name."""
-        found = {}
-        for parameter in self._parameters(sizes):
+        """Return all tensors of the file, for parameters by name, and those of a task head."""
+        found = {} if task_head is None else task_head.their_tensors()
+        for parameter in self._parameters(sizes, has_head=task_head is None):
             array = arrays[parameter.ours]
             layers = array if parameter.is_layered else array[None]
             for name, layer in zip(parameter.names, layers, strict=True):
@@ -186,11 +195,18 @@ class XLMRoberta:
         found[_TOKEN_TYPE] = np.zeros((1, sizes["hidden_size"]), np.float32)
         return found
 
-    def config(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> dict[str, Any]:
+    def config(
+        self,
+        sizes: Mapping[str, Any],
+        *,
+        has_head: bool = True,
+        task_head: TaskHead | None = None,
+    ) -> dict[str, Any]:
         """Return the value of config.json; the special ids are those of all exported tokenizers."""
-        del has_head  # there is one, or the model has another format
+        del has_head  # there is one or a task head, or the model has another format
+        name = f"{self.prefix}For{task_head.class_suffix}" if task_head else self.class_name
         return {
-            "architectures": [self.class_name],
+            "architectures": [name],
             "model_type": self.MODEL_TYPE,
             **_FIXED,
             **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
@@ -198,6 +214,7 @@ class XLMRoberta:
             "bos_token_id": BOS_ID,
             "pad_token_id": PAD_ID,
             "eos_token_id": EOS_ID,
+            **(task_head.their_config() if task_head else {}),
         }
 
     def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -217,10 +234,10 @@ class XLMRoberta:
             **self.fixed,
         }
 
-    def _parameters(self, sizes: Mapping[str, Any]) -> list[_Parameter]:
+    def _parameters(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> list[_Parameter]:
         """Return all parameters except the positions, which include the token type."""
         found, modules = [], {**_MODULES, **self.norms}
-        for ours, shape in parameters.shapes(sizes).items():
+        for ours, shape in parameters.shapes(sizes, has_head=has_head).items():
             if ours != "embeddings.positions":
                 module, _, kind = ours.rpartition(".")
                 theirs = _TENSORS.get(ours) or f"{modules[module]}.{_KINDS[kind]}"
@@ -230,7 +247,7 @@ class XLMRoberta:
 
 XLM_R = XLMRoberta(
     "xlm-roberta",
-    "XLMRobertaForMaskedLM",
+    "XLMRoberta",
     _POST_NORMS,
     {
         "position": "learned",
@@ -242,7 +259,7 @@ XLM_R = XLMRoberta(
 )
 XLM_R_XL = XLMRoberta(
     "xlm-roberta-xl",
-    "XLMRobertaXLForMaskedLM",
+    "XLMRobertaXL",
     _PRE_NORMS,
     {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
     {},

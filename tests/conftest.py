@@ -43,7 +43,8 @@ _LONG = (
     "memory_test", "layout_test", "output_layer_test", "example_axes_test", "working_rows_test",
     "sampling_quality_test", "accumulation_test", "finetune_test", "models_test", "decoder_test",
     "attention_test", "masked_lm_test", "vocap_encoder_test", "neighbours_test", "bitext_test",
-    "fused_attention_test", "fixed_point_test", "loop_test",
+    "fused_attention_test", "fixed_point_test", "loop_test", "export_tuned_test",
+    "fine_tuning_memory_test",
 )  # fmt: skip
 
 

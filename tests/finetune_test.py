@@ -11,7 +11,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import fine_tuning, task_data, task_runs
+from builders import fine_tuning as builders
+from builders import task_data, task_runs
 from builders.pretrained import read_pretrained
 from builders.task_settings import task_settings
 from common import artifacts
@@ -21,8 +22,9 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from interop import model_folder
 from interop.params_file import read_params
-from models.encoder import CROSS_ATTENTION
+from models.encoder import CROSS_ATTENTION, EncoderSettings
 from tests import tiny_tasks
+from training.metrics import read_metrics
 from training.signals import Stopped
 from vocap import merge
 
@@ -160,6 +162,49 @@ class KindsTest(RunCase):
         with self.assertRaisesRegex(ValueError, r"optimizer.frozen names \['embedding'\], must be"):
             tiny_tasks.run(config, self.folder / "other")
 
+    def test_parts_of_a_batch_train_as_the_whole(self):
+        """Words are unevenly many in the parts, so means of their means would be others."""
+        config = tiny_tasks.config("udpos", num_layers=0, train__epochs=1.0)
+        config.model.dropout_rate = 0.0  # each part has masks of its own
+        found = []
+        for parts in (1, 4):
+            config.train.accumulation_steps = parts
+            folder = self.folder / str(parts)
+            results = tiny_tasks.run(config, folder)
+            records = read_metrics(folder / "metrics.jsonl")
+            losses = [one["train/loss"] for one in records if "train/loss" in one]
+            found.append((results["test"], losses, read_params(folder / "best.safetensors")[0]))
+        (scores, losses, params), (in_parts, losses_in_parts, params_in_parts) = found
+        self.assertEqual(in_parts, scores)
+        self.assertLen(losses, 3)
+        np.testing.assert_allclose(losses_in_parts, losses, rtol=1e-5)
+        start = read_pretrained(config.init_from).params["embeddings"]["table"]
+        self.assertGreater(np.abs(params["encoder"]["embeddings"]["table"] - start).max(), 1e-5)
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-7),
+            params_in_parts, params,
+        )  # fmt: skip
+        config.train.accumulation_steps = 3
+        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, must divide"):
+            tiny_tasks.run(config, self.folder / "other")
+
+    def test_it_learns_in_little_memory(self):
+        config = tiny_tasks.config(
+            "udpos", num_layers=1, model__dtype="bfloat16", model__remat="full",
+            train__epochs=16.0, train__accumulation_steps=2, optimizer__learning_rate=1e-2,
+        )  # fmt: skip
+        results = self.results_of(config)
+        self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
+        params, notes = read_params(self.folder / "run" / "best.safetensors")
+        self.assertEqual({x.dtype for x in jax.tree.leaves(params)}, {np.dtype(np.float32)})
+        self.assertEqual(
+            (notes["encoder"]["dtype"], notes["encoder"]["remat"]), ("bfloat16", "full")
+        )
+        made = builders.with_head(config, EncoderSettings(**notes["encoder"]))
+        row = dict.fromkeys(("tokens", "segments", "positions"), np.zeros((1, 8), np.int32))
+        hidden = jax.eval_shape(made.hidden, params["encoder"], row)
+        self.assertEqual(hidden.dtype, "bfloat16")
+
     def test_an_encoder_with_other_positions(self):
         encoder = dataclasses.replace(
             tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
@@ -235,7 +280,7 @@ class SelectionTest(RunCase):
         config = tiny_tasks.config(
             name, task__train_languages=languages, task__test_languages=("en", "sw")
         )
-        self.assertEqual(fine_tuning.run_metadata(config)["setting"], expected)
+        self.assertEqual(builders.run_metadata(config)["setting"], expected)
 
 
 class ResumeTest(RunCase):

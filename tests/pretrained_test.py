@@ -10,7 +10,7 @@ from absl.testing import absltest
 
 from builders import data as data_builders
 from builders import model, objectives
-from builders.pretrained import read_pretrained
+from builders.pretrained import read_pretrained, read_settings
 from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
@@ -26,6 +26,7 @@ class PretrainedTest(absltest.TestCase):
     def test_a_folder_of_transformers(self):
         found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
         self.assertEqual(found.settings, tiny_tasks.SETTINGS)
+        self.assertEqual(read_settings(str(tiny_tasks.encoder_folder(2))), tiny_tasks.SETTINGS)
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, tiny_tasks.params())
 
@@ -76,6 +77,7 @@ class PretrainedTest(absltest.TestCase):
             checkpoints.save(7, state)
         found = read_pretrained(str(folders.workdir))
         self.assertEqual(found.settings, objective.encoder.settings)
+        self.assertEqual(read_settings(str(folders.workdir)), found.settings)
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))
 

@@ -213,8 +213,9 @@ def quick() -> Iterator[None]:
 
     def shared(make):
         def made(config, fine_tuning, *args):
-            key = (make.__name__, config.optimizer.to_json(), config.evaluation.to_json(),
-                   config.task.to_json(), fine_tuning.encoder, fine_tuning.head, args)  # fmt: skip
+            sections = [getattr(config, name).to_json() for name in _SHAPING]
+            parts = config.train.accumulation_steps
+            key = (make.__name__, *sections, parts, fine_tuning.encoder, fine_tuning.head, args)
             if key not in _MADE:
                 _MADE[key] = make(config, fine_tuning, *args)
             return _MADE[key]
@@ -229,6 +230,7 @@ def quick() -> Iterator[None]:
         yield
 
 
+_SHAPING = ("optimizer", "evaluation", "task")  # sections that programs depend on
 _MADE: dict[Any, Any] = {}
 
 

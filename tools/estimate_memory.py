@@ -7,6 +7,12 @@ the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact
 estimated (`training/memory.py`), and the compiler's temporary memory is not included: leave a fifth
 of the memory free. A run with `optimizer.stages` has a line for each stage. --layout adds a table
 with the sharding of every array.
+
+    python -m tools.estimate_memory --config=configs/finetune/xnli.py --encoder=xlmr_large
+
+Of fine-tuning, the sizes of the encoder are those of `init_from`, of which no weights are read, or
+of a published model. The numbers are for each length and each way to cut `train.batch_size` into
+parts, by default on one device; what a `train.accumulation_steps` costs is counted.
 """
 
 import itertools
@@ -14,20 +20,52 @@ import itertools
 from absl import flags
 from ml_collections import config_flags
 
-from builders import memory
+from builders import fine_tuning_memory, memory
 from common import entry_point
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
-_DEVICES = flags.DEFINE_list("devices", ["1", "8"], "Numbers of devices.")
+_DEVICES = flags.DEFINE_list(
+    "devices", None, "Numbers of devices, by default 1 and 8, of fine-tuning 1."
+)
+_ENCODER = flags.DEFINE_enum(
+    "encoder", None, fine_tuning_memory.ENCODERS, "Of fine-tuning, in place of init_from."
+)
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
 
 
 def main(_) -> None:
+    if "task" in _CONFIG.value:
+        _print_fine_tuning()
+    elif _ENCODER.value:
+        raise ValueError("--encoder is for configs of configs/finetune; leave it out")
+    else:
+        _print_pretraining()
+
+
+def _print_fine_tuning() -> None:
+    config = _CONFIG.value
+    if not (_ENCODER.value or config.init_from):
+        raise ValueError(
+            "no encoder; give --encoder, one of " + ", ".join(fine_tuning_memory.ENCODERS) + ", or "
+            "--config.init_from"
+        )
+    for number in map(int, _DEVICES.value or ["1"]):
+        found = fine_tuning_memory.estimate(config, number, _ENCODER.value or "")
+        model = config.model
+        print(
+            f"devices: {number}, train.batch_size: {config.train.batch_size}, model.dtype: "
+            f"{model.dtype}, model.remat: {model.remat}; GB of each device\n"
+        )
+        print(fine_tuning_memory.table(found) + "\n")
+
+
+def _print_pretraining() -> None:
     print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
     print("|" + "---:|" * (3 + len(memory.PARTS)))
     layouts = []
+    devices = map(int, _DEVICES.value or ["1", "8"])
     num_stages = len(_CONFIG.value.optimizer.stages) + 1
-    for number, stage in itertools.product(map(int, _DEVICES.value), range(num_stages)):
+    for number, stage in itertools.product(devices, range(num_stages)):
         estimate = memory.estimate(_CONFIG.value, number, stage)
         cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
         total = sum(estimate.bytes.values()) / 1e9

@@ -1,6 +1,10 @@
-"""Export the latest checkpoint of a working directory, for `transformers` where possible.
+"""Export the model of a working directory, for `transformers` where possible.
 
     python -m tools.export_model --config=configs/quickstart.py --workdir=DIR --output=FOLDER
+    python -m tools.export_model --workdir=RUN --output=FOLDER
+
+Of a run of train.py the latest checkpoint is written; of a finished run of finetune.py, which needs
+no --config, the best parameters with their head, the labels by name and a model card.
 
 An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
 For an encoder with other positions, pre-LN or half embedding `transformers` has no class, and the
@@ -20,13 +24,15 @@ from ml_collections import config_flags
 
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives
+from builders import objectives, tuned_export
 from builders.masked_lm import encoder_of, masked_lm_of
 from builders.pretrained import encoder_alone
 from common import entry_point
 from interop import model_folder
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "What was done, the config of train.py.")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "What was done, the config of train.py; none for a run of finetune.py."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "generator", "encoder_decoder"),
@@ -35,11 +41,46 @@ _PART = flags.DEFINE_enum(
 )  # fmt: skip
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
+_READERS = "which tools.import_model, tools.prune_model, finetune.py and train.init_from read"
+_TUNED_READERS = (
+    "the head's tensors beside the encoder's, which alone tools.import_model, tools.prune_model "
+    "and finetune.py read"
+)
+
 
 def main(_) -> None:
-    config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
-    output = pathlib.Path(_OUTPUT.value)
+    workdir, output = pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value)
+    is_fine_tuned = tuned_export.is_fine_tuned(workdir)
+    _check_flags(workdir, is_fine_tuned)
+    export = tuned_export.export if is_fine_tuned else _export_pretrained
+    if reason := export(workdir, output):
+        readers = _TUNED_READERS if is_fine_tuned else _READERS
+        logging.warning(
+            "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
+            "(docs/interop.md)",
+            reason,
+            output,
+            readers,
+        )
 
+
+def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
+    """Raise ValueError unless the flags are those of a run of this kind."""
+    if is_fine_tuned and (_CONFIG.value is not None or _PART.value != "encoder"):
+        raise ValueError(
+            f"{workdir} is a run of finetune.py, which has its own config and one part; leave out "
+            "--config and --part"
+        )
+    if not is_fine_tuned and _CONFIG.value is None:
+        raise ValueError(
+            f"{workdir} is no run of finetune.py, and --config is missing; give the config of the "
+            "run of train.py, or the --workdir of one of finetune.py"
+        )
+
+
+def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
+    """Write the latest checkpoint; return the reason that `transformers` cannot load it, or ""."""
+    config, folders = _CONFIG.value, data_builders.Folders(workdir)
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     # Before the checkpoint is read, since the output folder may be invalid.
@@ -59,15 +100,8 @@ def main(_) -> None:
     sizes = dataclasses.asdict(settings)
     model_folder.write_model(output, params, sizes, folders.read_tokenizer())
     logging.info("wrote the model of step %d to %s", trained.step, output)
-    if reason := model_folder.why_not_transformers(sizes, has_head="head" in params):
-        logging.warning(
-            "%s. %s has a form of our own, which tools.import_model, tools.prune_model, "
-            "finetune.py and train.init_from read; its tensors can be read with safetensors "
-            "(docs/interop.md)",
-            reason,
-            output,
-        )
+    return model_folder.why_not_transformers(sizes, has_head="head" in params)
 
 
 if __name__ == "__main__":
-    entry_point.run(main, required=("config", "workdir", "output"))
+    entry_point.run(main, required=("workdir", "output"))

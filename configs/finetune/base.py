@@ -89,6 +89,7 @@ def base(
 
     config.train = ConfigDict()
     config.train.batch_size = 32
+    config.train.accumulation_steps = 1
     config.train.epochs = 10.0
     config.train.seed = 0
     config.train.evaluations = 10

@@ -1,0 +1,224 @@
+"""Model cards of exported runs of finetune.py: README.md as Hugging Face's hub shows it."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from builders.task_settings import TaskSettings
+from evaluation import task_results
+from interop import task_heads
+from interop.task_heads import TaskHead
+
+_PIPELINES = {
+    task_heads.SEQUENCES: "text-classification",
+    task_heads.TOKENS: "token-classification",
+    task_heads.SPANS: "question-answering",
+}
+_LOAD = """\
+import torch
+from transformers import AutoModelFor{suffix}, AutoTokenizer
+
+model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
+tokenizer = AutoTokenizer.from_pretrained(".")
+"""
+_SEQUENCES = """\
+{texts}
+rows = tokenizer(
+    {names}, truncation=True, max_length={length}, padding=True, return_tensors="pt"
+)
+with torch.no_grad():
+    scores = model(**rows).logits
+"""
+_TOKENS = """\
+words = ["A", "sentence", "of", "words"]
+row = tokenizer(
+    words, is_split_into_words=True, truncation=True, max_length={length}, return_tensors="pt"
+)
+with torch.no_grad():
+    scores = model(**row).logits[0]
+word_of = row.word_ids()
+for number, word in enumerate(words):
+    tokens = [i for i, one in enumerate(word_of) if one == number]
+    of_word = scores[tokens{first}].mean(0)
+    print(word, model.config.id2label[of_word.argmax().item()])
+"""
+_SPANS = """\
+question, context = "A question?", "The context, in which the answer is."
+row = tokenizer(
+    question, context, truncation="only_second", max_length={length},
+    return_offsets_mapping=True, return_tensors="pt",
+)
+offsets = row.pop("offset_mapping")[0].tolist()
+with torch.no_grad():
+    scores = model(**row)
+starts, ends = scores.start_logits[0], scores.end_logits[0]
+context_tokens = [i for i, one in enumerate(row.sequence_ids()) if one == 1]
+spans = [(i, j) for i in context_tokens for j in context_tokens if i <= j < i + {answer}]
+first, last = max(spans, key=lambda span: starts[span[0]] + ends[span[1]])
+answer = context[offsets[first][0] : offsets[last][1]].strip()
+"""
+_NO_ANSWER = """\
+if starts[0] + ends[0] - starts[first] - ends[last] > {threshold}:
+    answer = ""
+"""
+_OWN_FORM = """\
+{reason}. The tensors of the encoder and, under names that begin with `task.`, those of the head are
+read with safetensors, and text with the tokenizer:
+
+```python
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer
+
+tensors = load_file("model.safetensors")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+
+`predict.py --workdir=RUN` of this project predicts with the run that this is an export of.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Facts of a run that its card tells.
+
+    Attributes:
+      config: of the run.
+      options: its task.
+      results: its results.json.
+      head: as exported; its class is "" if `transformers` cannot load the model.
+      num_layers, hidden_size: of the encoder.
+      start: digest of the parameters that it started from.
+      reason: why `transformers` cannot load it, or "".
+    """
+
+    config: ConfigDict
+    options: TaskSettings
+    results: dict[str, Any]
+    head: TaskHead
+    num_layers: int
+    hidden_size: int
+    start: str
+    reason: str
+
+
+def text(facts: Facts) -> str:
+    """Write the card of a run, Markdown with the metadata that Hugging Face's hub reads."""
+    options, results = facts.options, facts.results
+    sections = [
+        _metadata(facts),
+        f"# {results['model']}, fine-tuned on {options.name}",
+        _task(facts),
+        "## How to use it\n\n" + _usage(facts),
+        "## Scores\n\nIn percent. The parameters are those of step "
+        f"{results['selected']['step']}, the best by {results['selected']['metric']} on the "
+        f"validation data in {_joined(results['selected']['on'])}.\n\n"
+        + task_results.table(options.task, results),
+        "## Training\n\n" + _training(facts),
+        "## Licence\n\nTo be filled in by whoever publishes this model: it depends on the licences "
+        "of the model that it started from and of the data that it was trained on.",
+    ]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _metadata(facts: Facts) -> str:
+    # JSON is YAML; "no" alone would be false, not Norwegian.
+    lines = [f"language: {json.dumps(_languages(facts))}"]
+    if facts.head.class_suffix:
+        pipeline = _PIPELINES[facts.head.class_suffix]
+        lines += ["library_name: transformers", f"pipeline_tag: {pipeline}"]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _languages(facts: Facts) -> list[str]:
+    """Languages of the training data and of the scores."""
+    scored = facts.results["test"]
+    return sorted({*facts.options.train_languages, *scored})
+
+
+def _task(facts: Facts) -> str:
+    options, head = facts.options, facts.head
+    found = [
+        f"A model of {facts.num_layers} layers of {facts.hidden_size} for {options.name}, a task "
+        f"of kind {head.kind.replace('_', ' ')}."
+    ]
+    if head.labels:
+        found.append(f"Labels: {_joined([f'`{label}`' for label in head.labels])}.")
+    elif head.class_suffix == task_heads.SEQUENCES:
+        found.append("Its output is a number.")
+    if head.kind == "tagging" and head.class_suffix:
+        pooled = "of its first token" if options.pooling == "first" else "of its tokens, averaged"
+        found.append(f"A word's scores are those {pooled}, before any softmax.")
+    return " ".join(found)
+
+
+def _usage(facts: Facts) -> str:
+    suffix, options = facts.head.class_suffix, facts.options
+    if not suffix:
+        return _OWN_FORM.format(reason=facts.reason)
+    code = _LOAD.format(suffix=suffix) + "\n"
+    if suffix == task_heads.SEQUENCES:
+        names, texts = "texts", '["A text"]'
+        if options.task.is_of_pairs:
+            names, texts = "texts, others", '["A text"], ["Another text"]'
+        code += _SEQUENCES.format(
+            texts=f"{names} = {texts}", names=names, length=options.max_length
+        )
+        code += (
+            "print([model.config.id2label[i] for i in scores.argmax(-1).tolist()])\n"
+            if facts.head.labels
+            else "print(scores[:, 0].tolist())\n"
+        )
+    elif suffix == task_heads.TOKENS:
+        first = "[:1]" if options.pooling == "first" else ""
+        code += _TOKENS.format(length=options.max_length, first=first)
+    else:
+        code += _SPANS.format(length=options.max_length, answer=options.max_answer_length)
+        if (threshold := facts.results.get("null_threshold")) is not None:
+            code += _NO_ANSWER.format(threshold=threshold)
+        code += "print(answer)\n"
+    note = ""
+    if suffix == task_heads.SPANS:
+        note = (
+            f"\nThe scores below are of windows of {options.max_length} tokens every "
+            f"{options.stride} over longer contexts, which this code cuts off.\n"
+        )
+    return f"```python\n{code}```\n{note}"
+
+
+def _training(facts: Facts) -> str:
+    config, options = facts.config, facts.options
+    frozen = {"optimizer.frozen": _joined(config.optimizer.frozen)}
+    started = "random parameters of its sizes" if config.random_init else "its parameters"
+    sources = [one for code in options.train_languages for one in options.patterns("train", code)]
+    trained = _joined([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
+    rows = {
+        "started from": f"{facts.results['model']}, {started} (SHA-256 `{facts.start[:16]}`)",
+        "trained on": f"{options.name} in {_joined(options.train_languages)}: {trained}",
+        "seed": facts.results["seed"],
+        **{f"train.{key}": config.train[key] for key in ("epochs", "batch_size")},
+        **{
+            f"optimizer.{key}": config.optimizer[key]
+            for key in (
+                "learning_rate", "warmup_share", "schedule", "weight_decay", "clip_norm",
+            )
+        },
+        **(frozen if config.optimizer.frozen else {}),
+        **{f"model.{key}": config.model[key] for key in ("dtype", "dropout_rate")},
+        "task.max_length": options.max_length,
+    }  # fmt: skip
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    )
+
+
+def _public(pattern: str) -> str:
+    """Return a pattern of files without the folders of the machine that it was read on."""
+    return pathlib.PurePath(pattern).name if pattern.startswith("/") else pattern
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return ", ".join(parts)

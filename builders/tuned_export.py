@@ -1,0 +1,93 @@
+"""Export of finished runs of finetune.py: the best parameters, their head, and a model card."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from builders import model_card, prediction
+from builders.run_folder import BEST, RESULTS, TOKENIZER
+from builders.task_kinds import KINDS
+from builders.task_settings import TaskSettings, task_settings
+from common import artifacts
+from interop import model_folder
+from interop.params_file import read_params
+from interop.task_heads import TaskHead
+
+
+def is_fine_tuned(workdir: pathlib.Path) -> bool:
+    """Whether a working directory is one of finetune.py, whose files lie at its top."""
+    return any((workdir / name).exists() for name in (RESULTS, BEST, "settings.json"))
+
+
+def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
+    """Write the model of a finished run as a folder; see `interop.model_folder.write_model`.
+
+    An XLM-R or XLM-R XL is written as the class of `transformers` with its head, other encoders and
+    heads in our own form.
+
+    Args:
+      workdir: of the run.
+      output: folder to write, absent or empty.
+
+    Returns:
+      The reason that `transformers` cannot load it; "" if it can.
+
+    Raises:
+      ValueError: the run has not ended, has no head, or its files do not belong together; or the
+        folder is not empty.
+    """
+    model_folder.check_writable(output)
+    config = prediction.run_config(workdir)
+    options = task_settings(config)
+    if options.task.kind not in KINDS:
+        raise ValueError(
+            f"{workdir} is a run of {options.name}, of kind {options.task.kind}, which has no "
+            f"encoder with a head to export; only {', '.join(sorted(KINDS))} have one"
+        )
+    params, notes = read_params(workdir / BEST)
+    prediction.read_tokenizer(workdir, notes["tokenizer"])  # refuses another one
+    tokenizer = (workdir / TOKENIZER).read_bytes()
+    head = task_head(options, params["task"])
+    sizes = notes["encoder"]
+    reason = model_folder.why_not_transformers(sizes, task_head=head)
+    facts = _facts(workdir, config, head, sizes, reason)
+    model_folder.write_model(
+        output,
+        params["encoder"],
+        sizes,
+        tokenizer,
+        task_head=head,
+        card=model_card.text(facts),
+    )
+    return reason
+
+
+def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
+    """Return the head of a task with its parameters.
+
+    The class of token classification scores tokens. With `task.pooling` "first" a word's scores are
+    those of its first token, with "mean" the mean of its tokens' scores: a dense layer of a mean is
+    the mean of the dense layers.
+    """
+    kind = KINDS[options.task.kind]
+    # The head of crossed pairs reads two states, which no class does.
+    suffix = "" if options.cross_attention else kind.class_suffix
+    return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params)
+
+
+def _facts(
+    workdir: pathlib.Path, config: ConfigDict, head: TaskHead, sizes: dict[str, Any], reason: str
+) -> model_card.Facts:
+    recorded = artifacts.read_json(workdir / "settings.json")
+    return model_card.Facts(
+        config=config,
+        options=task_settings(config),
+        results=artifacts.read_json(workdir / RESULTS),
+        head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
+        num_layers=sizes["num_layers"],
+        hidden_size=sizes["hidden_size"],
+        start=recorded["parameters"],
+        reason=reason,
+    )

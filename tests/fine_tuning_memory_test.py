@@ -1,0 +1,146 @@
+"""Estimates of the memory of fine-tuning, against parameters counted and steps compiled."""
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+from builders import fine_tuning, fine_tuning_memory
+from builders.fine_tuning_memory import estimate
+from builders.pretrained import read_pretrained
+from configs.finetune import tatoeba, xnli
+from models.encoder import EncoderSettings
+from objectives.batch import Batch
+from tests import commands, tiny_tasks
+from training.memory import state_bytes
+from training.sharding import batch_sharding, make_mesh
+
+LARGE = (24, 1024, 4096, 250_002)  # layers, width, width of the MLP, pieces
+NORM = 2  # vectors
+
+
+def numbers_of(layers: int, width: int, mlp: int, pieces: int) -> int:
+    """Parameters of an XLM-R and a head of three classes, counted by hand."""
+    attention = 4 * (width * width + width) + NORM * width
+    block = attention + width * mlp + mlp + mlp * width + width + NORM * width
+    embeddings = (pieces + 512 + NORM) * width
+    head = width * width + width + 3 * width + 3
+    return embeddings + layers * block + head
+
+
+def config_of(**changes) -> ConfigDict:
+    config = xnli.get_config("")
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return config
+
+
+class EstimateTest(parameterized.TestCase):
+    def test_state_of_large(self):
+        found = estimate(config_of(), 1, "xlmr_large").state
+        size = 4 * numbers_of(*LARGE)
+        self.assertEqual((found["parameters"], found["gradients"]), (size, size))
+        self.assertBetween(found["optimizer"], 2 * size, 2 * size + 100)  # and counters
+
+    def test_parts_hold_fewer_examples_and_a_second_gradient(self):
+        found = estimate(config_of(train__batch_size=24), 2, "xlmr_base")
+        self.assertEqual(found.examples, (3, 6, 12))
+        self.assertEqual(found.accumulation_steps, (4, 2, 1))
+        self.assertEqual(found.lengths, (32, 64, 128))
+        whole, state = found.activations[2][1], sum(found.state.values())
+        self.assertEqual(4 * found.activations[0][1], whole)
+        self.assertEqual(found.total(2, 1), state + whole)
+        self.assertEqual(found.total(0, 1), state + found.state["gradients"] + whole // 4)
+
+    def test_bfloat16_and_recomputation_take_less(self):
+        sizes = [
+            estimate(config_of(**changes), 1, "xlmr_large").activations[-1][-1]
+            for changes in (
+                {},
+                {"model__dtype": "bfloat16"},
+                {"model__dtype": "bfloat16", "model__remat": "dots"},
+                {"model__dtype": "bfloat16", "model__remat": "full"},
+            )
+        ]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertLess(sizes[-1], sizes[0] / 10)
+
+    def test_the_encoder_is_that_of_init_from(self):
+        config = tiny_tasks.config("xnli")
+        pretrained = read_pretrained(config.init_from)
+        objective = fine_tuning.objective(config, pretrained)
+        make = fine_tuning.initial_params(objective, pretrained, 0, random=False)
+        assert make is not None
+        size = sum(x.nbytes for x in jax.tree.leaves(make()))
+        self.assertEqual(estimate(config, 1).state["parameters"], size)
+
+    def test_what_cannot_be_estimated(self):
+        with self.assertRaisesRegex(
+            ValueError, "'tatoeba', of kind retrieval; memory is estimated"
+        ):
+            estimate(tatoeba.get_config(""), 1, "xlmr_base")
+        with self.assertRaisesRegex(ValueError, "batch_size is 32, must be a multiple of the 5"):
+            estimate(config_of(), 5, "xlmr_base")
+        with self.assertRaisesRegex(ValueError, "max_length is 600, but the encoder has 512"):
+            estimate(config_of(task__max_length=600), 1, "xlmr_base")
+
+    @parameterized.parameters(1, 4)
+    def test_step_takes_what_is_estimated(self, parts: int):
+        """By the compiler's own count, which is for this backend and float32."""
+        config = config_of(train__batch_size=8, train__accumulation_steps=parts)
+        config.model.dropout_rate = config.model.attention_dropout_rate = 0.1
+        settings = EncoderSettings(
+            vocab_size=20_000, embedding_size=256, hidden_size=256, num_layers=4, num_heads=4,
+            mlp_size=1024, max_length=512, norm_position="post", **config.model.to_dict(),
+        )  # fmt: skip
+        made = fine_tuning.with_head(config, settings)
+        mesh = make_mesh(fine_tuning.MESH, jax.devices()[:1])
+        functions = fine_tuning.train_functions(config, made, mesh, 1000)
+        layout = batch_sharding(mesh)
+        arrays = {
+            **dict.fromkeys(("tokens", "segments", "positions"), ((8, 128), jnp.int32)),
+            "labels": ((8,), jnp.int32),
+            "weights": ((8,), jnp.float32),
+        }
+        batch = Batch(
+            {
+                name: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
+                for name, (shape, dtype) in arrays.items()
+            },
+            "examples",
+        )
+        step = functions.train_step.lower(made, functions.abstract_state, batch).compile()
+        measured = step.memory_analysis().temp_size_in_bytes
+        activations = fine_tuning_memory.activation_bytes(settings, 8 // parts, 128)
+        gradients = state_bytes(functions.abstract_state, functions.stage)["gradients"]
+        expected = activations + gradients * (2 if parts > 1 else 1)
+        self.assertBetween(measured / expected, 0.8, 1.1)
+
+
+class CommandTest(absltest.TestCase):
+    def run_tool(self, config: str, *flags: str):
+        return commands.execute("tools.estimate_memory", f"--config={config}", *flags)
+
+    def test_it_prints_lengths_and_parts(self):
+        found = self.run_tool(
+            "configs/finetune/xnli.py", "--encoder=xlmr_large", "--config.model.dtype=bfloat16",
+            "--config.train.batch_size=4",
+        )  # fmt: skip
+        self.assertEqual(found.returncode, 0, found.stderr)
+        lines = found.stdout.splitlines()
+        self.assertEqual(lines[4], "| 2.24 | 4.48 | 2.24 |")
+        heads = (
+            "| train.accumulation_steps | examples at once | 32 tokens | 64 tokens | 128 tokens |"
+        )
+        self.assertEqual(lines[6], heads)
+        self.assertEqual([line.split(" | ")[:2] for line in lines[8:11]],
+                         [["| 4", "1"], ["| 2", "2"], ["| 1", "4"]])  # fmt: skip
+
+    def test_flags_that_do_not_fit_the_config(self):
+        found = self.run_tool("configs/finetune/xnli.py")
+        self.assertRegex(found.stderr, "no encoder; give --encoder, one of xlmr_base, ")
+        found = self.run_tool("configs/quickstart.py", "--encoder=xlmr_base")
+        self.assertRegex(found.stderr, "--encoder is for configs of configs/finetune; leave it out")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,199 @@
+"""Finished runs of finetune.py by tools.export_model: folders, cards, and what is refused."""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from safetensors.numpy import load_file
+
+from builders import model_card, prediction, tuned_export
+from builders.model_card import Facts
+from builders.task_settings import task_settings
+from common import artifacts
+from input_pipeline.tasks.examples import TaggedExample, TextExample
+from interop import model_folder
+from interop.params_file import read_params
+from models.encoder import EncoderSettings
+from tests import commands, tiny_tasks
+from tests.interop.xlm_roberta_parity_test import HAS_TORCH
+
+SENTENCES = [("the", "catdog", "runs", "."), ("zebra",), ("a", "cat")]
+
+
+class ExportCase(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.output = self.parent / "out"
+
+    def export(self, workdir: pathlib.Path, *flags: str):
+        return commands.execute(
+            "tools.export_model", f"--workdir={workdir}", f"--output={self.output}", *flags
+        )
+
+    def assert_refused(self, error: str, workdir: pathlib.Path, *flags: str):
+        result = self.export(workdir, *flags)
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, error)
+        self.assertFalse(self.output.exists())
+
+    def card_of(self, name: str) -> str:
+        """Export a run and return its card, whose code is run if there is any for transformers."""
+        workdir = tiny_tasks.finished(name)
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEmpty(result.stderr)
+        return (self.output / "README.md").read_text(encoding="utf-8")
+
+    def run_code(self, card: str, **replaced: str) -> str:
+        """What the code of a card prints, with other texts in it."""
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        for old, new in replaced.items():
+            code = re.sub(rf"^{old} = .*$", f"{old} = {new}", code, flags=re.MULTILINE)
+        printed = io.StringIO()
+        with contextlib.chdir(self.output), contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), {})
+        return printed.getvalue()
+
+
+class CardTest(ExportCase):
+    def test_card_of_tags(self):
+        card = self.card_of("udpos")
+        results = artifacts.read_json(tiny_tasks.finished("udpos") / "results.json")
+        self.assertStartsWith(
+            card,
+            '---\nlanguage: ["en", "sw"]\nlibrary_name: transformers\n'
+            "pipeline_tag: token-classification\n---\n\n# tiny-xlmr-2, fine-tuned on udpos\n",
+        )
+        self.assertIn("Labels: `ADJ`, `ADP`, ", card)
+        for language, scores in results["test"].items():
+            shown = [f"{100 * scores[name]:.1f}" for name in ("accuracy", "f1")]
+            self.assertIn(f"\n| {language} | 24 | {' | '.join(shown)} |", card)
+        self.assertIn("| train.epochs | 16.0 |", card)
+        self.assertIn("| optimizer.learning_rate | 0.01 |", card)
+        self.assertIn("| trained on | udpos in en: `udpos/train/{language}.tsv.xz` |", card)
+        self.assertNotIn(str(tiny_tasks.scratch()), card)
+        config = artifacts.read_json(self.output / "config.json")
+        self.assertEqual(config["architectures"], ["XLMRobertaForTokenClassification"])
+        self.assertEqual(config["id2label"]["7"], "NOUN")
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_tags_words_as_the_run_does(self):
+        card = self.card_of("udpos")
+        model = prediction.FineTuned(tiny_tasks.finished("udpos"))
+        examples = [TaggedExample(str(i), words, ()) for i, words in enumerate(SENTENCES)]
+        (lines,) = model(examples)
+        for words, line in zip(SENTENCES, lines, strict=True):
+            printed = self.run_code(card, words=json.dumps(words))
+            expected = [f"{w} {tag}" for w, tag in zip(words, line["prediction"], strict=True)]
+            self.assertEqual(printed.splitlines(), expected)
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_classifies_as_the_run_does(self):
+        card = self.card_of("cola")
+        texts = ["the cat", "dog runs the cat", "zebra", "runs dog the", "the dog runs"]
+        model = prediction.FineTuned(tiny_tasks.finished("cola"))
+        (lines,) = model([TextExample(str(i), text, None, None) for i, text in enumerate(texts)])
+        expected = [line["prediction"] for line in lines]
+        self.assertEqual(self.run_code(card, texts=json.dumps(texts)), f"{expected}\n")
+
+    def test_card_of_pairs_and_numbers(self):
+        config = tiny_tasks.config("glue", "stsb,")
+        options = task_settings(config)
+        width = tiny_tasks.SETTINGS.hidden_size
+        params = {
+            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
+            for name, size in (("dense", width), ("output", 1))
+        }
+        results = {
+            "model": "mine", "seed": 3, "selected": {"step": 1, "metric": "pearson", "on": ["en"]},
+            "validation": {"en": {"pearson": 0.5}}, "test": {"en": {"pearson": 0.25}},
+            "examples": {"validation": {"en": 2}, "test": {"en": 2}},
+        }  # fmt: skip
+        head = tuned_export.task_head(options, params)
+        card = model_card.text(Facts(config, options, results, head, 2, width, "ab12", ""))
+        self.assertIn('texts, others = ["A text"], ["Another text"]\n', card)
+        self.assertIn("print(scores[:, 0].tolist())", card)
+        self.assertIn("Its output is a number.", card)
+        self.assertIn("| en | 2 | 25.0 |", card)
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_answers_as_the_run_does(self):
+        card = self.card_of("squad2")
+        self.assertIn("pipeline_tag: question-answering", card)
+        asked = [
+            # Not the one whose score is the threshold, where rounding would decide.
+            ("cat ?", "the dog sleeps . the cat runs . the dog sleeps"),
+            ("fox ?", "the dog runs"),
+        ]
+        path = self.parent / "asked.txt"
+        path.write_text("".join(f"{one}\t{two}\n" for one, two in asked))
+        model = prediction.FineTuned(tiny_tasks.finished("squad2"))
+        (lines,) = model(model.read(path))
+        self.assertEqual([line["prediction"] for line in lines], ["the cat runs", ""])
+        for pair, line in zip(asked, lines, strict=True):
+            printed = self.run_code(card, **{"question, context": json.dumps(pair)[1:-1]})
+            self.assertEqual(printed, line["prediction"] + "\n")
+
+
+class OwnFormTest(ExportCase):
+    def test_crossed_pairs_keep_their_form(self):
+        workdir = tiny_tasks.finished("pawsx")
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(
+            result.stderr,
+            "cross_attention is True.*; no class .* kind classification. .* head's tensors beside",
+        )
+        trained, notes = read_params(workdir / "best.safetensors")
+        sizes, found = model_folder.read_model(self.output)
+        self.assertEqual(
+            EncoderSettings(**sizes, dtype="float32"), EncoderSettings(**notes["encoder"])
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, trained["encoder"])
+        tensors = load_file(self.output / "model.safetensors")
+        kernel = trained["task"]["output"]["kernel"]
+        np.testing.assert_array_equal(tensors["task.output.kernel"], kernel)
+        task = artifacts.read_json(self.output / "config.json")["task"]
+        self.assertEqual((task["kind"], task["labels"]), ("classification", ["0", "1"]))
+        card = (self.output / "README.md").read_text(encoding="utf-8")
+        self.assertNotIn("pipeline_tag", card)
+        with mock.patch.dict("sys.modules", transformers=mock.MagicMock()):
+            self.run_code(card)
+
+
+class RefusedTest(ExportCase):
+    def test_what_is_no_finished_run_of_fine_tuning(self):
+        workdir = self.parent / "run"
+        self.assert_refused("run is no run of finetune.py, and --config is missing", workdir)
+        shutil.copytree(tiny_tasks.finished("cola"), workdir)
+        config = "--config=configs/quickstart.py"
+        self.assert_refused("leave out --config and --part", workdir, config)
+        self.assert_refused("leave out --config and --part", workdir, "--part=generator")
+        (workdir / "results.json").unlink()
+        self.assert_refused("no results.json; --workdir must be that of a finished run", workdir)
+
+    def test_a_search_has_no_head(self):
+        workdir = tiny_tasks.finished("bucc")
+        self.assert_refused(
+            "run of bucc, of kind mining, which has no encoder with a head", workdir
+        )
+
+    def test_a_folder_with_files_is_kept(self):
+        workdir = tiny_tasks.finished("cola")
+        self.output.mkdir()
+        (self.output / "mine").touch()
+        self.assertIn("out is not empty", self.export(workdir).stderr)
+        self.assertEqual([path.name for path in self.output.iterdir()], ["mine"])
+
+
+if __name__ == "__main__":
+    absltest.main()
