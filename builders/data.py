@@ -342,7 +342,7 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
     _drop(recorded["data"], ("loader", "prefetch"))
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
     _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
-    rows = artifacts.read_json(folders.rows / "settings.json")
+    rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = base.get_config().to_dict()
     return artifacts.open_stage(
         folders.train, {"rows": rows, **recorded}, defaults={"rows": defaults, **defaults}

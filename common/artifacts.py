@@ -32,6 +32,16 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     try:
         yield aside
         os.replace(aside, path)
+    except OSError as error:
+        # A full disk is told by a write, which knows no name.
+        if error.errno is None:
+            raise OSError(
+                f"{path}: cannot be written ({error}); make room on the disk, or choose a folder "
+                "on another one"
+            ) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -54,8 +64,37 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file."""
-    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    """Read a JSON file.
+
+    Raises:
+      ValueError: it is not JSON, or not UTF-8; the message names path and line.
+    """
+    content = pathlib.Path(path).read_bytes()
+    try:
+        return json.loads(content.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        fault, place = error.msg, error.lineno
+    except UnicodeDecodeError as error:
+        fault, place = str(error.reason), content.count(b"\n", 0, error.start) + 1
+    raise ValueError(
+        f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
+        "download it again, or remove it and run again what wrote it"
+    )
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a JSON file that holds one object.
+
+    Raises:
+      ValueError: as `read_json`, or it holds another value.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path}: holds {type(found).__name__}, must hold one JSON object; copy it again, or "
+            "remove it and run again what wrote it"
+        )
+    return found
 
 
 def fingerprint(*values: Any) -> str:
@@ -84,7 +123,7 @@ class Stage:
 
     def _recorded(self) -> Any:
         """Settings of the folder, with defaults for settings newer than the folder."""
-        return _filled(read_json(self.folder / _SETTINGS), self.settings, self.defaults)
+        return _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
 
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
@@ -93,11 +132,15 @@ class Stage:
             write_json(self.folder / _SETTINGS, self.settings)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
         The system releases the lock if the process is killed. Hosts without shared file locks do
         not exclude each other.
+
+        Args:
+          claims: whether to claim the folder at once; otherwise the block does, before it replaces
+            results of other settings.
 
         Raises:
           ValueError: another process holds the folder.
@@ -111,7 +154,8 @@ class Stage:
                     f"another process is at work in {self.folder}; wait for it or stop it, or "
                     "choose another --workdir"
                 ) from None
-            self.claim()
+            if claims:
+                self.claim()
             yield
 
     def finish(self) -> None:

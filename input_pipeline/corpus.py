@@ -197,6 +197,12 @@ def _text_files(
         file_type = text_files.file_format(path)
         if file_type is None or file_type[1] not in kinds:
             continue
+        if part_of := text_files.shard_of(file_type[0]):
+            raise ValueError(
+                f"{path}: is a part of a file; join the parts, as in 'cat {part_of}-*-of-* > "
+                f"{part_of}.{'.'.join(filter(None, file_type[1:]))}', and move them out of the "
+                "folder"
+            )
         if not text_files.is_language(file_type[0]):
             logging.warning("%s: skipped, %r is no language code", path, file_type[0])
             continue

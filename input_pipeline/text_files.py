@@ -30,6 +30,7 @@ _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
+_PART = re.compile(r"[-_.][0-9]+-of-[0-9]+$")
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
@@ -52,8 +53,17 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
 
 
 def is_language(code: str) -> bool:
-    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn."""
-    return _LANGUAGE.fullmatch(code) is not None
+    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn.
+
+    The name of a part of a file, such as en-00000-of-00002, is none.
+    """
+    return _LANGUAGE.fullmatch(code) is not None and _PART.search(code) is None
+
+
+def shard_of(stem: str) -> str:
+    """Name of the file that one called "en-00000-of-00002" is a part of; "" if it is none."""
+    found = _PART.search(stem)
+    return stem[: found.start()] if found else ""
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:

@@ -1,0 +1,12 @@
+"""All cases, and how many there are of each kind."""
+
+import collections
+
+from tests.malformed import text_cases
+
+CASES = [*text_cases.CASES]
+
+
+def counts() -> dict[str, int]:
+    """Number of cases of each kind, as in the table of docs/errors.md."""
+    return dict(collections.Counter(case.kind for case in CASES))

@@ -1,0 +1,134 @@
+"""Folders that cases begin with, made once each: text, rows, a run, models, data of tasks."""
+
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import numpy as np
+
+from common import artifacts
+from tests import tiny_tasks
+from tests.malformed import harness
+
+LANGUAGES = ("en", "sw")
+# Small, and without what would be compiled.
+CONFIG = (
+    "--config=configs/quickstart.py:runlocal",
+    "--config.corpus.root=DIR/text",
+    "--config.corpus.parallel=('*.tsv',)",
+    "--config.corpus.languages=('en','sw')",
+    "--config.store.length=32",
+    "--config.store.parallel_length=16",
+    "--config.model.max_length=64",
+    "--config.train.batch_size=8",
+    "--workdir=DIR/work",
+)
+TASK = ("--config.init_from=DIR/encoder", "--workdir=DIR/work")
+
+
+class _InThisProcess(concurrent.futures.Executor):
+    """Executor without processes, whose start would take seconds."""
+
+    def __init__(self, max_workers, mp_context=None, initializer=None, initargs=()):
+        if not max_workers or max_workers < 1:
+            raise ValueError("max_workers must be greater than 0")
+        initializer(*initargs)
+
+    def map(self, function, *items, timeout=None, chunksize=1):
+        return map(function, *items)
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Commands start no process and do not train."""
+
+    def train(*args, **kwargs):
+        raise harness.ReachedTraining
+
+    with (
+        mock.patch.object(concurrent.futures, "ProcessPoolExecutor", _InThisProcess),
+        mock.patch("training.loop.train", train),
+    ):
+        yield
+
+
+@functools.cache
+def _scratch() -> pathlib.Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return pathlib.Path(folder.name)
+
+
+def text(folder: pathlib.Path) -> None:
+    """Text in two languages and in both, and a tokenizer."""
+    sentences = [f"the {one} {two} ." for one in ("cat", "dog") for two in ("runs", "sleeps")]
+    for language in LANGUAGES:
+        tiny_tasks.write(folder / f"text/{language}.txt", "\n\n".join(sentences * 3) + "\n")
+    rows = "".join(f"{sentence}\t{sentence}\n\n" for sentence in sentences * 2)
+    tiny_tasks.write(folder / "text/en-sw.tsv", rows)
+    artifacts.write_bytes(folder / "work/vocab/spm.model", tiny_tasks.tokenizer())
+
+
+def rows(folder: pathlib.Path) -> None:
+    """And the packed dataset."""
+    text(folder)
+    with quick():
+        arguments = [one.replace("DIR", str(folder)) for one in CONFIG]
+        result = harness.run("prepare_data", arguments)
+    if result.status:
+        raise AssertionError(result.errors)
+
+
+def model(folder: pathlib.Path) -> None:
+    """A model folder, a tokenizer and a text."""
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "model")
+    artifacts.write_bytes(folder / "new.model", tiny_tasks.tokenizer())
+    tiny_tasks.write(folder / "en.txt", "the cat runs\n")
+
+
+def own_model(folder: pathlib.Path) -> None:
+    """A model folder in the project's own form."""
+    model(folder)
+    shutil.rmtree(folder / "model")
+    shutil.copytree(tiny_tasks.veco_folder(), folder / "model")
+
+
+def tasks(folder: pathlib.Path) -> None:
+    """Data of all tasks and an encoder."""
+    shutil.copytree(tiny_tasks.data_folder(), folder / "data")
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
+
+
+TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
+    "text": text,
+    "rows": rows,
+    "model": model,
+    "own_model": own_model,
+    "tasks": tasks,
+}
+
+
+@functools.cache
+def template(name: str) -> pathlib.Path:
+    """The folder of a template."""
+    folder = _scratch() / name
+    folder.mkdir(parents=True)
+    TEMPLATES[name](folder)
+    return folder
+
+
+def truncate(path: pathlib.Path, share: float = 0.5) -> None:
+    """Keep the first part of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+
+
+def zeros(path: pathlib.Path, shape: tuple[int, ...], dtype: str) -> None:
+    """Write an array of zeros."""
+    np.save(path, np.zeros(shape, dtype))
