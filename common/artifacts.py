@@ -22,28 +22,48 @@ _LOCK = "LOCK"
 
 
 @contextlib.contextmanager
+def made_parents(path: pathlib.Path) -> Iterator[None]:
+    """Make the folders above `path`; those that are made go again if the block fails."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # others have written there meanwhile
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside `path`, renamed to it when the block succeeds."""
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last, since writers such as np.save and savefig depend on it.
     # Hosts of one image may have the same process ids.
     aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
-    try:
-        yield aside
-        os.replace(aside, path)
-    except OSError as error:
-        # A full disk is told by a write, which knows no name.
-        if error.errno is None:
-            raise OSError(
-                f"{path}: cannot be written ({error}); make room on the disk, or choose a folder "
-                "on another one"
-            ) from error
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-    finally:
-        aside.unlink(missing_ok=True)
+    with made_parents(path):
+        try:
+            yield aside
+            os.replace(aside, path)
+        except OSError as error:
+            raise _with_path(error, path) from error
+        finally:
+            # Where a file is in place of a folder, the first error has been told.
+            with contextlib.suppress(NotADirectoryError):
+                aside.unlink(missing_ok=True)
+
+
+def _with_path(error: OSError, path: pathlib.Path) -> OSError:
+    """Return an error of writing that names `path`: one of a full disk names no file."""
+    if error.errno is None:
+        return OSError(
+            f"{path}: cannot be written ({error}); make room on the disk, or choose a folder on "
+            "another one"
+        )
+    if error.filename is None:
+        error.filename = str(path)
+    return error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -76,6 +96,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         fault, place = error.msg, error.lineno
     except UnicodeDecodeError as error:
         fault, place = str(error.reason), content.count(b"\n", 0, error.start) + 1
+    except RecursionError:
+        fault, place = "nested too deeply", 1
     raise ValueError(
         f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
         "download it again, or remove it and run again what wrote it"

@@ -126,7 +126,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     """
     root = pathlib.Path(spec.root)
     if not root.is_dir():
-        raise ValueError(f"corpus.root: {root} is no folder")
+        raise ValueError(f"corpus.root: {root} is no folder; correct the path")
     train: dict[str, list[Document]] = collections.defaultdict(list)
     heldout: dict[str, list[Document]] = collections.defaultdict(list)
     exclusion = Exclusion(_matching_paths(root, "exclude", spec.exclude))
@@ -217,7 +217,9 @@ def _read_text(root: pathlib.Path, spec: CorpusSpec) -> dict[str, list[Document]
     for name in spec.text:
         folder = root / name
         if not folder.is_dir():
-            raise ValueError(f"corpus.text: {folder} is no folder")
+            raise ValueError(
+                f"corpus.text: {folder} is no folder; correct the path, which starts from corpus.root"
+            )
         for language, path in _text_files(folder, spec, kinds=("txt", "jsonl")):
             blocks[language] += _blocks(text_files.read_documents(path))
     return blocks
@@ -264,7 +266,10 @@ def _matching_paths(
     for pattern in patterns:
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
-            raise ValueError(f"corpus.{key}: {root / pattern} does not exist")
+            raise ValueError(
+                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts from "
+                "corpus.root"
+            )
         yield from sorted(root / match for match in matches)
 
 

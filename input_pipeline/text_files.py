@@ -70,7 +70,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
     Raises:
-      ValueError: the file is empty, damaged, or not UTF-8.
+      ValueError: the file is empty, damaged, not UTF-8, or holds NUL bytes.
     """
     file_type = file_format(path)
     if file_type is None:
@@ -82,6 +82,8 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         with _OPENERS[file_type[2]](path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
+                if "\0" in text:
+                    raise ValueError(nul_message(f"{path}, line {number}"))
                 # Some editors write a byte order mark at the start; it is not text.
                 yield (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -100,6 +102,14 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         ) from error
     if number == 0:
         raise ValueError(f"{path}: the file is empty; add text or remove the file")
+
+
+def nul_message(where: str) -> str:
+    """Message that there is a NUL byte."""
+    return (
+        f"{where}: a NUL byte, as in UTF-16 and where a crash left a hole; convert the file: iconv "
+        "-f utf-16 -t utf-8, or remove the bytes: tr -d '\\000'"
+    )
 
 
 def read_documents(path: pathlib.Path) -> list[Document]:
@@ -158,7 +168,7 @@ def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {number}: not JSON ({error}); each line must be one JSON object"
             ) from error

@@ -261,9 +261,10 @@ def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
     folder = folder.absolute()
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with artifacts.made_parents(folder):
+        aside.mkdir()
+        try:
+            yield aside
+            os.replace(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)

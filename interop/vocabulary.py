@@ -126,7 +126,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
             )
         path = found
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     try:
         content = path.read_bytes()
         if path.suffix == ".json":

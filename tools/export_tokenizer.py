@@ -40,7 +40,7 @@ def main(_) -> None:
 
 def _file(path: str) -> pathlib.Path:
     if not pathlib.Path(path).is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     return pathlib.Path(path)
 
 

@@ -67,7 +67,7 @@ def _check(
 
 def _read(path: pathlib.Path) -> bytes:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     return path.read_bytes()
 
 

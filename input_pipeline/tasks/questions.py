@@ -28,6 +28,10 @@ def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None,
     text = files.read_text(path)
     try:
         data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(
+            f"{path}: nested too deeply for JSON of SQuAD; copy or download it again"
+        ) from error
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); the file must have the form of "

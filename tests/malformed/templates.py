@@ -18,18 +18,23 @@ from tests.malformed import harness
 
 LANGUAGES = ("en", "sw")
 # Small, and without what would be compiled.
-CONFIG = (
-    "--config=configs/quickstart.py:runlocal",
-    "--config.corpus.root=DIR/text",
-    "--config.corpus.parallel=('*.tsv',)",
-    "--config.corpus.languages=('en','sw')",
-    "--config.store.length=32",
-    "--config.store.parallel_length=16",
-    "--config.model.max_length=64",
-    "--config.train.batch_size=8",
-    "--workdir=DIR/work",
-)
+_KEYS = {
+    "corpus.root": "DIR/text",
+    "corpus.parallel": "('*.tsv',)",
+    "corpus.languages": "('en','sw')",
+    "store.length": "32",
+    "store.parallel_length": "16",
+    "model.max_length": "64",
+    "train.batch_size": "8",
+}
 TASK = ("--config.init_from=DIR/encoder", "--workdir=DIR/work")
+
+
+def config(**changes: str) -> tuple[str, ...]:
+    """Flags of a command: a config with changes, key, with __ for its dot -> value."""
+    keys = {**_KEYS, **{key.replace("__", ".", 1): value for key, value in changes.items()}}
+    flags = (f"--config.{key}={value}" for key, value in keys.items())
+    return ("--config=configs/quickstart.py:runlocal", *flags, "--workdir=DIR/work")
 
 
 class _InThisProcess(concurrent.futures.Executor):
@@ -79,7 +84,7 @@ def rows(folder: pathlib.Path) -> None:
     """And the packed dataset."""
     text(folder)
     with quick():
-        arguments = [one.replace("DIR", str(folder)) for one in CONFIG]
+        arguments = [one.replace("DIR", str(folder)) for one in config()]
         result = harness.run("prepare_data", arguments)
     if result.status:
         raise AssertionError(result.errors)
