@@ -49,8 +49,8 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
 
     Args:
       config: of a command.
-      defaults: by default those of pre-training. An objective of another package may have sections
-        of its own.
+      defaults: by default those of pre-training. Other configs, and those with an objective of
+        another package, may have sections of their own.
 
     Raises:
       ValueError: a section or key is missing or unknown, or a value is of another type or out of
@@ -58,7 +58,8 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
     """
     expected = (base.get_config() if defaults is None else defaults).to_dict()
     found = config.to_dict()
-    allows_others = ":" in str(found.get("objective", ""))
+    # Those of an objective of another package, or of a kind of tasks, are checked where it is built.
+    allows_others = defaults is not None or ":" in str(found.get("objective", ""))
     _check_keys("config", found, expected, allows_others)
     for name, section in expected.items():
         if not isinstance(section, dict):

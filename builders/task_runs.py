@@ -114,6 +114,7 @@ def _fine_tune(
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
+    functions = builders.train_functions(config, objective, mesh, settings.num_steps)
     best, notes = folder / BEST, builders.model_notes(objective, pretrained)
 
     def keep(params: Any, step: int, value: float) -> None:
@@ -129,7 +130,7 @@ def _fine_tune(
         artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             train(
-                builders.train_functions(config, objective, mesh, settings.num_steps),
+                functions,
                 settings,
                 folder,
                 batches,

@@ -15,6 +15,8 @@ from absl import app, flags, logging
 # one of the program, which ends with its traceback and status 1.
 EXIT_USER_ERROR = 2
 
+# How ml_collections begins the message of an error in a config file, before its traceback.
+_OF_FILE = "Error whilst parsing config file"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _REMEDIES = {
     errno.ENOSPC: "make room on the disk, or choose a folder on another one",
@@ -75,9 +77,9 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
         if not may_be_remote:
             _check_local()
         return rest
-    except flags.Error as error:
-        fail(f"{str(error).rstrip('.')}; --help lists the flags")
     except Exception as error:  # a config file is a program of the user's, and may raise anything
+        if isinstance(error, flags.Error) and _OF_FILE not in str(error):
+            fail(f"{str(error).rstrip('.')}; --help lists the flags")
         if "-v=1" in arguments or logging.level_debug():
             traceback.print_exc()
         fail(_of_config(error, [one for one in arguments if re.match("--?config[=.]", one)]))
@@ -106,7 +108,7 @@ def _of_config(error: Exception, given: Sequence[str]) -> str:
     of_file = [one for one in given if "." not in one.partition("=")[0]]
     if isinstance(error, OSError) and "Failed loading config" in str(error):
         return f"{' '.join(of_file)}: no such config file, or it cannot be read; correct the path"
-    is_of_file = "Error whilst parsing" in str(error)
+    is_of_file = _OF_FILE in str(error)
     if isinstance(error, AttributeError | KeyError) and not is_of_file:
         name = str(error).strip("'\"")
         flag = next((one for one in given if name in one.partition("=")[0].split(".")), name)

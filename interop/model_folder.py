@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from common import artifacts
 from interop import huggingface, parameters, vocap_encoder, xlm_roberta
-from interop.vocabulary import TOKENIZER
+from interop.vocabulary import TOKENIZER, parse
 from interop.weights import WEIGHTS
 
 _CONFIG = "config.json"
@@ -151,15 +151,21 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
     """Read the SentencePiece model of a folder of `write_model`.
 
     Raises:
-      ValueError: the folder has no SentencePiece model.
+      ValueError: the folder has no SentencePiece model, or it cannot be read.
     """
+    path = folder / TOKENIZER
     try:
-        return (folder / TOKENIZER).read_bytes()
+        found = path.read_bytes()
     except FileNotFoundError:
         raise ValueError(
-            f"{folder / TOKENIZER} does not exist; this takes folders of tools.export_model and "
-            "tools.import_model, which makes one of a model of other origin"
+            f"{path} does not exist; give a folder of tools.export_model or of tools.import_model, "
+            "which makes one of a model of other origin"
         ) from None
+    try:
+        parse(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
 
 
 def table_of(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

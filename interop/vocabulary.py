@@ -267,7 +267,9 @@ def parse(model: bytes) -> model_pb2.ModelProto:
     try:
         spm.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model: {error}") from error
+        raise ValueError(
+            f"not a SentencePiece model: {error}; copy or download it again"
+        ) from error
     proto = model_pb2.ModelProto.FromString(model)
     if not proto.pieces:
         raise ValueError("not a SentencePiece model: it has no pieces; copy or download it again")

@@ -31,7 +31,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
       ValueError: a line that is neither, a tag that the task does not have, or tags on some lines
         only.
     """
-    sentences = list(_sentences(path))
+    sentences = list(_sentences(path, task))
     words = [word for sentence in sentences for word in sentence]
     if not words:
         raise ValueError(f"{path}: no words; add sentences or remove the file")
@@ -49,6 +49,10 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
 
 def _tag(word: _Word, task: Task) -> int:
     where, text, tag = word
+    if not text.strip():
+        raise ValueError(
+            f"{where}: the tag {tag!r} has no word before its tab; correct or remove the line"
+        )
     if tag is None:
         raise ValueError(
             f"{where}: {text!r} has no tag, though other words of the file have; a line is word, "
@@ -57,7 +61,7 @@ def _tag(word: _Word, task: Task) -> int:
     return task.class_index(tag, where)
 
 
-def _sentences(path: pathlib.Path) -> Iterator[list[_Word]]:
+def _sentences(path: pathlib.Path, task: Task) -> Iterator[list[_Word]]:
     """Yields the words of each sentence as they are in the file."""
     is_conllu: bool | None = None
     sentence: list[_Word] = []
@@ -75,6 +79,11 @@ def _sentences(path: pathlib.Path) -> Iterator[list[_Word]]:
         if is_conllu:
             sentence += _conllu_word(cells, where)
         else:
+            if len(cells) == 1 and len(line.split()) > 1 and line.split()[-1] in task.labels:
+                raise ValueError(
+                    f"{where}: {line[:40]!r} has blanks where tabs must be, between a word and its "
+                    "tag; convert the file: tr ' ' '\\t'"
+                )
             sentence.append((where, cells[0], cells[-1].strip() if len(cells) > 1 else None))
     if sentence:
         yield sentence

@@ -59,6 +59,7 @@ def quick() -> Iterator[None]:
     with (
         mock.patch.object(concurrent.futures, "ProcessPoolExecutor", _InThisProcess),
         mock.patch("training.loop.train", train),
+        mock.patch("builders.task_runs.train", train),
     ):
         yield
 
