@@ -69,7 +69,10 @@ def main(_) -> None:
 
 def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     """Write an existing tokenizer where a built one would be."""
-    model = vocabulary.sentencepiece_model(path)
+    try:
+        model = vocabulary.sentencepiece_model(path)
+    except ValueError as error:
+        raise ValueError(f"vocab.tokenizer: {error}") from error
     digest = hashlib.sha256(model).hexdigest()
     stage = artifacts.open_stage(
         folders.vocab, {"tokenizer": digest}, replace=not folders.rows.exists()

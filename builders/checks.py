@@ -56,6 +56,11 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
       ValueError: a section or key is missing or unknown, or a value is of another type or out of
         its limits; the message names the key.
     """
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"get_config() of the config file returns {type(config).__name__}, must return a "
+            "ConfigDict"
+        )
     expected = (base.get_config() if defaults is None else defaults).to_dict()
     found = config.to_dict()
     # Those of an objective of another package, or of a kind of tasks, are checked where it is built.

@@ -86,7 +86,6 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     """
     train = config.train
     check_batch(train.batch_size, mesh())
-    check_batch(config.evaluation.batch_size, mesh(), "evaluation.batch_size")
     steps_per_epoch = math.ceil(num_features / train.batch_size)
     num_steps = max(round(train.epochs * steps_per_epoch), 1)
     interval = max(num_steps // train.evaluations, 1)

@@ -63,14 +63,12 @@ def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDatas
     logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
 
-def check_batch(
-    batch_size: int, mesh: Mesh | AbstractMesh, key: str = "train.batch_size"
-) -> None:
+def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError unless a batch divides evenly over the devices."""
     shards = num_batch_shards(mesh)
     if batch_size % shards:
         raise ValueError(
-            f"{key} is {batch_size}, must be a multiple of {shards}, over which the "
+            f"train.batch_size is {batch_size}, must be a multiple of {shards}, over which the "
             "mesh's data and fsdp axes split a batch"
         )
 

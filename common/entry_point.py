@@ -78,11 +78,14 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
             _check_local()
         return rest
     except Exception as error:  # a config file is a program of the user's, and may raise anything
+        given = [one for one in arguments if re.match("--?config[=.]", one)]
         if isinstance(error, flags.Error) and _OF_FILE not in str(error):
+            if given and "--config=None" in str(error):
+                fail(f"{given[0]}: its get_config() returns nothing, must return a ConfigDict")
             fail(f"{str(error).rstrip('.')}; --help lists the flags")
         if "-v=1" in arguments or logging.level_debug():
             traceback.print_exc()
-        fail(_of_config(error, [one for one in arguments if re.match("--?config[=.]", one)]))
+        fail(_of_config(error, given))
 
 
 def describe(error: BaseException) -> str:
@@ -105,22 +108,40 @@ def fail(message: str) -> NoReturn:
 
 def _of_config(error: Exception, given: Sequence[str]) -> str:
     """Message of an error of reading a config or setting its keys by the flags `given`."""
-    of_file = [one for one in given if "." not in one.partition("=")[0]]
-    if isinstance(error, OSError) and "Failed loading config" in str(error):
-        return f"{' '.join(of_file)}: no such config file, or it cannot be read; correct the path"
-    is_of_file = _OF_FILE in str(error)
-    if isinstance(error, AttributeError | KeyError) and not is_of_file:
-        name = str(error).strip("'\"")
-        flag = next((one for one in given if name in one.partition("=")[0].split(".")), name)
-        return f"{flag}: the config has no key {name!r}; configs/base.py lists those of train.py"
-    if not is_of_file:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        return f"{' '.join(given)}: {kind}{error}; correct the key or its value"
-    # The package puts the whole traceback into the message of an error of the file itself.
-    lines = [line.strip() for line in str(error).rstrip().splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    where = f" ({', '.join(places[-1].split(', ')[:2])})" if places else ""
-    return f"{' '.join(of_file)}: {lines[-1]}{where}; correct the config file"
+    of_file = " ".join(one for one in given if "." not in one.partition("=")[0])
+    text = str(error)
+    if isinstance(error, OSError) and "Failed loading config" in text:
+        return f"{of_file}: no such config file, or it cannot be read; correct the path"
+    if isinstance(error, AttributeError) and "has no attribute 'get_config'" in text:
+        return f"{of_file}: has no function get_config, which must return its ConfigDict; add it"
+    if place := _place(error, of_file.partition("=")[2].partition(":")[0]):
+        # Some errors come with the whole traceback as their message.
+        fault = text.rstrip().splitlines()[-1].strip()
+        kind = "" if _OF_FILE in text else f"{type(error).__name__}: "
+        return f"{of_file}: {kind}{fault} ({place}); correct the config file"
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        found = re.search(r"lookup: ([\w.]+)", text) or re.search(r"'(\w+)\\*'", text)
+        key = found[1] if found else text
+        names = (one for one in given if f".{key}" in one.partition("=")[0])
+        return (
+            f"{next(names, key)}: the config has no key {key!r}; correct it, configs/base.py lists "
+            "those of train.py"
+        )
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{' '.join(given)}: {kind}{error}; correct the key or its value"
+
+
+def _place(error: BaseException | None, path: str) -> str:
+    """File and line in which the config file at `path`, or one that it builds on, has failed."""
+    if error is None:
+        return ""
+    if _OF_FILE in str(error):
+        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, str(frame.lineno)) for frame in frames]
+    own = [one for one in places if one[0] == path or "configs" in one[0].split(os.sep)]
+    return ", line ".join(own[-1]) if own else _place(error.__cause__ or error.__context__, path)
 
 
 def _check_local() -> None:

@@ -14,7 +14,7 @@ import itertools
 from absl import flags
 from ml_collections import config_flags
 
-from builders import memory
+from builders import checks, memory
 from common import entry_point
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
@@ -23,12 +23,16 @@ _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is s
 
 
 def main(_) -> None:
+    config = checks.checked(_CONFIG.value)
+    if wrong := [one for one in _DEVICES.value if not one.isdecimal() or not int(one)]:
+        raise ValueError(f"--devices: {wrong[0]!r} must be a whole number of at least 1")
+    numbers = [int(one) for one in _DEVICES.value]
     print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
     print("|" + "---:|" * (3 + len(memory.PARTS)))
     layouts = []
-    num_stages = len(_CONFIG.value.optimizer.stages) + 1
-    for number, stage in itertools.product(map(int, _DEVICES.value), range(num_stages)):
-        estimate = memory.estimate(_CONFIG.value, number, stage)
+    num_stages = len(config.optimizer.stages) + 1
+    for number, stage in itertools.product(numbers, range(num_stages)):
+        estimate = memory.estimate(config, number, stage)
         cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
         total = sum(estimate.bytes.values()) / 1e9
         name = f" ({estimate.stage})" if num_stages > 1 else ""

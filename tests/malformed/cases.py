@@ -2,9 +2,9 @@
 
 import collections
 
-from tests.malformed import config_cases, task_cases, text_cases
+from tests.malformed import config_cases, folder_cases, task_cases, text_cases
 
-CASES = [*text_cases.CASES, *task_cases.CASES, *config_cases.CASES]
+CASES = [*text_cases.CASES, *task_cases.CASES, *config_cases.CASES, *folder_cases.CASES]
 
 
 def counts() -> dict[str, int]:

@@ -43,6 +43,7 @@ class Case:
       breaks: what writes or breaks the input.
       says: regular expressions that the message must match, above all file and place.
       repairs: what makes the input right again, after which the command must succeed; None not to.
+      surroundings: what holds while the command runs, such as a full disk.
     """
 
     kind: str
@@ -53,6 +54,9 @@ class Case:
     breaks: Break
     says: tuple[str, ...]
     repairs: Break | None = None
+    surroundings: Callable[[pathlib.Path], contextlib.AbstractContextManager[None]] = (
+        lambda folder: contextlib.nullcontext()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,7 @@ def run(command: str, arguments: Sequence[str]) -> Result:
     """
     errors = io.StringIO()
     argv = [command, *arguments]
+    sys.modules.pop("config_config", None)  # the name under which every config file is imported
     with (
         commands.no_flags(),
         mock.patch.object(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv))),
@@ -120,8 +125,9 @@ def check(test: unittest.TestCase, case: Case, template: pathlib.Path) -> str:
     """
     with folder_of(case, template) as folder:
         arguments = [one.replace("DIR", str(folder)) for one in case.arguments]
-        before = snapshot(folder)
-        result = run(case.command, arguments)
+        with case.surroundings(folder):
+            before = snapshot(folder)
+            result = run(case.command, arguments)
         message = result.errors.partition(_PREFIX)[2]
         test.assertEqual(result.status, 2, f"{case.name}: {result}")
         test.assertTrue(message, f"{case.name}: no message: {result.errors}")
