@@ -57,7 +57,7 @@ def main(_) -> None:
         return
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
     # A vocabulary of other settings stays as it is until the new one is built.
-    with stage.held(claims=not folders.tokenizer.exists()):
+    with stage.held(claims=False):
         built = build_vocabulary(train, heldout, settings, cache, _progress)
         stage.claim()
         artifacts.write_bytes(folders.tokenizer, built.model)

@@ -7,11 +7,13 @@ configs never mix, and a finished stage is recognised and not run again.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +66,24 @@ def _with_path(error: OSError, path: pathlib.Path) -> OSError:
     if error.filename is None:
         error.filename = str(path)
     return error
+
+
+@contextlib.contextmanager
+def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yield a temporary folder, whose files are moved to `folder` when the block succeeds."""
+    folder = pathlib.Path(folder)
+    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
+    with made_parents(folder):
+        if folder.exists() and not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        aside.mkdir()
+        try:
+            yield aside
+            folder.mkdir(exist_ok=True)
+            for path in sorted(aside.iterdir()):
+                os.replace(path, folder / path.name)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

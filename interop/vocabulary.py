@@ -8,7 +8,8 @@ the model is unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import sentencepiece as spm
@@ -300,6 +301,12 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
       ValueError: SentencePiece has no equivalent of the tokenizer.
     """
     value = tokenizer_json.read(text)
+    with tokenizer_json.well_formed():
+        return _of_value(value)
+
+
+def _of_value(value: Mapping[str, Any]) -> model_pb2.ModelProto:
+    """See `_parse_json`; `value` is that of the file."""
     pieces = tokenizer_json.unigram(value)
     normal = [
         (piece, score)
@@ -326,7 +333,9 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
-    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
+    value = tokenizer_json.read(text)
+    with tokenizer_json.well_formed():
+        return _vocabulary(*tokenizer_json.unigram(value))
 
 
 def _vocabulary(pieces: list[str], scores: list[float]) -> ModelVocabulary:

@@ -68,7 +68,12 @@ def _check(
 def _read(path: pathlib.Path) -> bytes:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct the path")
-    return path.read_bytes()
+    found = path.read_bytes()
+    try:
+        vocabulary.parse(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
 
 
 if __name__ == "__main__":

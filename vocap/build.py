@@ -163,6 +163,8 @@ def build_vocabulary(
     Raises:
       ValueError: a language has no feasible size, or the target size cannot be reached.
     """
+    if settings.amounts:  # before hours of training
+        language_probabilities(settings.amounts, settings.alpha, train)
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}

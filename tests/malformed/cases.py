@@ -2,9 +2,15 @@
 
 import collections
 
-from tests.malformed import config_cases, folder_cases, task_cases, text_cases
+from tests.malformed import config_cases, folder_cases, model_cases, task_cases, text_cases
 
-CASES = [*text_cases.CASES, *task_cases.CASES, *config_cases.CASES, *folder_cases.CASES]
+CASES = [
+    *text_cases.CASES,
+    *task_cases.CASES,
+    *folder_cases.CASES,
+    *model_cases.CASES,
+    *config_cases.CASES,
+]
 
 
 def counts() -> dict[str, int]:

@@ -8,13 +8,21 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
+import flax.linen as nn
+import jax
 import numpy as np
 
+from builders import fine_tuning
+from builders import pretrained as pretrained_builders
 from common import artifacts
+from interop.params_file import write_params
 from tests import tiny_tasks
 from tests.malformed import harness
+from training.checkpoint import Checkpoints
+from training.settings import TrainSettings
 
 LANGUAGES = ("en", "sw")
 # Small, and without what would be compiled.
@@ -111,12 +119,50 @@ def tasks(folder: pathlib.Path) -> None:
     shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
 
 
+def run_config(**changes: str) -> tuple[str, ...]:
+    """As `config`, of a run that compiles in a moment."""
+    kept = {"model__num_layers": "0", "output_layer__kind": "full", "optimizer__kind": "adamw"}
+    return config(**{**kept, **changes})
+
+
+def run(folder: pathlib.Path) -> None:
+    """And a run with its first checkpoint."""
+    rows(folder)
+
+    def save(functions: Any, settings: TrainSettings, folder: pathlib.Path, *_, **__) -> None:
+        with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(1, functions.init(np.int32(settings.seed)))
+
+    with quick(), mock.patch("training.loop.train", save):
+        result = harness.run("train", [one.replace("DIR", str(folder)) for one in run_config()])
+    if result.status:
+        raise AssertionError(result.errors)
+
+
+def finished(folder: pathlib.Path) -> None:
+    """A run of finetune.py that has ended, with parameters of zero, and text to predict on."""
+    settings = tiny_tasks.config("pawsx", num_layers=0)
+    pretrained = pretrained_builders.read_pretrained(settings.init_from)
+    objective = fine_tuning.objective(settings, pretrained)
+    shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    params = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
+    notes = {**fine_tuning.model_notes(objective, pretrained), "step": 1, "value": 0.5}
+    write_params(folder / "pairs/best.safetensors", params, notes)
+    artifacts.write_json(folder / "pairs/results.json", {"task": "pawsx"})
+    artifacts.write_json(folder / "pairs/settings.json", settings.to_dict())
+    artifacts.write_bytes(folder / "pairs/spm.model", pretrained.tokenizer)
+    tiny_tasks.write(folder / "in.txt", "the cat\tthe dog\n")
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
+
+
 TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
     "text": text,
     "rows": rows,
     "model": model,
     "own_model": own_model,
     "tasks": tasks,
+    "run": run,
+    "finished": finished,
 }
 
 
