@@ -17,10 +17,9 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
-from builders import checks
+from builders import checks, objectives
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives
 from builders.evaluators import training_evaluators
 from builders.initial import initial_params
 from builders.robust import training_data

@@ -63,7 +63,7 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
         )
     expected = (base.get_config() if defaults is None else defaults).to_dict()
     found = config.to_dict()
-    # Those of an objective of another package, or of a kind of tasks, are checked where it is built.
+    # Those of another package's objective, or of a kind of tasks, are checked where it is built.
     allows_others = defaults is not None or ":" in str(found.get("objective", ""))
     _check_keys("config", found, expected, allows_others)
     for name, section in expected.items():

@@ -61,8 +61,8 @@ class DataSettings:
     def __post_init__(self):
         if any(step < 1 for step, _ in self.alpha_phases):
             raise ValueError(
-                f"data.alpha_phases are {self.alpha_phases}; a phase must begin at step 1 or later, "
-                "data.alpha is that of the first"
+                f"data.alpha_phases are {self.alpha_phases}; a phase must begin at step 1 or "
+                "later, data.alpha is that of the first"
             )
         shares = (self.pair_share, self.contrast_share)
         if min(shares) < 0 or sum(shares) >= 1:

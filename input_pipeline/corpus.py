@@ -218,7 +218,8 @@ def _read_text(root: pathlib.Path, spec: CorpusSpec) -> dict[str, list[Document]
         folder = root / name
         if not folder.is_dir():
             raise ValueError(
-                f"corpus.text: {folder} is no folder; correct the path, which starts from corpus.root"
+                f"corpus.text: {folder} is no folder; correct the path, which starts from "
+                "corpus.root"
             )
         for language, path in _text_files(folder, spec, kinds=("txt", "jsonl")):
             blocks[language] += _blocks(text_files.read_documents(path))
@@ -267,8 +268,8 @@ def _matching_paths(
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
             raise ValueError(
-                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts from "
-                "corpus.root"
+                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts "
+                "from corpus.root"
             )
         yield from sorted(root / match for match in matches)
 

@@ -59,8 +59,8 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
         processor = spm.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError) as error:
         raise ValueError(
-            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give the "
-            "file of a tokenizer"
+            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give "
+            "the file of a tokenizer"
         ) from None
     ids = range(processor.get_piece_size())
     is_piece = [

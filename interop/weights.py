@@ -1,7 +1,6 @@
 """Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
 
 import contextlib
-import json
 import pathlib
 import types
 from collections.abc import Collection, Iterator, Mapping

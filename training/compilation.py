@@ -19,8 +19,9 @@ def default_folder() -> pathlib.Path:
 def use_cache() -> None:
     """Keep compiled programs in `default_folder`, unless `VARIABLE` names a folder or is empty.
 
-    A program that is compiled again, as by a run that resumes, is read instead. JAX leaves out those
-    that compile within a second. Where the folder cannot be made there is no cache, with a warning.
+    A program that is compiled again, as by a run that resumes, is read instead. JAX leaves out
+    those that compile within a second. Where the folder cannot be made, a warning says that there
+    is no cache.
     """
     if VARIABLE in os.environ:
         return

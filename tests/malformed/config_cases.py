@@ -7,7 +7,11 @@ from tests import tiny_tasks
 from tests.malformed import templates
 from tests.malformed.harness import Break, Case
 
-_OWN = "from configs import quickstart\n\ndef get_config(arg=''):\n    config = quickstart.get_config('runlocal')\n"
+_OWN = """from configs import quickstart
+
+def get_config(arg=''):
+    config = quickstart.get_config('runlocal')
+"""
 
 
 def _nothing(folder: pathlib.Path) -> None:
@@ -19,49 +23,109 @@ def _file(content: str) -> Break:
 
 
 def _files() -> Iterator[Case]:
-    good = _file(_OWN + "    config.corpus.root = __file__.replace('own.py', 'text')\n"
-                 "    config.corpus.languages = ('en', 'sw')\n    return config\n")  # fmt: skip
+    good = _file(
+        _OWN + "    config.corpus.root = __file__.replace('own.py', 'text')\n"
+        "    config.corpus.languages = ('en', 'sw')\n    return config\n"
+    )
     where = r"--config=\S*own\.py"
     for name, content, says in (
         ("a syntax error", "def get_config(:\n", (where, "SyntaxError|invalid syntax", "line 1")),
         ("a missing import", "import no_such_module\n", (where, "no_such_module", "line 1")),
-        ("an exception", "def get_config():\n    return 1 / 0\n", (where, "division by zero", "line 2")),
-        ("a name that is not defined", "def get_config():\n    return confg\n", (where, "confg", "line 2")),
+        (
+            "an exception",
+            "def get_config():\n    return 1 / 0\n",
+            (where, "division by zero", "line 2"),
+        ),
+        (
+            "a name that is not defined",
+            "def get_config():\n    return confg\n",
+            (where, "confg", "line 2"),
+        ),
         ("no get_config", "x = 1\n", (where, "get_config")),
         ("nothing returned", "def get_config():\n    pass\n", (where,)),
-        ("a dict returned", "def get_config():\n    return {'train': 1}\n", ("config file", "dict")),
+        (
+            "a dict returned",
+            "def get_config():\n    return {'train': 1}\n",
+            ("config file", "dict"),
+        ),
         ("nothing in it", "", (where, "get_config")),
         ("YAML", "train:\n  num_steps: 3\n", (where, "line")),
-        ("a key of a section mistyped", _OWN + "    config.train.num_stps = 3\n    return config\n",
-         (r"config\.train", "num_stps")),
-        ("a key mistyped under lock", _OWN + "    config.lock()\n    config.train.num_stps = 3\n    return config\n",
-         (where, "num_stps", "line 6")),
-        ("text for a number", _OWN + "    config.train.num_steps = 'many'\n    return config\n", (where, "line 5")),
-        ("an unknown section", _OWN + "    config.trian = config.train\n    return config\n", ("trian",)),
+        (
+            "a key of a section mistyped",
+            _OWN + "    config.train.num_stps = 3\n    return config\n",
+            (r"config\.train", "num_stps"),
+        ),
+        (
+            "a key mistyped under lock",
+            _OWN + "    config.lock()\n    config.train.num_stps = 3\n    return config\n",
+            (where, "num_stps", "line 6"),
+        ),
+        (
+            "text for a number",
+            _OWN + "    config.train.num_steps = 'many'\n    return config\n",
+            (where, "line 5"),
+        ),
+        (
+            "an unknown section",
+            _OWN + "    config.trian = config.train\n    return config\n",
+            ("trian",),
+        ),
         ("a section missing", _OWN + "    del config.mask\n    return config\n", ("'mask'",)),
         ("a newer section missing", _OWN + "    del config.veco\n    return config\n", ("'veco'",)),
-        ("a key missing", _OWN + "    del config.train.prng\n    return config\n", (r"config\.train", "'prng'")),
-        ("no section", _OWN + "    del config.mask\n    config.mask = None\n    return config\n", (r"config\.mask is None",)),
-        ("a section that is a number", _OWN + "    del config.mask\n    config.mask = 3\n    return config\n",
-         (r"config\.mask is 3",)),
-        ("an empty config", "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n",
-         ("missing keys", "'train'")),
-        ("a key of another type", _OWN + "    del config.train.seed\n    config.train.seed = 'x'\n    return config\n",
-         (r"config\.train\.seed", "'x'")),
-        ("a switch that is a number", _OWN + "    del config.train.tensorboard\n    config.train.tensorboard = 1\n"
-         "    return config\n", (r"config\.train\.tensorboard", "True or False")),
-        ("text for a tuple", _OWN + "    del config.corpus.text\n    config.corpus.text = '.'\n    return config\n",
-         (r"config\.corpus\.text", "a tuple")),
-    ):  # fmt: skip
-        repairs = good if name in ("a syntax error", "a section missing", "a key of another type") else None
+        (
+            "a key missing",
+            _OWN + "    del config.train.prng\n    return config\n",
+            (r"config\.train", "'prng'"),
+        ),
+        (
+            "no section",
+            _OWN + "    del config.mask\n    config.mask = None\n    return config\n",
+            (r"config\.mask is None",),
+        ),
+        (
+            "a section that is a number",
+            _OWN + "    del config.mask\n    config.mask = 3\n    return config\n",
+            (r"config\.mask is 3",),
+        ),
+        (
+            "an empty config",
+            "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n",
+            ("missing keys", "'train'"),
+        ),
+        (
+            "a key of another type",
+            _OWN + "    del config.train.seed\n    config.train.seed = 'x'\n    return config\n",
+            (r"config\.train\.seed", "'x'"),
+        ),
+        (
+            "a switch that is a number",
+            _OWN + "    del config.train.tensorboard\n    config.train.tensorboard = 1\n"
+            "    return config\n",
+            (r"config\.train\.tensorboard", "True or False"),
+        ),
+        (
+            "text for a tuple",
+            _OWN + "    del config.corpus.text\n    config.corpus.text = '.'\n    return config\n",
+            (r"config\.corpus\.text", "a tuple"),
+        ),
+    ):
+        repairs = (
+            good
+            if name in ("a syntax error", "a section missing", "a key of another type")
+            else None
+        )
         flags = ("--config=DIR/own.py", "--workdir=DIR/work")
-        yield Case("config file", name, "prepare_data", "text", flags, _file(content), says, repairs)
+        yield Case(
+            "config file", name, "prepare_data", "text", flags, _file(content), says, repairs
+        )
 
     def folder(folder: pathlib.Path) -> None:
         (folder / "own.py").mkdir()
 
     flags = ("--config=DIR/own.py", "--workdir=DIR/work")
-    yield Case("config file", "no file", "train", "text", flags, _nothing, (r"own\.py", "no such config"))
+    yield Case(
+        "config file", "no file", "train", "text", flags, _nothing, (r"own\.py", "no such config")
+    )
     yield Case("config file", "a folder", "train", "text", flags, folder, (r"own\.py",))
 
 
@@ -70,32 +134,92 @@ def _flags() -> Iterator[Case]:
         ("train", ("--workdir=DIR/work",), ("--config",)),
         ("train", ("--config=configs/quickstart.py",), ("--workdir",)),
         ("train", (*templates.config(), "--num_steps=3"), ("num_steps",)),
-        ("train", (*templates.config(), "--config.train.steps=3"), (r"config\.train\.steps", "no key 'steps'")),
-        ("train", (*templates.config(), "--config.trian.seed=3"), (r"config\.trian\.seed", "no key 'trian'")),
+        (
+            "train",
+            (*templates.config(), "--config.train.steps=3"),
+            (r"config\.train\.steps", "no key 'steps'"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.trian.seed=3"),
+            (r"config\.trian\.seed", "no key 'trian'"),
+        ),
         ("train", (*templates.config(), "--config.train.seed.x=3"), (r"config\.train\.seed\.x",)),
         ("train", (*templates.config(), "--config.train=3"), (r"config\.train",)),
-        ("train", (*templates.config(), "--config.train.num_steps=many"), (r"train\.num_steps", "many")),
-        ("train", (*templates.config(), "--config.train.num_steps=3.5"), (r"train\.num_steps", "3.5")),
-        ("train", (*templates.config(), "--config.train.tensorboard=maybe"), (r"train\.tensorboard",)),
-        ("train", (*templates.config(), "--config.optimizer.learning_rate=1e-"), (r"learning_rate", "1e-")),
+        (
+            "train",
+            (*templates.config(), "--config.train.num_steps=many"),
+            (r"train\.num_steps", "many"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.train.num_steps=3.5"),
+            (r"train\.num_steps", "3.5"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.train.tensorboard=maybe"),
+            (r"train\.tensorboard",),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.optimizer.learning_rate=1e-"),
+            (r"learning_rate", "1e-"),
+        ),
         ("train", (*templates.config(), "--config.optimizer.stages=(1,"), (r"optimizer\.stages",)),
-        ("train", ("--config=configs/quickstart.py:runlocal", "--workdir=gs://bucket/run"), ("--workdir", "gcsfuse")),
-        ("build_vocab", templates.config(corpus__root="s3://bucket/text"), (r"corpus\.root", "s3://bucket/text")),
+        (
+            "train",
+            ("--config=configs/quickstart.py:runlocal", "--workdir=gs://bucket/run"),
+            ("--workdir", "gcsfuse"),
+        ),
+        (
+            "build_vocab",
+            templates.config(corpus__root="s3://bucket/text"),
+            (r"corpus\.root", "s3://bucket/text"),
+        ),
         ("build_vocab", templates.config(vocab__tables="gs://b/t"), (r"vocab\.tables", "gs://b/t")),
-        ("train", templates.config(train__init_from="https://hub/xlmr"), (r"train\.init_from", "https://hub/xlmr")),
+        (
+            "train",
+            templates.config(train__init_from="https://hub/xlmr"),
+            (r"train\.init_from", "https://hub/xlmr"),
+        ),
         ("predict", ("--input=DIR/x", "--output=DIR/y"), ("--workdir", "--config")),
-        ("predict", ("--input=DIR/x", "--output=DIR/y", "--workdir=DIR/work"), ("results.json", "finetune")),
-        ("predict", ("--input=DIR/x", "--output=DIR/y", "--config=configs/finetune/xnli.py:x"), ("xnli", "--workdir")),
+        (
+            "predict",
+            ("--input=DIR/x", "--output=DIR/y", "--workdir=DIR/work"),
+            ("results.json", "finetune"),
+        ),
+        (
+            "predict",
+            ("--input=DIR/x", "--output=DIR/y", "--config=configs/finetune/xnli.py:x"),
+            ("xnli", "--workdir"),
+        ),
         ("predict", ("--workdir=DIR/work",), ("--input",)),
-        ("evaluate", ("--config=configs/vocap_paper.py:vocap_5k", "--workdir=DIR/w"), ("vocap_5k", "vocap_500k")),
+        (
+            "evaluate",
+            ("--config=configs/vocap_paper.py:vocap_5k", "--workdir=DIR/w"),
+            ("vocap_5k", "vocap_500k"),
+        ),
         ("evaluate", ("--config=configs/xy_lent.py:huge", "--workdir=DIR/w"), ("huge", "base")),
         ("train", ("--config=configs/veco.py:huge", "--workdir=DIR/w"), ("huge", "large")),
-        ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=many"), ("--devices", "many")),
+        (
+            "tools.estimate_memory",
+            ("--config=configs/quickstart.py", "--devices=many"),
+            ("--devices", "many"),
+        ),
         ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=0"), ("devices",)),
         ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=-4"), ("devices",)),
-        ("tools.export_model", ("--config=configs/quickstart.py", "--workdir=DIR/work"), ("--output",)),
-        ("tools.export_model", (*templates.config(), "--output=DIR/m", "--part=decoder"), ("--part", "decoder")),
-    ):  # fmt: skip
+        (
+            "tools.export_model",
+            ("--config=configs/quickstart.py", "--workdir=DIR/work"),
+            ("--output",),
+        ),
+        (
+            "tools.export_model",
+            (*templates.config(), "--output=DIR/m", "--part=decoder"),
+            ("--part", "decoder"),
+        ),
+    ):
         name = f"{command} {' '.join(given[-1:])}"
         yield Case("flags", name, command, "rows", given, _nothing, says)
 
@@ -186,7 +310,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "optimizer.weight_decay": ("-0.1",),
         "optimizer.clip_norm": ("-1.0",),
         "optimizer.embedding_update": ("sparse",),
-        "optimizer.stages": ("((\"head\",0),)",),
+        "optimizer.stages": ('(("head",0),)',),
         "mesh.data": ("3", "0", "-2"),
         "mesh.fsdp": ("16", "-1"),
         "mesh.model": ("3",),
@@ -209,7 +333,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "evaluation.seed": ("-1",),
         "evaluation.retrieval_layer": ("-1",),
     },
-}  # fmt: skip
+}
 # Of objectives and of pairs, whose keys others do not read.
 _OF_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "replaced_token": {
@@ -233,7 +357,7 @@ _OF_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "data.pair_positions": ("random",),
         "data.pair_pivot": ("de",),
     },
-}  # fmt: skip
+}
 
 
 def _values() -> Iterator[Case]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from absl import app, flags
+from absl import app
 
 from tests import commands
 
@@ -151,8 +151,3 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     names = sorted({*before, *after})
     missing = object()
     return [one for one in names if before.get(one, missing) != after.get(one, missing)]
-
-
-def flags_of_tests() -> list[str]:
-    """Names of the flags that are defined, to see that a run leaves none behind."""
-    return sorted(flags.FLAGS)

@@ -65,7 +65,15 @@ def _first(tensors: dict[str, np.ndarray]) -> str:
 
 def _folders() -> Iterator[Case]:
     def case(name: str, breaks: Break, *says: str, template: str = "model") -> Case:
-        return Case("model folders", f"{name} ({template})", "tools.import_model", template, _IMPORT, breaks, says)
+        return Case(
+            "model folders",
+            f"{name} ({template})",
+            "tools.import_model",
+            template,
+            _IMPORT,
+            breaks,
+            says,
+        )
 
     config = "model/config.json"
     for template in ("model", "own_model"):
@@ -76,48 +84,117 @@ def _folders() -> Iterator[Case]:
             ("empty config", _write(config, b""), (r"config\.json", "not JSON")),
             ("a list as config", _write(config, "[]"), (r"config\.json",)),
             ("Latin 1 config", _write(config, b'{"a": "\xf1"}'), (r"config\.json", "not JSON")),
-            ("another model", _json(config, model_type="bert"), (r"config\.json: model_type", "'bert'")),
+            (
+                "another model",
+                _json(config, model_type="bert"),
+                (r"config\.json: model_type", "'bert'"),
+            ),
             ("no model type", _json(config, model_type=...), (r"config\.json: model_type",)),
             ("a list of types", _json(config, model_type=["bert"]), (r"config\.json: model_type",)),
             ("no weights", _remove(_WEIGHTS), (r"model\.safetensors",)),
             ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors", "cannot be read")),
             ("a cut header", _cut(_WEIGHTS, 0.001), (r"model\.safetensors", "cannot be read")),
             ("empty weights", _write(_WEIGHTS, b""), (r"model\.safetensors", "cannot be read")),
-            ("text as weights", _write(_WEIGHTS, "the cat\n" * 99), (r"model\.safetensors", "cannot be read")),
-            ("a missing tensor", _tensors(lambda found: found.pop(_first(found))), ("lacks tensors",)),
-            ("an unknown tensor", _tensors(lambda found: found.update(x=np.zeros(2, np.float32))), ("unknown", "x")),
-            ("another shape", _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
-             ("shape",)),
-            ("whole numbers", _tensors(lambda found: found.update(
-                {_first(found): found[_first(found)].astype(np.int32)})), ("int32", "float32")),
-            ("doubles", _tensors(lambda found: found.update(
-                {_first(found): found[_first(found)].astype(np.float64)})), ("float64", "float32")),
-            ("no tokenizer", lambda folder: [(folder / "model" / one).unlink() for one in ("spm.model", "tokenizer.json")],
-             ("spm.model", "tokenizer")),
+            (
+                "text as weights",
+                _write(_WEIGHTS, "the cat\n" * 99),
+                (r"model\.safetensors", "cannot be read"),
+            ),
+            (
+                "a missing tensor",
+                _tensors(lambda found: found.pop(_first(found))),
+                ("lacks tensors",),
+            ),
+            (
+                "an unknown tensor",
+                _tensors(lambda found: found.update(x=np.zeros(2, np.float32))),
+                ("unknown", "x"),
+            ),
+            (
+                "another shape",
+                _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
+                ("shape",),
+            ),
+            (
+                "whole numbers",
+                _tensors(
+                    lambda found: found.update(
+                        {_first(found): found[_first(found)].astype(np.int32)}
+                    )
+                ),
+                ("int32", "float32"),
+            ),
+            (
+                "doubles",
+                _tensors(
+                    lambda found: found.update(
+                        {_first(found): found[_first(found)].astype(np.float64)}
+                    )
+                ),
+                ("float64", "float32"),
+            ),
+            (
+                "no tokenizer",
+                lambda folder: [
+                    (folder / "model" / one).unlink() for one in ("spm.model", "tokenizer.json")
+                ],
+                ("spm.model", "tokenizer"),
+            ),
             ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model", "not a SentencePiece")),
-            ("an empty new vocabulary", _write("new.model", b""), (r"new\.model", "not a SentencePiece")),
+            (
+                "an empty new vocabulary",
+                _write("new.model", b""),
+                (r"new\.model", "not a SentencePiece"),
+            ),
             ("a cut new vocabulary", _cut("new.model"), (r"new\.model", "not a SentencePiece")),
-            ("text as new vocabulary", _write("new.model", "the\ncat\n"), (r"new\.model", "not a SentencePiece")),
+            (
+                "text as new vocabulary",
+                _write("new.model", "the\ncat\n"),
+                (r"new\.model", "not a SentencePiece"),
+            ),
             ("no new vocabulary", _remove("new.model"), (r"new\.model: no such file",)),
             ("an output that is full", _write("out/x", b"x"), ("out is not empty",)),
             ("an output that is a file", _write("out", b"x"), ("out",)),
-        ):  # fmt: skip
+        ):
             yield case(what, breaks, *says, template=template)
     for key, value in (
-        ("hidden_size", "16"), ("hidden_size", -1), ("num_attention_heads", 0), ("num_attention_heads", 3),
-        ("num_hidden_layers", None), ("vocab_size", 7), ("max_position_embeddings", 1), ("hidden_act", "relu"),
-        ("pad_token_id", "x"), ("hidden_size", ...),
-        ("max_position_embeddings", ...), ("layer_norm_eps", 0.1), ("hidden_dropout_prob", "much"),
-    ):  # fmt: skip
+        ("hidden_size", "16"),
+        ("hidden_size", -1),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 3),
+        ("num_hidden_layers", None),
+        ("vocab_size", 7),
+        ("max_position_embeddings", 1),
+        ("hidden_act", "relu"),
+        ("pad_token_id", "x"),
+        ("hidden_size", ...),
+        ("max_position_embeddings", ...),
+        ("layer_norm_eps", 0.1),
+        ("hidden_dropout_prob", "much"),
+    ):
         shown = "missing" if value is ... else repr(value)
         yield case(f"{key} {shown}", _json(config, **{key: value}), f"{key}|shape|lacks|embeddings")
     for key, value in (
-        ("format_version", 99), ("format_version", ...), ("num_layers", -1), ("num_heads", 5), ("position", "alibi"),
-        ("norm_position", "both"), ("dropout_rate", "x"), ("cross_attention", "yes"), ("hidden_size", 2.5),
-        ("initializer", 3), ("max_length", ...), ("distance_slope", -1.0), ("masked_lm_head", 1),
-    ):  # fmt: skip
-        yield case(f"{key} {'missing' if value is ... else repr(value)}", _json(config, **{key: value}),
-                   rf"config\.json: {key}", template="own_model")  # fmt: skip
+        ("format_version", 99),
+        ("format_version", ...),
+        ("num_layers", -1),
+        ("num_heads", 5),
+        ("position", "alibi"),
+        ("norm_position", "both"),
+        ("dropout_rate", "x"),
+        ("cross_attention", "yes"),
+        ("hidden_size", 2.5),
+        ("initializer", 3),
+        ("max_length", ...),
+        ("distance_slope", -1.0),
+        ("masked_lm_head", 1),
+    ):
+        yield case(
+            f"{key} {'missing' if value is ... else repr(value)}",
+            _json(config, **{key: value}),
+            rf"config\.json: {key}",
+            template="own_model",
+        )
 
 
 def _shards() -> Iterator[Case]:
@@ -135,22 +212,44 @@ def _shards() -> Iterator[Case]:
         ("without map", "{}", (where, "weight_map")),
         ("a map that is a list", '{"weight_map": []}', (where,)),
         ("names that are numbers", '{"weight_map": {"a": 3}}', (where,)),
-        ("a missing shard", '{"weight_map": {"a": "gone.safetensors"}}', (r"gone\.safetensors does not exist",)),
-        ("a shard elsewhere", '{"weight_map": {"a": "../x.safetensors"}}', (where, "not in its folder")),
+        (
+            "a missing shard",
+            '{"weight_map": {"a": "gone.safetensors"}}',
+            (r"gone\.safetensors does not exist",),
+        ),
+        (
+            "a shard elsewhere",
+            '{"weight_map": {"a": "../x.safetensors"}}',
+            (where, "not in its folder"),
+        ),
         ("an absolute path", '{"weight_map": {"a": "/etc/passwd"}}', (where, "not in its folder")),
     ):
-        yield Case("model folders", f"index, {what}", "tools.import_model", "model", _IMPORT, shard(index), says)
+        yield Case(
+            "model folders",
+            f"index, {what}",
+            "tools.import_model",
+            "model",
+            _IMPORT,
+            shard(index),
+            says,
+        )
     prune = ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out")
     for what, breaks, says in (
         ("no text", _remove("en.txt"), (r"en\.txt: no such file",)),
         ("an empty text", _write("en.txt", b""), (r"en\.txt", "empty")),
         ("Latin 1", _write("en.txt", b"\xf1\n"), (r"en\.txt, line 1", "iconv")),
         ("blank lines", _write("en.txt", b"\n\n"), (r"en\.txt", "blank")),
-        ("no tokenizer of this project", _remove("model/spm.model"), (r"spm\.model does not exist",)),
+        (
+            "no tokenizer of this project",
+            _remove("model/spm.model"),
+            (r"spm\.model does not exist",),
+        ),
         ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model",)),
         ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors",)),
     ):
-        yield Case("model folders", f"pruning, {what}", "tools.prune_model", "model", prune, breaks, says)
+        yield Case(
+            "model folders", f"pruning, {what}", "tools.prune_model", "model", prune, breaks, says
+        )
 
 
 def _checkpoints() -> Iterator[Case]:
@@ -169,31 +268,63 @@ def _checkpoints() -> Iterator[Case]:
 
     broken: tuple[tuple[str, Break], ...] = (
         ("none", _remove(place)),
-        ("an empty folder", lambda folder: (shutil.rmtree(folder / place), (folder / place).mkdir())),
+        (
+            "an empty folder",
+            lambda folder: (shutil.rmtree(folder / place), (folder / place).mkdir()),
+        ),
         ("cut arrays", every("*", templates.truncate)),
         ("empty files", every("*", lambda path: path.write_bytes(b""))),
         ("no metadata", every("*METADATA*", pathlib.Path.unlink)),
         ("other bytes", every("*", lambda path: path.write_bytes(path.read_bytes()[::-1]))),
     )
     for what, breaks in broken:
-        yield Case(kind, f"evaluating, {what}", "evaluate", "run", templates.run_config(), breaks, ("checkpoint",))
+        yield Case(
+            kind,
+            f"evaluating, {what}",
+            "evaluate",
+            "run",
+            templates.run_config(),
+            breaks,
+            ("checkpoint",),
+        )
         if what in ("none", "cut arrays"):
             export = (*templates.run_config(), "--output=DIR/out")
-            yield Case(kind, f"exporting, {what}", "tools.export_model", "run", export, breaks, ("checkpoint",))
+            yield Case(
+                kind,
+                f"exporting, {what}",
+                "tools.export_model",
+                "run",
+                export,
+                breaks,
+                ("checkpoint",),
+            )
     for key, value in (
-        ("model__hidden_size", "48"), ("model__num_layers", "1"), ("train__seed", "4"), ("mask__rate", "0.3"),
+        ("model__hidden_size", "48"),
+        ("model__num_layers", "1"),
+        ("train__seed", "4"),
+        ("mask__rate", "0.3"),
         ("objective", "replaced_token"),
-    ):  # fmt: skip
+    ):
         flags = templates.run_config(**{key: value})
         says = ("train was made under another config", key.replace("__", r"\."))
         yield Case(kind, f"resuming with another {key}", "train", "run", flags, _nothing, says)
         yield Case(kind, f"evaluating with another {key}", "evaluate", "run", flags, _nothing, says)
     settings = "work/train/settings.json"
     for what, breaks in (
-        ("cut", _cut(settings)), ("empty", _write(settings, b"")), ("a list", _write(settings, "[]")),
+        ("cut", _cut(settings)),
+        ("empty", _write(settings, b"")),
+        ("a list", _write(settings, "[]")),
         ("zeros", _write(settings, b"\0" * 50)),
-    ):  # fmt: skip
-        yield Case(kind, f"settings.json, {what}", "train", "run", templates.run_config(), breaks, (settings,))
+    ):
+        yield Case(
+            kind,
+            f"settings.json, {what}",
+            "train",
+            "run",
+            templates.run_config(),
+            breaks,
+            (settings,),
+        )
     start = templates.run_config(train__init_from="DIR/work")[:-1]
     for what, breaks, says in (
         ("a cut record", _cut(settings), (settings,)),
@@ -231,24 +362,39 @@ def _finished() -> Iterator[Case]:
         ("empty input", _write("in.txt", b""), (r"in\.txt", "empty")),
         ("Latin 1", _write("in.txt", b"a\tb\n\xf1\tb\n"), (r"in\.txt, line 2", "iconv")),
         ("NUL bytes", _write("in.txt", b"a\tb\n\0\tb\n"), (r"in\.txt, line 2", "NUL")),
-        ("one text of two", _write("in.txt", b"a\tb\nthe cat\n"), (r"in\.txt, line 2", "1 columns")),
+        (
+            "one text of two",
+            _write("in.txt", b"a\tb\nthe cat\n"),
+            (r"in\.txt, line 2", "1 columns"),
+        ),
         ("three texts", _write("in.txt", b"a\tb\tc\n"), (r"in\.txt, line 1", "3 columns")),
         ("a cut gz", _write("in.txt.gz", b"\x1f\x8b\x08\0"), (r"in\.txt\.gz", "cut off")),
-        ("a folder as input", lambda folder: ((folder / "in.txt").unlink(), (folder / "in.txt").mkdir()),
-         (r"in\.txt: no such file",)),
-    ):  # fmt: skip
+        (
+            "a folder as input",
+            lambda folder: ((folder / "in.txt").unlink(), (folder / "in.txt").mkdir()),
+            (r"in\.txt: no such file",),
+        ),
+    ):
         flags = ("--input=DIR/in.txt.gz",) if what == "a cut gz" else ()
         yield case(what, breaks, *says, flags=flags)
     yield case("two inputs", _nothing, "--input names 2", flags=("--input=DIR/in.txt,DIR/in.txt",))
     yield case("a run that is a file", _nothing, r"in\.txt", run="in.txt")
     yield case("an output in a file", _nothing, r"in\.txt", flags=("--output=DIR/in.txt/p.jsonl",))
-    search = ("--config=configs/finetune/tatoeba.py", "--config.init_from=DIR/encoder", "--output=DIR/p.jsonl")
+    search = (
+        "--config=configs/finetune/tatoeba.py",
+        "--config.init_from=DIR/encoder",
+        "--output=DIR/p.jsonl",
+    )
     for what, names, says in (
         ("one file", "DIR/in.txt", ("names 1 files",)),
         ("a missing file", "DIR/in.txt,DIR/none.txt", (r"none\.txt: no such file",)),
         ("no encoder", "DIR/in.txt,DIR/in.txt", ("init_from",)),
     ):
-        flags = (*search, f"--input={names}", *(("--config.init_from=DIR/none",) if what == "no encoder" else ()))
+        flags = (
+            *search,
+            f"--input={names}",
+            *(("--config.init_from=DIR/none",) if what == "no encoder" else ()),
+        )
         yield Case("predict", f"a search with {what}", "predict", "finished", flags, _nothing, says)
 
 

@@ -37,13 +37,22 @@ def _restored(name: str) -> Break:
 def _case(
     config: str, name: str, breaks: Break, *says: str, flags=(), repairs: Break | None = None
 ) -> Case:
-    """A case of finetune.py; `config` is a file of configs/finetune and what is before its folder."""
+    """A case of finetune.py; `config` is one of configs/finetune, and what comes before DATA."""
     file, _, arg = config.partition(":")
     small = (
-        "--config.task.max_length=24", "--config.task.stride=8", "--config.task.max_query_length=4",
-        "--config.task.layer=0", "--config.train.batch_size=8", "--config.evaluation.batch_size=8",
-    )  # fmt: skip
-    arguments = (f"--config=configs/finetune/{file}.py:{arg}DIR/data", *templates.TASK, *small, *flags)
+        "--config.task.max_length=24",
+        "--config.task.stride=8",
+        "--config.task.max_query_length=4",
+        "--config.task.layer=0",
+        "--config.train.batch_size=8",
+        "--config.evaluation.batch_size=8",
+    )
+    arguments = (
+        f"--config=configs/finetune/{file}.py:{arg}DIR/data",
+        *templates.TASK,
+        *small,
+        *flags,
+    )
     return Case(f"task {file}", name, "finetune", "tasks", arguments, breaks, says, repairs)
 
 
@@ -58,7 +67,11 @@ def _texts() -> Iterator[Case]:
         ("a missing column", _NLI + "a\tb\n", (f"{where}, line 3", "2 columns")),
         ("a tab in a text", _NLI + "a\tb\tc\tneutral\n", (f"{where}, line 3", "4 columns")),
         ("commas", "premise,hypothesis,label\na,b,neutral\n", (f"{where}, line 1", "no header")),
-        ("other names of columns", "one\ttwo\tclass\na\tb\tneutral\n", (f"{where}, line 1", "premise")),
+        (
+            "other names of columns",
+            "one\ttwo\tclass\na\tb\tneutral\n",
+            (f"{where}, line 1", "premise"),
+        ),
         ("no header", "a\tb\tc\td\te\nf\tg\th\ti\tj\n", (f"{where}, line 1", "'e'")),
         ("empty", "", (where, "empty")),
         ("blank lines", "\n \n", (where, "empty")),
@@ -86,24 +99,56 @@ def _texts() -> Iterator[Case]:
     yield _case("xnli", "cut xz", cut, where, "cut off", repairs=_restored(name))
     yield _case("xnli", "gzip called xz", not_xz, where, "cannot be read")
     yield _case("xnli", "a missing file", removed, "mnli_train", repairs=_restored(name))
-    yield _case("xnli", "no data for a language", _nothing, "'de'", "en, sw",
-                flags=("--config.task.test_languages=('de',)",))  # fmt: skip
+    yield _case(
+        "xnli",
+        "no data for a language",
+        _nothing,
+        "'de'",
+        "en, sw",
+        flags=("--config.task.test_languages=('de',)",),
+    )
     yield _case("xnli", "no folder of data", _gone, "data", "add the files|correct")
 
     pawsx, file = "pawsx/train_en.tsv.xz", r"train_en\.tsv\.xz"
     head = "sentence1\tsentence2\tlabel\n"
-    yield _case("pawsx", "too many broken rows", _write(pawsx, head + "a\tb\t1\na\tb\n"), file, "broken rows")
+    yield _case(
+        "pawsx",
+        "too many broken rows",
+        _write(pawsx, head + "a\tb\t1\na\tb\n"),
+        file,
+        "broken rows",
+    )
     yield _case("pawsx", "three classes", _write(pawsx, head + "a\tb\t2\n"), file, "'2'")
     glue = "glue/{}/train.tsv"
     for task, name, content, says in (
         ("cola", "glue/cola/train.tsv.xz", "sentence\tlabel\na\tgood\n", ("line 2", "'good'")),
         ("cola", "glue/cola/dev.tsv.xz", "sentence\tlabel\na\t2\n", ("dev.*line 2", "'2'")),
         ("sst2", "glue/sst2/train.tsv.xz", "text\tlabel\na\t1\n", ("line 1", "sentence")),
-        ("stsb", glue.format("STS-B"), "sentence1\tsentence2\tscore\na\tb\tx\n", ("line 2", "'x'", "no number")),
-        ("stsb", glue.format("STS-B"), "sentence1\tsentence2\tscore\na\tb\tnan\n", ("line 2", "'nan'")),
-        ("qnli", "glue/qnli/train.tsv.xz", "question\tsentence\tlabel\na\tb\tyes\n", ("line 2", "'yes'")),
+        (
+            "stsb",
+            glue.format("STS-B"),
+            "sentence1\tsentence2\tscore\na\tb\tx\n",
+            ("line 2", "'x'", "no number"),
+        ),
+        (
+            "stsb",
+            glue.format("STS-B"),
+            "sentence1\tsentence2\tscore\na\tb\tnan\n",
+            ("line 2", "'nan'"),
+        ),
+        (
+            "qnli",
+            "glue/qnli/train.tsv.xz",
+            "question\tsentence\tlabel\na\tb\tyes\n",
+            ("line 2", "'yes'"),
+        ),
         ("qqp", glue.format("QQP"), "question1\tquestion2\tis_duplicate\na\tb\n", ("broken rows",)),
-        ("mnli", glue.format("MNLI"), "sentence1\tsentence2\tgold_label\na\tb\n", ("line 2", "2 columns")),
+        (
+            "mnli",
+            glue.format("MNLI"),
+            "sentence1\tsentence2\tgold_label\na\tb\n",
+            ("line 2", "2 columns"),
+        ),
     ):
         yield _case(f"glue:{task},", f"{task}, {says[-1]}", _write(name, content), *says)
     yield _case("glue:colla,", "an unknown task", _nothing, "'colla'", "cola")
@@ -119,13 +164,19 @@ def _tags() -> Iterator[Case]:
         ("blanks for tabs", "the DET\ncat NOUN\n", (where,)),
         ("no tags", "the\ncat\n", ("label|tag",)),
         ("empty", "", (where, "empty")),
-        ("CoNLL-U of eight columns", "1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\n2\tcat\tNOUN\t_\t_\t_\t_\t_\n",
-         (f"{where}, line 2", "CoNLL-U")),
-        ("CoNLL-U without numbers", "1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\nx\tcat\tcat\tNOUN\t_\t_\t_\t_\t_\t_\n",
-         (f"{where}, line 2", "CoNLL-U")),
+        (
+            "CoNLL-U of eight columns",
+            "1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\n2\tcat\tNOUN\t_\t_\t_\t_\t_\n",
+            (f"{where}, line 2", "CoNLL-U"),
+        ),
+        (
+            "CoNLL-U without numbers",
+            "1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\nx\tcat\tcat\tNOUN\t_\t_\t_\t_\t_\t_\n",
+            (f"{where}, line 2", "CoNLL-U"),
+        ),
         ("Latin 1", "señor\tNOUN\n".encode("latin1"), (f"{where}, line 1", "iconv")),
         ("comments alone", "# text = a\n# id = 3\n", (where,)),
-    ):  # fmt: skip
+    ):
         repairs = _restored(pos) if what in ("an unknown tag", "a word without tag") else None
         yield _case("udpos", what, _write(pos, content), *says, repairs=repairs)
     ner = "wikiann_ner/train/en.tsv.xz"
@@ -174,31 +225,80 @@ def _questions() -> Iterator[Case]:
         ("JSON lines", whole + "\n" + whole, (f"{where}, line 2", "not JSON")),
         ("deep nesting", "[" * 100_000, (where,)),
         ("no data", '{"version": "1.1"}', (where, "'data'")),
-        ("an article without paragraphs", _question(_set("data", 0, "paragraphs", to=_set)),
-         (where, "'paragraphs'")),
-        ("a paragraph without context", _question(_set(*_ARTICLE, "context", to=_set)), (where, "'context'")),
-        ("a context of another type", _question(_set(*_ARTICLE, "context", to=3)), (where, "q0|context")),
-        ("a context of null", _question(_set(*_ARTICLE, "context", to=None)), (where, "q0|context")),
+        (
+            "an article without paragraphs",
+            _question(_set("data", 0, "paragraphs", to=_set)),
+            (where, "'paragraphs'"),
+        ),
+        (
+            "a paragraph without context",
+            _question(_set(*_ARTICLE, "context", to=_set)),
+            (where, "'context'"),
+        ),
+        (
+            "a context of another type",
+            _question(_set(*_ARTICLE, "context", to=3)),
+            (where, "q0|context"),
+        ),
+        (
+            "a context of null",
+            _question(_set(*_ARTICLE, "context", to=None)),
+            (where, "q0|context"),
+        ),
         ("a question without text", _question(_set(*_ASKED, "question", to=_set)), (where, "'q0'")),
         ("a question without id", _question(_set(*_ASKED, "id", to=_set)), (where, "'id'")),
         ("a question that is a string", _question(_set(*_ARTICLE, "qas", 0, to="cat ?")), (where,)),
-        ("an answer without place", _question(_set(*_ANSWER, "answer_start", to=_set)), (where, "answer_start")),
+        (
+            "an answer without place",
+            _question(_set(*_ANSWER, "answer_start", to=_set)),
+            (where, "answer_start"),
+        ),
         ("a place that is text", _question(_set(*_ANSWER, "answer_start", to="4")), (where, "q0")),
-        ("a place with a fraction", _question(_set(*_ANSWER, "answer_start", to=4.5)), (where, "q0")),
-        ("a wrong place", _question(_set(*_ANSWER, "answer_start", to=5)), (where, "'q0'", "character 5")),
-        ("a place before the text", _question(_set(*_ANSWER, "answer_start", to=-1)), (where, "character -1")),
-        ("a place beyond the text", _question(_set(*_ANSWER, "answer_start", to=999)), (where, "999")),
+        (
+            "a place with a fraction",
+            _question(_set(*_ANSWER, "answer_start", to=4.5)),
+            (where, "q0"),
+        ),
+        (
+            "a wrong place",
+            _question(_set(*_ANSWER, "answer_start", to=5)),
+            (where, "'q0'", "character 5"),
+        ),
+        (
+            "a place before the text",
+            _question(_set(*_ANSWER, "answer_start", to=-1)),
+            (where, "character -1"),
+        ),
+        (
+            "a place beyond the text",
+            _question(_set(*_ANSWER, "answer_start", to=999)),
+            (where, "999"),
+        ),
         ("an answer not there", _question(_set(*_ANSWER, "text", to="dog")), (where, "'dog'")),
         ("an answer of another type", _question(_set(*_ANSWER, "text", to=7)), (where, "q0")),
-        ("answers that are an object", _question(_set(*_ASKED, "answers", to={"text": "cat"})), (where, "q0")),
+        (
+            "answers that are an object",
+            _question(_set(*_ASKED, "answers", to={"text": "cat"})),
+            (where, "q0"),
+        ),
         ("no answers", _question(_set(*_ASKED, "answers", to=[])), ("q0|answer",)),
-        ("half a surrogate", _question(lambda v: v).replace("the cat", "the \\ud800 cat"), (where, "cut in two")),
-        ("Latin 1", whole.replace("sleeps", "señor").encode("latin1"), (f"{where}, line 1", "iconv")),
-    ):  # fmt: skip
+        (
+            "half a surrogate",
+            _question(lambda v: v).replace("the cat", "the \\ud800 cat"),
+            (where, "cut in two"),
+        ),
+        (
+            "Latin 1",
+            whole.replace("sleeps", "señor").encode("latin1"),
+            (f"{where}, line 1", "iconv"),
+        ),
+    ):
         repairs = _restored(name) if what in ("cut", "a wrong place", "a list") else None
         yield _case("squad:1.1,", what, _write(name, content), *says, repairs=repairs)
     two = json.loads(whole)
-    two["data"][0]["paragraphs"].append({"context": "no", "qas": [{"id": "q0", "question": "?", "answers": []}]})
+    two["data"][0]["paragraphs"].append(
+        {"context": "no", "qas": [{"id": "q0", "question": "?", "answers": []}]}
+    )
     yield _case("squad:1.1,", "an id twice", _write(name, json.dumps(two)), where, "'q0'")
 
 
@@ -212,16 +312,33 @@ def _pairs() -> Iterator[Case]:
         ("Latin 1", "ñ\tb\n".encode("latin1"), (f"{where}, line 1", "iconv")),
     ):
         yield _case("tatoeba", what, _write(name, content), *says)
-    yield _case("tatoeba", "no such language", _nothing, "'de'", "af",
-                flags=("--config.task.test_languages=('de',)",))  # fmt: skip
-    yield _case("tatoeba", "a layer beyond the encoder's", _nothing, "task.layer", flags=("--config.task.layer=9",))
+    yield _case(
+        "tatoeba",
+        "no such language",
+        _nothing,
+        "'de'",
+        "af",
+        flags=("--config.task.test_languages=('de',)",),
+    )
+    yield _case(
+        "tatoeba",
+        "a layer beyond the encoder's",
+        _nothing,
+        "task.layer",
+        flags=("--config.task.layer=9",),
+    )
 
     def unequal(folder: pathlib.Path) -> None:
         _write("laser/af.txt", "a\nb\n")(folder)
         _write("laser/en.txt", "c\n")(folder)
 
-    laser = ("--config.task.test=('laser/{language}.txt','laser/en.txt')", "--config.task.test_languages=('af',)")
-    yield _case("tatoeba", "sides of unequal length", unequal, r"en\.txt: 1 lines", "has 2", flags=laser)
+    laser = (
+        "--config.task.test=('laser/{language}.txt','laser/en.txt')",
+        "--config.task.test_languages=('af',)",
+    )
+    yield _case(
+        "tatoeba", "sides of unequal length", unequal, r"en\.txt: 1 lines", "has 2", flags=laser
+    )
     gold, dev = "bucc2018/zh-en.dev.gold.tsv.xz", "bucc2018/zh-en.dev.zh.tsv.xz"
     for what, file, content, says in (
         ("a gold id of no sentence", gold, "z9\te1\n", (r"gold\.tsv\.xz, line 1", "'z9'")),
@@ -253,8 +370,12 @@ def _encoders() -> Iterator[Case]:
         ("cut config", cut("config.json"), (r"config\.json", "not JSON")),
         ("no tokenizer", remove("spm.model"), (r"spm\.model does not exist",)),
         ("a cut tokenizer", cut("spm.model"), (r"spm\.model",)),
-        ("an empty tokenizer", lambda folder: (folder / "encoder/spm.model").write_bytes(b""), (r"spm\.model",)),
-    ):  # fmt: skip
+        (
+            "an empty tokenizer",
+            lambda folder: (folder / "encoder/spm.model").write_bytes(b""),
+            (r"spm\.model",),
+        ),
+    ):
         yield _case("udpos", f"an encoder with {what}", breaks, *says)
     for what, flag, says in (
         ("no encoder", "init_from=", ("init_from",)),
