@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import unittest
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -87,7 +88,10 @@ def run(command: str, arguments: Sequence[str]) -> Result:
         mock.patch.object(sys, "argv", argv),
         contextlib.redirect_stderr(errors),
         contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
     ):
+        # ml_collections reads the file of a config so.
+        warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
         try:
             runpy.run_module(command, run_name="__main__")
         except SystemExit as end:

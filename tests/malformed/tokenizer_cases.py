@@ -11,7 +11,6 @@ from tests import tiny_tasks
 from tests.malformed import templates
 from tests.malformed.harness import Break, Case
 
-
 _UNIGRAM = b'{"model": {"type": "Unigram", "vocab": [["a", -1.0]]}, '
 
 
