@@ -14,15 +14,12 @@ import pathlib
 import sys
 
 from absl import flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
-from builders import checks, task_runs
-from builders.task_kinds import TRANSLATION
+from builders import task_runs
 from builders.task_settings import task_settings
 from common import entry_point
-from configs.finetune import base, translation
 from evaluation import task_results
-from input_pipeline.tasks.tasks import TASKS
 from training import compilation
 from training.signals import EXIT_STOPPED, Stopped
 
@@ -32,7 +29,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 def main(_) -> None:
     compilation.use_cache()
-    config = checks.checked(_CONFIG.value, _defaults(_CONFIG.value))
+    config = task_runs.checked(_CONFIG.value)
     folder = pathlib.Path(_WORKDIR.value)
     try:
         results = task_runs.run(config, folder)
@@ -41,14 +38,6 @@ def main(_) -> None:
         sys.exit(EXIT_STOPPED)
     print(task_results.table(task_settings(config).task, results))
     print(f"results: {(folder / task_runs.RESULTS).absolute()}")
-
-
-def _defaults(config: ConfigDict) -> ConfigDict:
-    """Config of a task of the same kind, with all keys that there are."""
-    section = config.get("task")
-    name = section.get("name") if isinstance(section, ConfigDict) else None
-    is_translation = name in TASKS and TASKS[name].kind == TRANSLATION
-    return translation.get_config() if is_translation else base.base("", "")
 
 
 if __name__ == "__main__":

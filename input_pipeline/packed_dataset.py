@@ -208,7 +208,7 @@ class PackedDataset:
 
     def rows(self, language: str, split: str) -> np.ndarray:
         """Return [sequences, L] memory-mapped token ids of a language's split, of `SPLITS`."""
-        count = self.statistics[language][split]["rows"]
+        count = self.statistics.get(language, {}).get(split, {}).get("rows")
         path = self.folder / f"{language}.{split}.npy"
         return _load(path, (count, self.length), is_mapped=True)
 
