@@ -21,6 +21,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
+from builders import checks
 from builders import data as builders
 from common import artifacts, entry_point
 from configs import base
@@ -34,7 +35,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 
 def main(_) -> None:
-    config, folders = _CONFIG.value, builders.Folders(pathlib.Path(_WORKDIR.value))
+    config = checks.checked(_CONFIG.value)
+    folders = builders.Folders(pathlib.Path(_WORKDIR.value))
     if config.vocab.tokenizer:
         _take(pathlib.Path(config.vocab.tokenizer), folders)
         return
@@ -54,18 +56,23 @@ def main(_) -> None:
         logging.info("%s is up to date", folders.vocab)
         return
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
-    built = build_vocabulary(train, heldout, settings, cache, _progress)
-    stage.claim()
-    artifacts.write_bytes(folders.tokenizer, built.model)
-    report.write_report(folders.vocab, built, settings)
-    stage.finish()
+    # A vocabulary of other settings stays as it is until the new one is built.
+    with stage.held(claims=False):
+        built = build_vocabulary(train, heldout, settings, cache, _progress)
+        stage.claim()
+        artifacts.write_bytes(folders.tokenizer, built.model)
+        report.write_report(folders.vocab, built, settings)
+        stage.finish()
     logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
 
 
 def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     """Write an existing tokenizer where a built one would be."""
-    model = vocabulary.sentencepiece_model(path)
+    try:
+        model = vocabulary.sentencepiece_model(path)
+    except ValueError as error:
+        raise ValueError(f"vocab.tokenizer: {error}") from error
     digest = hashlib.sha256(model).hexdigest()
     stage = artifacts.open_stage(
         folders.vocab, {"tokenizer": digest}, replace=not folders.rows.exists()
@@ -73,10 +80,10 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     if stage.done:
         logging.info("%s is up to date", folders.vocab)
         return
-    stage.claim()
-    artifacts.write_bytes(folders.tokenizer, model)
-    report.remove(folders.vocab)
-    stage.finish()
+    with stage.held():
+        artifacts.write_bytes(folders.tokenizer, model)
+        report.remove(folders.vocab)
+        stage.finish()
     print(f"{folders.tokenizer}: {len(vocabulary.vocabulary(model).pieces):,} pieces of {path}")
 
 

@@ -14,15 +14,15 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from builders import checks, evaluators
 from builders import data as data_builders
-from builders import evaluators
 from builders import model as builders
 from builders.data import settings
 from builders.masked_lm import encoder_of, masked_lm_of
 from common import artifacts, entry_point
 from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
-from training import hosts
+from training import compilation, hosts
 from training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
@@ -31,8 +31,10 @@ _join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:
+    compilation.use_cache()
     _join_hosts()
-    config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
+    config = checks.checked(_CONFIG.value)
+    folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config

@@ -20,6 +20,7 @@ from builders import task_runs
 from builders.task_settings import task_settings
 from common import entry_point
 from evaluation import task_results
+from training import compilation
 from training.signals import EXIT_STOPPED, Stopped
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
@@ -27,7 +28,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 
 def main(_) -> None:
-    config, folder = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+    compilation.use_cache()
+    config = task_runs.checked(_CONFIG.value)
+    folder = pathlib.Path(_WORKDIR.value)
     try:
         results = task_runs.run(config, folder)
     except Stopped as stopped:

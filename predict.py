@@ -31,6 +31,7 @@ from builders.translation_prediction import TranslationRun
 from common import artifacts, entry_point
 from evaluation.tasks import Line
 from input_pipeline.tasks import unlabelled
+from training import compilation
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Of tatoeba or bucc, without a run.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
@@ -40,6 +41,7 @@ _LANGUAGE = flags.DEFINE_string("language", "", "Of the input; of translations s
 
 
 def main(_) -> None:
+    compilation.use_cache()
     if (_CONFIG.value is None) == (_WORKDIR.value is None):
         raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)

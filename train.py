@@ -17,14 +17,14 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
+from builders import checks, objectives
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives
 from builders.evaluators import training_evaluators
 from builders.initial import initial_params
 from builders.robust import training_data
 from common import entry_point
-from training import hosts
+from training import compilation, hosts
 from training.loop import train
 from training.signals import EXIT_STOPPED, Stopped, StopRequest
 
@@ -34,8 +34,10 @@ _join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:
+    compilation.use_cache()
     _join_hosts()
-    config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
+    config = checks.checked(_CONFIG.value)
+    folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_packed_dataset(folders)
     stage = data_builders.open_train_stage(config, folders)
@@ -45,16 +47,18 @@ def main(_) -> None:
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
     start = initial_params(config, objective, folders)
-    # Claimed first: all checkpoints depend on the settings.
+    settings = builders.train_settings(config)
+    evaluators = training_evaluators(config, objective, store, mesh)
+    # Claimed after all checks and before anything is written, which depends on the settings.
     held = stage.held() if jax.process_index() == 0 else contextlib.nullcontext()
     try:
         with held, StopRequest() as should_stop:
             train(
                 functions,
-                builders.train_settings(config),
+                settings,
                 folders.train,
                 data,
-                training_evaluators(config, objective, store, mesh),
+                evaluators,
                 initial_params=start,
                 should_stop=should_stop,
             )

@@ -61,8 +61,8 @@ class DataSettings:
     def __post_init__(self):
         if any(step < 1 for step, _ in self.alpha_phases):
             raise ValueError(
-                f"data.alpha_phases are {self.alpha_phases}; a phase begins at step 1 or later, "
-                "data.alpha is that of the first"
+                f"data.alpha_phases are {self.alpha_phases}; a phase must begin at step 1 or "
+                "later, data.alpha is that of the first"
             )
         shares = (self.pair_share, self.contrast_share)
         if min(shares) < 0 or sum(shares) >= 1:
@@ -201,7 +201,9 @@ def _read_amounts(path: str) -> dict[str, float]:
     try:
         found = artifacts.read_json(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"vocab.amounts: cannot read {path}: {error}") from None
+        raise ValueError(
+            f"vocab.amounts: cannot read {path}: {error}; correct the path or the file"
+        ) from None
     # An empty object would be taken for no amounts given, and those of the text would be used.
     is_table = isinstance(found, dict) and found
     if not is_table or not all(type(value) in (int, float) for value in found.values()):
@@ -218,7 +220,9 @@ def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
     try:
         found = artifacts.read_json(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"vocab.allocation: cannot read {path}: {error}") from None
+        raise ValueError(
+            f"vocab.allocation: cannot read {path}: {error}; correct the path or the file"
+        ) from None
     keys = ("target_size", "beta", "sizes")
     if not isinstance(found, dict) or set(found) != set(keys):
         held = ", ".join(sorted(found)) or "nothing" if isinstance(found, dict) else "no object"
@@ -280,12 +284,14 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
         missing = sorted(wanted - set(train))
         if missing:
             raise ValueError(
-                f"{folder} has no tables of {', '.join(missing)} (corpus.languages); "
-                "tools.count_text makes them"
+                f"vocab.tables: {folder} has no tables of {', '.join(missing)} (corpus.languages); "
+                "make them with tools.count_text"
             )
         train = {language: path for language, path in train.items() if language in wanted}
     if not train:
-        raise ValueError(f"{folder} has no tables <lang>.runs.gz; tools.count_text makes them")
+        raise ValueError(
+            f"vocab.tables: {folder} has no tables <lang>.runs.gz; make them with tools.count_text"
+        )
     return train, {language: heldout[language] for language in train if language in heldout}
 
 
@@ -342,7 +348,7 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
     _drop(recorded["data"], ("loader", "prefetch"))
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
     _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
-    rows = artifacts.read_json(folders.rows / "settings.json")
+    rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = base.get_config().to_dict()
     return artifacts.open_stage(
         folders.train, {"rows": rows, **recorded}, defaults={"rows": defaults, **defaults}

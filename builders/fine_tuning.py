@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from builders import task_data
 from builders.data import settings
+from builders.model import check_batch
 from builders.pretrained import Pretrained
 from builders.task_kinds import KINDS, SEARCHES
 from builders.task_settings import TaskSettings, Tokenizer, task_settings
@@ -88,8 +89,13 @@ def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> Encoder
 
 
 def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
-    """Lengths and intervals of a run over so many features."""
+    """Lengths and intervals of a run over so many features.
+
+    Raises:
+      ValueError: a batch does not divide evenly over the devices.
+    """
     train = config.train
+    check_batch(train.batch_size, mesh())
     steps_per_epoch = math.ceil(num_features / train.batch_size)
     num_steps = max(round(train.epochs * steps_per_epoch), 1)
     interval = max(num_steps // train.evaluations, 1)

@@ -41,9 +41,15 @@ def initial_params(
         return None
     source = pathlib.Path(config.train.init_from)
     is_run = (source / "train" / "settings.json").exists()
+    has_begun = (folders.train / "checkpoints").exists()
+    if not (is_run or has_begun or (source / "config.json").exists()):
+        raise ValueError(
+            f"train.init_from is {source}, which is no --workdir of train.py and no folder with a "
+            "model; name one, or an --output of tools.export_model or tools.import_model"
+        )
     reader = _of_run if is_run else _of_folder
     # Checked before the folder of training is claimed.
-    return reader(source, objective, folders, check=not (folders.train / "checkpoints").exists())
+    return reader(source, objective, folders, check=not has_begun)
 
 
 def _of_folder(

@@ -151,7 +151,7 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
     if found.max_length < setup.store.length:
         raise ValueError(
             f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
-            "tokens (store.length)"
+            "tokens (store.length); raise it to that at least"
         )
     return found
 

@@ -96,5 +96,7 @@ def objective(
     try:
         build = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"objective {config.objective!r} cannot be imported: {error}") from error
+        raise ValueError(
+            f"objective {config.objective!r} cannot be imported: {error}; correct its name"
+        ) from error
     return build(Setup(config, store, mesh))

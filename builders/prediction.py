@@ -34,12 +34,12 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
             f"{workdir}: no {task_runs.RESULTS}; --workdir must be that of a finished run of "
             "finetune.py"
         )
-    recorded = artifacts.read_json(workdir / "settings.json")
+    recorded = artifacts.read_object(workdir / "settings.json")
     for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
-        recorded.pop(name)
+        recorded.pop(name, None)
     defaults = base.base("", "")
     for name in ("task", "model"):  # which all tasks have, and may have keys newer than the run
-        recorded[name] = {**defaults[name].to_dict(), **recorded[name]}
+        recorded[name] = {**defaults[name].to_dict(), **recorded.get(name, {})}
     return ConfigDict(recorded)
 
 

@@ -125,8 +125,8 @@ def read_run(folders: Folders) -> model.Trained:
 
 def run_config(folders: Folders) -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device."""
-    recorded = artifacts.read_json(folders.train / "settings.json")
-    del recorded["rows"]  # settings of the stage before
+    recorded = artifacts.read_object(folders.train / "settings.json")
+    recorded.pop("rows", None)  # settings of the stage before
     # Keys that do not affect results are not recorded, nor those that are newer than the run.
     defaults = {**base.get_config().to_dict(), "mesh": _MESH}
     config = ConfigDict(defaults)

@@ -9,25 +9,36 @@ import numpy as np
 import tqdm
 from ml_collections import ConfigDict
 
+from builders import checks, task_data, translation, translation_runs
 from builders import fine_tuning as builders
-from builders import task_data, translation, translation_runs
 from builders.pretrained import Pretrained, read_pretrained
 from builders.run_folder import BEST, RESULTS, TOKENIZER, ShouldStop, StopContext
 from builders.task_kinds import KINDS, SEARCHES, TRANSLATION
 from builders.task_settings import TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from configs.finetune import base
+from configs.finetune import translation as translation_config
 from evaluation.selection import Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.tasks import TASKS
 from interop.params_file import read_params, write_params
 from training.loop import train
 from training.signals import Stopped, StopRequest
 
 # Keys that change no result.
 _RECORDING = ("log_every", "keep_checkpoints", "tensorboard")
+
+
+def checked(config: ConfigDict) -> ConfigDict:
+    """Return a config that has all sections and keys of its kind of tasks; see `checks.checked`."""
+    section = config.get("task") if isinstance(config, ConfigDict) else None
+    name = section.get("name") if isinstance(section, ConfigDict) else None
+    is_translation = name in TASKS and TASKS[name].kind == TRANSLATION
+    defaults = translation_config.get_config() if is_translation else base.base("", "")
+    return checks.checked(config, defaults)
 
 
 def run(
@@ -127,6 +138,7 @@ def _fine_tune(
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
+    functions = builders.train_functions(config, objective, mesh, settings.num_steps)
     best, notes = folder / BEST, builders.model_notes(objective, pretrained)
 
     def keep(params: Any, step: int, value: float) -> None:
@@ -142,7 +154,7 @@ def _fine_tune(
         artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             train(
-                builders.train_functions(config, objective, mesh, settings.num_steps),
+                functions,
                 settings,
                 folder,
                 batches,

@@ -7,11 +7,13 @@ configs never mix, and a finished stage is recognised and not run again.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -22,18 +24,66 @@ _LOCK = "LOCK"
 
 
 @contextlib.contextmanager
+def made_parents(path: pathlib.Path) -> Iterator[None]:
+    """Make the folders above `path`; those that are made go again if the block fails."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # others have written there meanwhile
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside `path`, renamed to it when the block succeeds."""
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last, since writers such as np.save and savefig depend on it.
     # Hosts of one image may have the same process ids.
     aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
-    try:
-        yield aside
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with made_parents(path):
+        try:
+            yield aside
+            os.replace(aside, path)
+        except OSError as error:
+            raise _with_path(error, path) from error
+        finally:
+            # Where a file is in place of a folder, the first error has been told.
+            with contextlib.suppress(NotADirectoryError):
+                aside.unlink(missing_ok=True)
+
+
+def _with_path(error: OSError, path: pathlib.Path) -> OSError:
+    """Return an error of writing that names `path`: one of a full disk names no file."""
+    if error.errno is None:
+        return OSError(
+            f"{path}: cannot be written ({error}); make room on the disk, or choose a folder on "
+            "another one"
+        )
+    if error.filename is None:
+        error.filename = str(path)
+    return error
+
+
+@contextlib.contextmanager
+def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yield a temporary folder, whose files are moved to `folder` when the block succeeds."""
+    folder = pathlib.Path(folder)
+    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
+    with made_parents(folder):
+        if folder.exists() and not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        aside.mkdir()
+        try:
+            yield aside
+            folder.mkdir(exist_ok=True)
+            for path in sorted(aside.iterdir()):
+                os.replace(path, folder / path.name)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -54,8 +104,39 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file."""
-    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    """Read a JSON file.
+
+    Raises:
+      ValueError: it is not JSON, or not UTF-8; the message names path and line.
+    """
+    content = pathlib.Path(path).read_bytes()
+    try:
+        return json.loads(content.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        fault, place = error.msg, error.lineno
+    except UnicodeDecodeError as error:
+        fault, place = str(error.reason), content.count(b"\n", 0, error.start) + 1
+    except RecursionError:
+        fault, place = "nested too deeply", 1
+    raise ValueError(
+        f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
+        "download it again, or remove it and run again what wrote it"
+    )
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a JSON file that holds one object.
+
+    Raises:
+      ValueError: as `read_json`, or it holds another value.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path}: holds {type(found).__name__}, must hold one JSON object; copy it again, or "
+            "remove it and run again what wrote it"
+        )
+    return found
 
 
 def fingerprint(*values: Any) -> str:
@@ -84,7 +165,7 @@ class Stage:
 
     def _recorded(self) -> Any:
         """Settings of the folder, with defaults for settings newer than the folder."""
-        return _filled(read_json(self.folder / _SETTINGS), self.settings, self.defaults)
+        return _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
 
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
@@ -93,11 +174,15 @@ class Stage:
             write_json(self.folder / _SETTINGS, self.settings)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
         The system releases the lock if the process is killed. Hosts without shared file locks do
         not exclude each other.
+
+        Args:
+          claims: whether to claim the folder at once; otherwise the block does, before it replaces
+            results of other settings.
 
         Raises:
           ValueError: another process holds the folder.
@@ -111,7 +196,8 @@ class Stage:
                     f"another process is at work in {self.folder}; wait for it or stop it, or "
                     "choose another --workdir"
                 ) from None
-            self.claim()
+            if claims:
+                self.claim()
             yield
 
     def finish(self) -> None:

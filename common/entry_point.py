@@ -1,31 +1,173 @@
 """Startup and error reporting of the entry points."""
 
+import errno
+import functools
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+# Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
+# one of the program, which ends with its traceback and status 1.
+EXIT_USER_ERROR = 2
 
-def run(main: Callable[[list[str]], None], required: Sequence[str] = ("config", "workdir")) -> None:
-    """Parse the flags, of which those in `required` must be given, and run `main`."""
-    flags.mark_flags_as_required(required)
-    app.run(with_plain_errors(main))
+# How ml_collections begins the message of an error in a config file, before its traceback.
+_OF_FILE = "Error whilst parsing config file"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk, or choose a folder on another one",
+    errno.EDQUOT: "make room in the quota, or choose a folder on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOENT: "correct the path",
+    errno.ENOTDIR: "a file is where a folder must be: move it, or choose another path",
+    errno.EEXIST: "a file is where a folder must be: move it, or choose another path",
+    errno.EISDIR: "a folder is where a file must be: move it, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+_OTHER_REMEDY = "check the disk and the path, and run the same command again"
 
 
-def with_plain_errors(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """End with a message, and without a traceback, where the input of `main` is invalid.
+def run(
+    main: Callable[[list[str]], None],
+    required: Sequence[str] = ("config", "workdir"),
+    *,
+    may_be_remote: bool = False,
+) -> None:
+    """Parse the flags, of which those in `required` must be given, and run `main`.
 
     Every package reports invalid input as a ValueError with a remedy, a full disk as an OSError,
-    a non-finite loss as a FloatingPointError. The program then ends with that message and status 1;
-    the traceback is shown with -v 1 only.
+    a non-finite loss as a FloatingPointError. The program then ends with that message and status
+    `EXIT_USER_ERROR`; the traceback is shown with -v 1 only.
+
+    Args:
+      main: the command; it takes the arguments that are no flags.
+      required: names of flags.
+      may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
     """
+    flags.mark_flags_as_required(required)
+    parser = functools.partial(parse, may_be_remote=may_be_remote)
+    app.run(functools.partial(call, main), flags_parser=parser)
 
-    def plain_main(argv: list[str]) -> None:
-        try:
-            main(argv)
-        except (ValueError, OSError, FloatingPointError) as error:
-            if logging.level_debug():
-                raise
-            sys.exit(f"error (-v 1 for the traceback): {error}")
 
-    return plain_main
+def call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """Run a command whose flags are parsed; see `run`."""
+    try:
+        main(arguments)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if logging.level_debug():
+            traceback.print_exc()
+        fail(describe(error))
+
+
+def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]:
+    """Parse the flags and the config that they name; see `run`.
+
+    Returns:
+      The arguments that are no flags, after the name of the program.
+    """
+    try:
+        rest = flags.FLAGS(arguments)
+        if not may_be_remote:
+            _check_local()
+        return rest
+    except Exception as error:  # a config file is a program of the user's, and may raise anything
+        given = [one for one in arguments if re.match("--?config[=.]", one)]
+        if isinstance(error, flags.Error) and _OF_FILE not in str(error):
+            if given and "--config=None" in str(error):
+                fail(f"{given[0]}: its get_config() returns nothing, must return a ConfigDict")
+            fail(f"{str(error).rstrip('.')}; --help lists the flags")
+        if "-v=1" in arguments or logging.level_debug():
+            traceback.print_exc()
+        fail(_of_config(error, given))
+
+
+def describe(error: BaseException) -> str:
+    """Message of an error; that of the system with its file and a remedy."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    # Packages give some their own message, with a remedy.
+    if error.strerror != os.strerror(error.errno):
+        return str(error)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    where = f"{' and '.join(names)}: " if names else ""
+    return f"{where}{error.strerror}; {_REMEDIES.get(error.errno, _OTHER_REMEDY)}"
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error message and end the program."""
+    print(f"error (-v 1 for the traceback): {message}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_USER_ERROR)
+
+
+def _of_config(error: Exception, given: Sequence[str]) -> str:
+    """Message of an error of reading a config or setting its keys by the flags `given`."""
+    of_file = " ".join(one for one in given if "." not in one.partition("=")[0])
+    text = str(error)
+    if isinstance(error, OSError) and "Failed loading config" in text:
+        return f"{of_file}: no such config file, or it cannot be read; correct the path"
+    if isinstance(error, AttributeError) and "has no attribute 'get_config'" in text:
+        return f"{of_file}: has no function get_config, which must return its ConfigDict; add it"
+    if place := _place(error, of_file.partition("=")[2].partition(":")[0]):
+        # Some errors come with the whole traceback as their message.
+        fault = text.rstrip().splitlines()[-1].strip()
+        kind = "" if _OF_FILE in text else f"{type(error).__name__}: "
+        return f"{of_file}: {kind}{fault} ({place}); correct the config file"
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        found = re.search(r"lookup: ([\w.]+)", text) or re.search(r"'(\w+)\\*'", text)
+        key = found[1] if found else text
+        names = (one for one in given if f".{key}" in one.partition("=")[0])
+        return (
+            f"{next(names, key)}: the config has no key {key!r}; correct it, configs/base.py lists "
+            "those of train.py"
+        )
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{' '.join(given)}: {kind}{error}; correct the key or its value"
+
+
+def _place(error: BaseException | None, path: str) -> str:
+    """File and line in which the config file at `path`, or one that it builds on, has failed."""
+    if error is None:
+        return ""
+    if _OF_FILE in str(error):
+        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, str(frame.lineno)) for frame in frames]
+    own = [one for one in places if one[0] == path or "configs" in one[0].split(os.sep)]
+    return ", line ".join(own[-1]) if own else _place(error.__cause__ or error.__context__, path)
+
+
+def _check_local() -> None:
+    """End the program if a flag or a key of the config is a URL, not a path of this machine."""
+    for name in flags.FLAGS:
+        if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
+            continue
+        for key, value in _strings(f"--{name}", flags.FLAGS[name].value):
+            if _URL.match(value):
+                fail(
+                    f"{key} is {value}, which is no path; files are read and written on disks "
+                    "only: mount the bucket (for example with gcsfuse) and give its folder"
+                )
+
+
+def _strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the strings in the value of a flag, with their names.
+
+    Raises:
+      OSError: the config file that it names could not be read.
+    """
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(name, one)
+    elif isinstance(value, Mapping) or hasattr(value, "items"):
+        for key, one in value.items():
+            yield from _strings(f"{name}.{key}", one)

@@ -126,7 +126,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     """
     root = pathlib.Path(spec.root)
     if not root.is_dir():
-        raise ValueError(f"corpus.root: {root} is no folder")
+        raise ValueError(f"corpus.root: {root} is no folder; correct the path")
     train: dict[str, list[Document]] = collections.defaultdict(list)
     heldout: dict[str, list[Document]] = collections.defaultdict(list)
     exclusion = Exclusion(_matching_paths(root, "exclude", spec.exclude))
@@ -197,6 +197,12 @@ def _text_files(
         file_type = text_files.file_format(path)
         if file_type is None or file_type[1] not in kinds:
             continue
+        if part_of := text_files.shard_of(file_type[0]):
+            raise ValueError(
+                f"{path}: is a part of a file; join the parts, as in 'cat {part_of}-*-of-* > "
+                f"{part_of}.{'.'.join(filter(None, file_type[1:]))}', and move them out of the "
+                "folder"
+            )
         if not text_files.is_language(file_type[0]):
             logging.warning("%s: skipped, %r is no language code", path, file_type[0])
             continue
@@ -211,7 +217,10 @@ def _read_text(root: pathlib.Path, spec: CorpusSpec) -> dict[str, list[Document]
     for name in spec.text:
         folder = root / name
         if not folder.is_dir():
-            raise ValueError(f"corpus.text: {folder} is no folder")
+            raise ValueError(
+                f"corpus.text: {folder} is no folder; correct the path, which starts from "
+                "corpus.root"
+            )
         for language, path in _text_files(folder, spec, kinds=("txt", "jsonl")):
             blocks[language] += _blocks(text_files.read_documents(path))
     return blocks
@@ -258,7 +267,10 @@ def _matching_paths(
     for pattern in patterns:
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
-            raise ValueError(f"corpus.{key}: {root / pattern} does not exist")
+            raise ValueError(
+                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts "
+                "from corpus.root"
+            )
         yield from sorted(root / match for match in matches)
 
 

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import dataclasses
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,10 @@ from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
 LOADERS = ("tf.data", "threads")
+_NO_TENSORFLOW = (
+    'data.loader is "tf.data", but TensorFlow is not installed; install it, or set '
+    'config.data.loader = "threads"'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,12 @@ class StreamedData:
     part: int = 0
     num_parts: int = 1
     prefetch: int = 4
+
+    def __post_init__(self):
+        if self.loader not in LOADERS:
+            raise ValueError(f"data.loader is {self.loader!r}, must be one of {LOADERS}")
+        if self.loader == "tf.data" and importlib.util.find_spec("tensorflow") is None:
+            raise ValueError(_NO_TENSORFLOW)
 
     def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:
         """Yield the kind and the arrays of every step's batch, in order."""
@@ -87,9 +98,7 @@ def _tf_data_batches(
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise ImportError(
-            'TensorFlow is not installed; install it, or set config.data.loader = "threads"'
-        ) from error
+        raise ImportError(_NO_TENSORFLOW) from error
     tf.config.set_visible_devices([], "GPU")  # jax needs the GPU's memory
 
     def make(step: np.int64) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ import numpy as np
 from common import artifacts
 
 SPLITS = ("train", "heldout")
+META = "meta.json"
 # No document starts at the end of a sequence with room for fewer tokens; the sequence is padded.
 _MIN_SEGMENT_TOKENS = 8
 
@@ -93,6 +94,40 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
+def _load(
+    path: pathlib.Path, shape: tuple[int | None, ...], *, is_mapped: bool = False
+) -> np.ndarray:
+    """Load an array of integers.
+
+    Args:
+      path: of the file.
+      shape: that it must have, None for any length.
+      is_mapped: whether to map it into memory.
+
+    Raises:
+      ValueError: the file is missing or damaged, or the array has another shape or type.
+    """
+    remedy = f"remove {path.parent} and run prepare_data.py again"
+    try:
+        found = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist, but meta.json lists it; {remedy}") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); the file may be cut off or damaged: {remedy}"
+        ) from error
+    is_alike = len(found.shape) == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=True)
+    )
+    if not is_alike or not np.issubdtype(found.dtype, np.integer):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"{path}: an array of shape {found.shape} and type {found.dtype}, must be integers of "
+            f"shape ({expected}) by meta.json; {remedy}"
+        )
+    return found
+
+
 def tokenizer_hash(model: bytes) -> str:
     """Return the SHA-256 of a tokenizer's serialised model, which identifies it."""
     return hashlib.sha256(model).hexdigest()
@@ -153,13 +188,19 @@ class PackedDataset:
         Raises:
           ValueError: `folder` holds no packed dataset, or its preparation was not finished.
         """
-        if not (folder / "meta.json").exists():
+        if not (folder / META).exists():
             raise ValueError(
                 f"{folder} holds no finished packed dataset; run prepare_data.py with the same "
                 "--config and --workdir first"
             )
-        meta = artifacts.read_json(folder / "meta.json")
-        return cls(folder, special=SpecialIds(**meta.pop("special")), **meta)
+        meta = artifacts.read_object(folder / META)
+        try:
+            return cls(folder, special=SpecialIds(**meta.pop("special")), **meta)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{folder / 'meta.json'}: not as prepare_data.py writes it ({error}); remove "
+                f"{folder} and run prepare_data.py again"
+            ) from error
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -167,23 +208,30 @@ class PackedDataset:
 
     def rows(self, language: str, split: str) -> np.ndarray:
         """Return [sequences, L] memory-mapped token ids of a language's split, of `SPLITS`."""
-        return np.load(self.folder / f"{language}.{split}.npy", mmap_mode="r", allow_pickle=False)
+        count = self.statistics.get(language, {}).get(split, {}).get("rows")
+        path = self.folder / f"{language}.{split}.npy"
+        return _load(path, (count, self.length), is_mapped=True)
 
     def token_counts(self, language: str) -> np.ndarray:
         """Return [V] int64, the occurrences of each piece in a language's training text."""
-        return np.load(self.folder / f"{language}.counts.npy", allow_pickle=False)
+        return _load(self.folder / f"{language}.counts.npy", (self.vocab_size,))
 
     def parallel_rows(self, name: str, language: str) -> np.ndarray:
         """Return [sentences, L] token ids of one column of a parallel set."""
         path = self.folder / f"{name}.{language}.parallel.npy"
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return _load(path, (None, None), is_mapped=True)
 
     def bitext(self, name: str, language: str) -> TokenizedSentences:
         """Return one column of a set of parallel text for training."""
         ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
-        return TokenizedSentences(
-            np.load(ids, mmap_mode="r", allow_pickle=False), np.load(ends, allow_pickle=False)
-        )
+        found = TokenizedSentences(_load(ids, (None,), is_mapped=True), _load(ends, (None,)))
+        count = int(found.ends[-1]) if len(found.ends) else 0
+        if len(found.ids) != count:
+            raise ValueError(
+                f"{ids} holds {len(found.ids)} tokens, but {ends} ends at {count}; remove "
+                f"{self.folder} and run prepare_data.py again"
+            )
+        return found
 
     def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
         """Raise ValueError unless the dataset was made with the tokenizer `model` from `path`."""
@@ -199,4 +247,4 @@ class PackedDataset:
         """Write `meta.json`, the last file of a preparation: it marks the dataset as complete."""
         meta = dataclasses.asdict(self)
         del meta["folder"]
-        artifacts.write_json(self.folder / "meta.json", meta)
+        artifacts.write_json(self.folder / META, meta)

@@ -30,6 +30,7 @@ _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zst", "zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
+_PART = re.compile(r"[-_.][0-9]+-of-[0-9]+$")
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
@@ -52,15 +53,24 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
 
 
 def is_language(code: str) -> bool:
-    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn."""
-    return _LANGUAGE.fullmatch(code) is not None
+    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn.
+
+    The name of a part of a file, such as en-00000-of-00002, is none.
+    """
+    return _LANGUAGE.fullmatch(code) is not None and _PART.search(code) is None
+
+
+def shard_of(stem: str) -> str:
+    """Name of the file that one called "en-00000-of-00002" is a part of; "" if it is none."""
+    found = _PART.search(stem)
+    return stem[: found.start()] if found else ""
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
     Raises:
-      ValueError: the file is empty, damaged, or not UTF-8.
+      ValueError: the file is empty, damaged, not UTF-8, or holds NUL bytes.
     """
     file_type = file_format(path)
     if file_type is None:
@@ -72,6 +82,8 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         with _OPENERS[file_type[2]](path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
+                if "\0" in text:
+                    raise ValueError(nul_message(f"{path}, line {number}"))
                 # Some editors write a byte order mark at the start; it is not text.
                 yield (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -90,6 +102,14 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
         ) from error
     if number == 0:
         raise ValueError(f"{path}: the file is empty; add text or remove the file")
+
+
+def nul_message(where: str) -> str:
+    """Message that there is a NUL byte."""
+    return (
+        f"{where}: a NUL byte, as in UTF-16 and where a crash left a hole; convert the file: iconv "
+        "-f utf-16 -t utf-8, or remove the bytes: tr -d '\\000'"
+    )
 
 
 def read_documents(path: pathlib.Path) -> list[Document]:
@@ -148,7 +168,7 @@ def _read_jsonl(path: pathlib.Path) -> Iterator[Document]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {number}: not JSON ({error}); each line must be one JSON object"
             ) from error

@@ -38,6 +38,8 @@ class PackedDatasetSettings:
         for name in ("length", "parallel_length"):
             if getattr(self, name) < 16:
                 raise ValueError(f"store.{name} is {getattr(self, name)}, must be at least 16")
+        if self.num_workers < 1:
+            raise ValueError(f"store.num_workers is {self.num_workers}, must be at least 1")
 
 
 def special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
@@ -61,6 +63,19 @@ def special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
                 "and <mask> as special pieces, as build_vocab.py makes them"
             )
     return ids
+
+
+def check_tokenizer(model: bytes, path: pathlib.Path) -> None:
+    """Raise ValueError unless `model`, read from `path`, is a tokenizer to pre-train with."""
+    remedy = "copy it again, or remove its folder and run build_vocab.py again"
+    if not model:
+        raise ValueError(f"{path}: the file is empty; {remedy}")
+    try:
+        special_ids(spm.SentencePieceProcessor(model_proto=model))
+    except RuntimeError as error:
+        raise ValueError(f"{path}: not a SentencePiece model ({error}); {remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def write_rows(

@@ -79,17 +79,15 @@ def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
     tokenizer = tokenizer_json(model)
     names = dict(zip(_ROLES, SPECIALS, strict=True))
     names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
-    artifacts.write_json(folder / "special_tokens_map.json", names)
-    artifacts.write_json(
-        folder / "tokenizer_config.json",
-        names
-        | {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "model_input_names": ["input_ids", "attention_mask"],
-        },
-    )
-    artifacts.write_json(folder / "tokenizer.json", tokenizer)
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    with artifacts.atomic_files(folder) as aside:
+        artifacts.write_json(aside / "special_tokens_map.json", names)
+        artifacts.write_json(aside / "tokenizer_config.json", names | options)
+        artifacts.write_json(aside / "tokenizer.json", tokenizer)
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:

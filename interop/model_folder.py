@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from common import artifacts
 from interop import huggingface, parameters, vocap_encoder, xlm_roberta
 from interop.task_heads import TaskHead
-from interop.vocabulary import TOKENIZER
+from interop.vocabulary import TOKENIZER, parse
 from interop.weights import WEIGHTS
 
 _CONFIG, _CARD = "config.json", "README.md"
@@ -179,15 +179,21 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
     """Read the SentencePiece model of a folder of `write_model`.
 
     Raises:
-      ValueError: the folder has no SentencePiece model.
+      ValueError: the folder has no SentencePiece model, or it cannot be read.
     """
+    path = folder / TOKENIZER
     try:
-        return (folder / TOKENIZER).read_bytes()
+        found = path.read_bytes()
     except FileNotFoundError:
         raise ValueError(
-            f"{folder / TOKENIZER} does not exist; this takes folders of tools.export_model and "
-            "tools.import_model, which makes one of a model of other origin"
+            f"{path} does not exist; give a folder of tools.export_model or of tools.import_model, "
+            "which makes one of a model of other origin"
         ) from None
+    try:
+        parse(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
 
 
 def table_of(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -289,9 +295,10 @@ def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
     folder = folder.absolute()
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with artifacts.made_parents(folder):
+        aside.mkdir()
+        try:
+            yield aside
+            os.replace(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)

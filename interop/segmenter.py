@@ -50,7 +50,7 @@ def read_segmenter(path: pathlib.Path) -> Segmenter:
             raise ValueError(f"{path} has none of {', '.join(_IN_FOLDER)}; name the file itself")
         path = found
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     return _of_json(path) if path.suffix == ".json" else _of_sentencepiece(path)
 
 
@@ -59,7 +59,8 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
         processor = spm.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError) as error:
         raise ValueError(
-            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error})"
+            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give "
+            "the file of a tokenizer"
         ) from None
     ids = range(processor.get_piece_size())
     is_piece = [

@@ -1,6 +1,8 @@
 """Unigram tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json."""
 
 import base64
+import binascii
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +34,22 @@ class Unigram(NamedTuple):
     scores: list[float]
 
 
+@contextlib.contextmanager
+def well_formed() -> Iterator[None]:
+    """Turn errors of looking for what a tokenizer.json lacks into those of its form.
+
+    Raises:
+      ValueError: something is missing, or of another type.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, binascii.Error) as error:
+        raise ValueError(
+            f"not of the form of a tokenizer.json ({type(error).__name__}: {error}); copy or "
+            "download it again, or write it with save_pretrained"
+        ) from error
+
+
 def read(text: bytes) -> dict[str, Any]:
     """Parse a tokenizer.json.
 
@@ -40,7 +58,7 @@ def read(text: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}); copy or download it again") from None
     model = value.get("model") if isinstance(value, dict) else None
     kind = model.get("type") if isinstance(model, dict) else None
@@ -50,7 +68,9 @@ def read(text: bytes) -> dict[str, Any]:
             "tokenizer, such as multilingual BERT's, has no SentencePiece model"
         )
     if value["model"].get("byte_fallback"):
-        raise ValueError("the model falls back to bytes, which XLM-R's does not; it cannot be read")
+        raise ValueError(
+            "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
+        )
     return value
 
 

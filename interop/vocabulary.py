@@ -8,7 +8,8 @@ the model is unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import sentencepiece as spm
@@ -126,7 +127,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
             )
         path = found
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     try:
         content = path.read_bytes()
         if path.suffix == ".json":
@@ -267,7 +268,9 @@ def parse(model: bytes) -> model_pb2.ModelProto:
     try:
         spm.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model: {error}") from error
+        raise ValueError(
+            f"not a SentencePiece model: {error}; copy or download it again"
+        ) from error
     proto = model_pb2.ModelProto.FromString(model)
     if not proto.pieces:
         raise ValueError("not a SentencePiece model: it has no pieces; copy or download it again")
@@ -298,6 +301,12 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
       ValueError: SentencePiece has no equivalent of the tokenizer.
     """
     value = tokenizer_json.read(text)
+    with tokenizer_json.well_formed():
+        return _of_value(value)
+
+
+def _of_value(value: Mapping[str, Any]) -> model_pb2.ModelProto:
+    """See `_parse_json`; `value` is that of the file."""
     pieces = tokenizer_json.unigram(value)
     normal = [
         (piece, score)
@@ -324,7 +333,9 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
-    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
+    value = tokenizer_json.read(text)
+    with tokenizer_json.well_formed():
+        return _vocabulary(*tokenizer_json.unigram(value))
 
 
 def _vocabulary(pieces: list[str], scores: list[float]) -> ModelVocabulary:

@@ -1,7 +1,6 @@
 """Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
 
 import contextlib
-import json
 import pathlib
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -121,7 +120,9 @@ def _weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
         )
     try:
         names = sorted(set(artifacts.read_json(index)["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"files are {names[:3]}")
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{index}: not an index of weights ({error!r}); copy or download it again"
         ) from None

@@ -298,11 +298,12 @@ def _check(config: Mapping[str, Any], path: pathlib.Path) -> None:
     if not config["num_attention_heads"] or config["hidden_size"] % config["num_attention_heads"]:
         raise ValueError(
             f"{path}: hidden_size {config['hidden_size']} is no multiple of num_attention_heads "
-            f"{config['num_attention_heads']}; the file is not the one of these weights"
+            f"{config['num_attention_heads']}; the file is not the one of these weights: copy both "
+            "again"
         )
     if config["max_position_embeddings"] < config["pad_token_id"] + 2:
         raise ValueError(
             f"{path}: max_position_embeddings is {config['max_position_embeddings']}, of which "
             f"pad_token_id {config['pad_token_id']} and those before leave none for text; the file "
-            "is not the one of these weights"
+            "is not the one of these weights: copy both again"
         )

@@ -81,4 +81,4 @@ if __name__ == "__main__":
     jobs.define_flags(stages="train")
     flags.DEFINE_string("python", sys.executable, "Interpreter with the project's requirements.")
     flags.DEFINE_bool("keep_going", False, "Take the next job after one that failed.")
-    entry_point.run(main)
+    entry_point.run(main, may_be_remote=True)

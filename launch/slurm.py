@@ -159,4 +159,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("grace", 300, "Seconds before the limit at which training stops.")
     flags.DEFINE_multi_string("options", [], "Further option of sbatch, e.g. partition=long.")
     flags.DEFINE_string("python", sys.executable, "The interpreter on the nodes.")
-    entry_point.run(main)
+    entry_point.run(main, may_be_remote=True)

@@ -264,4 +264,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("setup", "", "Run on every host first, e.g. to mount a bucket.")
     flags.DEFINE_integer("restarts", 20, "How often an interrupted stage is started again.")
     flags.DEFINE_bool("delete", False, "Give the slice back, and do nothing else.")
-    entry_point.run(main, required=("config", "workdir", "zone", "accelerator", "runtime"))
+    required = ("config", "workdir", "zone", "accelerator", "runtime")
+    entry_point.run(main, required, may_be_remote=True)

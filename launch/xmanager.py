@@ -293,4 +293,4 @@ if __name__ == "__main__":
         "python", "python", "For --platform=local, the interpreter with the project's requirements."
     )
     flags.DEFINE_string("base_image", "python:3.12-slim", "Container image to build on.")
-    entry_point.run(main)
+    entry_point.run(main, may_be_remote=True)

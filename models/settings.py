@@ -81,7 +81,7 @@ class EncoderSettings:
     def __post_init__(self):
         if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads "
+                f"model.hidden_size is {self.hidden_size}, must be a multiple of model.num_heads, "
                 f"{self.num_heads}"
             )
         if self.norm_position not in ("post", "pre"):

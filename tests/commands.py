@@ -73,14 +73,27 @@ def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             contextlib.chdir(ROOT),
             parsed(name, *arguments) as rest,
             contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
         ):
-            entry_point.with_plain_errors(main)(rest)
+            entry_point.call(main, rest)
     except SystemExit as ended:
-        print(ended.code, file=stderr)
-        status = 1
+        status = ended.code if isinstance(ended.code, int) else 1
     finally:
         logger.removeHandler(handler)
     return subprocess.CompletedProcess(arguments, status, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def no_flags() -> Iterator[None]:
+    """Hide the flags of all commands for a while, and drop those that are defined meanwhile."""
+    there = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
+    with _removed(there):
+        before = set(flags.FLAGS)
+        try:
+            yield
+        finally:
+            for flag in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, flag)
 
 
 @contextlib.contextmanager

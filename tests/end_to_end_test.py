@@ -157,7 +157,7 @@ class EndToEndTest(parameterized.TestCase):
         else:
             arguments = (*CONFIG, *overrides, f"--workdir={workdir}")
             result = commands.execute(stage, *arguments)
-        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.returncode, 2, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
         self.assertEqual(snapshot(workdir), before)

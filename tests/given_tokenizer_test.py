@@ -55,7 +55,7 @@ class GivenTokenizerTest(absltest.TestCase):
         self.assertEqual(self.folders.read_tokenizer(), model())
         self.assertEqual(
             {path.name for path in self.folders.vocab.iterdir()},
-            {"DONE", "settings.json", "spm.model"},
+            {"DONE", "LOCK", "settings.json", "spm.model"},
         )
         other = self.write("other.model", model(PIECES[:9]))
         self.build(other)

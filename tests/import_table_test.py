@@ -28,7 +28,7 @@ OURS = {
     "prepare_data":   {"builders", "configs", "common", "input_pipeline"},
     "train":          {"builders", "common", "training"},
     "finetune":       {"builders", "common", "evaluation", "training"},
-    "predict":        {"common", "builders", "evaluation", "input_pipeline"},
+    "predict":        {"common", "builders", "evaluation", "input_pipeline", "training"},
     "tools/xtreme_table":   {"common", "evaluation"},
     "evaluate":       {"builders", "common", "training", "evaluation", "knn_sampling"},
     "tools/count_text":     {"common", "input_pipeline", "vocap"},

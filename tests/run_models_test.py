@@ -175,7 +175,7 @@ class InitialTest(TestCase):
             {"train.init_from": str(self.folders.workdir), "train.batch_size": 8},
             "--config.objective=masked_lm",
         )  # fmt: skip
-        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.returncode, 2, result.stderr)
         self.assertRegex(result.stderr, r"error \([^\n]*train.init_from: parameter discriminator")
         self.assertFalse(folders.train.exists())
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         _log(_OUTPUT.value, run_tables.merge_tables(_matching(_MERGE.value), _OUTPUT.value))
         return
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
-        raise ValueError("--heldout_fraction and --heldout_output belong together")
+        raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
     sentences = _sentences(_matching(_INPUT.value))
     if _HELDOUT_OUTPUT.value:
         heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)
@@ -70,7 +70,7 @@ def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
     found: set[str] = set()
     for pattern in patterns:
         if not (files := glob.glob(pattern, recursive=True)):
-            raise ValueError(f"{pattern}: no such file")
+            raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
         found.update(files)
     return [pathlib.Path(path) for path in sorted(found)]
 

@@ -20,7 +20,7 @@ import itertools
 from absl import flags
 from ml_collections import config_flags
 
-from builders import fine_tuning_memory, memory
+from builders import checks, fine_tuning_memory, memory
 from common import entry_point
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
@@ -34,6 +34,8 @@ _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is s
 
 
 def main(_) -> None:
+    if wrong := [one for one in _DEVICES.value or () if not one.isdecimal() or not int(one)]:
+        raise ValueError(f"--devices: {wrong[0]!r} must be a whole number of at least 1")
     if "task" in _CONFIG.value:
         _print_fine_tuning()
     elif _ENCODER.value:
@@ -60,13 +62,14 @@ def _print_fine_tuning() -> None:
 
 
 def _print_pretraining() -> None:
+    config = checks.checked(_CONFIG.value)
     print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
     print("|" + "---:|" * (3 + len(memory.PARTS)))
     layouts = []
     devices = map(int, _DEVICES.value or ["1", "8"])
-    num_stages = len(_CONFIG.value.optimizer.stages) + 1
+    num_stages = len(config.optimizer.stages) + 1
     for number, stage in itertools.product(devices, range(num_stages)):
-        estimate = memory.estimate(_CONFIG.value, number, stage)
+        estimate = memory.estimate(config, number, stage)
         cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
         total = sum(estimate.bytes.values()) / 1e9
         name = f" ({estimate.stage})" if num_stages > 1 else ""

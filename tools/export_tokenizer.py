@@ -26,7 +26,10 @@ def main(_) -> None:
     model, folder = _file(_MODEL.value).read_bytes(), pathlib.Path(_OUTPUT.value)
     texts = [_file(path) for path in _CHECK.value]
 
-    huggingface.export_tokenizer(model, folder)
+    try:
+        huggingface.export_tokenizer(model, folder)
+    except ValueError as error:
+        raise ValueError(f"{_MODEL.value}: {error}") from error
     logging.info("wrote %s", folder)
 
     differences: list[huggingface.Difference] = []
@@ -40,7 +43,7 @@ def main(_) -> None:
 
 def _file(path: str) -> pathlib.Path:
     if not pathlib.Path(path).is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     return pathlib.Path(path)
 
 

@@ -67,8 +67,13 @@ def _check(
 
 def _read(path: pathlib.Path) -> bytes:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    return path.read_bytes()
+        raise ValueError(f"{path}: no such file; correct the path")
+    found = path.read_bytes()
+    try:
+        vocabulary.parse(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
 
 
 if __name__ == "__main__":

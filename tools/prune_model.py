@@ -41,7 +41,7 @@ def main(_) -> None:
 def _sentences(name: str) -> Iterator[str]:
     path = pathlib.Path(name)
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file; correct the path")
     return text_files.read_sentences(path)
 
 

@@ -41,7 +41,7 @@ def main(_) -> None:
     if missing := sorted(set(languages) - set(corpus.train)):
         raise ValueError(
             f"--languages: {_TEXT.value} has no text in {', '.join(missing)}; there are "
-            f"{', '.join(corpus.train)}"
+            f"{', '.join(corpus.train)}; name some of these, or add text"
         )
     scores = {
         name: _score(name, segmenter, corpus, languages) for name, segmenter in segmenters.items()
@@ -56,7 +56,7 @@ def _segmenters() -> dict[str, Segmenter]:
     for one in _TOKENIZERS.value:
         name, is_named, path = one.partition("=")
         if not (name and is_named and path):
-            raise ValueError(f"--tokenizers: {one!r} is no NAME=PATH, such as mine=spm.model")
+            raise ValueError(f"--tokenizers: {one!r} must be NAME=PATH, such as mine=spm.model")
         if name in found:
             raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
         found[name] = read_segmenter(pathlib.Path(path))

@@ -76,13 +76,18 @@ class VocabularySettings:
         for method in (self.method, *self.compare):
             if method not in methods.METHODS:
                 raise ValueError(
-                    f"vocab.method and vocab.compare know {', '.join(methods.METHODS)}; "
+                    f"vocab.method and vocab.compare must be of {', '.join(methods.METHODS)}; "
                     f"got {method!r}"
                 )
         if self.initial_sizes and self.method != "vocap":
             raise ValueError(
                 f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
                 "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
+            )
+        if self.budget < 1:
+            raise ValueError(
+                f"vocab.target_size is {self.target_size}, must be above the "
+                f"{len(merge.SPECIALS)} special tokens"
             )
         if self.num_clusters < 1:
             raise ValueError(f"vocab.num_clusters is {self.num_clusters}, must be positive")
@@ -158,6 +163,8 @@ def build_vocabulary(
     Raises:
       ValueError: a language has no feasible size, or the target size cannot be reached.
     """
+    if settings.amounts:  # before hours of training
+        language_probabilities(settings.amounts, settings.alpha, train)
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}

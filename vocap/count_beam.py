@@ -147,7 +147,7 @@ def _check_files(job: Job) -> dict[str, list[str]]:
     paths: set[str] = set()
     for pattern, match in zip(job.inputs, FileSystems.match(list(job.inputs)), strict=True):
         if not match.metadata_list:
-            raise ValueError(f"{pattern}: no such file")
+            raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
         paths.update(file.path for file in match.metadata_list)
     files = collections.defaultdict(list)
     for path in sorted(paths):

@@ -380,6 +380,8 @@ def _check_parts(paths: Sequence[pathlib.Path]) -> None:
 @contextlib.contextmanager
 def _temporary_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a hidden temporary folder beside the output file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+    with (
+        artifacts.made_parents(out),
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder,
+    ):
         yield pathlib.Path(folder)

@@ -30,7 +30,7 @@ def read_text(path: pathlib.Path) -> str:
     """The text of a UTF-8 file, plain, `.gz`, `.xz` or `.bz2`, with `\\n` line ends.
 
     Raises:
-      ValueError: the file is empty, damaged, or not UTF-8.
+      ValueError: the file is empty, damaged, not UTF-8, or holds NUL bytes.
     """
     raw = path.read_bytes()
     try:
@@ -48,6 +48,9 @@ def read_text(path: pathlib.Path) -> str:
             f"{path}, line {line}: not UTF-8 (byte 0x{raw[error.start]:02x}); convert the file: "
             "iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
         ) from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(text_files.nul_message(f"{path}, line {line}"))
     # A byte order mark is no letter; that of MRPC would hide the name of its first column.
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.strip():

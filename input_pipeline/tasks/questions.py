@@ -28,6 +28,10 @@ def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None,
     text = files.read_text(path)
     try:
         data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(
+            f"{path}: nested too deeply for JSON of SQuAD; copy or download it again"
+        ) from error
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); the file must have the form of "
@@ -101,14 +105,28 @@ def _examples(data: Any, path: pathlib.Path) -> Iterator[QuestionExample]:
         ) from error
 
 
+def _checked(value: Any, kind: type, name: str) -> Any:
+    """Return `value` if it is of this type; else raise TypeError."""
+    if type(value) is not kind:
+        raise TypeError(f"{name} must be {kind.__name__}, is {value!r}")
+    return value
+
+
 def _example(context: str, question: dict[str, Any]) -> QuestionExample:
     # The answers of questions that SQuAD 2.0 calls impossible are only plausible ones.
     is_impossible = question.get("is_impossible", False)
     answers = [] if is_impossible else question.get("answers", [])
     for text in (context, question["question"]):
-        text.encode()
+        _checked(text, str, "context and question").encode()
     # By empty answers XTREME hides those of its tests.
-    found = [Answer(one["text"], one["answer_start"]) for one in answers if one["text"]]
+    found = [
+        Answer(
+            _checked(one["text"], str, "text of an answer"),
+            _checked(one["answer_start"], int, "answer_start"),
+        )
+        for one in answers
+        if one["text"]
+    ]
     return QuestionExample(
         str(question["id"]),
         question["question"],

@@ -71,6 +71,10 @@ def _tag(word: _Word, task: Task) -> int:
 
 def _named_tag(word: _Word) -> str:
     where, text, tag = word
+    if not text.strip():
+        raise ValueError(
+            f"{where}: the tag {tag!r} has no word before its tab; correct or remove the line"
+        )
     if not tag:
         raise ValueError(
             f"{where}: {text!r} has no tag, though other words of the file have; a line is word, "

@@ -63,6 +63,7 @@ def _cells(path: pathlib.Path, task: Task, wanted: str) -> Iterator[tuple[str, l
             raise ValueError(
                 f"{where}: {len(cells)} columns, but {task.name} takes {wanted} "
                 + ("with one tab between them" if count == 2 else "without tab")
+                + "; correct the line"
             )
         yield name, cells
 

@@ -409,7 +409,7 @@ class EntryPointTest(absltest.TestCase):
 
     def test_a_text_that_is_missing_is_told_before_anything_is_written(self):
         done = self.run_entry_point("--check=missing.txt")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 2)
         self.assertIn("missing.txt: no such file", done.stderr)
         self.assertNotIn("Traceback", done.stderr)
         self.assertFalse((self.folder / "out").exists())

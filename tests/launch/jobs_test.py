@@ -206,12 +206,12 @@ class FlagsTest(parameterized.TestCase):
         flags = ["--config=configs/finetune/xnli.py:D", "--workdir=/a", "--stages=finetune"]
         place = ["--zone=z", "--accelerator=v6e-8", "--runtime=r"]
         done = self.launch(*flags, *place, launcher="tpu_pod")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 2)
         self.assertIn("finetune runs in one process", done.stderr)
 
     def test_a_wrong_value_is_told_without_a_traceback(self):
         done = self.launch("--config=configs/quickstart.py", "--workdir=/a", "--sweep=train.sed=1")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 2)
         self.assertIn("the config has no key train.sed", done.stderr)
         self.assertNotIn("Traceback", done.stderr)
 

@@ -146,7 +146,7 @@ class CountTextTest(parameterized.TestCase):
         ):
             process = self.start(*args)
             errors = process.communicate()[1]
-            self.assertEqual(process.returncode, 1)
+            self.assertEqual(process.returncode, 2)
             self.assertIn(line, errors)
             self.assertNotIn("Traceback", errors)
 

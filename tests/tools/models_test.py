@@ -67,7 +67,7 @@ class EntryPointsTest(parameterized.TestCase):
 
     def assert_refused(self, error: str, script: str, *flags: str):
         result = commands.execute(script, *flags)
-        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.returncode, 2, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
 

@@ -126,7 +126,7 @@ class CommandTest(absltest.TestCase):
             self.run_main(flags[0], "--languages=sw,de")
 
     def test_names(self):
-        for value, message in (("spm.model", "no NAME=PATH"), ("a=x.model", "no such file")):
+        for value, message in (("spm.model", "must be NAME=PATH"), ("a=x.model", "no such file")):
             with self.assertRaisesRegex(ValueError, message):
                 self.run_main(f"--tokenizers={value}")
         model = self.folder / "spm.model"

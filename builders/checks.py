@@ -1,0 +1,137 @@
+"""Check of a whole config, before a command reads anything else.
+
+Settings classes check what belongs to their rooms: names of choices, and values that must fit each
+other. Here stand sections and keys, types, and the limits of single numbers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+# (lower limit, whether it is itself allowed, upper limit, which is not) of numbers.
+_Limits = tuple[float, bool, float]
+_AT_LEAST_0: _Limits = (0, True, math.inf)
+_AT_LEAST_1: _Limits = (1, True, math.inf)
+_ABOVE_0: _Limits = (0, False, math.inf)
+_BELOW_1: _Limits = (0, True, 1)
+_LIMITS: dict[_Limits, tuple[str, ...]] = {
+    _AT_LEAST_0: (
+        "corpus.max_train_bytes", "vocab.alpha", "vocab.beta", "vocab.em_iterations", "data.alpha",
+        "data.pair_alpha", "model.num_layers", "model.distance_slope", "optimizer.learning_rate",
+        "optimizer.muon_learning_rate", "optimizer.warmup_steps", "optimizer.weight_decay",
+        "optimizer.clip_norm", "optimizer.decay_power", "train.seed", "evaluation.seed",
+        "evaluation.max_sequences", "evaluation.max_sequences_in_training",
+        "evaluation.retrieval_layer", "evaluation.retrieval_max_sentences", "task.layer",
+    ),
+    _AT_LEAST_1: (
+        "vocab.target_size", "vocab.num_workers", "store.num_workers", "data.prefetch",
+        "model.embedding_size", "model.hidden_size", "model.num_heads", "model.mlp_size",
+        "model.max_length", "model.distance_buckets", "model.max_distance", "mesh.vocab_multiple",
+        "evaluation.batch_size", "evaluation.num_folds", "train.batch_size", "train.log_every",
+        "train.accumulation_steps", "train.evaluations", "train.keep_checkpoints",
+        "task.max_length", "task.stride", "task.max_query_length", "task.max_answer_length",
+        "task.n_best",
+    ),
+    _ABOVE_0: ("model.rotary_theta", "optimizer.epsilon", "train.epochs"),
+    _BELOW_1: (
+        "model.dropout_rate", "model.attention_dropout_rate", "optimizer.beta1", "optimizer.beta2",
+        "optimizer.muon_momentum", "optimizer.warmup_share",
+    ),
+}  # fmt: skip
+
+
+def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDict:
+    """Return `config` if it has the sections, keys and types of `defaults`, within the limits.
+
+    Args:
+      config: of a command.
+      defaults: by default those of pre-training. Other configs, and those with an objective of
+        another package, may have sections of their own.
+
+    Raises:
+      ValueError: a section or key is missing or unknown, or a value is of another type or out of
+        its limits; the message names the key.
+    """
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"get_config() of the config file returns {type(config).__name__}, must return a "
+            "ConfigDict"
+        )
+    expected = (base.get_config() if defaults is None else defaults).to_dict()
+    found = config.to_dict()
+    # Those of another package's objective, or of a kind of tasks, are checked where it is built.
+    allows_others = defaults is not None or ":" in str(found.get("objective", ""))
+    _check_keys("config", found, expected, allows_others)
+    for name, section in expected.items():
+        if not isinstance(section, dict):
+            _check_type(f"config.{name}", found[name], section)
+            continue
+        if not isinstance(found[name], dict):
+            raise ValueError(
+                f"config.{name} is {found[name]!r}, must be a section, a ConfigDict with the keys "
+                f"{', '.join(section)}"
+            )
+        _check_keys(f"config.{name}", found[name], section, allows_others=False)
+        for key, value in section.items():
+            _check_type(f"config.{name}.{key}", found[name][key], value)
+    for key, value in _numbers(found):
+        _check_limits(key, value)
+    return config
+
+
+def _check_keys(
+    name: str, found: Mapping[str, Any], expected: Mapping[str, Any], allows_others: bool
+) -> None:
+    missing = sorted(set(expected) - set(found))
+    unknown = [] if allows_others else sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise ValueError(
+            f"{name}: unknown keys {unknown}, missing keys {missing}; correct the names, and let "
+            "the config begin with the get_config() of configs/base.py, or base() of "
+            "configs/finetune/base.py"
+        )
+
+
+def _check_type(key: str, value: Any, default: Any) -> None:
+    wanted: tuple[type, ...]
+    if default is None:
+        return
+    if isinstance(default, bool):
+        wanted, name = (bool,), "True or False"
+    elif isinstance(default, int):
+        wanted, name = (int,), "a whole number"
+    elif isinstance(default, float):
+        wanted, name = (int, float), "a number"
+    elif isinstance(default, str):
+        wanted, name = (str,), "text"
+    elif isinstance(default, dict):
+        wanted, name = (dict,), "a ConfigDict"
+    else:
+        wanted, name = (tuple, list), 'a tuple, such as ("en", "sw")'
+    is_bool = isinstance(value, bool) and wanted != (bool,)
+    if is_bool or not isinstance(value, wanted):
+        raise ValueError(f"{key} is {value!r} ({type(value).__name__}), must be {name}")
+
+
+def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of all sections with their keys."""
+    for name, section in found.items():
+        for key, value in section.items() if isinstance(section, dict) else ():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield f"{name}.{key}", value
+
+
+def _check_limits(key: str, value: float) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} is {value}, must be finite")
+    for (low, is_allowed, high), keys in _LIMITS.items():
+        is_high = value >= high
+        if key in keys and (value < low or (value == low and not is_allowed) or is_high):
+            below = "" if high == math.inf else f" and below {high:g}"
+            raise ValueError(
+                f"{key} is {value}, must be {'at least' if is_allowed else 'above'} {low:g}{below}"
+            )

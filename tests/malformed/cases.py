@@ -1,0 +1,26 @@
+"""All cases, and how many there are of each kind."""
+
+import collections
+
+from tests.malformed import (
+    config_cases,
+    folder_cases,
+    model_cases,
+    task_cases,
+    text_cases,
+    tokenizer_cases,
+)
+
+CASES = [
+    *text_cases.CASES,
+    *task_cases.CASES,
+    *tokenizer_cases.CASES,
+    *folder_cases.CASES,
+    *model_cases.CASES,
+    *config_cases.CASES,
+]
+
+
+def counts() -> dict[str, int]:
+    """Number of cases of each kind, as in the table of docs/errors.md."""
+    return dict(collections.Counter(case.kind for case in CASES))

@@ -1,0 +1,389 @@
+"""Configs and flags: files of one's own, keys, types, and values out of range in every section."""
+
+import pathlib
+from collections.abc import Iterator
+
+from tests import tiny_tasks
+from tests.malformed import templates
+from tests.malformed.harness import Break, Case
+
+_OWN = """from configs import quickstart
+
+def get_config(arg=''):
+    config = quickstart.get_config('runlocal')
+"""
+
+
+def _nothing(folder: pathlib.Path) -> None:
+    """Leave the folder as it is: the flags are wrong."""
+
+
+def _file(content: str) -> Break:
+    return lambda folder: tiny_tasks.write(folder / "own.py", content)
+
+
+def _files() -> Iterator[Case]:
+    good = _file(
+        _OWN + "    config.corpus.root = __file__.replace('own.py', 'text')\n"
+        "    config.corpus.languages = ('en', 'sw')\n    return config\n"
+    )
+    where = r"--config=\S*own\.py"
+    for name, content, says in (
+        ("a syntax error", "def get_config(:\n", (where, "SyntaxError|invalid syntax", "line 1")),
+        ("a missing import", "import no_such_module\n", (where, "no_such_module", "line 1")),
+        (
+            "an exception",
+            "def get_config():\n    return 1 / 0\n",
+            (where, "division by zero", "line 2"),
+        ),
+        (
+            "a name that is not defined",
+            "def get_config():\n    return confg\n",
+            (where, "confg", "line 2"),
+        ),
+        ("no get_config", "x = 1\n", (where, "get_config")),
+        ("nothing returned", "def get_config():\n    pass\n", (where,)),
+        (
+            "a dict returned",
+            "def get_config():\n    return {'train': 1}\n",
+            ("config file", "dict"),
+        ),
+        ("nothing in it", "", (where, "get_config")),
+        ("YAML", "train:\n  num_steps: 3\n", (where, "line")),
+        (
+            "a key of a section mistyped",
+            _OWN + "    config.train.num_stps = 3\n    return config\n",
+            (r"config\.train", "num_stps"),
+        ),
+        (
+            "a key mistyped under lock",
+            _OWN + "    config.lock()\n    config.train.num_stps = 3\n    return config\n",
+            (where, "num_stps", "line 6"),
+        ),
+        (
+            "text for a number",
+            _OWN + "    config.train.num_steps = 'many'\n    return config\n",
+            (where, "line 5"),
+        ),
+        (
+            "an unknown section",
+            _OWN + "    config.trian = config.train\n    return config\n",
+            ("trian",),
+        ),
+        ("a section missing", _OWN + "    del config.mask\n    return config\n", ("'mask'",)),
+        ("a newer section missing", _OWN + "    del config.veco\n    return config\n", ("'veco'",)),
+        (
+            "a key missing",
+            _OWN + "    del config.train.prng\n    return config\n",
+            (r"config\.train", "'prng'"),
+        ),
+        (
+            "no section",
+            _OWN + "    del config.mask\n    config.mask = None\n    return config\n",
+            (r"config\.mask is None",),
+        ),
+        (
+            "a section that is a number",
+            _OWN + "    del config.mask\n    config.mask = 3\n    return config\n",
+            (r"config\.mask is 3",),
+        ),
+        (
+            "an empty config",
+            "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n",
+            ("missing keys", "'train'"),
+        ),
+        (
+            "a key of another type",
+            _OWN + "    del config.train.seed\n    config.train.seed = 'x'\n    return config\n",
+            (r"config\.train\.seed", "'x'"),
+        ),
+        (
+            "a switch that is a number",
+            _OWN + "    del config.train.tensorboard\n    config.train.tensorboard = 1\n"
+            "    return config\n",
+            (r"config\.train\.tensorboard", "True or False"),
+        ),
+        (
+            "text for a tuple",
+            _OWN + "    del config.corpus.text\n    config.corpus.text = '.'\n    return config\n",
+            (r"config\.corpus\.text", "a tuple"),
+        ),
+    ):
+        repairs = (
+            good
+            if name in ("a syntax error", "a section missing", "a key of another type")
+            else None
+        )
+        flags = ("--config=DIR/own.py", "--workdir=DIR/work")
+        yield Case(
+            "config file", name, "prepare_data", "text", flags, _file(content), says, repairs
+        )
+
+    def folder(folder: pathlib.Path) -> None:
+        (folder / "own.py").mkdir()
+
+    flags = ("--config=DIR/own.py", "--workdir=DIR/work")
+    yield Case(
+        "config file", "no file", "train", "text", flags, _nothing, (r"own\.py", "no such config")
+    )
+    yield Case("config file", "a folder", "train", "text", flags, folder, (r"own\.py",))
+
+
+def _flags() -> Iterator[Case]:
+    for command, given, says in (
+        ("train", ("--workdir=DIR/work",), ("--config",)),
+        ("train", ("--config=configs/quickstart.py",), ("--workdir",)),
+        ("train", (*templates.config(), "--num_steps=3"), ("num_steps",)),
+        (
+            "train",
+            (*templates.config(), "--config.train.steps=3"),
+            (r"config\.train\.steps", "no key 'steps'"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.trian.seed=3"),
+            (r"config\.trian\.seed", "no key 'trian'"),
+        ),
+        ("train", (*templates.config(), "--config.train.seed.x=3"), (r"config\.train\.seed\.x",)),
+        ("train", (*templates.config(), "--config.train=3"), (r"config\.train",)),
+        (
+            "train",
+            (*templates.config(), "--config.train.num_steps=many"),
+            (r"train\.num_steps", "many"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.train.num_steps=3.5"),
+            (r"train\.num_steps", "3.5"),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.train.tensorboard=maybe"),
+            (r"train\.tensorboard",),
+        ),
+        (
+            "train",
+            (*templates.config(), "--config.optimizer.learning_rate=1e-"),
+            (r"learning_rate", "1e-"),
+        ),
+        ("train", (*templates.config(), "--config.optimizer.stages=(1,"), (r"optimizer\.stages",)),
+        (
+            "train",
+            ("--config=configs/quickstart.py:runlocal", "--workdir=gs://bucket/run"),
+            ("--workdir", "gcsfuse"),
+        ),
+        (
+            "build_vocab",
+            templates.config(corpus__root="s3://bucket/text"),
+            (r"corpus\.root", "s3://bucket/text"),
+        ),
+        ("build_vocab", templates.config(vocab__tables="gs://b/t"), (r"vocab\.tables", "gs://b/t")),
+        (
+            "train",
+            templates.config(train__init_from="https://hub/xlmr"),
+            (r"train\.init_from", "https://hub/xlmr"),
+        ),
+        ("predict", ("--input=DIR/x", "--output=DIR/y"), ("--workdir", "--config")),
+        (
+            "predict",
+            ("--input=DIR/x", "--output=DIR/y", "--workdir=DIR/work"),
+            ("results.json", "finetune"),
+        ),
+        (
+            "predict",
+            ("--input=DIR/x", "--output=DIR/y", "--config=configs/finetune/xnli.py:x"),
+            ("xnli", "--workdir"),
+        ),
+        ("predict", ("--workdir=DIR/work",), ("--input",)),
+        (
+            "evaluate",
+            ("--config=configs/vocap_paper.py:vocap_5k", "--workdir=DIR/w"),
+            ("vocap_5k", "vocap_500k"),
+        ),
+        ("evaluate", ("--config=configs/xy_lent.py:huge", "--workdir=DIR/w"), ("huge", "base")),
+        ("train", ("--config=configs/veco.py:huge", "--workdir=DIR/w"), ("huge", "large")),
+        (
+            "tools.estimate_memory",
+            ("--config=configs/quickstart.py", "--devices=many"),
+            ("--devices", "many"),
+        ),
+        ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=0"), ("devices",)),
+        ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=-4"), ("devices",)),
+        (
+            "tools.export_model",
+            ("--config=configs/quickstart.py", "--workdir=DIR/work"),
+            ("--output",),
+        ),
+        (
+            "tools.export_model",
+            (*templates.config(), "--output=DIR/m", "--part=decoder"),
+            ("--part", "decoder"),
+        ),
+    ):
+        name = f"{command} {' '.join(given[-1:])}"
+        yield Case("flags", name, command, "rows", given, _nothing, says)
+
+
+# Values that a section refuses, by the command that reads it, and what of the key is named.
+_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "prepare_data": {
+        "store.length": ("0", "-1", "15"),
+        "store.parallel_length": ("4",),
+        "store.num_workers": ("0", "-2"),
+        "corpus.heldout_fraction": ("1.0", "-0.1", "nan"),
+        "corpus.parallel_heldout_fraction": ("1.5", "-1.0"),
+        "corpus.max_train_bytes": ("-1",),
+        "corpus.languages": ("('de',)",),
+    },
+    "build_vocab": {
+        "vocab.method": ("greedy",),
+        "vocab.compare": ("('all',)",),
+        "vocab.target_size": ("0", "-5", "5"),
+        "vocab.sizes": ("()", "(200,100)", "(0,100)"),
+        "vocab.alpha": ("-0.5", "inf"),
+        "vocab.beta": ("-1.0", "nan"),
+        "vocab.num_clusters": ("0",),
+        "vocab.trainer": ("bpe",),
+        "vocab.character_coverage": ("0.0", "1.5"),
+        "vocab.max_piece_length": ("0", "1000"),
+        "vocab.max_seeds": ("0",),
+        "vocab.max_characters": ("-1",),
+        "vocab.alp_probabilities": ("text",),
+        "vocab.em_iterations": ("-1",),
+        "vocab.num_workers": ("0",),
+        "vocab.amounts": ("DIR/none.json",),
+        "vocab.allocation": ("DIR/none.json",),
+        "vocab.tables": ("DIR/none",),
+        "vocab.tokenizer": ("DIR/none.model", "DIR/text"),
+    },
+    "train": {
+        "objective": ("masked", "no.module:build", "configs.base:nothing"),
+        "data.alpha": ("-1.0", "nan"),
+        "data.alpha_phases": ("((0,0.5),)",),
+        "data.loader": ("tfdata", "''"),
+        "data.prefetch": ("0",),
+        "data.pair_share": ("1.0", "-0.5"),
+        "data.contrast_share": ("2.0",),
+        "data.pair_sampling": ("greedy",),
+        "data.pair_temperature": ("0.0",),
+        "model.hidden_size": ("0", "33", "-32"),
+        "model.num_heads": ("0", "5"),
+        "model.num_layers": ("-1",),
+        "model.mlp_size": ("0",),
+        "model.embedding_size": ("0",),
+        "model.max_length": ("31", "0"),
+        "model.norm_position": ("both",),
+        "model.dropout_rate": ("1.0", "-0.1", "nan"),
+        "model.attention_dropout_rate": ("1.0",),
+        "model.dtype": ("float16",),
+        "model.attention": ("flash",),
+        "model.remat": ("some",),
+        "model.unroll": ("0",),
+        "model.position": ("alibi",),
+        "model.rotary_theta": ("0.0",),
+        "model.distance_buckets": ("0", "7"),
+        "model.max_distance": ("0",),
+        "model.initializer": ("zeros",),
+        "model.cross_attention": ("True",),
+        "mask.rate": ("0.0", "1.0", "-0.1"),
+        "mask.final_rate": ("1.0",),
+        "mask.pair_rate": ("-1.0",),
+        "mask.mask_share": ("0.95", "-0.1"),
+        "mask.random_share": ("1.5",),
+        "output_layer.kind": ("sampled",),
+        "output_layer.k": ("0",),
+        "output_layer.capacity": ("8",),
+        "output_layer.group_size": ("3", "-1"),
+        "output_layer.refresh_every": ("0",),
+        "output_layer.full_softmax_fraction": ("1.5",),
+        "output_layer.row_capacity": ("-1",),
+        "optimizer.kind": ("sgd",),
+        "optimizer.learning_rate": ("-1.0", "nan"),
+        "optimizer.warmup_steps": ("-1",),
+        "optimizer.schedule": ("step",),
+        "optimizer.decay_power": ("-1.0",),
+        "optimizer.decay_fraction": ("1.5",),
+        "optimizer.final_rate_ratio": ("-0.5",),
+        "optimizer.beta1": ("1.0", "-0.1"),
+        "optimizer.beta2": ("1.0",),
+        "optimizer.epsilon": ("0.0",),
+        "optimizer.weight_decay": ("-0.1",),
+        "optimizer.clip_norm": ("-1.0",),
+        "optimizer.embedding_update": ("sparse",),
+        "optimizer.stages": ('(("head",0),)',),
+        "mesh.data": ("3", "0", "-2"),
+        "mesh.fsdp": ("16", "-1"),
+        "mesh.model": ("3",),
+        "mesh.vocab_multiple": ("0",),
+        "train.num_steps": ("0", "-1"),
+        "train.batch_size": ("0", "9"),
+        "train.accumulation_steps": ("0", "3"),
+        "train.batch_warmup_steps": ("5",),
+        "train.seed": ("-1",),
+        "train.init_from": ("DIR/none", "DIR/text"),
+        "train.log_every": ("0",),
+        "train.evaluate_every": ("0",),
+        "train.checkpoint_every": ("-1",),
+        "train.keep_checkpoints": ("0",),
+        "train.keep_every": ("-1",),
+        "train.prng": ("mersenne",),
+        "evaluation.batch_size": ("0",),
+        "evaluation.num_folds": ("0",),
+        "evaluation.max_sequences": ("-1",),
+        "evaluation.seed": ("-1",),
+        "evaluation.retrieval_layer": ("-1",),
+    },
+}
+# Of objectives and of pairs, whose keys others do not read.
+_OF_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
+    "replaced_token": {
+        "replaced_token.generator_layers": ("-1",),
+        "replaced_token.weight": ("-1.0",),
+        "replaced_token.temperature": ("-1.0",),
+        "replaced_token.embeddings": ("tied",),
+        "evaluation.frozen_generator": ("DIR/none",),
+    },
+    "veco": {
+        "veco.is_weight": ("-1.0",),
+        "veco.context": ("all",),
+    },
+    "masked_lm": {
+        "contrast.weight": ("-1.0",),
+        "contrast.temperature": ("0.0",),
+        "robust.num_phases": ("-1",),
+        "robust.rate": ("0.0",),
+        "robust.rho": ("-1.0",),
+        "data.pair_buckets": ("()", "(64,32)", "(4,)", "(24,)"),
+        "data.pair_positions": ("random",),
+        "data.pair_pivot": ("de",),
+    },
+}
+
+
+def _values() -> Iterator[Case]:
+    for command, keys in _VALUES.items():
+        for key, values in keys.items():
+            for value in values:
+                yield _value(command, key, value)
+    for objective, keys in _OF_OBJECTIVES.items():
+        for key, values in keys.items():
+            for value in values:
+                changes = {"data__pair_share": "0.5"} if objective != "replaced_token" else {}
+                if objective == "veco":
+                    changes["model__cross_attention"] = "True"
+                if key.startswith("robust"):
+                    changes |= {"robust__num_phases": "1", "data__pair_sampling": "m2m"}
+                if key == "data.pair_pivot":
+                    changes["data__pair_sampling"] = "pivot"
+                yield _value("train", key, value, objective=objective, **changes)
+
+
+def _value(command: str, key: str, value: str, **changes: str) -> Case:
+    section = key.partition(".")[0]
+    changes[key.replace(".", "__")] = value
+    flags = templates.config(**changes)
+    says = (rf"{section}|mesh of data" if section == "mesh" else key.replace(".", r"\."),)
+    return Case(f"config {section}", f"{key}={value}", command, "rows", flags, _nothing, says)
+
+
+CASES = [*_files(), *_flags(), *_values()]

@@ -1,0 +1,523 @@
+"""Working directories: order of stages, damaged files, files in the way, locks, permissions."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import pickle
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from common import artifacts
+from tests import tiny_tasks
+from tests.malformed import templates
+from tests.malformed.harness import Break, Case
+
+
+def _remove(name: str) -> Break:
+    def breaks(folder: pathlib.Path) -> None:
+        path = folder / "work" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return breaks
+
+
+def _write(name: str, content: bytes | str) -> Break:
+    data = content.encode() if isinstance(content, str) else content
+
+    def breaks(folder: pathlib.Path) -> None:
+        path = folder / "work" / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    return breaks
+
+
+def _cut(name: str, share: float = 0.5) -> Break:
+    return lambda folder: templates.truncate(folder / "work" / name, share)
+
+
+def _changed(name: str, change: Callable[[Any], Any]) -> Break:
+    def breaks(folder: pathlib.Path) -> None:
+        path = folder / "work" / name
+        value = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(change(value)), encoding="utf-8")
+
+    return breaks
+
+
+def _without(key: str) -> Callable[[Any], Any]:
+    return lambda value: {name: one for name, one in value.items() if name != key}
+
+
+def _saved(name: str, array: np.ndarray) -> Break:
+    return lambda folder: np.save(folder / "work" / name, array)
+
+
+def _restored(name: str) -> Break:
+    def repairs(folder: pathlib.Path) -> None:
+        path = folder / "work" / name
+        if path.exists():
+            path.unlink()
+        shutil.copy(templates.template("rows") / "work" / name, path)
+
+    return repairs
+
+
+def _case(
+    kind: str,
+    name: str,
+    command: str,
+    breaks: Break,
+    *says: str,
+    template: str = "rows",
+    repairs: Break | None = None,
+    **changes: str,
+) -> Case:
+    return Case(kind, name, command, template, templates.config(**changes), breaks, says, repairs)
+
+
+def _nothing(folder: pathlib.Path) -> None:
+    """Leave the folder as it is."""
+
+
+def _out_of_order() -> Iterator[Case]:
+    kind = "stages"
+    yield _case(
+        kind,
+        "rows before a vocabulary",
+        "prepare_data",
+        _remove("vocab"),
+        r"spm\.model does not exist",
+        "run build_vocab",
+        template="text",
+    )
+    yield _case(
+        kind, "training before rows", "train", _nothing, "run prepare_data", template="text"
+    )
+    yield _case(kind, "training without a vocabulary", "train", _remove("vocab"), "run build_vocab")
+    yield _case(
+        kind, "a report before rows", "evaluate", _nothing, "run prepare_data", template="text"
+    )
+    yield _case(kind, "a report before training", "evaluate", _nothing, "run train")
+    yield _case(kind, "no working directory", "train", _remove(""), "run prepare_data")
+    export = (*templates.config(), "--output=DIR/model")
+    yield Case(
+        kind,
+        "an export before training",
+        "tools.export_model",
+        "rows",
+        export,
+        _nothing,
+        ("run train",),
+    )
+    yield Case(
+        kind,
+        "weights of pairs before training",
+        "tools.pair_weights",
+        "rows",
+        templates.config(),
+        _nothing,
+        ("train",),
+    )
+    yield Case(
+        kind,
+        "pairs of rows without any",
+        "tools.pair_sampling",
+        "rows",
+        (*templates.config()[:-1], "--counts=DIR/none.tsv", "--output=DIR/o"),
+        _nothing,
+        (r"none\.tsv",),
+    )
+
+    def another_tokenizer(folder: pathlib.Path) -> None:
+        with open(folder / "work/vocab/spm.model", "ab") as file:
+            file.write(b"\0")
+
+    yield _case(
+        kind,
+        "rows of another tokenizer",
+        "train",
+        another_tokenizer,
+        "made with tokenizer",
+        "run prepare_data",
+        repairs=_restored("vocab/spm.model"),
+    )
+    yield _case(
+        kind,
+        "rows of other text",
+        "prepare_data",
+        lambda folder: tiny_tasks.write(folder / "text/sw.txt", "a\n\nb\n\nc\n"),
+        "rows was made under another config",
+        "text: there",
+    )
+    for key, value in (
+        ("store__length", "64"),
+        ("corpus__seed", "1"),
+        ("corpus__heldout_fraction", "0.3"),
+    ):
+        yield _case(
+            kind,
+            f"rows of another {key}",
+            "prepare_data",
+            _nothing,
+            "rows was made under another config",
+            key.replace("__", r"\."),
+            **{key: value},
+        )
+
+    def claimed(folder: pathlib.Path) -> None:
+        artifacts.write_json(
+            folder / "work/train/settings.json", {"train": {"seed": 5}, "rows": {}}
+        )
+
+    yield _case(
+        kind,
+        "training of another config",
+        "train",
+        claimed,
+        "train was made under another config",
+        r"train\.seed: there 5, now 0",
+    )
+    for stage in ("rows", "vocab"):
+        flags = (*templates.config()[:-1], f"--workdir=DIR/work/{stage}")
+        yield Case(
+            kind,
+            f"the folder {stage} as --workdir",
+            "train",
+            "rows",
+            flags,
+            _nothing,
+            ("run prepare_data",),
+        )
+
+
+def _damaged() -> Iterator[Case]:
+    kind = "damaged files"
+    for name in ("rows/meta.json", "rows/settings.json"):
+        where = rf"work/{name}"
+        for what, breaks in (
+            ("cut", _cut(name)),
+            ("empty", _write(name, b"")),
+            ("zeros", _write(name, b"\0" * 99)),
+            ("Latin 1", _write(name, b'{"a": "\xf1"}')),
+            ("a list", _write(name, "[]")),
+            ("null", _write(name, "null")),
+            ("a number", _write(name, "3")),
+        ):
+            repairs = _restored(name) if what == "cut" else None
+            yield _case(kind, f"{what} {name}", "train", breaks, where, repairs=repairs)
+    meta = "rows/meta.json"
+    for key in ("special", "statistics", "length", "tokenizer"):
+        yield _case(
+            kind,
+            f"meta.json without {key}",
+            "train",
+            _changed(meta, _without(key)),
+            r"meta\.json",
+            key,
+        )
+    yield _case(
+        kind,
+        "meta.json with an unknown key",
+        "train",
+        _changed(meta, lambda value: {**value, "colour": 1}),
+        r"meta\.json",
+        "colour",
+    )
+    yield _case(
+        kind,
+        "meta.json without a special id",
+        "train",
+        _changed(meta, lambda value: {**value, "special": {"bos": 0}}),
+        r"meta\.json",
+    )
+    for what, breaks in (
+        ("cut", _cut("rows/settings.json")),
+        ("empty", _write("rows/settings.json", b"")),
+        ("a list", _write("rows/settings.json", "[]")),
+    ):
+        yield _case(
+            kind, f"{what} settings.json, again", "prepare_data", breaks, r"rows/settings\.json"
+        )
+    for name in ("en.train.npy", "en.counts.npy", "sw.heldout.npy"):
+        where, shape = rf"rows/{name}", (1,) if "counts" in name else (1, 7)
+        for what, breaks in (
+            ("cut", _cut(f"rows/{name}", 0.9)),
+            ("cut header of", _cut(f"rows/{name}", 0.02)),
+            ("empty", _write(f"rows/{name}", b"")),
+            ("missing", _remove(f"rows/{name}")),
+            ("text as", _write(f"rows/{name}", "the cat\n" * 20)),
+            ("another shape of", _saved(f"rows/{name}", np.zeros(shape, np.uint16))),
+            ("floats in", _saved(f"rows/{name}", np.zeros((12, 32), np.float32))),
+            ("a pickle as", _write(f"rows/{name}", pickle.dumps([1, 2]))),
+        ):
+            repairs = _restored(f"rows/{name}") if what in ("cut", "missing") else None
+            yield _case(
+                kind, f"{what} {name}", "train", breaks, where, "prepare_data", repairs=repairs
+            )
+    for what, breaks in (
+        ("cut", _cut("rows/en-sw.en.bitext.npy", 0.9)),
+        ("missing", _remove("rows/en-sw.en.bitext.npy")),
+        ("missing ends of", _remove("rows/en-sw.en.ends.npy")),
+        ("shorter", _saved("rows/en-sw.en.bitext.npy", np.zeros(3, np.uint16))),
+    ):
+        yield _case(
+            kind,
+            f"{what} bitext",
+            "train",
+            breaks,
+            r"rows/en-sw\.en\.(bitext|ends)\.npy",
+            data__pair_share="0.5",
+        )
+    yield _case(
+        kind,
+        "meta.json of more bitext",
+        "train",
+        _changed(meta, lambda value: {**value, "bitexts": {"none": ["en", "sw"]}}),
+        r"rows/none\.",
+        data__pair_share="0.5",
+    )
+
+
+def _in_the_way() -> Iterator[Case]:
+    kind = "files in the way"
+    yield _case(kind, "a file as working directory", "prepare_data", _write("", "x"), "work")
+    yield _case(kind, "a file as working directory of training", "train", _write("", "x"), "work")
+    yield _case(
+        kind, "a file as rows", "prepare_data", _write("rows", "x"), "work/rows", template="text"
+    )
+    yield _case(kind, "a file as rows of training", "train", _write("rows", "x"), "work/rows")
+    yield _case(kind, "a file as train", "train", _write("train", "x"), "work/train")
+    yield _case(
+        kind, "a file as vocab", "prepare_data", _write("vocab", "x"), "work/vocab", template="text"
+    )
+
+    def folder_for(name: str) -> Break:
+        def breaks(folder: pathlib.Path) -> None:
+            _remove(name)(folder)
+            (folder / "work" / name).mkdir()
+
+        return breaks
+
+    for name in ("vocab/spm.model", "rows/meta.json", "rows/settings.json", "rows/en.train.npy"):
+        yield _case(kind, f"a folder as {name}", "train", folder_for(name), f"work/{name}")
+
+    def loop(folder: pathlib.Path) -> None:
+        (folder / "work/train").symlink_to(folder / "work/train")
+
+    yield _case(kind, "a link to itself as train", "train", loop, "work/train")
+
+    def nowhere(folder: pathlib.Path) -> None:
+        (folder / "work/train").symlink_to(folder / "gone/train")
+
+    yield _case(kind, "a link to nowhere as train", "train", nowhere, "work/train")
+    yield Case(
+        kind,
+        "a name that is too long",
+        "prepare_data",
+        "text",
+        (*templates.config()[:-1], f"--workdir=DIR/{'x' * 300}"),
+        _nothing,
+        ("x{300}", "shorter path|too long"),
+    )
+    out = ("--merge=DIR/none.gz", "--output=DIR/text/en.txt/sw.runs.gz")
+    yield Case(
+        kind,
+        "a file as folder of tables",
+        "tools.count_text",
+        "text",
+        ("--input=DIR/text/en.txt", out[1]),
+        _nothing,
+        (r"en\.txt",),
+    )
+    yield Case(
+        kind,
+        "a file as folder of a tokenizer",
+        "tools.export_tokenizer",
+        "text",
+        ("--model=DIR/work/vocab/spm.model", "--output=DIR/text/en.txt"),
+        _nothing,
+        (r"en\.txt",),
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    """Another process's lock: locks of files opened twice exclude each other in one process too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _small_disk() -> Iterator[None]:
+    """No file may grow beyond four kilobytes: the system refuses writes as where a disk is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextlib.contextmanager
+def _unprivileged() -> Iterator[None]:
+    """Permissions count, which they do not for the superuser."""
+    user = os.geteuid()
+    if not user:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def _closed(name: str, mode: int) -> Break:
+    """Withdraw permissions from a path, and from nothing else."""
+
+    def breaks(folder: pathlib.Path) -> None:
+        for path in (folder.parent, folder, *folder.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        (folder / name).chmod(mode)
+
+    return breaks
+
+
+def _surrounded() -> Iterator[Case]:
+    for stage, command, template in (
+        ("rows", "prepare_data", "text"),
+        ("train", "train", "rows"),
+        ("vocab", "build_vocab", "text"),
+    ):
+        changes = {"vocab__tokenizer": "DIR/given.model"} if stage == "vocab" else {}
+
+        def breaks(folder: pathlib.Path, stage: str = stage) -> None:
+            artifacts.write_bytes(folder / "given.model", tiny_tasks.tokenizer())
+            (folder / "work" / stage).mkdir(parents=True, exist_ok=True)
+
+        yield Case(
+            "two processes",
+            f"two of {command}",
+            command,
+            template,
+            templates.config(**changes),
+            breaks,
+            (f"another process is at work in \\S*work/{stage}", "wait"),
+            _nothing,
+            lambda folder, stage=stage: _locked(folder / "work" / stage / "LOCK"),
+        )
+    yield Case(
+        "two processes",
+        "two of build_vocab, on text",
+        "build_vocab",
+        "text",
+        templates.config(),
+        _nothing,
+        (r"another process is at work in \S*work/vocab",),
+        None,
+        lambda folder: _locked(folder / "work/vocab/LOCK"),
+    )
+    disk: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+        ("prepare_data", "text", templates.config(), "rows"),
+        (
+            "tools.export_tokenizer",
+            "text",
+            ("--model=DIR/work/vocab/spm.model", "--output=DIR/hf"),
+            "hf",
+        ),
+        (
+            "tools.import_model",
+            "model",
+            ("--model=DIR/model", "--vocabulary=DIR/new.model", "--output=DIR/out"),
+            "out",
+        ),
+        (
+            "tools.prune_model",
+            "model",
+            ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out"),
+            "out",
+        ),
+    )
+    for command, template, flags, said in disk:
+        # The claim of a stage stays, and the same command goes on from there.
+        leaves = ("work/rows", "work/rows/settings.json") if said == "rows" else ()
+        yield Case(
+            "full disk",
+            command,
+            command,
+            template,
+            flags,
+            _long_text,
+            (said, "disk"),
+            _nothing if leaves else None,
+            lambda folder: _small_disk(),
+            leaves,
+        )
+    for what, command, breaks, said, template in (
+        (
+            "a folder that must not be written",
+            "prepare_data",
+            _closed("work", 0o555),
+            "work/rows",
+            "text",
+        ),
+        ("a folder that must not be read", "prepare_data", _closed("text", 0o000), "text", "text"),
+        (
+            "text that must not be read",
+            "prepare_data",
+            _closed("text/sw.txt", 0o000),
+            "sw.txt",
+            "text",
+        ),
+        (
+            "a tokenizer that must not be read",
+            "prepare_data",
+            _closed("work/vocab/spm.model", 0o000),
+            "spm.model",
+            "text",
+        ),
+        (
+            "rows that must not be read",
+            "train",
+            _closed("work/rows/en.train.npy", 0o000),
+            "en.train.npy",
+            "rows",
+        ),
+        (
+            "metadata that must not be read",
+            "train",
+            _closed("work/rows/meta.json", 0o000),
+            "meta.json",
+            "rows",
+        ),
+        ("a run that must not be written", "train", _closed("work", 0o555), "work/train", "rows"),
+    ):
+        yield Case(
+            "no permission",
+            what,
+            command,
+            template,
+            templates.config(),
+            breaks,
+            (said, "permission"),
+            None,
+            lambda folder: _unprivileged(),
+        )
+
+
+def _long_text(folder: pathlib.Path) -> None:
+    """Text of which more comes than the disk holds."""
+    if (folder / "text").exists():
+        tiny_tasks.write(folder / "text/en.txt", "the cat runs .\n\n" * 2000)
+
+
+CASES = [*_out_of_order(), *_damaged(), *_in_the_way(), *_surrounded()]

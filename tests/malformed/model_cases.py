@@ -1,0 +1,401 @@
+"""Model folders, checkpoints and finished runs, as tools, train, evaluate and predict read them."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests import tiny_tasks
+from tests.malformed import templates
+from tests.malformed.harness import Break, Case
+
+_WEIGHTS = "model/model.safetensors"
+_IMPORT = ("--model=DIR/model", "--vocabulary=DIR/new.model", "--output=DIR/out")
+
+
+def _nothing(folder: pathlib.Path) -> None:
+    """Leave the folder as it is."""
+
+
+def _remove(name: str) -> Break:
+    def breaks(folder: pathlib.Path) -> None:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return breaks
+
+
+def _write(name: str, content: bytes | str) -> Break:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: tiny_tasks.write(folder / name, "") or (folder / name).write_bytes(data)
+
+
+def _cut(name: str, share: float = 0.5) -> Break:
+    return lambda folder: templates.truncate(folder / name, share)
+
+
+def _json(name: str, **changes: Any) -> Break:
+    """Change keys of a JSON object; those that become Ellipsis go."""
+
+    def breaks(folder: pathlib.Path) -> None:
+        path = folder / name
+        value = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+        kept = {key: one for key, one in value.items() if one is not ...}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+
+    return breaks
+
+
+def _tensors(change: Callable[[dict[str, np.ndarray]], Any], name: str = _WEIGHTS) -> Break:
+    def breaks(folder: pathlib.Path) -> None:
+        tensors = load_file(folder / name)
+        change(tensors)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+
+    return breaks
+
+
+def _first(tensors: dict[str, np.ndarray]) -> str:
+    return min(tensors)
+
+
+def _folders() -> Iterator[Case]:
+    def case(name: str, breaks: Break, *says: str, template: str = "model") -> Case:
+        return Case(
+            "model folders",
+            f"{name} ({template})",
+            "tools.import_model",
+            template,
+            _IMPORT,
+            breaks,
+            says,
+        )
+
+    config = "model/config.json"
+    for template in ("model", "own_model"):
+        for what, breaks, says in (
+            ("no folder", _remove("model"), ("model",)),
+            ("no config", _remove(config), (r"config\.json does not exist",)),
+            ("cut config", _cut(config), (r"config\.json", "not JSON")),
+            ("empty config", _write(config, b""), (r"config\.json", "not JSON")),
+            ("a list as config", _write(config, "[]"), (r"config\.json",)),
+            ("Latin 1 config", _write(config, b'{"a": "\xf1"}'), (r"config\.json", "not JSON")),
+            (
+                "another model",
+                _json(config, model_type="bert"),
+                (r"config\.json: model_type", "'bert'"),
+            ),
+            ("no model type", _json(config, model_type=...), (r"config\.json: model_type",)),
+            ("a list of types", _json(config, model_type=["bert"]), (r"config\.json: model_type",)),
+            ("no weights", _remove(_WEIGHTS), (r"model\.safetensors",)),
+            ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors", "cannot be read")),
+            ("a cut header", _cut(_WEIGHTS, 0.001), (r"model\.safetensors", "cannot be read")),
+            ("empty weights", _write(_WEIGHTS, b""), (r"model\.safetensors", "cannot be read")),
+            (
+                "text as weights",
+                _write(_WEIGHTS, "the cat\n" * 99),
+                (r"model\.safetensors", "cannot be read"),
+            ),
+            (
+                "a missing tensor",
+                _tensors(lambda found: found.pop(_first(found))),
+                ("lacks tensors",),
+            ),
+            (
+                "an unknown tensor",
+                _tensors(lambda found: found.update(x=np.zeros(2, np.float32))),
+                ("unknown", "x"),
+            ),
+            (
+                "another shape",
+                _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
+                ("shape",),
+            ),
+            (
+                "whole numbers",
+                _tensors(
+                    lambda found: found.update(
+                        {_first(found): found[_first(found)].astype(np.int32)}
+                    )
+                ),
+                ("int32", "float32"),
+            ),
+            (
+                "doubles",
+                _tensors(
+                    lambda found: found.update(
+                        {_first(found): found[_first(found)].astype(np.float64)}
+                    )
+                ),
+                ("float64", "float32"),
+            ),
+            (
+                "no tokenizer",
+                lambda folder: [
+                    (folder / "model" / one).unlink() for one in ("spm.model", "tokenizer.json")
+                ],
+                ("spm.model", "tokenizer"),
+            ),
+            ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model", "not a SentencePiece")),
+            (
+                "an empty new vocabulary",
+                _write("new.model", b""),
+                (r"new\.model", "not a SentencePiece"),
+            ),
+            ("a cut new vocabulary", _cut("new.model"), (r"new\.model", "not a SentencePiece")),
+            (
+                "text as new vocabulary",
+                _write("new.model", "the\ncat\n"),
+                (r"new\.model", "not a SentencePiece"),
+            ),
+            ("no new vocabulary", _remove("new.model"), (r"new\.model: no such file",)),
+            ("an output that is full", _write("out/x", b"x"), ("out is not empty",)),
+            ("an output that is a file", _write("out", b"x"), ("out",)),
+        ):
+            yield case(what, breaks, *says, template=template)
+    for key, value in (
+        ("hidden_size", "16"),
+        ("hidden_size", -1),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 3),
+        ("num_hidden_layers", None),
+        ("vocab_size", 7),
+        ("max_position_embeddings", 1),
+        ("hidden_act", "relu"),
+        ("pad_token_id", "x"),
+        ("hidden_size", ...),
+        ("max_position_embeddings", ...),
+        ("layer_norm_eps", 0.1),
+        ("hidden_dropout_prob", "much"),
+    ):
+        shown = "missing" if value is ... else repr(value)
+        yield case(f"{key} {shown}", _json(config, **{key: value}), f"{key}|shape|lacks|embeddings")
+    for key, value in (
+        ("format_version", 99),
+        ("format_version", ...),
+        ("num_layers", -1),
+        ("num_heads", 5),
+        ("position", "alibi"),
+        ("norm_position", "both"),
+        ("dropout_rate", "x"),
+        ("cross_attention", "yes"),
+        ("hidden_size", 2.5),
+        ("initializer", 3),
+        ("max_length", ...),
+        ("distance_slope", -1.0),
+        ("masked_lm_head", 1),
+    ):
+        yield case(
+            f"{key} {'missing' if value is ... else repr(value)}",
+            _json(config, **{key: value}),
+            rf"config\.json: {key}",
+            template="own_model",
+        )
+
+
+def _shards() -> Iterator[Case]:
+    def shard(index: str) -> Break:
+        def breaks(folder: pathlib.Path) -> None:
+            (folder / _WEIGHTS).rename(folder / "model/part.safetensors")
+            (folder / f"{_WEIGHTS}.index.json").write_text(index, encoding="utf-8")
+
+        return breaks
+
+    where = r"model\.safetensors\.index\.json"
+    for what, index, says in (
+        ("not JSON", "{", (where, "not JSON|not an index")),
+        ("a list", "[]", (where, "index")),
+        ("without map", "{}", (where, "weight_map")),
+        ("a map that is a list", '{"weight_map": []}', (where,)),
+        ("names that are numbers", '{"weight_map": {"a": 3}}', (where,)),
+        (
+            "a missing shard",
+            '{"weight_map": {"a": "gone.safetensors"}}',
+            (r"gone\.safetensors does not exist",),
+        ),
+        (
+            "a shard elsewhere",
+            '{"weight_map": {"a": "../x.safetensors"}}',
+            (where, "not in its folder"),
+        ),
+        ("an absolute path", '{"weight_map": {"a": "/etc/passwd"}}', (where, "not in its folder")),
+    ):
+        yield Case(
+            "model folders",
+            f"index, {what}",
+            "tools.import_model",
+            "model",
+            _IMPORT,
+            shard(index),
+            says,
+        )
+    prune = ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out")
+    for what, breaks, says in (
+        ("no text", _remove("en.txt"), (r"en\.txt: no such file",)),
+        ("an empty text", _write("en.txt", b""), (r"en\.txt", "empty")),
+        ("Latin 1", _write("en.txt", b"\xf1\n"), (r"en\.txt, line 1", "iconv")),
+        ("blank lines", _write("en.txt", b"\n\n"), (r"en\.txt", "blank")),
+        (
+            "no tokenizer of this project",
+            _remove("model/spm.model"),
+            (r"spm\.model does not exist",),
+        ),
+        ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model",)),
+        ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors",)),
+    ):
+        yield Case(
+            "model folders", f"pruning, {what}", "tools.prune_model", "model", prune, breaks, says
+        )
+
+
+def _checkpoints() -> Iterator[Case]:
+    kind, place = "checkpoints", "work/train/checkpoints"
+
+    def every(name: str, change: Callable[[pathlib.Path], Any]) -> Break:
+        """Change all files of the checkpoint whose names match."""
+
+        def breaks(folder: pathlib.Path) -> None:
+            found = [path for path in (folder / place).rglob(name) if path.is_file()]
+            assert found, name
+            for path in found:
+                change(path)
+
+        return breaks
+
+    broken: tuple[tuple[str, Break], ...] = (
+        ("none", _remove(place)),
+        (
+            "an empty folder",
+            lambda folder: (shutil.rmtree(folder / place), (folder / place).mkdir()),
+        ),
+        ("cut arrays", every("*", templates.truncate)),
+        ("empty files", every("*", lambda path: path.write_bytes(b""))),
+        ("no metadata", every("*METADATA*", pathlib.Path.unlink)),
+        ("other bytes", every("*", lambda path: path.write_bytes(path.read_bytes()[::-1]))),
+    )
+    for what, breaks in broken:
+        yield Case(
+            kind,
+            f"evaluating, {what}",
+            "evaluate",
+            "run",
+            templates.run_config(),
+            breaks,
+            ("checkpoint",),
+        )
+        if what in ("none", "cut arrays"):
+            export = (*templates.run_config(), "--output=DIR/out")
+            yield Case(
+                kind,
+                f"exporting, {what}",
+                "tools.export_model",
+                "run",
+                export,
+                breaks,
+                ("checkpoint",),
+            )
+    for key, value in (
+        ("model__hidden_size", "48"),
+        ("model__num_layers", "1"),
+        ("train__seed", "4"),
+        ("mask__rate", "0.3"),
+        ("objective", "replaced_token"),
+    ):
+        flags = templates.run_config(**{key: value})
+        says = ("train was made under another config", key.replace("__", r"\."))
+        yield Case(kind, f"resuming with another {key}", "train", "run", flags, _nothing, says)
+        yield Case(kind, f"evaluating with another {key}", "evaluate", "run", flags, _nothing, says)
+    settings = "work/train/settings.json"
+    for what, breaks in (
+        ("cut", _cut(settings)),
+        ("empty", _write(settings, b"")),
+        ("a list", _write(settings, "[]")),
+        ("zeros", _write(settings, b"\0" * 50)),
+    ):
+        yield Case(
+            kind,
+            f"settings.json, {what}",
+            "train",
+            "run",
+            templates.run_config(),
+            breaks,
+            (settings,),
+        )
+    start = templates.run_config(train__init_from="DIR/work")[:-1]
+    for what, breaks, says in (
+        ("a cut record", _cut(settings), (settings,)),
+        ("no checkpoint", _remove(place), ("train.init_from", "without a checkpoint")),
+    ):
+        flags = (*start, "--workdir=DIR/other")
+
+        def other(folder: pathlib.Path, breaks: Break = breaks) -> None:
+            shutil.copytree(folder / "work", folder / "other")
+            shutil.rmtree(folder / "other/train")
+            breaks(folder)
+
+        yield Case(kind, f"starting from {what}", "train", "run", flags, other, says)
+
+
+def _finished() -> Iterator[Case]:
+    """Runs of finetune.py and a user's own text, as predict.py reads them."""
+
+    def case(what: str, breaks: Break, *says: str, flags=(), run: str = "pairs") -> Case:
+        given = (f"--workdir=DIR/{run}", "--input=DIR/in.txt", "--output=DIR/out/p.jsonl", *flags)
+        return Case("predict", what, "predict", "finished", given, breaks, says)
+
+    best, results = "pairs/best.safetensors", "pairs/results.json"
+    for what, breaks, says in (
+        ("no results", _remove(results), (r"results\.json", "finished run")),
+        ("cut results", _cut(results), (r"results\.json", "not JSON")),
+        ("no record", _remove("pairs/settings.json"), (r"settings\.json",)),
+        ("a cut record", _cut("pairs/settings.json"), (r"settings\.json", "not JSON")),
+        ("no parameters", _remove(best), (r"best\.safetensors does not exist",)),
+        ("cut parameters", _cut(best), (r"best\.safetensors", "cannot be read")),
+        ("parameters without notes", _tensors(lambda found: None, best), (r"best\.safetensors",)),
+        ("no tokenizer", _remove("pairs/spm.model"), (r"spm\.model does not exist",)),
+        ("another tokenizer", _cut("pairs/spm.model"), (r"spm\.model is tokenizer",)),
+        ("no input", _remove("in.txt"), (r"in\.txt: no such file",)),
+        ("empty input", _write("in.txt", b""), (r"in\.txt", "empty")),
+        ("Latin 1", _write("in.txt", b"a\tb\n\xf1\tb\n"), (r"in\.txt, line 2", "iconv")),
+        ("NUL bytes", _write("in.txt", b"a\tb\n\0\tb\n"), (r"in\.txt, line 2", "NUL")),
+        (
+            "one text of two",
+            _write("in.txt", b"a\tb\nthe cat\n"),
+            (r"in\.txt, line 2", "1 columns"),
+        ),
+        ("three texts", _write("in.txt", b"a\tb\tc\n"), (r"in\.txt, line 1", "3 columns")),
+        ("a cut gz", _write("in.txt.gz", b"\x1f\x8b\x08\0"), (r"in\.txt\.gz", "cut off")),
+        (
+            "a folder as input",
+            lambda folder: ((folder / "in.txt").unlink(), (folder / "in.txt").mkdir()),
+            (r"in\.txt: no such file",),
+        ),
+    ):
+        flags = ("--input=DIR/in.txt.gz",) if what == "a cut gz" else ()
+        yield case(what, breaks, *says, flags=flags)
+    yield case("two inputs", _nothing, "--input names 2", flags=("--input=DIR/in.txt,DIR/in.txt",))
+    yield case("a run that is a file", _nothing, r"in\.txt", run="in.txt")
+    yield case("an output in a file", _nothing, r"in\.txt", flags=("--output=DIR/in.txt/p.jsonl",))
+    search = (
+        "--config=configs/finetune/tatoeba.py",
+        "--config.init_from=DIR/encoder",
+        "--output=DIR/p.jsonl",
+    )
+    for what, names, says in (
+        ("one file", "DIR/in.txt", ("names 1 files",)),
+        ("a missing file", "DIR/in.txt,DIR/none.txt", (r"none\.txt: no such file",)),
+        ("no encoder", "DIR/in.txt,DIR/in.txt", ("init_from",)),
+    ):
+        flags = (
+            *search,
+            f"--input={names}",
+            *(("--config.init_from=DIR/none",) if what == "no encoder" else ()),
+        )
+        yield Case("predict", f"a search with {what}", "predict", "finished", flags, _nothing, says)
+
+
+CASES = [*_folders(), *_shards(), *_checkpoints(), *_finished()]

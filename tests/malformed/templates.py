@@ -1,0 +1,186 @@
+"""Folders that cases begin with, made once each: text, rows, a run, models, data of tasks."""
+
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from builders import fine_tuning
+from builders import pretrained as pretrained_builders
+from common import artifacts
+from interop.params_file import write_params
+from tests import tiny_tasks
+from tests.malformed import harness
+from training.checkpoint import Checkpoints
+from training.settings import TrainSettings
+
+LANGUAGES = ("en", "sw")
+# Small, and without what would be compiled.
+_KEYS = {
+    "corpus.root": "DIR/text",
+    "corpus.parallel": "('*.tsv',)",
+    "corpus.languages": "('en','sw')",
+    "store.length": "32",
+    "store.parallel_length": "16",
+    "model.max_length": "64",
+    "train.batch_size": "8",
+}
+TASK = ("--config.init_from=DIR/encoder", "--workdir=DIR/work")
+
+
+def config(**changes: str) -> tuple[str, ...]:
+    """Flags of a command: a config with changes, key, with __ for its dot -> value."""
+    keys = {**_KEYS, **{key.replace("__", ".", 1): value for key, value in changes.items()}}
+    flags = (f"--config.{key}={value}" for key, value in keys.items())
+    return ("--config=configs/quickstart.py:runlocal", *flags, "--workdir=DIR/work")
+
+
+class _InThisProcess(concurrent.futures.Executor):
+    """Executor without processes, whose start would take seconds."""
+
+    def __init__(self, max_workers, mp_context=None, initializer=None, initargs=()):
+        if not max_workers or max_workers < 1:
+            raise ValueError("max_workers must be greater than 0")
+        initializer(*initargs)
+
+    def map(self, function, *items, timeout=None, chunksize=1):
+        return map(function, *items)
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Commands start no process and do not train."""
+
+    def train(*args, **kwargs):
+        raise harness.ReachedTraining
+
+    with (
+        mock.patch.object(concurrent.futures, "ProcessPoolExecutor", _InThisProcess),
+        mock.patch("training.loop.train", train),
+        mock.patch("builders.task_runs.train", train),
+    ):
+        yield
+
+
+@functools.cache
+def _scratch() -> pathlib.Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return pathlib.Path(folder.name)
+
+
+def text(folder: pathlib.Path) -> None:
+    """Text in two languages and in both, and a tokenizer."""
+    sentences = [f"the {one} {two} ." for one in ("cat", "dog") for two in ("runs", "sleeps")]
+    for language in LANGUAGES:
+        tiny_tasks.write(folder / f"text/{language}.txt", "\n\n".join(sentences * 3) + "\n")
+    rows = "".join(f"{sentence}\t{sentence}\n\n" for sentence in sentences * 2)
+    tiny_tasks.write(folder / "text/en-sw.tsv", rows)
+    artifacts.write_bytes(folder / "work/vocab/spm.model", tiny_tasks.tokenizer())
+
+
+def rows(folder: pathlib.Path) -> None:
+    """And the packed dataset."""
+    text(folder)
+    with quick():
+        arguments = [one.replace("DIR", str(folder)) for one in config()]
+        result = harness.run("prepare_data", arguments)
+    if result.status:
+        raise AssertionError(result.errors)
+
+
+def model(folder: pathlib.Path) -> None:
+    """A model folder, a tokenizer and a text."""
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "model")
+    artifacts.write_bytes(folder / "new.model", tiny_tasks.tokenizer())
+    tiny_tasks.write(folder / "en.txt", "the cat runs\n")
+
+
+def own_model(folder: pathlib.Path) -> None:
+    """A model folder in the project's own form."""
+    model(folder)
+    shutil.rmtree(folder / "model")
+    shutil.copytree(tiny_tasks.veco_folder(), folder / "model")
+
+
+def tasks(folder: pathlib.Path) -> None:
+    """Data of all tasks and an encoder."""
+    shutil.copytree(tiny_tasks.data_folder(), folder / "data")
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
+
+
+def run_config(**changes: str) -> tuple[str, ...]:
+    """As `config`, of a run that compiles in a moment."""
+    kept = {"model__num_layers": "0", "output_layer__kind": "full", "optimizer__kind": "adamw"}
+    return config(**{**kept, **changes})
+
+
+def run(folder: pathlib.Path) -> None:
+    """And a run with its first checkpoint."""
+    rows(folder)
+
+    def save(functions: Any, settings: TrainSettings, folder: pathlib.Path, *_, **__) -> None:
+        with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(1, functions.init(np.int32(settings.seed)))
+
+    with quick(), mock.patch("training.loop.train", save):
+        result = harness.run("train", [one.replace("DIR", str(folder)) for one in run_config()])
+    if result.status:
+        raise AssertionError(result.errors)
+
+
+def finished(folder: pathlib.Path) -> None:
+    """A run of finetune.py that has ended, with parameters of zero, and text to predict on."""
+    settings = tiny_tasks.config("pawsx", num_layers=0)
+    pretrained = pretrained_builders.read_pretrained(settings.init_from)
+    objective = fine_tuning.objective(settings, pretrained)
+    shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    params = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
+    notes = {**fine_tuning.model_notes(objective, pretrained), "step": 1, "value": 0.5}
+    write_params(folder / "pairs/best.safetensors", params, notes)
+    artifacts.write_json(folder / "pairs/results.json", {"task": "pawsx"})
+    artifacts.write_json(folder / "pairs/settings.json", settings.to_dict())
+    artifacts.write_bytes(folder / "pairs/spm.model", pretrained.tokenizer)
+    tiny_tasks.write(folder / "in.txt", "the cat\tthe dog\n")
+    shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
+
+
+TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
+    "text": text,
+    "rows": rows,
+    "model": model,
+    "own_model": own_model,
+    "tasks": tasks,
+    "run": run,
+    "finished": finished,
+}
+
+
+@functools.cache
+def template(name: str) -> pathlib.Path:
+    """The folder of a template."""
+    folder = _scratch() / name
+    folder.mkdir(parents=True)
+    TEMPLATES[name](folder)
+    return folder
+
+
+def truncate(path: pathlib.Path, share: float = 0.5) -> None:
+    """Keep the first part of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+
+
+def zeros(path: pathlib.Path, shape: tuple[int, ...], dtype: str) -> None:
+    """Write an array of zeros."""
+    np.save(path, np.zeros(shape, dtype))
