@@ -92,6 +92,8 @@ def run(command: str, arguments: Sequence[str]) -> Result:
     ):
         # ml_collections reads the file of a config so.
         warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
+        # Other tests have imported the command.
+        warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)
         try:
             runpy.run_module(command, run_name="__main__")
         except SystemExit as end:

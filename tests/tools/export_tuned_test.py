@@ -41,7 +41,7 @@ class ExportCase(absltest.TestCase):
 
     def assert_refused(self, error: str, workdir: pathlib.Path, *flags: str):
         result = self.export(workdir, *flags)
-        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.returncode, 2)
         self.assertRegex(result.stderr, error)
         self.assertFalse(self.output.exists())
 
