@@ -62,7 +62,7 @@ class GivenTokenizerTest(absltest.TestCase):
         self.assertEqual(self.folders.read_tokenizer(), model(PIECES[:9]))
         self.folders.rows.mkdir()
         self.build(other)
-        with self.assertRaisesRegex(ValueError, "other settings"):
+        with self.assertRaisesRegex(ValueError, "made under another config"):
             self.build(self.parent / "one.model")
 
     def test_a_folder_of_hugging_face(self):
