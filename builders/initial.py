@@ -41,15 +41,9 @@ def initial_params(
         return None
     source = pathlib.Path(config.train.init_from)
     is_run = (source / "train" / "settings.json").exists()
-    has_begun = (folders.train / "checkpoints").exists()
-    if not (is_run or has_begun or (source / "config.json").exists()):
-        raise ValueError(
-            f"train.init_from is {source}, which is no --workdir of train.py and no folder with a "
-            "model; name one, or an --output of tools.export_model or tools.import_model"
-        )
     reader = _of_run if is_run else _of_folder
     # Checked before the folder of training is claimed.
-    return reader(source, objective, folders, check=not has_begun)
+    return reader(source, objective, folders, check=not (folders.train / "checkpoints").exists())
 
 
 def _of_folder(
@@ -61,6 +55,11 @@ def _of_folder(
         raise ValueError(
             f"train.init_from is {source}, which is no --workdir of train.py; a run of objective "
             "replaced_token has two encoders, and starts from that of another such run"
+        )
+    if check and not (source / "config.json").exists():
+        raise ValueError(
+            f"train.init_from is {source}, which is no --workdir of train.py and no folder with a "
+            "model; name one, or an --output of tools.export_model or tools.import_model"
         )
     args = source, dataclasses.asdict(masked_lm.encoder.settings), folders.read_tokenizer()
     if check:
