@@ -1,7 +1,6 @@
 """Published results of the papers, for comparison, and sizes of their corpora."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 
@@ -89,7 +88,7 @@ def read(path: pathlib.Path = DEFAULT) -> Published:
             for row in found["rows"]
         )  # fmt: skip
         return Published(rows, found["corpus_gb"])
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: not a file of published numbers ({error!r}); {DEFAULT.name} in evaluation/ "
             "shows the format"

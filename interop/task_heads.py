@@ -18,6 +18,8 @@ _MODULES: dict[str, dict[str, str]] = {
     SPANS: {"output": "qa_outputs"},
 }
 _KINDS = {"kernel": "weight", "bias": "bias"}
+# Values of `problem_type` in config.json, by what the head's outputs are.
+_CLASSES, _NUMBER = "single_label_classification", "regression"
 _PREFIX = "task."  # of the tensors in our own form
 
 
@@ -63,8 +65,7 @@ class TaskHead:
         """Return the keys of config.json that the class reads."""
         names = dict(enumerate(self.labels))
         if self.class_suffix == SEQUENCES:
-            is_classes = bool(self.labels)
-            problem = "single_label_classification" if is_classes else "regression"
+            problem = _CLASSES if self.labels else _NUMBER
             names = names or {0: "score"}
             return {"problem_type": problem, **_labels(names)}
         return _labels(names) if names else {}

@@ -231,7 +231,7 @@ class VocabularyTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (None, "cannot read .*/amounts.json: .*No such file"),
-        ('{"en": 1', "cannot read .*amounts.json: Expecting"),
+        ('{"en": 1', "cannot read .*amounts.json, line 1: not JSON"),
         ("[300.8, 2]", r"/amounts.json must hold one object, \{.en.: 300.8, ...\}"),
         ("{}", "/amounts.json must hold one object"),
         ('{"en": "300.8"}', "/amounts.json must hold one object"),
@@ -262,7 +262,7 @@ class VocabularyTest(parameterized.TestCase):
             self.allocation(content)
 
     @parameterized.parameters(
-        ('{"target_size": 6', "cannot read .*/allocation.json: Expecting"),
+        ('{"target_size": 6', "cannot read .*/allocation.json, line 1: not JSON"),
         ("[]", "must hold one object with the keys target_size, beta, sizes; it holds no object"),
         ("{}", "must hold one object .*; it holds nothing; export it from the report.html"),
         ('{"sizes": {"en": 1}, "T": 600}', "it holds T, sizes; export it"),
@@ -315,7 +315,7 @@ class VocabularyTest(parameterized.TestCase):
     @parameterized.parameters(
         (("en", "ka", "sw"), ["en.runs.gz"], r"no tables of ka, sw \(corpus.languages\)"),
         (("en",), ["en.heldout.runs.gz"], "no tables of en "),
-        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; tools.count_text makes them"),
+        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; make them with tools.count_text"),
         ((), [], "no tables <lang>.runs.gz"),
         (
             (),

@@ -355,24 +355,26 @@ def digest(state: Any) -> int:
     Args:
       state: arrays of any dtype of up to 32 bits.
     """
-    # Array by array: those of one shape, such as parameters and their moments, share a program.
-    of_arrays = [
-        _digest(array, np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF))
-        for number, array in enumerate(jax.tree.leaves(state))
-    ]
-    return sum(int(one) for one in jax.device_get(of_arrays)) & 0xFFFFFFFF
+    return int(np.asarray(_digest(state)))
 
 
 @jax.jit
-def _digest(array: jax.Array, first: jax.Array) -> jax.Array:
-    """See `digest`; of one array, whose words have the places from `first` on; scalar uint32."""
-    words = _words(array)
-    place = jnp.broadcast_to(first, words.shape)
-    for axis in range(words.ndim):
-        stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
-        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        place += along * jnp.uint32(stride)
-    return jnp.sum(_mixed(words ^ _mixed(place)), dtype=jnp.uint32)
+def _digest(state: Any) -> jax.Array:
+    """See `digest`; scalar uint32.
+
+    One program over all arrays: hosts may run several, which sum over them, in different orders,
+    and then wait for each other forever.
+    """
+    total = jnp.uint32(0)
+    for number, array in enumerate(jax.tree.leaves(state)):
+        words = _words(array)
+        place = jnp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, jnp.uint32)
+        for axis in range(words.ndim):
+            stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
+            along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+            place += along * jnp.uint32(stride)
+        total += jnp.sum(_mixed(words ^ _mixed(place)), dtype=jnp.uint32)
+    return total
 
 
 def _words(array: jax.Array) -> jax.Array:

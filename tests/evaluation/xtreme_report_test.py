@@ -84,7 +84,7 @@ class ReadTest(Case):
     def test_results_that_are_no_json_are_named(self):
         path = self.write("broken", {"en": 0.5}) / "results.json"
         path.write_text(path.read_text(encoding="utf-8")[:-5], encoding="utf-8")
-        with self.assertRaisesRegex(ValueError, "broken/results.json: not JSON"):
+        with self.assertRaisesRegex(ValueError, "broken/results.json, line 1: not JSON"):
             self.variants()
 
     def test_a_seed_counts_once(self):

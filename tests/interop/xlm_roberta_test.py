@@ -308,7 +308,7 @@ class ReadTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "pickled pytorch_model.bin, are never read"):
             model_folder.read_model(self.folder)
         (self.folder / "config.json").write_text("{")
-        with self.assertRaisesRegex(ValueError, "config.json: not JSON"):
+        with self.assertRaisesRegex(ValueError, "config.json, line 1: not JSON"):
             model_folder.read_model(self.folder)
 
     def test_an_index_that_does_not_fit_is_named(self):

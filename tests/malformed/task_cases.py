@@ -161,7 +161,6 @@ def _tags() -> Iterator[Case]:
         ("an unknown tag", "the\tDET\ncat\tNN\n", (f"{where}, line 2", "'NN'")),
         ("a word without tag", "the\tDET\ncat\n", (f"{where}, line 2", "no tag")),
         ("a tag without word", "the\tDET\n\tNOUN\n", (f"{where}, line 2", "no word")),
-        ("blanks for tabs", "the DET\ncat NOUN\n", (where,)),
         ("no tags", "the\ncat\n", ("label|tag",)),
         ("empty", "", (where, "empty")),
         (
@@ -183,7 +182,6 @@ def _tags() -> Iterator[Case]:
     for what, content, says in (
         ("a tag of another scheme", "abe\tB-MISC\n", (f"{where}, line 1", "'B-MISC'", "B-PER")),
         ("a part of speech", "abe\tNOUN\n", (f"{where}, line 1", "'NOUN'")),
-        ("-DOCSTART-", "-DOCSTART- -X- O O\n\nabe B-PER\n", (where,)),
     ):
         yield _case("wikiann", what, _write(ner, content), *says)
 

@@ -98,7 +98,7 @@ class EncoderParametersTest(parameterized.TestCase):
         self.assertBetween(error, 2**-12, np.sqrt(12) * 2**-8)
 
     @parameterized.parameters(
-        ({"num_heads": 3}, "model.hidden_size 16 is no multiple of model.num_heads 3"),
+        ({"num_heads": 3}, "model.hidden_size is 16, must be a multiple of model.num_heads, 3"),
         ({"dtype": "float16"}, "model.dtype is 'float16', must be float32 or bfloat16"),
         ({"norm_position": "sandwich"}, "model.norm_position is 'sandwich', must be post or pre"),
         ({"remat": "some"}, "model.remat is 'some', must be one of .*'dots'"),

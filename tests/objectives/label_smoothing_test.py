@@ -21,7 +21,7 @@ LABELS = jnp.asarray(np.random.default_rng(3).integers(V, size=(B, L)), jnp.int3
 
 def smoothed(hidden, smoothing: float, table=TABLE, bias=BIAS) -> jax.Array:
     """Negative log-likelihood of the labels [B, L], made smooth."""
-    logits = (hidden @ table.T + bias[None])[..., :V]
+    logits = (hidden @ table.T + bias[None, None])[..., :V]
     plain = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS)
     return plain + smoothing_penalty(hidden, LABELS, table, bias, smoothing, V)
 

@@ -422,7 +422,7 @@ class StoppedTest(BuildTest):
         with mock.patch.object(np, writer, fail), self.assertRaisesRegex(OSError, "disk full"):
             run(cache)
         folder = {"savez": "vocabularies", "save": "scores"}[writer]
-        self.assertEmpty(list((cache / folder).iterdir()))
+        self.assertEmpty(list((cache / folder).glob("*")))
         self.assert_same(run(cache), self.first)
 
     @parameterized.parameters(([], 1), (["   "], 1), (["baba dodo"], 1), (["baba dodo"], 2))
@@ -501,8 +501,11 @@ class TogetherTest(BuildTest):
 
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
-        ({"method": "vocab"}, "vocab.method and vocab.compare know vocap, .*; got 'vocab'"),
-        ({"compare": ("uniform", "all")}, "vocab.method and vocab.compare know .*; got 'all'"),
+        ({"method": "vocab"}, "vocab.method and vocab.compare must be of vocap, .*; got 'vocab'"),
+        (
+            {"compare": ("uniform", "all")},
+            "vocab.method and vocab.compare must be of .*; got 'all'",
+        ),
         ({"num_clusters": 0}, "vocab.num_clusters is 0, must be positive"),
         ({"max_characters": -1}, "vocab.max_characters is -1, must be positive, or 0"),
         ({"sizes": (20, 10)}, "vocab.sizes must be positive and ascending"),
