@@ -85,7 +85,7 @@ def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
 
 
 class _Procedure(NamedTuple):
-    """What tells the runs of one kind of tasks from those of others.
+    """Procedure of the runs of one kind of tasks.
 
     Attributes:
       read: config -> what the run starts from.

@@ -1,4 +1,4 @@
-"""What continued training gains and loses, by language (XY-LENT Section 8, Table 6, Figure 5)."""
+"""Gains and losses of continued training, by language (XY-LENT Section 8, Table 6, Figure 5)."""
 
 import pathlib
 import statistics

@@ -42,7 +42,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
 
 
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
-    """What the scores were chosen on."""
+    """Notes on the data that the scores were chosen on."""
     notes = []
     if "selected" in results:
         chosen = results["selected"]

@@ -78,7 +78,7 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
 
 
 def _choice(selected: Mapping[str, Any]) -> str:
-    """How the parameters were chosen."""
+    """Description of the choice of the parameters."""
     steps = selected["averaged_steps"]
     if not steps:
         return f"parameters: those of step {selected['step']}, the best BLEU in training"

@@ -321,13 +321,13 @@ def _problem(found: Any) -> str:
 
 
 def _key(run: Run) -> str:
-    """What seeds have in common: a fingerprint of all settings and of the starting parameters."""
+    """Fingerprint that seeds share: of all other settings and of the starting parameters."""
     varied = dict(run.hyperparameters)
     return artifacts.fingerprint(run.task, run.model, run.setting, varied, dict(run.settings))
 
 
 def place(one: Variant) -> tuple[str, str, str, str]:
-    """What variants have in common of which one is chosen: all but the hyperparameters tried."""
+    """Key of the variants of which one is chosen: all but the hyperparameters tried."""
     fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
     return one.task, one.model, one.setting, artifacts.fingerprint(fixed)
 

@@ -110,13 +110,12 @@ def why_not_transformers(
         found.append("this encoder has no masked-LM head")
     if task_head is not None and not task_head.class_suffix:
         found.append(f"no class of theirs computes the head of this task, of kind {task_head.kind}")
+    if not found:
+        return ""
     return (
-        found
-        and (
-            "transformers cannot load this model: its only classes that models are exported to are "
-            f"XLM-R, and XLM-R XL with its order of LayerNorms, and {'; '.join(found)}"
-        )
-    ) or ""
+        "transformers cannot load this model: its only classes that models are exported to are "
+        f"XLM-R, and XLM-R XL with its order of LayerNorms, and {'; '.join(found)}"
+    )
 
 
 def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:

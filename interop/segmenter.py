@@ -9,10 +9,7 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from interop import tokenizer_json
-from interop.vocabulary import TOKENIZER
-
-_IN_FOLDER = (TOKENIZER, "sentencepiece.bpe.model", tokenizer_json.NAME)
+from interop.vocabulary import TOKENIZER_FILES, tokenizer_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +42,11 @@ def read_segmenter(path: pathlib.Path) -> Segmenter:
       ValueError: there is no such file, it is neither, or `tokenizers` is not installed.
     """
     if path.is_dir():
-        found = next((path / name for name in _IN_FOLDER if (path / name).exists()), None)
+        found = tokenizer_file(path)
         if found is None:
-            raise ValueError(f"{path} has none of {', '.join(_IN_FOLDER)}; name the file itself")
+            raise ValueError(
+                f"{path} has none of {', '.join(TOKENIZER_FILES)}; name the file itself"
+            )
         path = found
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct the path")

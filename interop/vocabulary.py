@@ -20,6 +20,8 @@ from vocap.merge import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
+# Files of a folder's tokenizer, those first that say best how text is segmented.
+TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
 _KINDS = model_pb2.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
@@ -102,6 +104,12 @@ def vocabulary(model: bytes) -> ModelVocabulary:
     )
 
 
+def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the first of a folder's files in `TOKENIZER_FILES`; None without one."""
+    paths = (folder / name for name in TOKENIZER_FILES)
+    return next((path for path in paths if path.exists()), None)
+
+
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
@@ -117,8 +125,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
       ValueError: none of these files exists, the file cannot be read, or is no unigram model.
     """
     if path.is_dir():
-        names = (TOKENIZER, _FAIRSEQ, _JSON)
-        found = next((path / name for name in names if (path / name).exists()), None)
+        found = tokenizer_file(path)
         if found is None:
             raise ValueError(
                 f"{path} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer "

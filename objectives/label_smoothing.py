@@ -12,7 +12,7 @@ def smoothing_penalty(
     smoothing: float,
     num_classes: int,
 ) -> jax.Array:
-    """What label smoothing adds to any layer's negative log-likelihood, without logits.
+    """Addition of label smoothing to any layer's negative log-likelihood, without logits.
 
     The cross-entropy with a mixture of the label y and the uniform distribution over V classes is,
     with logits z,

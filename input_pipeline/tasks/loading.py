@@ -245,7 +245,7 @@ def sources(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> set[tuple[Any, ...]]:
-    """What the examples of a language are read from: the same for two names of one file."""
+    """Identities of a language's files and datasets: the same for two names of one file."""
     found: set[tuple[Any, ...]] = set()
     for pattern in patterns:
         if tfds_examples.is_tfds(pattern):
