@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from builders import data as builders
@@ -77,13 +77,21 @@ def call(
     )
 
 
-def pretrain(config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path) -> bool:
+def pretrain(
+    config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path, is_awaited: bool
+) -> bool:
     """Train and evaluate a setting under a seed and save its record, unless finished.
+
+    A record may be restored (`studies.records`), without the encoder: this is trained again only
+    if it `is_awaited` by a fine-tuning.
 
     Returns:
       Whether there was anything to do.
     """
     own, folders = setting.config(config, seed), run_folders(workdir, setting, seed)
+    is_restored = (folders.workdir / "record.json").exists() and not folders.train.exists()
+    if is_restored and not is_awaited:
+        return False
     sections = ("model", "mask", "output_layer", "optimizer", "train", "evaluation")
     rows = artifacts.read_json(workdir / "rows" / "settings.json")
     stage = artifacts.open_stage(
@@ -151,10 +159,15 @@ def plain_speed(
 
 
 def fine_tune(config: ConfigDict, run: sampling_tasks.TaskRun, workdir: pathlib.Path) -> bool:
-    """Fine-tune or run retrieval by finetune.py, which skips finished runs; return True."""
-    folder = run.folder(workdir)
-    encoder = run_folders(workdir, run.encoder, run.seed).workdir
-    arguments = sampling_tasks.arguments(config, run, encoder.absolute())
+    """Fine-tune or run retrieval by finetune.py, which skips finished runs.
+
+    Returns:
+      Whether there was anything to do; results may be restored, without the encoder.
+    """
+    folder, encoder = run.folder(workdir), run_folders(workdir, run.encoder, run.seed)
+    if run.result(workdir).exists() and not encoder.train.exists():
+        return False
+    arguments = sampling_tasks.arguments(config, run, encoder.workdir.absolute())
     call(["finetune.py"], folder, arguments.change, folder / "log.txt", [arguments.config])
     return True
 
@@ -172,16 +185,25 @@ def do_runs(
       ValueError: runs failed; all others have been executed.
     """
 
+    task_runs = sampling_tasks.task_runs(settings, seeds, tasks)
+    awaited = {
+        (run.encoder.name, run.seed) for run in task_runs if not run.result(workdir).exists()
+    }
+
     def pretraining(group: Sequence[Setting]) -> list[Job]:
         return [
-            Job(f"{one.name}, seed {seed}", functools.partial(pretrain, config, one, seed, workdir))
+            Job(
+                f"{one.name}, seed {seed}",
+                functools.partial(
+                    pretrain, config, one, seed, workdir, (one.name, seed) in awaited
+                ),
+            )
             for seed in seeds
             for one in group
         ]
 
     tuning = [
-        Job(run.name, functools.partial(fine_tune, config, run, workdir))
-        for run in sampling_tasks.task_runs(settings, seeds, tasks)
+        Job(run.name, functools.partial(fine_tune, config, run, workdir)) for run in task_runs
     ]
     # Fine-tuning waits for all methods, since it uses several.
     methods = pretraining([one for one in settings if one.group == "method"])
@@ -283,6 +305,12 @@ def _run_all(config: ConfigDict, settings: Sequence[Setting], workdir: pathlib.P
         call([script], workdir, {}, log)
     do_runs(config, settings, seeds, _TASKS.value, workdir)
     if set(sampling_report.read_speed(workdir)["times"]) >= {one.name for one in settings}:
+        return
+    absent = [
+        one.name for one in settings if not run_folders(workdir, one, seeds[0]).train.exists()
+    ]
+    if absent:
+        logging.info("speed is not measured: no encoders of %s", ", ".join(absent))
         return
     # In a separate process, since jax reads its flags at startup.
     names = ("pin", "turns", "steps_a_turn", "settings", "seeds")

@@ -314,6 +314,19 @@ class RunsTest(absltest.TestCase):
         self.do_runs(0, 1)
         self.assertEqual(self.calls, [("train.py", "full 0"), ("evaluate.py", "full 0")])
 
+    def test_restored_records_are_not_made_again(self):
+        for name in ("full", "knn", "k10"):
+            folder = self.workdir / "runs" / name / "seed0"
+            artifacts.write_json(folder / "record.json", {"restored": name})
+        done = self.workdir / "fine_tuning" / "knn" / "seed0" / "tatoeba" / "results.json"
+        artifacts.write_json(done, {"test": {}})
+        with flagsaver.as_parsed(workers="1"):
+            self.do_runs(0)
+        # The full softmax is trained again, since its fine-tuning is missing.
+        trained = [("train.py", "full 0"), ("evaluate.py", "full 0")]
+        tuned = [("finetune.py", "full 0"), ("finetune.py", "random 0")]
+        self.assertEqual(self.calls, [*trained, *tuned])
+
     def test_report_of_what_is_there(self):
         with self.assertRaisesRegex(ValueError, "no finished runs"):
             self.report(0)
