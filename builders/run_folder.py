@@ -1,10 +1,17 @@
 """Names of the files that a run of finetune.py leaves, and how it is asked to stop."""
 
 import contextlib
+import pathlib
 from collections.abc import Callable
 
 BEST, RESULTS, TOKENIZER = "best.safetensors", "results.json", "spm.model"
+_BY_LANGUAGE = "best_by_language"
 
 # steps taken -> whether to stop
 ShouldStop = Callable[[int], bool]
 StopContext = Callable[[], contextlib.AbstractContextManager[ShouldStop]]
+
+
+def best_of(folder: pathlib.Path, language: str) -> pathlib.Path:
+    """Return the file of the parameters selected for a language; "" for the mean over all."""
+    return folder / _BY_LANGUAGE / f"{language}.safetensors" if language else folder / BEST

@@ -10,7 +10,13 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from builders.task_kinds import KINDS, SEARCHES
-from builders.task_settings import BALANCED, TaskSettings, Tokenizer, task_settings
+from builders.task_settings import (
+    BALANCED,
+    EACH_LANGUAGE,
+    TaskSettings,
+    Tokenizer,
+    task_settings,
+)
 from evaluation.tasks import TaskData
 from input_pipeline.tasks import held_out, loading
 from input_pipeline.tasks.examples import SentencePairs
@@ -99,6 +105,11 @@ def holds_out(options: TaskSettings) -> bool:
     return options.task.is_own and not loading.has_files(root, options.validation)
 
 
+def _has_test(options: TaskSettings) -> bool:
+    """Whether there are test data, without which the development data are reported."""
+    return not options.task.is_own or loading.has_files(pathlib.Path(options.root), options.test)
+
+
 def featured(
     options: TaskSettings, tokenizer: Tokenizer, language: str, examples: Sequence[Any]
 ) -> TaskData:
@@ -113,8 +124,7 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     Raises:
       ValueError: an example has no label; and see `loading.load_examples`.
     """
-    is_absent = split == "test" and options.task.is_own
-    if is_absent and not loading.has_files(pathlib.Path(options.root), options.test):
+    if split == "test" and not _has_test(options):
         patterns, root = list(options.test), options.root
         logging.warning("%s: no test files %s below %s", options.name, patterns, root)
         return []
@@ -141,8 +151,17 @@ def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskDat
     """The development data of which the score selects the checkpoint.
 
     Raises:
-      ValueError: English selects, and is not among them.
+      ValueError: English selects, and is not among them; or each language, and one has none.
     """
+    if options.selection == EACH_LANGUAGE:
+        own = [one.language for one in data]
+        tested = languages(options, "test") if _has_test(options) else ()
+        if absent := [language for language in tested if language not in own]:
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but there are no development data in "
+                f"{', '.join(absent)} (task.validation, task.validation_languages); add them, "
+                "leave these out of task.test_languages, or set task.selection to all_languages"
+            )
     if options.selection != "english":
         return list(data)
     found = [one for one in data if one.language == "en"]

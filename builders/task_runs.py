@@ -13,13 +13,13 @@ from ml_collections import ConfigDict
 from builders import checks, task_data, translation, translation_runs
 from builders import fine_tuning as builders
 from builders.pretrained import Pretrained, read_pretrained
-from builders.run_folder import BEST, RESULTS, TOKENIZER, ShouldStop, StopContext
+from builders.run_folder import RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
 from builders.task_kinds import KINDS, SEARCHES, TRANSLATION
-from builders.task_settings import TaskSettings, Tokenizer, task_settings
+from builders.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from configs.finetune import base
 from configs.finetune import translation as translation_config
-from evaluation.selection import Selection
+from evaluation.selection import ALL, Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
@@ -141,18 +141,27 @@ def _fine_tune(
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
     functions = builders.train_functions(config, objective, mesh, settings.num_steps)
-    best, notes = folder / BEST, builders.model_notes(objective, pretrained)
+    notes = builders.model_notes(objective, pretrained)
+    by_language = options.selection == EACH_LANGUAGE
 
-    def keep(params: Any, step: int, value: float) -> None:
+    def keep(choice: str, params: Any, step: int, value: float) -> None:
         if hosts.is_first():
-            write_params(best, jax.device_get(params), {**notes, "step": step, "value": value})
+            found = {**notes, "step": step, "value": value}
+            write_params(best_of(folder, choice), jax.device_get(params), found)
 
     def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         return kind.score(task, one, kind.decide(options, one, outputs), None)
 
     def work() -> dict[str, Any]:
-        kept = read_params(best)[1]["value"] if best.exists() else None
-        selection = Selection(task.metrics[0], selecting, predictor, score, keep, kept)
+        choices = [ALL, *(one.language for one in selecting if by_language)]
+        kept = {
+            choice: read_params(path)[1]["value"]
+            for choice in choices
+            if (path := best_of(folder, choice)).exists()
+        }
+        selection = Selection(
+            task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language
+        )
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
@@ -185,11 +194,12 @@ def _evaluate(
     step: int,
 ) -> dict[str, Any]:
     """Scores and predictions of the best parameters, and how they were selected."""
-    hosts.wait_for_all(f"{BEST} is written")
-    params, notes = read_params(folder / BEST)
+    hosts.wait_for_all("the best parameters are written")
+    params, notes = read_params(best_of(folder, ALL))
     task, kind, threshold = options.task, KINDS[options.task.kind], None
     polls = itertools.count()
     chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
+    by_language = options.selection == EACH_LANGUAGE
     results: dict[str, Any] = {
         "selected": {
             "step": notes["step"],
@@ -200,12 +210,17 @@ def _evaluate(
         },
         "examples": {},
     }
+    if by_language:
+        results["selected"]["steps"] = {}
     for split in ("validation", "test"):
         scores: Scores = {}
         for one in tqdm.tqdm(data[split], split, unit="language"):
             # Several hosts agree on where to stop by a number that grows.
             if should_stop(step + next(polls)):
                 raise Stopped(step)
+            if by_language:
+                params, notes = read_params(best_of(folder, one.language))
+                results["selected"]["steps"][one.language] = notes["step"]
             outputs = predictor(params, one.features)
             decided = kind.decide(options, one, outputs)
             if threshold is None:  # of the first development data

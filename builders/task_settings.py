@@ -12,9 +12,10 @@ from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
 
-# Rules of selection: by the score in English, as XTREME, or by the mean over all languages, as
-# VoCap and VECO.
-SELECTION = ("english", "all_languages")
+# Rules of selection: by the score in English, as XTREME; by the mean over all languages, as VoCap
+# and VECO; for each language by its own, as many models as languages (XLM-R, #M = N).
+EACH_LANGUAGE = "each_language"
+SELECTION = ("english", "all_languages", EACH_LANGUAGE)
 # `class_weights` that give all classes the same weight together.
 BALANCED = ("balanced",)
 
@@ -93,6 +94,11 @@ class TaskSettings:
         if self.selection not in SELECTION:
             raise ValueError(
                 f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
+            )
+        if self.selection == EACH_LANGUAGE and self.task.kind == "translation":
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but a model of translation is selected by "
+                "the mean over its directions; set it to all_languages"
             )
         if self.labels and not self.task.is_own:
             raise ValueError(

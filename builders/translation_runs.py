@@ -19,7 +19,7 @@ from common import artifacts
 from evaluation import translation_report
 from evaluation.batch_layout import spread_rows
 from evaluation.metrics import translation as metrics
-from evaluation.selection import Selection
+from evaluation.selection import ALL, Selection
 from evaluation.task_results import write_lines
 from evaluation.tasks import TaskData
 from evaluation.translating import Translator
@@ -55,7 +55,8 @@ def prepare(
     functions = builders.train_functions(config, objective, mesh)
     notes = builders.notes(model, tokenizer_hash(pretrained.tokenizer))
 
-    def keep(params: Any, step: int, value: float) -> None:
+    def keep(choice: str, params: Any, step: int, value: float) -> None:
+        del choice  # the mean over all directions
         if hosts.is_first():
             found = {**notes, "step": step, "value": value}
             write_params(folder / BEST, jax.device_get(params), found)
@@ -74,7 +75,7 @@ def prepare(
             in_training,
             lambda one, outputs: score(one, outputs)[1],
             (lambda *_: None) if averages else keep,
-            None if averages else _kept(folder),
+            {} if averages else _kept(folder),
         )
         with stopping() as should_stop:
             train(
@@ -88,7 +89,7 @@ def prepare(
                 steps, params = restore_mean_params(
                     folder / "checkpoints", functions, count, settings.checkpoint_every
                 )
-                keep(params, steps[-1], np.nan)
+                keep(ALL, params, steps[-1], np.nan)
             translator = builders.translator(config, objective, model, mesh)
             results = _evaluate(data, translator, score, folder, should_stop, settings.num_steps)
         return _finished(config, options, folder, steps, results, translator)
@@ -96,10 +97,10 @@ def prepare(
     return work
 
 
-def _kept(folder: pathlib.Path) -> float | None:
-    """Score of the best parameters that a run which was stopped has kept; None without any."""
+def _kept(folder: pathlib.Path) -> dict[str, float]:
+    """Score of the best parameters that a run which was stopped has kept, if there are any."""
     path = folder / BEST
-    return read_params(path)[1]["value"] if path.exists() else None
+    return {ALL: read_params(path)[1]["value"]} if path.exists() else {}
 
 
 def _part(

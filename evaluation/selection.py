@@ -1,4 +1,4 @@
-"""Model selection: the parameters of a run with the best score on the development data."""
+"""Model selection: the parameters of a run with the best scores on the development data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,6 +7,8 @@ import numpy as np
 
 from evaluation.tasks import TaskData
 from training.state import TrainState
+
+ALL = ""  # the choice by the mean over all languages
 
 
 class Selection:
@@ -22,22 +24,25 @@ class Selection:
         data: Sequence[TaskData],
         predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]],
         score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]],
-        keep: Callable[[Any, int, float], None],
-        best: float | None,
+        keep: Callable[[str, Any, int, float], None],
+        best: Mapping[str, float],
+        by_language: bool = False,
     ):
-        """Select by the mean of a metric over the languages.
+        """Select by the mean of a metric over the languages, and if asked by each of them.
 
         Args:
           metric: its name.
           data: development data by language.
           predictor: (parameters, features) -> their outputs, such as a `tasks.Predictor`.
           score: outputs for the features of some data -> metrics.
-          keep: called with (parameters, step, score) when the score is the best so far.
-          best: score of the parameters kept already; None if there are none.
+          keep: called with (choice, parameters, step, score) when a score is the best so far; the
+            choice is `ALL` or a language.
+          best: score of the parameters kept already, by choice.
+          by_language: whether each language is a choice too.
         """
         self._metric, self._data, self._predictor = metric, data, predictor
         self._score, self._keep = score, keep
-        self._best = -np.inf if best is None else best
+        self._best, self._by_language = dict(best), by_language
 
     def __call__(self, state: TrainState) -> Mapping[str, float]:
         """Return scores by language and their mean, as metrics of the run."""
@@ -46,8 +51,10 @@ class Selection:
             outputs = self._predictor(state.params, data.features)
             scores[data.language] = self._score(data, outputs)[metric]
         mean = float(np.mean(list(scores.values())))
-        if mean > self._best:
-            self._best = mean
-            self._keep(state.params, int(state.step), mean)
+        choices = {ALL: mean, **scores} if self._by_language else {ALL: mean}
+        for choice, value in choices.items():
+            if value > self._best.get(choice, -np.inf):
+                self._best[choice] = value
+                self._keep(choice, state.params, int(state.step), value)
         names = {f"validation/{metric}/{lang}": value for lang, value in scores.items()}
         return {f"validation/{metric}": mean, **names}

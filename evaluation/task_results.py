@@ -47,7 +47,12 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
     if "selected" in results:
         chosen = results["selected"]
         by = f"{chosen['metric']} of the development data in {', '.join(chosen['on'])}"
-        notes += ["", f"checkpoint of step {chosen['step']:,}, the best by {by}"]
+        if steps := chosen.get("steps"):
+            each = ", ".join(f"{language} {step:,}" for language, step in steps.items())
+            notes += ["", f"a checkpoint for each language, the best by its {chosen['metric']} of "
+                      f"the development data; steps: {each}"]  # fmt: skip
+        else:
+            notes += ["", f"checkpoint of step {chosen['step']:,}, the best by {by}"]
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out by a hash of their text")

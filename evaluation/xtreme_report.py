@@ -33,6 +33,7 @@ _ABSENT = "–"
 _RULES = {
     "english": "the English development data (as XTREME)",
     "all_languages": "the mean over all development data (as VoCap and VECO)",
+    "each_language": "each language's own development data (XLM-R's models by language)",
 }
 
 

@@ -5,7 +5,9 @@
 XLM-R's settings of NER (Section 5.2), on NER and POS, and its comparison with monolingual encoders
 (Section 5.3). An encoder of seven languages, `languages_7`, is fine-tuned
 
-- *en*: on English, and tested in all languages of the task;
+- *en*: on English, and tested in all languages of the task; the checkpoint is selected on English
+  development data, or on the mean over all languages (*en_one*), or for each language on its own
+  (*en_each*), so that there are as many models as languages (Section 5.2, column #M);
 - *each*: on the data of a language, and tested in it;
 - *all*: on the data of all languages, selected on the mean of their development scores;
 
@@ -25,6 +27,7 @@ import dataclasses
 import functools
 import pathlib
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -49,11 +52,34 @@ _SHARED = {
     "train.batch_size": 16,
     "train.evaluations": 4,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What an encoder is trained and selected on.
+
+    Attributes:
+      label: in tables.
+      train, select: languages of the training data, and of the development data that select: "en",
+        "all", or "own", which is a run for each language.
+      rule: of `task.selection`.
+    """
+
+    label: str
+    train: str
+    select: str
+    rule: str = "all_languages"
+
+
 SETTINGS = {
-    "en": "one encoder, trained on English",
-    "each": "one encoder, trained on each language",
-    "all": "one encoder, trained on all languages",
-    "alone": "an encoder for each language, trained on it",
+    "en": Setting("one encoder, trained on English", "en", "en"),
+    "en_one": Setting("the same, selected on all languages (#M = 1)", "en", "all"),
+    "en_each": Setting(
+        "the same, selected for each language (#M = N)", "en", "all", "each_language"
+    ),
+    "each": Setting("one encoder, trained on each language", "own", "own"),
+    "all": Setting("one encoder, trained on all languages", "all", "all"),
+    "alone": Setting("an encoder for each language, trained on it", "own", "own"),
 }
 
 
@@ -100,17 +126,24 @@ def all_runs(study: grid.Study) -> list[Run]:
     for seed in study.seeds:
         for task in study.tasks:
             names = languages_of(study, task)
-            found += [Run(task, setting, "", seed) for setting in ("en", "all")]
             found += [
-                Run(task, setting, name, seed) for setting in ("each", "alone") for name in names
+                Run(task, setting, language, seed)
+                for setting in SETTINGS
+                for language in _runs_of(setting, names)
             ]
     return found
+
+
+def _runs_of(setting: str, names: Sequence[str]) -> Sequence[str]:
+    """Return the languages that each have a run of a setting; "" for one run of all."""
+    return names if SETTINGS[setting].train == "own" else ("",)
 
 
 def change_of(study: grid.Study, run: Run) -> dict[str, Any]:
     """Return the keys of a fine-tuning that differ from its task's config."""
     names = languages_of(study, run.task)
-    own = {"en": ("en",), "all": names}.get(run.setting, (run.language,))
+    languages = {"en": ("en",), "all": names, "own": (run.language,)}
+    setting = SETTINGS[run.setting]
     return {
         **_SHARED,
         **TASKS[run.task],
@@ -120,10 +153,10 @@ def change_of(study: grid.Study, run: Run) -> dict[str, Any]:
             for name in splits.SPLITS[run.task]
         },
         "task.max_length": study.config_of(run.encoder).store.length,
-        "task.train_languages": own,
-        "task.validation_languages": own,
+        "task.train_languages": languages[setting.train],
+        "task.validation_languages": languages[setting.select],
         "task.test_languages": (run.language,) if run.language else names,
-        "task.selection": "all_languages",  # of the development data
+        "task.selection": setting.rule,
         "init_from": study.encoder(run.encoder, run.seed).absolute(),
         "model_name": run.setting,
         "train.seed": run.seed,
@@ -181,7 +214,7 @@ def do_study(study: grid.Study) -> None:
 
 def scores(study: grid.Study, task: str, setting: str, seed: int) -> dict[str, float]:
     """Return the scores by language of a setting under a seed, in per cent, as far as there are."""
-    names = ("",) if setting in ("en", "all") else languages_of(study, task)
+    names = _runs_of(setting, languages_of(study, task))
     paths = [Run(task, setting, name, seed).results(study.workdir) for name in names]
     found = [downstream.scores(artifacts.read_json(path)) for path in paths if path.exists()]
     return {name: value for one in found for name, value in one.items()}
@@ -192,14 +225,14 @@ def score_table(study: grid.Study, task: str) -> str:
     names = languages_of(study, task)
     columns = [downstream.TASKS[task].title, "seeds", *names, "mean", "least to largest"]
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    for setting, label in SETTINGS.items():
-        found = [scores(study, task, setting, seed) for seed in study.seeds]
+    for name, setting in SETTINGS.items():
+        found = [scores(study, task, name, seed) for seed in study.seeds]
         found = [one for one in found if set(one) == set(names)]
         if found:
             cells = [
-                label,
+                setting.label,
                 str(len(found)),
-                *(f"{statistics.fmean(one[name] for one in found):.1f}" for name in names),
+                *(f"{statistics.fmean(one[of] for one in found):.1f}" for of in names),
                 *spread([statistics.fmean(one.values()) for one in found], "{:.1f}"),
             ]
             lines.append(f"| {' | '.join(cells)} |")

@@ -88,6 +88,44 @@ class KindsTest(RunCase):
         self.assertAlmostEqual(results["selected"]["value"], mean)
         self.assertGreater(results["test"]["sw"]["accuracy"], 0.95)
 
+    def test_a_model_for_each_language(self):
+        """Its best parameters by its own development data are those that it is tested with."""
+        config = tiny_tasks.run_config("udpos")
+        config.task.selection = "each_language"
+        config.train.update(epochs=4.0, evaluations=8)
+        results = self.results_of(config)
+        folder, selected = self.folder / "run", results["selected"]
+        self.assertEqual(set(selected["steps"]), {"en", "sw"})
+        scored = {
+            record["step"]: record
+            for record in read_metrics(folder / "metrics.jsonl")
+            if "validation/f1" in record
+        }
+        for language, step in selected["steps"].items():
+            name = f"validation/f1/{language}"
+            self.assertEqual(results["validation"][language]["f1"], scored[step][name])
+            self.assertEqual(scored[step][name], max(one[name] for one in scored.values()))
+            _, notes = read_params(folder / "best_by_language" / f"{language}.safetensors")
+            self.assertEqual(notes["step"], step)
+        _, notes = read_params(folder / "best.safetensors")
+        self.assertEqual((notes["step"], notes["value"]), (selected["step"], selected["value"]))
+        printed = task_results.table(TASKS["udpos"], results)
+        self.assertIn("a checkpoint for each language, the best by its f1", printed)
+        stopped = self.folder / "stopped"
+        with self.assertRaises(Stopped):
+            tiny_tasks.run(config, stopped, stops_after=6)
+        self.assertEqual(tiny_tasks.run(config, stopped), results)
+
+    def test_a_language_without_development_data_cannot_select(self):
+        config = tiny_tasks.run_config("udpos")
+        config.task.update(selection="each_language", validation_languages=("en",))
+        with self.assertRaisesRegex(ValueError, "no development data in sw"):
+            tiny_tasks.run(config, self.folder / "run")
+        config = tiny_tasks.run_config("udpos")
+        config.task.update(name="translation", selection="each_language")
+        with self.assertRaisesRegex(ValueError, "a model of translation is selected by the mean"):
+            task_settings(config)
+
     def test_a_regression(self):
         results = self.results_of(
             tiny_tasks.config("glue", "stsb,", num_layers=0, train__epochs=1.0)

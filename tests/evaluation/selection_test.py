@@ -6,7 +6,7 @@ import types
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.selection import Selection
+from evaluation.selection import ALL, Selection
 from evaluation.tasks import TaskData, classes, label_scores
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
@@ -33,11 +33,11 @@ class SelectionTest(parameterized.TestCase):
         super().setUp()
         self.kept = []
 
-    def selection(self, best: float | None = None) -> Selection:
+    def selection(self, best: dict[str, float] | None = None, **options: bool) -> Selection:
         languages = [data("en", 0, 0, 0, 1), data("sw", 2, 1)]
         keep = lambda *found: self.kept.append(found)  # noqa: E731
         score = lambda one, outputs: label_scores(TASKS["xnli"], one, classes(outputs))  # noqa: E731
-        return Selection("accuracy", languages, Model(), score, keep, best)
+        return Selection("accuracy", languages, Model(), score, keep, best or {}, **options)
 
     def at(self, step: int, **params: int):
         return types.SimpleNamespace(step=np.int32(step), params=params)
@@ -66,11 +66,33 @@ class SelectionTest(parameterized.TestCase):
             select(state)
         self.assertEqual(
             self.kept,
-            [(steps[0].params, 1, 0.0), (steps[1].params, 2, 0.375), (steps[3].params, 4, 0.625)],
+            [
+                (ALL, steps[0].params, 1, 0.0),
+                (ALL, steps[1].params, 2, 0.375),
+                (ALL, steps[3].params, 4, 0.625),
+            ],
+        )
+
+    def test_each_language_has_its_own_best(self):
+        select = self.selection(best={"sw": 0.25}, by_language=True)
+        steps = [
+            self.at(1, en=0, sw=0),  # 0.75 and 0: the mean 0.375
+            self.at(2, en=1, sw=2),  # 0.25 and 0.5: as good in the mean
+            self.at(3, en=0, sw=1),  # 0.75 and 0.5: better in the mean alone
+        ]
+        for state in steps:
+            select(state)
+        first, second, third = (one.params for one in steps)
+        self.assertEqual(
+            self.kept,
+            [
+                *((ALL, first, 1, 0.375), ("en", first, 1, 0.75)),
+                *(("sw", second, 2, 0.5), (ALL, third, 3, 0.625)),
+            ],
         )
 
     def test_what_was_kept_before_a_stop_counts(self):
-        select = self.selection(best=0.375)
+        select = self.selection(best={ALL: 0.375})
         select(self.at(1, en=0, sw=0))
         self.assertEmpty(self.kept)
         select(self.at(2, en=0, sw=1))

@@ -45,7 +45,9 @@ class SupervisionTest(absltest.TestCase):
             losses = dict.fromkeys(("de", "en", "fr", "ru", "sw", "tr", "ur"), one)
             artifacts.write_json(workdir / "report" / "results.json", {"losses": losses})
         if script[0] == "finetune.py":
-            score = {"en": 0.1, "all": 0.4, "each": 0.2, "alone": 0.3}[change["model_name"]]
+            scores = {"en": 0.1, "en_one": 0.15, "en_each": 0.17}
+            scores |= {"all": 0.4, "each": 0.2, "alone": 0.3}
+            score = scores[change["model_name"]]
             score += 0.02 * change["train.seed"]
             test = {
                 name: {"f1": score + (name == "sw") * 0.3} for name in change["task.test_languages"]
@@ -61,13 +63,15 @@ class SupervisionTest(absltest.TestCase):
         study = self.study(0, 1)
         supervision.do_study(study)
         tuned = [place for script, place in self.calls if script == "finetune.py"]
-        self.assertLen(tuned, 2 * (2 + 2 * 3))
+        self.assertLen(tuned, 2 * (4 + 2 * 3))
         self.assertIn("supervision/wikiann/alone-sw/seed1", tuned)
         text = supervision.write_report(study)
-        label = supervision.SETTINGS["alone"]
+        label = supervision.SETTINGS["alone"].label
         # 30 and 32 %, Swahili 30 more.
         self.assertIn(f"| {label} | 2 | 31.0 | 31.0 | 61.0 | 41.0 | 40.0 to 42.0 |", text)
-        self.assertIn(f"| {supervision.SETTINGS['en']} | 2 | 11.0 | 11.0 | 41.0 | 21.0 |", text)
+        self.assertIn(
+            f"| {supervision.SETTINGS['en'].label} | 2 | 11.0 | 11.0 | 41.0 | 21.0 |", text
+        )
         self.assertIn("| one encoder | 2.000 | 2.000 |", text)
         self.assertIn("| an encoder for each language | 3.000 | 3.000 |  |", text)
 
@@ -78,17 +82,21 @@ class SupervisionTest(absltest.TestCase):
 
     def test_each_setting_has_its_data(self):
         study = self.study(4)
-        for setting, language, trained, tested in (
-            ("en", "", ("en",), LANGUAGES),
-            ("all", "", LANGUAGES, LANGUAGES),
-            ("each", "sw", ("sw",), ("sw",)),
-            ("alone", "sw", ("sw",), ("sw",)),
+        sw, everything = ("sw",), (LANGUAGES, "all_languages")
+        for setting, language, trained, selection in (
+            ("en", "", ("en",), (("en",), "all_languages")),
+            ("en_one", "", ("en",), everything),
+            ("en_each", "", ("en",), (LANGUAGES, "each_language")),
+            ("all", "", LANGUAGES, everything),
+            ("each", "sw", sw, (sw, "all_languages")),
+            ("alone", "sw", sw, (sw, "all_languages")),
         ):
             run = Run("wikiann", setting, language, 4)
             change = supervision.change_of(study, run)
             self.assertEqual(change["task.train_languages"], trained)
-            self.assertEqual(change["task.validation_languages"], trained)
-            self.assertEqual(change["task.test_languages"], tested)
+            selected = (change["task.validation_languages"], change["task.selection"])
+            self.assertEqual(selected, selection)
+            self.assertEqual(change["task.test_languages"], sw if language else LANGUAGES)
             encoder = "only_sw" if setting == "alone" else "languages_7"
             self.assertEqual(change["init_from"], study.encoder(encoder, 4).absolute())
             config = importlib.import_module("configs.finetune.wikiann").get_config("DATA")
@@ -106,8 +114,8 @@ class SupervisionTest(absltest.TestCase):
         supervision.do_study(study)
         Run("wikiann", "each", "de", 0).results(self.workdir).unlink()
         text = supervision.score_table(study, "wikiann")
-        self.assertNotIn(supervision.SETTINGS["each"], text)
-        self.assertIn(supervision.SETTINGS["all"], text)
+        self.assertNotIn(supervision.SETTINGS["each"].label, text)
+        self.assertIn(supervision.SETTINGS["all"].label, text)
 
 
 if __name__ == "__main__":
