@@ -7,8 +7,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
-from builders import task_data, task_runs
+from builders import task_data
 from builders.pretrained import read_pretrained
+from builders.run_folder import BEST, RESULTS, TOKENIZER
 from builders.task_kinds import KINDS, SEARCHES
 from builders.task_settings import Tokenizer, task_settings
 from common import artifacts
@@ -29,10 +30,9 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
     Raises:
       ValueError: there is no such run, or it has not ended.
     """
-    if not (workdir / task_runs.RESULTS).exists():
+    if not (workdir / RESULTS).exists():
         raise ValueError(
-            f"{workdir}: no {task_runs.RESULTS}; --workdir must be that of a finished run of "
-            "finetune.py"
+            f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
         )
     recorded = artifacts.read_object(workdir / "settings.json")
     for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
@@ -54,12 +54,12 @@ class FineTuned:
         """
         config = run_config(workdir)
         self._options = task_settings(config)
-        self._params, notes = read_params(workdir / task_runs.BEST)
+        self._params, notes = read_params(workdir / BEST)
         self._tokenizer = read_tokenizer(workdir, notes["tokenizer"])
         objective = builders.with_head(config, EncoderSettings(**notes["encoder"]))
         pad = self._tokenizer.special.pad
         self._predictor = builders.predictor(config, objective, pad, builders.mesh())
-        results = artifacts.read_json(workdir / task_runs.RESULTS)
+        results = artifacts.read_json(workdir / RESULTS)
         self._threshold = results.get("null_threshold")
         self._task, self._kind = self._options.task, KINDS[self._options.task.kind]
 
@@ -84,13 +84,13 @@ def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
     Raises:
       ValueError: it is missing, or another one.
     """
-    path = workdir / task_runs.TOKENIZER
+    path = workdir / TOKENIZER
     if not path.exists():
         raise ValueError(f"{path} does not exist; copy the whole folder of the run")
     model = path.read_bytes()
     if tokenizer_hash(model) != expected:
         raise ValueError(
-            f"{path} is tokenizer {tokenizer_hash(model)}, but {workdir / task_runs.BEST} was "
+            f"{path} is tokenizer {tokenizer_hash(model)}, but {workdir / BEST} was "
             f"trained with tokenizer {expected}; put the run's own tokenizer back"
         )
     return Tokenizer(model)
@@ -124,5 +124,5 @@ def mining_threshold(
     """Smallest score of a mined pair: the config's, or the run's threshold for the language."""
     thresholds: dict[str, Any] = {}
     if workdir is not None:
-        thresholds = artifacts.read_json(workdir / task_runs.RESULTS).get("thresholds", {})
+        thresholds = artifacts.read_json(workdir / RESULTS).get("thresholds", {})
     return thresholds.get(language, config.task.threshold)
