@@ -77,7 +77,7 @@ def _texts() -> Iterator[Case]:
         ("blank lines", "\n \n", (where, "empty")),
         ("a header alone", "premise\thypothesis\tlabel\n", ("xnli|nli_en", "no data|no examples")),
         ("Latin 1", (_NLI + "señor\tb\tneutral\n").encode("latin1"), (f"{where}, line 3", "iconv")),
-        ("UTF-16", _NLI.encode("utf-16"), (f"{where}, line 1", "utf-16")),
+        ("cut UTF-16", _NLI.encode("utf-16")[:-1], (f"{where}, line", "not UTF-16", "iconv")),
         ("UTF-16 without mark", _NLI.encode("utf-16-le"), (f"{where}, line 1", "NUL")),
         ("NUL bytes", _NLI + "a\0\tb\tneutral\n", (f"{where}, line 3", "NUL")),
         ("hidden labels", "premise\thypothesis\tlabel\na\tb\t-1\n", ("label",)),
