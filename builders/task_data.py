@@ -61,7 +61,7 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
 
 
 def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
-    """Checks that no two labels differ only in blanks, characters of no width, or of classes capitals.
+    """Checks that no two labels differ only in blanks, in what is not seen, or classes in capitals.
 
     Raises:
       ValueError: two do, of which one is likely a slip.

@@ -76,7 +76,12 @@ class SystemTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("prepare_data", "work/rows", *templates.config()),
-        ("tools.export_tokenizer", "out", "--model=DIR/work/vocab/spm.model", "--output=DIR/out/hf"),
+        (
+            "tools.export_tokenizer",
+            "out",
+            "--model=DIR/work/vocab/spm.model",
+            "--output=DIR/out/hf",
+        ),
     )
     def test_a_full_disk(self, command, place, *arguments):
         shutil.copytree(templates.template("text"), self.folder)

@@ -50,8 +50,8 @@ _EXPLORER_NOTE = f"""\
 them for `vocab.allocation`."""
 
 _NO_EXPLORER_NOTE = f"""\
-There is no {EXPLORER} of this build: it shows the steps of Algorithm 1 at other T and beta, by which
-the method *{{method}}* does not choose. A build with vocab.method=vocap has one."""
+There is no {EXPLORER} of this build: it shows the steps of Algorithm 1 at other T and beta, by
+which the method *{{method}}* does not choose. A build with vocab.method=vocap has one."""
 
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get. The

@@ -114,9 +114,9 @@ def _check_is_row(label: str, task: Task, where: str) -> None:
     """Raises ValueError if a first line names columns, where they are given by number."""
     if label.casefold() in _NAMES and label not in task.labels:
         raise ValueError(
-            f"{where}: {label!r} seems to be the name of a column, but columns are given by number; "
-            "set task.text_column, task.pair_column and task.label_column to the names of this "
-            "line, remove it, or list all labels in task.labels"
+            f"{where}: {label!r} seems to be the name of a column, but columns are given by "
+            "number; set task.text_column, task.pair_column and task.label_column to the names of "
+            "this line, remove it, or list all labels in task.labels"
         )
 
 
@@ -146,8 +146,8 @@ def _cell(value: Any, column: str, where: str) -> str:
         raise ValueError(f"{where}: column {column!r} is empty; fill it in, or remove the row")
     if not isinstance(value, str | int | float):
         raise ValueError(
-            f"{where}: column {column!r} holds {text[:40]}, no text or number; write one value, and "
-            "an object for each row (of pandas: orient='records', lines=True)"
+            f"{where}: column {column!r} holds {text[:40]}, no text or number; write one value, "
+            "and an object for each row (of pandas: orient='records', lines=True)"
         )
     if wrong := _NO_CHARACTER.search(text):
         raise ValueError(

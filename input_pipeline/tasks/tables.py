@@ -110,8 +110,8 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
             ) from None
         if not isinstance(found, dict):
             raise ValueError(
-                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object; one is expected for "
-                "each row"
+                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object; one is expected "
+                "for each row"
             )
         yield number, found
 
@@ -138,8 +138,8 @@ def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Reco
         if len(cells) != len(names):
             raise ValueError(
                 f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
-                f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote cells "
-                "that hold a separator or a line end"
+                f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
+                "cells that hold a separator or a line end"
             )
         yield number, dict(zip(names, cells, strict=True))
 

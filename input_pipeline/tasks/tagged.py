@@ -58,9 +58,9 @@ def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
-                    f"{word[0]}: {tag[:40]!r} is no tag of a span such as O, B-NAME, I-NAME; correct "
-                    'it or task.label_column, or to score each word on its own, write "words," '
-                    "before the folder: --config=configs/finetune/tags.py:words,DATA"
+                    f"{word[0]}: {tag[:40]!r} is no tag of a span such as O, B-NAME, I-NAME; "
+                    "correct it or task.label_column, or to score each word on its own, write "
+                    '"words," before the folder: --config=configs/finetune/tags.py:words,DATA'
                 )
             yield None, tag
 
@@ -145,8 +145,8 @@ def _named_tag(word: _Word) -> str:
         )
     if not tag:
         raise ValueError(
-            f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its tag "
-            "(CSV and JSON are not read as tags)"
+            f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its "
+            "tag (CSV and JSON are not read as tags)"
         )
     return tag
 
