@@ -124,10 +124,10 @@ def languages(
 
 
 def _there(root: pathlib.Path) -> str:
-    """What a folder has instead of the files looked for, in words."""
+    """What a folder has instead of the files looked for, in words, files first."""
     if not root.is_dir():
         return ", which is no folder"
-    names = sorted(one.name for one in root.iterdir())
+    names = [one.name for one in sorted(root.iterdir(), key=lambda one: (one.is_dir(), one))]
     return f", which has {', '.join(names[:8]) or 'nothing'}{' and others' if names[8:] else ''}"
 
 
