@@ -106,7 +106,6 @@ class SystemTest(parameterized.TestCase):
             subprocess.run(mount, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", "") or str(error)
-            print(f"skipped: no disk can be mounted here: {reason.strip()}")
             self.skipTest(f"no disk can be mounted here: {reason.strip()}")
         try:
             yield
