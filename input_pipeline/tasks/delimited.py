@@ -96,6 +96,11 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
 def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row]:
     """Yields the rows of a file; a label that is not wanted is ""."""
     wanted = _wanted(task, has_labels)
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(
+            f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, must "
+            "be different columns; correct them"
+        )
     number = 0
     for number, (line, cells) in enumerate(
         tables.read_records(path, files.read_text(path), wanted), start=1

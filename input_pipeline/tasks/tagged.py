@@ -1,5 +1,6 @@
 """Sentences with a tag for each word: CoNLL in columns, the same of WikiANN, and CoNLL-U."""
 
+import logging
 import pathlib
 import re
 from collections.abc import Iterator
@@ -78,6 +79,7 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
     if not path.is_file() or not _is_conll(path, task):
         return unlabelled.read_words(path, task)
     sentences, found = _checked(path, task), []
+    logging.info("%s: read as CoNLL, %d sentences", path, len(sentences))
     prefix = _prefix(sentences)
     for sentence in sentences:
         number = sentence[0][0].rpartition(" ")[2]

@@ -169,6 +169,10 @@ class FaultsTest(Case):
         with self.assertRaisesRegex(ValueError, "commas and semicolons both cut all lines"):
             self.texts("pos;a,b\nneg;c,d\n", NUMBERED)
 
+    def test_a_column_is_read_once(self):
+        with self.assertRaisesRegex(ValueError, "label_column are text, text, must be different"):
+            self.texts("text,label\na,pos\n", Columns(("text",), (), ("text",)))
+
     def test_one_label_is_none(self):
         with self.assertRaisesRegex(ValueError, "labels are x; they must be two or more"):
             TASKS["text_classes"].with_labels(("x",), NAMED)
