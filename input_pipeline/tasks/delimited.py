@@ -98,8 +98,8 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
     wanted = _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
-            f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, must "
-            "be different columns; correct them"
+            f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, "
+            "must be different columns; correct them"
         )
     number = 0
     for number, (line, cells) in enumerate(
