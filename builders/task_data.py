@@ -3,7 +3,8 @@
 import collections
 import copy
 import pathlib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -20,6 +21,7 @@ from builders.task_settings import (
 from evaluation.tasks import TaskData
 from input_pipeline.tasks import held_out, loading
 from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.tasks import Task
 
 SPLITS = ("train", "validation", "test")
 
@@ -54,7 +56,28 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
         counts.update(loading.load_labels(readers, *options.source("train", language)))
     named = ", ".join(f"{label} {count}" for label, count in counts.most_common(20))
     logging.info("%d labels in the training data: %s", len(counts), named)
+    _check_spelling(options.task, counts)
     return tuple(sorted(counts, key=_number_or_name))
+
+
+def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
+    """Checks that no two labels differ only in blanks, in what is not seen, or classes in capitals.
+
+    Raises:
+      ValueError: two do, of which one is likely a slip.
+    """
+    found: dict[str, str] = {}
+    for label in counts:
+        plain = unicodedata.normalize("NFC", label)
+        plain = "".join(one for one in plain if unicodedata.category(one) != "Cf")
+        plain = " ".join(plain.split())
+        other = found.setdefault(plain if task.kind == "tagging" else plain.casefold(), label)
+        if other != label:
+            raise ValueError(
+                f"{task.name}: the labels {other!a} ({counts[other]} times) and {label!a} "
+                f"({counts[label]} times) of the training data differ only in capitals, blanks or "
+                "characters that are not seen; write them alike, or list all labels in task.labels"
+            )
 
 
 def _number_or_name(label: str) -> tuple[bool, int, str]:
@@ -93,10 +116,19 @@ def languages(
         found |= set(task.languages)
     if not found:
         raise ValueError(
-            f"task.{split}: there are no files {list(patterns)} below {options.root}; correct "
-            "task.root or the patterns"
+            f"task.{split}: there are no files {list(patterns)} below {options.root}"
+            f"{_there(pathlib.Path(options.root))}; rename files so that their language stands at "
+            "{language}, such as train.en.csv, or correct task.root or the patterns"
         )
     return tuple(sorted(found))
+
+
+def _there(root: pathlib.Path) -> str:
+    """What a folder has instead of the files looked for, in words, files first."""
+    if not root.is_dir():
+        return ", which is no folder"
+    names = [one.name for one in sorted(root.iterdir(), key=lambda one: (one.is_dir(), one))]
+    return f", which has {', '.join(names[:8]) or 'nothing'}{' and others' if names[8:] else ''}"
 
 
 def holds_out(options: TaskSettings) -> bool:
@@ -128,6 +160,8 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
         patterns, root = list(options.test), options.root
         logging.warning("%s: no test files %s below %s", options.name, patterns, root)
         return []
+    if split == "validation" and options.task.is_own:
+        _tell_undeveloped(options)
     found = []
     readers = KINDS[options.task.kind].readers
     splits_off = split != "test" and holds_out(options)
@@ -144,6 +178,35 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
                 logging.info("%s: no development file; %d training examples are held out",
                              where, len(examples))  # fmt: skip
         found.append(featured(options, tokenizer, language, examples))
+    return found
+
+
+def _tell_undeveloped(options: TaskSettings) -> None:
+    """Warns of languages without development data, where others have some."""
+    own = languages(options, "validation")
+    if without := [one for one in languages(options, "train") if one not in own]:
+        logging.warning(
+            "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
+            "held out; add files, or leave out all of them for a part of each language's training "
+            "data", options.name, ", ".join(without), ", ".join(own),
+        )  # fmt: skip
+
+
+def seen_in_training(data: Mapping[str, Sequence[TaskData]]) -> dict[str, int]:
+    """The number of test examples of each language of which the text is one of training.
+
+    Args:
+      data: of each split. Languages without such are left out.
+    """
+    known = {example.content for one in data["train"] for example in one.examples}
+    counts = {
+        one.language: sum(example.content in known for example in one.examples)
+        for one in data["test"]
+    }
+    found = {language: count for language, count in counts.items() if count}
+    for language, count in found.items():
+        logging.warning("%d of the test examples in %s are training examples, too: their scores "
+                        "say little of other text", count, language)  # fmt: skip
     return found
 
 

@@ -162,7 +162,7 @@ KINDS: dict[str, TaskKind] = {
         readers=Readers(
             tagged.read_tagged,
             tfds_examples.tagged_examples,
-            unlabelled.read_words,
+            tagged.read_untagged,
             labels=tagged.read_tags,
         ),
         is_labelled=lambda task, example: bool(example.tags),

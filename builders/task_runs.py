@@ -136,6 +136,7 @@ def _fine_tune(
         task_data.class_weights(options, data["train"]),
         task_data.selected_on(options, data["validation"]),
     )
+    seen = task_data.seen_in_training(data) if task.is_own else {}
     objective = builders.objective(config, pretrained, weights)
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
@@ -177,6 +178,8 @@ def _fine_tune(
                 should_stop=should_stop,
             )
             found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
+        if seen:
+            found["seen_in_training"] = seen
         if weights:
             found["class_weights"] = dict(zip(task.labels, weights, strict=True))
         reported = data["test"] or data["validation"]

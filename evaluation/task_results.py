@@ -56,6 +56,9 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out by a hash of their text")
+    if seen := results.get("seen_in_training"):
+        named = ", ".join(f"{language} {count:,}" for language, count in seen.items())
+        notes.append(f"test examples with a text of the training data, by language: {named}")
     if on_test:
         notes.append(f"{_ON_TEST} scores of the data that chose the checkpoint or a threshold")
     return notes

@@ -196,6 +196,8 @@ def _text_files(
             continue
         file_type = text_files.file_format(path)
         if file_type is None or file_type[1] not in kinds:
+            if file_type is None and text_files.is_language(path.name.partition(".")[0]):
+                logging.warning("%s: skipped, it is no .txt or .jsonl", path)
             continue
         stem, number, total = text_files.shard_of(file_type[0]) or (file_type[0], 0, 0)
         if not text_files.is_language(stem):

@@ -43,6 +43,7 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
       ValueError: the name is that of a text file with an unsupported compression.
     """
     stem, *suffixes = path.name.split(".")
+    suffixes = [one if one == "Z" else one.lower() for one in suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in _OPENERS else ""
     if suffixes and suffixes[-1] in _KINDS:
         return ".".join([stem, *suffixes[:-1]]), suffixes[-1], compression

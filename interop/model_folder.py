@@ -73,7 +73,9 @@ _FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS
 
 
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a folder of `write_model`, or of `XLMRobertaForMaskedLM.save_pretrained`.
+    """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R with or without a head.
+
+    Heads of other tasks than masked LM, such as classifiers, are left out.
 
     Args:
       folder: with config.json, and model.safetensors or its shards and their index; float32,
@@ -223,8 +225,8 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
     if not config.get("masked_lm_head", True):
         raise ValueError(
             f"{folder} holds an encoder without a masked-LM head, with which masked LM cannot "
-            "start; export its generator (tools.export_model --part=generator), or start from the "
-            "--workdir of its run"
+            "start; export its generator (tools.export_model --part=generator), start from the "
+            "--workdir of its run, or import a folder of XLMRobertaForMaskedLM"
         )
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
     differing = [key for key in keys if settings[key] != sizes[key]]

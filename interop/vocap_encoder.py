@@ -35,6 +35,11 @@ _CHOICES = {
     "initializer": ("normal", "fan_in"),
 }
 _SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
+# Defaults of settings that a folder of XLM-R lacks, since its positions and weights need none.
+_NOT_OF_XLM_R = {
+    "distance_buckets": 32, "max_distance": 128, "rotary_theta": 10_000.0, "distance_slope": 0.0,
+    "initializer": "normal",
+}  # fmt: skip
 # With their defaults, at which they are left out.
 _SWITCHES = {"cross_attention": False, "embedding_norm": True}
 _OPTIONAL: dict[str, Any] = {**_SWITCHES, "norm_epsilon": 1e-5}
@@ -44,7 +49,7 @@ def config(
     sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
 ) -> dict[str, Any]:
     """Return the value of config.json."""
-    settings = {key: sizes[key] for key in _SETTINGS}
+    settings = {key: {**_NOT_OF_XLM_R, **sizes}[key] for key in _SETTINGS}
     head = {} if has_head else {"masked_lm_head": False}
     optional = {
         key: sizes[key] for key, default in _OPTIONAL.items() if sizes.get(key, default) != default

@@ -62,6 +62,11 @@ class Weights:
                     ) from None
             yield cls(folder, files, remedy, tied)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the tensors."""
+        return self._files.keys()
+
     def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
         """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""
         found = set(self._files)

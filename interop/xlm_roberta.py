@@ -11,7 +11,7 @@ our parameters differ in layout only:
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ from vocap.merge import BOS_ID, EOS_ID, PAD_ID
 
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
-_EMBEDDINGS = "roberta.embeddings."
+_PREFIX = "roberta."  # of an encoder's tensors, but in a folder of the encoder alone
+_EMBEDDINGS = _PREFIX + "embeddings."
 _TABLE = _EMBEDDINGS + "word_embeddings.weight"
 _POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
 _TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
@@ -33,6 +34,10 @@ _TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
 _UNUSED = (
     "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
 )  # fmt: skip
+
+# Beginnings of tensors of the masked-LM head, and of other heads, in whose place there is none.
+_HEAD = "lm_head."
+_OTHER_HEADS = ("classifier.", "qa_outputs.")
 
 # Keys of config.json with their only supported value.
 _FIXED = {
@@ -153,7 +158,7 @@ class XLMRoberta:
         return "; ".join(found)
 
     def read_arrays(self, folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Read the parameters by name, float32.
+        """Read the parameters by name, float32; those of the masked-LM head if there is one.
 
         Args:
           folder: with model.safetensors, or its shards and their index.
@@ -164,16 +169,24 @@ class XLMRoberta:
             different shape.
         """
         sizes, first = self._sizes(config), config["pad_token_id"] + 1
-        found, width = self._parameters(sizes), sizes["hidden_size"]
-        names = {name for parameter in found for name in parameter.names}
+        width = sizes["hidden_size"]
         save_again = _SAVE_AGAIN.format(self.class_name)
         with Weights.open(folder, save_again, tied=_TIED) as weights:
-            weights.check_names({*names, _POSITIONS, _TOKEN_TYPE}, _UNUSED)
-            arrays = {parameter.ours: _read_parameter(weights, parameter) for parameter in found}
-            positions = weights.read(_POSITIONS, (first + sizes["max_length"], width))[first:]
+            has_head = any(name.startswith(_HEAD) for name in weights.names)
+            found = self._parameters(sizes, has_head=has_head)
+            drop = _dropped_prefix(weights.names)
+            names = {name for parameter in found for name in parameter.names}
+            others = [] if has_head else [n for n in weights.names if n.startswith(_OTHER_HEADS)]
+            weights.check_names(
+                {name.removeprefix(drop) for name in (*names, _POSITIONS, _TOKEN_TYPE)},
+                {*(name.removeprefix(drop) for name in _UNUSED), *others},
+            )
+            arrays = {one.ours: _read_parameter(weights, one, drop) for one in found}
+            shape = (first + sizes["max_length"], width)
+            positions = weights.read(_POSITIONS.removeprefix(drop), shape)[first:]
             # A single text, or pair of texts, of XLM-R is of type 0 throughout.
             types = config.get("type_vocab_size", self.defaults["type_vocab_size"])
-            token_type = weights.read(_TOKEN_TYPE, (types, width))[:1]
+            token_type = weights.read(_TOKEN_TYPE.removeprefix(drop), (types, width))[:1]
         # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
         arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
         return arrays
@@ -269,9 +282,14 @@ XLM_R_XL = XLMRoberta(
 )
 
 
-def _read_parameter(weights: Weights, parameter: _Parameter) -> np.ndarray:
+def _dropped_prefix(names: Collection[str]) -> str:
+    """The prefix that an encoder saved alone, such as `XLMRobertaModel`, has not."""
+    return "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
+
+
+def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
     def read(name: str) -> np.ndarray:
-        return parameter.turned(weights.read(name, parameter.their_shape))
+        return parameter.turned(weights.read(name.removeprefix(drop), parameter.their_shape))
 
     if not parameter.is_layered:
         return np.ascontiguousarray(read(*parameter.names))

@@ -9,8 +9,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import prediction, task_data
-from builders.task_settings import task_settings
+from builders.task_settings import Tokenizer, task_settings
 from common import artifacts
+from evaluation.tasks import TaskData
+from input_pipeline.tasks.examples import TextExample
 from tests import tiny_tasks
 
 FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
@@ -135,6 +137,69 @@ class TextsTest(Case):
         config = tiny_tasks.config("xnli", task__labels=("a", "b"))
         with self.assertRaisesRegex(ValueError, "but xnli has labels of its own; leave it empty"):
             task_settings(config)
+
+
+class FilesTest(Case):
+    """What is said of files before anything is trained."""
+
+    ROWS = "text,label\n" + "".join(f"the cat {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
+
+    def warnings_of(self, split: str = "train") -> str:
+        """What reading the labels and a split warns of."""
+        options = task_settings(task_data.with_labels(self.config("text")))
+        with self.assertLogs(level="WARNING") as logs:
+            task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), split)
+        return "\n".join(logs.output)
+
+    def test_languages_without_development_files_are_named(self):
+        for name in ("train.en.csv", "train.de.csv", "dev.en.csv"):
+            self.write(name, self.ROWS)
+        found = self.warnings_of("validation")
+        self.assertRegex(found, "no development data in de: .* selected on en alone, and nothing")
+
+    def test_files_of_other_names_are_left_out(self):
+        for name in ("train.en.csv", "train.en.csv~", "train.en.csv.bak", "train.pt-BR.csv"):
+            self.write(name, self.ROWS)
+        for name in ("train.english.csv", "train.csv.gz"):
+            self.write(name, "x")
+        config = self.config("text")
+        with self.assertLogs(level="WARNING") as logs:
+            options = task_settings(task_data.with_labels(config))
+            self.assertEqual(task_data.languages(options, "train"), ("en", "pt-BR"))
+        self.assertRegex(
+            "\n".join(logs.output), "train.english.csv: left out, 'english' in its name"
+        )
+        self.assertRegex("\n".join(logs.output), "train.csv.gz: left out, 'csv' in its name")
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
+        (en, pt) = task_data.read_split(options, tokenizer, "train")
+        self.assertEqual(len(en.examples), len(pt.examples))
+
+    def test_without_files_those_there_are_named(self):
+        self.write("Train.en.csv", self.ROWS)
+        with self.assertRaisesRegex(ValueError, "which has Train.en.csv; rename files so that"):
+            task_data.with_labels(self.config("text"))
+
+    @parameterized.parameters("Yes", "\u200byes", "y es\u2060")
+    def test_labels_that_look_alike_are_refused(self, other):
+        self.write("train.en.csv", f"{self.ROWS}x,{other}\nx,y  es\n")
+        with self.assertRaisesRegex(
+            ValueError, r"the labels '.+' \(\d+ times\) and '.+ differ only"
+        ):
+            task_data.with_labels(self.config("text"))
+        listed = self.config("text", task__labels=("yes", "no", other, "y  es"))
+        self.assertLen(task_settings(task_data.with_labels(listed)).labels, 4)
+
+    def test_test_texts_that_are_in_the_training_data(self):
+        texts = [TextExample(str(i), f"the cat {i}", None, i % 2) for i in range(9)]
+        data = {
+            "train": [TaskData("en", texts[:5], None)],
+            "test": [TaskData("en", texts[3:], None), TaskData("de", texts[6:], None)],
+        }
+        with self.assertLogs(level="WARNING") as logs:
+            self.assertEqual(task_data.seen_in_training(data), {"en": 2})
+        self.assertRegex(
+            "\n".join(logs.output), "2 of the test examples in en are training examples"
+        )
 
 
 class TagsTest(Case):

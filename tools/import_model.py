@@ -3,11 +3,13 @@
     python -m tools.import_model --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
 
 FOLDER is the output of `save_pretrained` of `XLMRobertaForMaskedLM` and its tokenizer, or of
-tools.export_model; the output has the same format. Pieces of both vocabularies keep their
-embeddings, new ones are initialised with the mean of their old pieces. Without --vocabulary the
-model keeps its pieces, in this project's order; the SentencePiece model that says how text is
-normalised is FOLDER's sentencepiece.bpe.model, or rebuilt from its tokenizer.json. --check=TEXT
-lists the lines of a text that the tokenizer.json segments otherwise. docs/interop.md has more.
+tools.export_model; the output has the same format. Of a folder without a masked-LM head, as of
+`XLMRobertaModel` or a classifier, the encoder is taken, for finetune.py. Pieces of both
+vocabularies keep their embeddings, new ones are initialised with the mean of their old pieces.
+Without --vocabulary the model keeps its pieces, in this project's order; the SentencePiece model
+that says how text is normalised is FOLDER's sentencepiece.bpe.model, or rebuilt from its
+tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments otherwise.
+docs/interop.md has more.
 """
 
 import pathlib
@@ -42,6 +44,11 @@ def main(_) -> None:
     dropped = len(set(old.pieces) - set(new.pieces)) if _VOCABULARY.value is None else 0
     if dropped:
         print(f"{dropped} added tokens are left out, which SentencePiece matches in no text")
+    if "head" not in params:
+        print(
+            f"{folder} has no masked-LM head: {output} is an encoder, for finetune.py; train.py "
+            "cannot start from it"
+        )
     print(
         f"{len(new.pieces)} pieces: {swapped.copied} copied, {swapped.segmented} from their parts, "
         f"{swapped.unknown} from the mean of all"

@@ -3,6 +3,7 @@
 It depends on the build's record (`vocap.record`) alone.
 """
 
+import logging
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,10 @@ _EXPLORER_NOTE = f"""\
 [{EXPLORER}]({EXPLORER}), beside this file, has the allocations of other T and beta, and exports
 them for `vocab.allocation`."""
 
+_NO_EXPLORER_NOTE = f"""\
+There is no {EXPLORER} of this build: it shows the steps of Algorithm 1 at other T and beta, by
+which the method *{{method}}* does not choose. A build with vocab.method=vocap has one."""
+
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get. The
 gain of a step is q^beta times the change of ALP, in nats a sentence per 1,000 pieces. Changes of
@@ -89,6 +94,8 @@ def write_report(
         artifacts.write_text(folder / EXPLORER, explorer_page(record, vocabulary, settings))
     else:
         (folder / EXPLORER).unlink(missing_ok=True)
+        logging.info("no %s: the method %r does not choose by the steps of Algorithm 1, which it "
+                     "would show", EXPLORER, settings.method)  # fmt: skip
     artifacts.write_text(folder / "report.md", page(record))
 
 
@@ -102,13 +109,20 @@ def _has_explorer(record: Record) -> bool:
     return record["settings"]["method"] == "vocap"
 
 
+def _explorer_note(record: Record) -> str:
+    """Where the explorer is, or why there is none."""
+    if _has_explorer(record):
+        return _EXPLORER_NOTE
+    return _NO_EXPLORER_NOTE.format(method=record["settings"]["method"])
+
+
 def page(record: Record) -> str:
     """Return the report as Markdown."""
     found = warnings(record)
     sections = [
         "# Vocabulary",
         summary(record),
-        _EXPLORER_NOTE if _has_explorer(record) else "",
+        _explorer_note(record),
         "## Warnings",
         "\n".join(f"- {text}" for text in found) or "None.",
         "## Sizes",

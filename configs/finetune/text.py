@@ -4,7 +4,7 @@
         --config.init_from=CHECKPOINT
 
 DATA has `train.{language}.csv`, and `dev.{language}.csv` and `test.{language}.csv` where there
-are such, in one language or several; CSV, TSV and JSON lines are told apart by content, whatever
+are such, in one language or several; CSV, TSV and JSON are told apart by content, whatever
 the end of the name. Files have the columns `text` and `label`, or those of
 --config.task.text_column and --config.task.label_column, by name, or by number in files without a
 first line of names; pairs have a --config.task.pair_column. The classes are those of the training

@@ -18,7 +18,8 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Precision, recall and F1 over all entities of all sentences (micro-averaged).
 
     Args:
-      gold, predicted: the tags of each sentence: "O", "B-PER", "I-PER", ...
+      gold, predicted: the tags of each sentence: "O", "B-PER", "I-PER", ...; of BIOES, BILOU and
+        BMES too.
 
     Returns:
       "f1", "precision", "recall"; 0 where nothing can be counted.
@@ -29,8 +30,8 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """
     _check(gold, predicted)
     precision, recall, f1, _ = precision_recall_fscore_support(
-        [list(tags) for tags in gold],
-        [list(tags) for tags in predicted],
+        _as_iobes(gold),
+        _as_iobes(predicted),
         average="micro",
         zero_division=0,
     )
@@ -78,6 +79,12 @@ def _accuracy(gold: Tags, predicted: Tags) -> float:
     right = np.concatenate([np.asarray(tags, object) for tags in gold])
     found = np.concatenate([np.asarray(tags, object) for tags in predicted])
     return float(np.mean(right == found)) if len(right) else 0.0
+
+
+def _as_iobes(sentences: Tags) -> list[list[str]]:
+    """Tags with the letters that seqeval's default mode knows: I for M, E for L, S for U."""
+    other = {"M-": "I-", "L-": "E-", "U-": "S-"}
+    return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in sentences]
 
 
 def _as_chunks(sentences: Tags) -> list[list[str]]:

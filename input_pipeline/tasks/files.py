@@ -7,55 +7,105 @@ files do, or that are in English.
 """
 
 import bz2
+import codecs
+import functools
 import glob
 import gzip
+import logging
 import lzma
 import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from input_pipeline import text_files
+from input_pipeline import text_files, zstd
 
 PLACEHOLDER = "{language}"
-_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
-    ".bz2": bz2.decompress,
+_OPENERS: dict[str, Callable[..., Any]] = {
+    "": open,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": zstd.open_file,
 }
+_COMPRESSED = {  # how files begin, by which they are known under any name
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ\0": ".xz",
+    b"BZh9": ".bz2",
+    b"\x28\xb5\x2f\xfd": ".zst",
+}
+_NO_TEXT = {
+    b"PK\x03\x04": "a zip archive, as .xlsx is: unpack it, or save the table as CSV in UTF-8",
+    b"\xd0\xcf\x11\xe0": "a file of Excel: save the table as CSV in UTF-8",
+    b"PAR1": "Parquet: write it as CSV or JSON lines (to_csv, to_json)",
+    b"ARROW1": "Arrow: write it as CSV or JSON lines (to_csv, to_json)",
+}
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODE = "[A-Za-z0-9_-]+?"
+_TYPES = ("csv", "tsv", "txt")  # of files, not languages, though such codes exist
+# Ends of names that editors and downloads give to copies, which a wildcard does not mean.
+_COPIES = ("~", ".bak", ".orig", ".swp", ".tmp", ".part", ".crdownload")
 
 
 def read_text(path: pathlib.Path) -> str:
-    """The text of a UTF-8 file, plain, `.gz`, `.xz` or `.bz2`, with `\\n` line ends.
+    """The text of a file, plain, `.gz`, `.xz`, `.bz2` or `.zst`, with `\\n` line ends.
+
+    It is UTF-8, or UTF-16 with a byte order mark as some programs write it.
 
     Raises:
-      ValueError: the file is empty, damaged, not UTF-8, or holds NUL bytes.
+      ValueError: the file is a folder, empty, damaged, in another encoding, of a program's own
+        format, or holds NUL bytes.
     """
-    raw = path.read_bytes()
-    try:
-        raw = _DECOMPRESS.get(path.suffix, bytes)(raw)
-    except (EOFError, lzma.LZMAError, zlib.error, OSError, ValueError) as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); the file may be cut off or damaged: copy or "
-            "download it again"
-        ) from error
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: not UTF-8 (byte 0x{raw[error.start]:02x}); convert the file: "
-            "iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
-        ) from error
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder, must be a file; name the files in it by a pattern")
+    raw = _decompressed(path)
+    for begins, message in _NO_TEXT.items():
+        if raw.startswith(begins) and b"\0" in raw:
+            raise ValueError(f"{path}: is {message}")
+    text = _decoded(path, raw)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ValueError(text_files.nul_message(f"{path}, line {line}"))
     # A byte order mark is no letter; that of MRPC would hide the name of its first column.
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = text.lstrip("\ufeff").replace("\r\n", "\n")
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # as Excel for Mac ends lines
     if not text.strip():
         raise ValueError(f"{path}: the file is empty; add data or remove the file")
     return text
+
+
+def _decompressed(path: pathlib.Path) -> bytes:
+    """The bytes of a file, decompressed by the end of its name, or else by how it begins."""
+    with open(path, "rb") as file:
+        begins = file.read(8)
+    of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
+    suffix = path.suffix.lower()
+    kind = suffix if suffix in _OPENERS else next(of_content, "")
+    try:
+        with _OPENERS[kind](path, "rb") as file:
+            return file.read()
+    except (EOFError, lzma.LZMAError, zlib.error, OSError, ValueError) as error:
+        if not kind:
+            raise
+        raise ValueError(
+            f"{path}: cannot be read ({error}); the file may be cut off or damaged: copy or "
+            "download it again"
+        ) from error
+
+
+def _decoded(path: pathlib.Path, raw: bytes) -> str:
+    encoding = "utf-16" if raw.startswith(_UTF_16) else "utf-8"
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        name = encoding.upper()
+        raise ValueError(
+            f"{path}, line {line}: not {name} (byte 0x{raw[error.start]:02x}); convert the file: "
+            "iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
+        ) from error
 
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -93,6 +143,7 @@ def matching(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> list[pat
         root / match
         for name in names
         for match in sorted(glob.glob(name, root_dir=root, recursive=True))
+        if not (glob.has_magic(pattern) and match.endswith(_COPIES))
     ]
 
 
@@ -105,9 +156,21 @@ def languages_of_names(root: pathlib.Path, pattern: str) -> set[str]:
     found = set()
     for name in glob.glob(pattern.replace(PLACEHOLDER, "*"), root_dir=root, recursive=True):
         match = re.fullmatch(expression, name)
-        if match and text_files.is_language(match["code"]):
+        if not match or name.endswith(_COPIES):
+            continue
+        if text_files.is_language(match["code"]) and match["code"] not in _TYPES:
             found.add(match["code"])
+        else:
+            _warn_once(
+                f"{root / name}: left out, {match['code']!r} in its name is no code of a language, "
+                "such as en, ceb or zh-Hant"
+            )
     return found
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logging.warning(message)
 
 
 def _expression(wildcards: str) -> str:

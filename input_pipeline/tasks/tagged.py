@@ -1,14 +1,16 @@
 """Sentences with a tag for each word: CoNLL in columns, the same of WikiANN, and CoNLL-U."""
 
+import logging
 import pathlib
 import re
 from collections.abc import Iterator
 
-from input_pipeline.tasks import files
+from input_pipeline.tasks import files, unlabelled
 from input_pipeline.tasks.examples import TaggedExample
-from input_pipeline.tasks.tasks import Task
+from input_pipeline.tasks.tasks import Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
+_FORM, _UPOS = 1, 3  # columns of CoNLL-U that are read unless the task names others
 # Of CoNLL-U, "3-4" is a word in writing that stands for two words of syntax, "5.1" one that was
 # left out of the text.
 _CONLLU_WORD = re.compile(r"[0-9]+")
@@ -17,6 +19,10 @@ _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its langu
 # XTREME leaves out words of Universal Dependencies of which word or tag is this.
 _NOTHING = "_"
 _DOCUMENT = "-DOCSTART-"  # first cell of a line of CoNLL-2003 between documents, which is no word
+_CONLL = (".conll", ".conllu", ".iob", ".bio")
+# Names of columns, in a first line that is no word.
+_WORD_NAMES = ("word", "words", "token", "tokens", "form")
+_TAG_NAMES = ("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos")
 
 _Word = tuple[str, str, str | None]  # where, word, tag
 
@@ -26,21 +32,17 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
 
     CoNLL-U is known by its ten columns. Otherwise the first cell of a line is a word and the last
     one its tag, or those of the columns that the task names by number; a file with one column has
-    no tags. Columns are separated by tabs, or by blanks in a file without tabs. If all words of a
-    file begin with the same language code and a colon, as in the original files of WikiANN, these
-    are taken off.
+    no tags. Columns are separated by tabs, or by blanks in a file without tabs. A line "# ..." at
+    the start of a sentence is a comment if it has another number of columns than words have, or no
+    tag of a span where the task is on spans. If all words of a file begin with the same language
+    code and a colon, as in the original files of WikiANN, these are taken off.
 
     Raises:
-      ValueError: a line that is neither, a tag that the task does not have, or tags on some lines
-        only.
+      ValueError: a line that is neither, a tag that the task does not have, tags on some lines
+        only, or words that are running numbers.
     """
-    sentences = list(_sentences(path, _columns(task)))
-    words = [word for sentence in sentences for word in sentence]
-    if not words:
-        raise ValueError(f"{path}: no words; add sentences or remove the file")
-    has_tags = words[0][2] is not None
-    first = _PREFIX.match(words[0][1])
-    prefix = first[0] if first and all(word.startswith(first[0]) for _, word, _ in words) else ""
+    sentences = _checked(path, task)
+    has_tags, prefix = sentences[0][0][2] is not None, _prefix(sentences)
     for sentence in sentences:
         if task.skips_underscores:
             sentence = [word for word in sentence if _NOTHING not in word[1:]]
@@ -52,9 +54,77 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
 
 def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
     """Yields (None, tag) of each word of a file; as `read_tagged`, of any tag."""
-    for sentence in _sentences(path, _columns(task)):
+    for sentence in _checked(path, task):
         for word in sentence:
-            yield None, _named_tag(word)
+            tag = _named_tag(word)
+            if task.has_spans and not is_span_tag(tag):
+                raise ValueError(
+                    f"{word[0]}: {tag[:40]!r} is no tag of a span such as O, B-NAME, I-NAME; "
+                    "correct it or task.label_column, or to score each word on its own, write "
+                    '"words," before the folder: --config=configs/finetune/tags.py:words,DATA'
+                )
+            yield None, tag
+
+
+def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
+    """Reads sentences to predict on: one of words separated by blanks a line, or CoNLL.
+
+    CoNLL is known by tabs, by lines that all end with a tag, or by the file's name (*.conll,
+    *.conllu, *.iob, *.bio); its tags are not looked at. The id of an example is the number of its
+    (first) line, from 1.
+
+    Raises:
+      ValueError: no such file; a line of CoNLL that is none.
+    """
+    if not path.is_file() or not _is_conll(path, task):
+        return unlabelled.read_words(path, task)
+    sentences, found = _checked(path, task), []
+    logging.info("%s: read as CoNLL, %d sentences", path, len(sentences))
+    prefix = _prefix(sentences)
+    for sentence in sentences:
+        number = sentence[0][0].rpartition(" ")[2]
+        words = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
+        found.append(TaggedExample(number, words, ()))
+    return found
+
+
+def _is_conll(path: pathlib.Path, task: Task) -> bool:
+    if any(suffix.lower() in _CONLL for suffix in path.suffixes):
+        return True
+    lines = [line for _, line in files.numbered_lines(path) if line.strip()]
+    if any("\t" in line for line in lines):
+        return True
+    words = [line.split() for line in lines]
+    return all(len(one) > 1 and (one[-1] in task.labels) for one in words)
+
+
+def _checked(path: pathlib.Path, task: Task) -> list[list[_Word]]:
+    """The words of the sentences of a file.
+
+    Raises:
+      ValueError: there are none, or they are names of columns, or running numbers.
+    """
+    sentences = list(_sentences(path, task))
+    if not sentences:
+        raise ValueError(f"{path}: no words; add sentences or remove the file")
+    where, text, tag = sentences[0][0]
+    if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
+        raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
+    if sum(map(len, sentences)) > 2 and all(
+        word[1] == str(number) for one in sentences for number, word in enumerate(one, start=1)
+    ):
+        raise ValueError(
+            f"{where}: the words are running numbers; set task.text_column to the column of the "
+            "words (--config.task.text_column=2)"
+        )
+    return sentences
+
+
+def _prefix(sentences: list[list[_Word]]) -> str:
+    """What WikiANN puts before each word of a file: its language and a colon, or ""."""
+    first = _PREFIX.match(sentences[0][0][1])
+    is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
+    return first[0] if first and is_of_all else ""
 
 
 def _columns(task: Task) -> tuple[int, int]:
@@ -77,37 +147,64 @@ def _named_tag(word: _Word) -> str:
         )
     if not tag:
         raise ValueError(
-            f"{where}: {text!r} has no tag, though other words of the file have; a line is word, "
-            "tab, tag"
+            f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its "
+            "tag (CSV and JSON are not read as tags)"
         )
     return tag
 
 
-def _sentences(path: pathlib.Path, columns: tuple[int, int]) -> Iterator[list[_Word]]:
+def _sentences(path: pathlib.Path, task: Task) -> Iterator[list[_Word]]:
     """Yields the words of each sentence as they are in the file."""
-    is_conllu: bool | None = None
+    columns = _columns(task)
     sentence: list[_Word] = []
-    lines = list(files.numbered_lines(path))
-    has_tabs = any("\t" in line for _, line in lines)
-    width: int | None = None
-    for where, line in lines:
-        if not line.strip() or line.startswith(_DOCUMENT):
+    has_tabs, lines = _cells(path)
+    filled = [cells for _, cells in lines if cells and not _may_be_comment(cells)]
+    # Without others, words such as "#" are told from comments by their tabs.
+    filled = filled or [cells for _, cells in lines if len(cells) > 1 and has_tabs]
+    is_conllu = bool(filled) and len(filled[0]) == _CONLLU_COLUMNS
+    width = len(filled[0]) if filled else 0
+    for where, cells in lines:
+        if not cells or cells[0].startswith(_DOCUMENT):
             if sentence:
                 yield sentence
             sentence = []
-            continue
-        cells = line.split("\t") if has_tabs else line.split()
-        if is_conllu is None and not (line.startswith("# ") and "\t" not in line):
-            is_conllu = len(cells) == _CONLLU_COLUMNS
-        if is_conllu is None or (is_conllu and line.startswith("#")):
-            continue  # a comment
-        if is_conllu:
-            sentence += _conllu_word(cells, where)
-        else:
-            width = width or len(cells)
+        elif is_conllu:
+            sentence += _conllu_word(cells, where, columns)
+        elif sentence or not _is_comment(cells, width, columns, task):
             sentence.append(_word(cells, width, columns, where))
     if sentence:
         yield sentence
+
+
+def _cells(path: pathlib.Path) -> tuple[bool, list[tuple[str, list[str]]]]:
+    """Whether tabs separate columns; the place of each line, for messages, and its cells.
+
+    A blank line has none.
+    """
+    lines = list(files.numbered_lines(path))
+    tabbed = [line for _, line in lines if "\t" in line]
+    end = "\t" if all(line.endswith("\t") for line in tabbed) else ""  # which makes no column
+
+    def split(line: str) -> list[str]:
+        if tabbed:
+            return line.removesuffix(end).split("\t")
+        # A blank of another kind, as in 10\u00a0000, is a part of a word.
+        return [cell for cell in line.split(" ") if cell]
+
+    return bool(tabbed), [(where, split(line) if line.strip() else []) for where, line in lines]
+
+
+def _may_be_comment(cells: list[str]) -> bool:
+    return cells[0].startswith("# ") or cells[0] == "#"
+
+
+def _is_comment(cells: list[str], width: int, columns: tuple[int, int], task: Task) -> bool:
+    """Whether the first line of a sentence is a comment rather than a word."""
+    if not _may_be_comment(cells):
+        return False
+    if len(cells) != width:
+        return True
+    return task.has_spans and width > 1 and not is_span_tag(cells[columns[1]])
 
 
 def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) -> _Word:
@@ -133,10 +230,13 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
     return where, word, tag.strip()
 
 
-def _conllu_word(cells: list[str], where: str) -> list[_Word]:
+def _conllu_word(cells: list[str], where: str, columns: tuple[int, int]) -> list[_Word]:
     """The word of a line, or nothing where the line is of another kind."""
+    if cells[0].startswith("#"):
+        return []  # a comment
     if len(cells) == _CONLLU_COLUMNS and _CONLLU_WORD.fullmatch(cells[0]):
-        return [(where, cells[1], cells[3])]
+        word, tag = columns
+        return [(where, cells[word or _FORM], cells[_UPOS if tag == -1 else tag])]
     if len(cells) == _CONLLU_COLUMNS and _CONLLU_OTHER.fullmatch(cells[0]):
         return []
     raise ValueError(

@@ -20,8 +20,9 @@ _SPLITS = ("train", "validation", "test")
 _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
 _NO_LABEL = "-1"
-# Tag of a word in or outside a span, in IOB, IOB2, BIOES or BILOU.
-_SPAN_TAG = re.compile("O|[BIESLU]-.+")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
+# Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
+_SPAN_TAG = re.compile("O|[BIESLUM]-.+")
 
 
 class Columns(NamedTuple):
@@ -87,6 +88,11 @@ class Task:
         """Whether it is classification or regression of pairs of texts."""
         return self.columns is not None and bool(self.columns.pair)
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether it is tagging of spans, as of names."""
+        return self.kind == "tagging" and self.scorer == "entities"
+
     def with_labels(self, labels: tuple[str, ...], columns: Columns) -> "Task":
         """The task on a user's own data, with their labels and the columns of their files.
 
@@ -102,8 +108,8 @@ class Task:
                 f"{self.name}: the labels are {_shortened(labels)}; they must be two or more, each "
                 "once: correct task.labels, or task.label_column"
             )
-        wrong = [one for one in labels if not _SPAN_TAG.fullmatch(one)]
-        if wrong and self.kind == "tagging" and self.scorer == "entities":
+        wrong = [one for one in labels if not is_span_tag(one)]
+        if wrong and self.has_spans:
             raise ValueError(
                 f"{self.name}: {wrong[0]!r} is no tag of a span such as O, B-NAME, I-NAME; to "
                 'score each word on its own, write "words," before the folder: '
@@ -128,7 +134,8 @@ class Task:
             value = math.nan
         if not math.isfinite(value):
             raise ValueError(
-                f"{where}: the score {text!r} is no number; {self.name} needs one, such as 3.8"
+                f"{where}: the score {text!r} is no number; {self.name} needs one, such as 3.8, "
+                "with a point and without other signs"
             )
         return value
 
@@ -136,6 +143,8 @@ class Task:
         """The index into `labels` of a class or tag; errors as of `label`."""
         if text in self.labels:
             return self.labels.index(text)
+        if self.is_own and (canonical := canonical_label(text)) in self.labels:
+            return self.labels.index(canonical)
         if self.is_own:
             raise ValueError(
                 f"{where}: no label {text[:40]!r} in the training data, whose labels are "
@@ -148,6 +157,18 @@ class Task:
             f"{', '.join(self.labels)} or 0 to {len(self.labels) - 1}; correct the label, or "
             "choose the task that the file is of"
         )
+
+
+def is_span_tag(tag: str) -> bool:
+    """Whether a tag is one of a word in or outside a span."""
+    return _SPAN_TAG.fullmatch(tag) is not None
+
+
+def canonical_label(text: str) -> str:
+    """Label that programs write in several ways: 1 for 1.0, true for True and TRUE."""
+    if _WHOLE_NUMBER.fullmatch(text):
+        return text.partition(".")[0]
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def _shortened(labels: tuple[str, ...], limit: int = 20) -> str:

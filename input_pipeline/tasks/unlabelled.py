@@ -15,7 +15,7 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
     """Reads a text a line, or two with a tab between them where the task is on pairs.
 
     Args:
-      path: a UTF-8 file, plain, `.gz`, `.xz` or `.bz2`.
+      path: a file, see `files.read_text`.
       task: whose columns say whether it is on pairs.
 
     Raises:

@@ -53,12 +53,14 @@ class TaskResultsTest(absltest.TestCase):
             "selected": {"step": 1200, "metric": "accuracy", "on": ["en"]},
             "selected_on_test": ["en"],
             "held_out": 0.1,
+            "seen_in_training": {"sw": 1},
         }
         printed = task_results.table(TASKS["xnli"], results)
         for line in (
             "| en | 2 | 50.0† |", "| sw | 2 | 25.0 |",
             "checkpoint of step 1,200, the best by accuracy of the development data in en",
             "no development files: 10 % of the training examples were held out",
+            "test examples with a text of the training data, by language: sw 1",
             "† scores of the data that chose the checkpoint or a threshold",
         ):  # fmt: skip
             self.assertIn(line, printed)

@@ -180,12 +180,14 @@ class TextTest(_CorpusTest):
     def test_files_that_are_no_text_of_a_language_are_skipped(self):
         self.write("en.txt", _txt(_documents("en", 5)))
         alone = self.load(text=(".",))
-        for name in ("train.docs.txt", "README.md", "en.ids.xz", "core.tsv", ".en.txt", "de/x.txt"):
+        for name in ("train.docs.txt", "README.md", "en.ids.xz", "core.tsv", ".en.txt", "de/x.txt",
+                     "sw.csv"):  # fmt: skip
             self.write(name, "not of this corpus\n\nnor this\n")
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(self.load(text=(".",)), alone)
-        self.assertLen(logs.output, 1)
-        self.assertRegex(logs.output[0], "train.docs.txt: skipped, 'train.docs' is no language")
+        self.assertLen(logs.output, 2)
+        self.assertRegex(logs.output[0], "sw.csv: skipped, it is no .txt or .jsonl")
+        self.assertRegex(logs.output[1], "train.docs.txt: skipped, 'train.docs' is no language")
 
 
 class ParallelTest(_CorpusTest):

@@ -87,6 +87,7 @@ class FormatsTest(_FolderTest):
     @parameterized.parameters(
         ("en.txt", ("en", "txt", "")),
         ("zh_Hant.jsonl.xz", ("zh_Hant", "jsonl", "xz")),
+        ("pt-BR.TXT.GZ", ("pt-BR", "txt", "gz")),
         ("news.2014.en-de.tsv.gz", ("news.2014.en-de", "tsv", "gz")),
         ("train.docs.txt", ("train.docs", "txt", "")),
         ("ar.ids.xz", ("ar", "ids", "xz")),

@@ -182,10 +182,32 @@ class ParityTest(parameterized.TestCase):
         _, params = model_folder.read_model(self.folder)
         self.assert_agree(model.float(), params, SETTINGS)
 
-    def test_a_model_without_its_head_is_refused(self):
-        their_model().roberta.save_pretrained(self.folder)
-        with self.assertRaisesRegex(ValueError, "lacks tensors"):
-            model_folder.read_model(self.folder)
+    @parameterized.parameters("Model", "ForSequenceClassification", "ForQuestionAnswering")
+    def test_an_encoder_without_a_masked_lm_head(self, name):
+        import torch
+
+        masked_lm = their_model()
+        model = getattr(transformers(), f"XLMRoberta{name}")(masked_lm.config).eval()
+        encoder = getattr(model, "roberta", model)
+        encoder.load_state_dict(masked_lm.roberta.state_dict(), strict=False)  # but the pooler
+        model.save_pretrained(self.folder)
+        _, params = model_folder.read_model(self.folder)
+        self.assertNotIn("head", params)
+        tokens, is_text = texts(1)
+        with torch.no_grad():
+            expected = encoder(
+                torch.tensor(tokens.astype(np.int64)),
+                attention_mask=torch.tensor(is_text.astype(np.int64)),
+            ).last_hidden_state.numpy()
+        found = Encoder(SETTINGS).apply(
+            {"params": params},
+            tokens,
+            is_text.astype(np.int32),
+            np.broadcast_to(np.arange(LENGTH), tokens.shape),
+            deterministic=True,
+            method="encode",
+        )
+        np.testing.assert_allclose(found[is_text], expected[is_text], atol=1e-4)
 
     def test_the_tokenizer_is_exported_with_it(self):
         model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())

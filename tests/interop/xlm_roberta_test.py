@@ -234,6 +234,30 @@ class ReadTest(FolderTest):
         self.folder = self.parent / "only"
         self.assert_same_bits(model_folder.read_model(self.write_theirs(only))[1], expected)
 
+    @parameterized.parameters("", "roberta.")
+    def test_an_encoder_without_a_masked_lm_head(self, prefix):
+        theirs = their_tensors()
+        expected = model_folder.read_model(self.write_theirs(theirs))[1]
+        alone = {
+            prefix + name.removeprefix("roberta."): array
+            for name, array in theirs.items()
+            if name.startswith("roberta.")
+        }
+        alone[f"{prefix}pooler.dense.bias"] = np.ones(WIDTH, np.float32)
+        if prefix:
+            alone["classifier.dense.weight"] = np.ones((WIDTH, WIDTH), np.float32)
+        self.folder = self.parent / "alone"
+        sizes, found = model_folder.read_model(self.write_theirs(alone))
+        del expected["head"]
+        self.assert_same_bits(found, expected)
+        # It is kept as such a one, from which masked LM cannot start.
+        output = self.parent / "output"
+        model_folder.write_model(output, found, sizes, tokenizer())
+        self.assert_same_bits(model_folder.read_model(output)[1], expected)
+        settings = dataclasses.asdict(SETTINGS)
+        with self.assertRaisesRegex(ValueError, "without a masked-LM head.* XLMRobertaForMaskedLM"):
+            model_folder.check_initial(output, settings, tokenizer())
+
     @parameterized.parameters(
         ({"lm_head.bias": None}, "lacks tensors, 1: lm_head.bias. .* XLMRobertaForMaskedLM"),
         ({"roberta.encoder.layer.2.output.dense.bias": None}, "lacks .*layer.2.output.dense.bias"),

@@ -6,6 +6,7 @@ from tests.malformed import (
     config_cases,
     folder_cases,
     model_cases,
+    own_task_cases,
     task_cases,
     text_cases,
     tokenizer_cases,
@@ -14,6 +15,7 @@ from tests.malformed import (
 CASES = [
     *text_cases.CASES,
     *task_cases.CASES,
+    *own_task_cases.CASES,
     *tokenizer_cases.CASES,
     *folder_cases.CASES,
     *model_cases.CASES,

@@ -455,7 +455,7 @@ def _surrounded() -> Iterator[Case]:
             command,
             template,
             flags,
-            _long_text,
+            long_text,
             (said, "disk"),
             _nothing if leaves else None,
             lambda folder: _small_disk(),
@@ -514,7 +514,7 @@ def _surrounded() -> Iterator[Case]:
         )
 
 
-def _long_text(folder: pathlib.Path) -> None:
+def long_text(folder: pathlib.Path) -> None:
     """Text of which more comes than the disk holds."""
     if (folder / "text").exists():
         tiny_tasks.write(folder / "text/en.txt", "the cat runs .\n\n" * 2000)

@@ -14,7 +14,7 @@ from tests.malformed.harness import Break, Case
 _NLI = "premise\thypothesis\tlabel\nthe cat\ta cat\tentailment\n"
 
 
-def _write(name: str, content: str | bytes) -> Break:
+def write(name: str, content: str | bytes) -> Break:
     """Write a file of the data, compressed as its name says."""
     data = content.encode() if isinstance(content, str) else content
 
@@ -34,7 +34,7 @@ def _restored(name: str) -> Break:
     return repairs
 
 
-def _case(
+def finetune_case(
     config: str, name: str, breaks: Break, *says: str, flags=(), repairs: Break | None = None
 ) -> Case:
     """A case of finetune.py; `config` is one of configs/finetune, and what comes before DATA."""
@@ -77,7 +77,7 @@ def _texts() -> Iterator[Case]:
         ("blank lines", "\n \n", (where, "empty")),
         ("a header alone", "premise\thypothesis\tlabel\n", ("xnli|nli_en", "no data|no examples")),
         ("Latin 1", (_NLI + "señor\tb\tneutral\n").encode("latin1"), (f"{where}, line 3", "iconv")),
-        ("UTF-16", _NLI.encode("utf-16"), (f"{where}, line 1", "utf-16")),
+        ("cut UTF-16", _NLI.encode("utf-16")[:-1], (f"{where}, line", "not UTF-16", "iconv")),
         ("UTF-16 without mark", _NLI.encode("utf-16-le"), (f"{where}, line 1", "NUL")),
         ("NUL bytes", _NLI + "a\0\tb\tneutral\n", (f"{where}, line 3", "NUL")),
         ("hidden labels", "premise\thypothesis\tlabel\na\tb\t-1\n", ("label",)),
@@ -85,7 +85,7 @@ def _texts() -> Iterator[Case]:
         ("JSON", '{"premise": "a"}\n', (f"{where}, line 1", "no header")),
     ):
         repairs = _restored(name) if what in ("an unknown label", "empty", "Latin 1") else None
-        yield _case("xnli", what, _write(name, content), *says, repairs=repairs)
+        yield finetune_case("xnli", what, write(name, content), *says, repairs=repairs)
 
     def cut(folder: pathlib.Path, name: str = name) -> None:
         templates.truncate(folder / "data" / name)
@@ -96,10 +96,10 @@ def _texts() -> Iterator[Case]:
     def removed(folder: pathlib.Path, name: str = name) -> None:
         (folder / "data" / name).unlink()
 
-    yield _case("xnli", "cut xz", cut, where, "cut off", repairs=_restored(name))
-    yield _case("xnli", "gzip called xz", not_xz, where, "cannot be read")
-    yield _case("xnli", "a missing file", removed, "mnli_train", repairs=_restored(name))
-    yield _case(
+    yield finetune_case("xnli", "cut xz", cut, where, "cut off", repairs=_restored(name))
+    yield finetune_case("xnli", "gzip called xz", not_xz, where, "cannot be read")
+    yield finetune_case("xnli", "a missing file", removed, "mnli_train", repairs=_restored(name))
+    yield finetune_case(
         "xnli",
         "no data for a language",
         _nothing,
@@ -107,18 +107,18 @@ def _texts() -> Iterator[Case]:
         "en, sw",
         flags=("--config.task.test_languages=('de',)",),
     )
-    yield _case("xnli", "no folder of data", _gone, "data", "add the files|correct")
+    yield finetune_case("xnli", "no folder of data", _gone, "data", "add the files|correct")
 
     pawsx, file = "pawsx/train_en.tsv.xz", r"train_en\.tsv\.xz"
     head = "sentence1\tsentence2\tlabel\n"
-    yield _case(
+    yield finetune_case(
         "pawsx",
         "too many broken rows",
-        _write(pawsx, head + "a\tb\t1\na\tb\n"),
+        write(pawsx, head + "a\tb\t1\na\tb\n"),
         file,
         "broken rows",
     )
-    yield _case("pawsx", "three classes", _write(pawsx, head + "a\tb\t2\n"), file, "'2'")
+    yield finetune_case("pawsx", "three classes", write(pawsx, head + "a\tb\t2\n"), file, "'2'")
     glue = "glue/{}/train.tsv"
     for task, name, content, says in (
         ("cola", "glue/cola/train.tsv.xz", "sentence\tlabel\na\tgood\n", ("line 2", "'good'")),
@@ -150,9 +150,9 @@ def _texts() -> Iterator[Case]:
             ("line 2", "2 columns"),
         ),
     ):
-        yield _case(f"glue:{task},", f"{task}, {says[-1]}", _write(name, content), *says)
-    yield _case("glue:colla,", "an unknown task", _nothing, "'colla'", "cola")
-    yield _case("squad:3.0,", "an unknown version", _nothing, "'3.0'", "1.1 or 2.0")
+        yield finetune_case(f"glue:{task},", f"{task}, {says[-1]}", write(name, content), *says)
+    yield finetune_case("glue:colla,", "an unknown task", _nothing, "'colla'", "cola")
+    yield finetune_case("squad:3.0,", "an unknown version", _nothing, "'3.0'", "1.1 or 2.0")
 
 
 def _tags() -> Iterator[Case]:
@@ -177,13 +177,13 @@ def _tags() -> Iterator[Case]:
         ("comments alone", "# text = a\n# id = 3\n", (where,)),
     ):
         repairs = _restored(pos) if what in ("an unknown tag", "a word without tag") else None
-        yield _case("udpos", what, _write(pos, content), *says, repairs=repairs)
+        yield finetune_case("udpos", what, write(pos, content), *says, repairs=repairs)
     ner = "wikiann_ner/train/en.tsv.xz"
     for what, content, says in (
         ("a tag of another scheme", "abe\tB-MISC\n", (f"{where}, line 1", "'B-MISC'", "B-PER")),
         ("a part of speech", "abe\tNOUN\n", (f"{where}, line 1", "'NOUN'")),
     ):
-        yield _case("wikiann", what, _write(ner, content), *says)
+        yield finetune_case("wikiann", what, write(ner, content), *says)
 
 
 def _question(change: Callable[[Any], Any]) -> str:
@@ -292,12 +292,12 @@ def _questions() -> Iterator[Case]:
         ),
     ):
         repairs = _restored(name) if what in ("cut", "a wrong place", "a list") else None
-        yield _case("squad:1.1,", what, _write(name, content), *says, repairs=repairs)
+        yield finetune_case("squad:1.1,", what, write(name, content), *says, repairs=repairs)
     two = json.loads(whole)
     two["data"][0]["paragraphs"].append(
         {"context": "no", "qas": [{"id": "q0", "question": "?", "answers": []}]}
     )
-    yield _case("squad:1.1,", "an id twice", _write(name, json.dumps(two)), where, "'q0'")
+    yield finetune_case("squad:1.1,", "an id twice", write(name, json.dumps(two)), where, "'q0'")
 
 
 def _pairs() -> Iterator[Case]:
@@ -309,8 +309,8 @@ def _pairs() -> Iterator[Case]:
         ("empty", "", (where, "empty")),
         ("Latin 1", "ñ\tb\n".encode("latin1"), (f"{where}, line 1", "iconv")),
     ):
-        yield _case("tatoeba", what, _write(name, content), *says)
-    yield _case(
+        yield finetune_case("tatoeba", what, write(name, content), *says)
+    yield finetune_case(
         "tatoeba",
         "no such language",
         _nothing,
@@ -318,7 +318,7 @@ def _pairs() -> Iterator[Case]:
         "af",
         flags=("--config.task.test_languages=('de',)",),
     )
-    yield _case(
+    yield finetune_case(
         "tatoeba",
         "a layer beyond the encoder's",
         _nothing,
@@ -327,14 +327,14 @@ def _pairs() -> Iterator[Case]:
     )
 
     def unequal(folder: pathlib.Path) -> None:
-        _write("laser/af.txt", "a\nb\n")(folder)
-        _write("laser/en.txt", "c\n")(folder)
+        write("laser/af.txt", "a\nb\n")(folder)
+        write("laser/en.txt", "c\n")(folder)
 
     laser = (
         "--config.task.test=('laser/{language}.txt','laser/en.txt')",
         "--config.task.test_languages=('af',)",
     )
-    yield _case(
+    yield finetune_case(
         "tatoeba", "sides of unequal length", unequal, r"en\.txt: 1 lines", "has 2", flags=laser
     )
     gold, dev = "bucc2018/zh-en.dev.gold.tsv.xz", "bucc2018/zh-en.dev.zh.tsv.xz"
@@ -345,7 +345,7 @@ def _pairs() -> Iterator[Case]:
         ("an id twice", dev, "z0\ta\nz0\tb\n", (r"zh\.tsv\.xz, line 2", "'z0'")),
         ("sentences without ids", dev, "the cat\n", (r"zh\.tsv\.xz, line 1", "columns")),
     ):
-        yield _case("bucc", what, _write(file, content), *says)
+        yield finetune_case("bucc", what, write(file, content), *says)
 
 
 def _encoders() -> Iterator[Case]:
@@ -374,7 +374,7 @@ def _encoders() -> Iterator[Case]:
             (r"spm\.model",),
         ),
     ):
-        yield _case("udpos", f"an encoder with {what}", breaks, *says)
+        yield finetune_case("udpos", f"an encoder with {what}", breaks, *says)
     for what, flag, says in (
         ("no encoder", "init_from=", ("init_from",)),
         ("an encoder that is a file", "init_from=DIR/encoder/config.json", ("init_from",)),
@@ -392,7 +392,7 @@ def _encoders() -> Iterator[Case]:
         ("text for a number", "train.epochs=many", ("train.epochs", "many")),
         ("a batch that devices do not share", "train.batch_size=9", ("batch_size", "9")),
     ):
-        yield _case("udpos", what, _nothing, *says, flags=(f"--config.{flag}",))
+        yield finetune_case("udpos", what, _nothing, *says, flags=(f"--config.{flag}",))
 
 
 def _nothing(folder: pathlib.Path) -> None:

@@ -439,6 +439,7 @@ class PageTest(parameterized.TestCase):
         for name in names | explorer:
             self.assertEqual(page.count(f"]({name})"), 1)
         self.assertEqual(page.count("]("), len(names | explorer))
+        self.assertEqual("There is no report.html of this build" in page, not explorer)
         self.assertIn(f"Method *{method}*", page)
         self.assertIn("5 languages share 200 pieces, 5 of them special.", page)
         self.assertNotRegex(page, r"[+-]0\.0+[ )]")

@@ -33,6 +33,9 @@ class EntityTest(parameterized.TestCase):
         ("B-PER I-PER I-PER", "B-PER I-LOC I-PER", 0, 1, 3),
         # B- after I- of the same type starts anew: two entities against one.
         ("B-PER I-PER B-PER", "B-PER I-PER I-PER", 0, 2, 1),
+        # BILOU and BMES are BIOES with other letters.
+        ("U-PER U-PER O B-LOC L-LOC", "U-PER U-PER O B-LOC L-LOC", 3, 3, 3),
+        ("B-LOC M-LOC E-LOC S-LOC", "B-LOC M-LOC E-LOC O", 1, 2, 1),
         # An entity ends with its sentence.
         ("B-PER | I-PER O", "B-PER | B-PER O", 2, 2, 2),
         ("O O | O", "B-PER O | O", 0, 0, 1),

@@ -1,6 +1,7 @@
 """Files of a user's own: formats told apart by content, and lines at fault named."""
 
 import dataclasses
+import gzip
 import pathlib
 import tempfile
 
@@ -51,6 +52,36 @@ class FormatsTest(Case):
         self.assertEqual(self.texts(text), expected)
 
     @parameterized.parameters(
+        ("\ufefftext;label\r\na;pos\r\nb;neg\r\n".encode(),),  # Excel, of a comma as point
+        ("sep=;\r\ntext;label\r\na;pos\r\nb;neg\r\n".encode("utf-16"),),
+        (b"text,label\ra,pos\rb,neg\r",),
+        (b",text,label\n0,a,pos\n1,b,neg\n",),  # pandas, of an index
+        (b" Text , LABEL\na,pos\nb,neg\n",),
+        (b'[{"text": "a", "label": "pos"},\n {"label": "neg", "text": "b", "more": null}]\n',),
+        (b'{\n  "text": "a",\n  "label": "pos"\n}\n{\n  "text": "b", "label": "neg"\n}\n',),
+        (gzip.compress(b"text,label\na,pos\nb,neg\n"),),  # called mine.csv
+    )
+    def test_as_programs_write_them(self, content):
+        self.path.write_bytes(content)
+        task = TASKS["text_classes"].with_labels(LABELS, NAMED)
+        found = [(one.text, one.label) for _, one in delimited.read_texts(self.path, task)]
+        self.assertEqual(found, [("a", 1), ("b", 0)])
+
+    def test_tables_of_programs_are_refused(self):
+        for content, error in ((b"PK\3\4\0\0", "zip archive, as .xlsx"), (b"PAR1\0", "Parquet")):
+            self.path.write_bytes(content)
+            with self.assertRaisesRegex(ValueError, f"mine.csv: is .*{error}.*CSV"):
+                list(delimited.read_labels(self.path, TASKS["text_classes"]))
+
+    def test_tabs_and_line_ends_in_quoted_cells_of_tabs(self):
+        text = 'text\tlabel\n"A ""b""\nc\td"\tpos\nBad\tneg\n'
+        self.assertEqual(self.texts(text), [('A "b"\nc\td', 1), ("Bad", 0)])
+
+    def test_a_text_of_a_megabyte(self):
+        ((text, _), _) = self.texts(f"text,label\n{'a ' * 500_000},pos\nb,neg\n")
+        self.assertLen(text, 999_999)
+
+    @parameterized.parameters(
         "pos,One, or two\nneg,Bad\n",
         "pos\tOne\tx\nneg\tBad; worse, still\ty\n",
         "neg;A\npos;B, C\n",
@@ -87,9 +118,21 @@ class FormatsTest(Case):
             list(delimited.read_texts(self.path, task))
 
     def test_labels_before_they_are_known(self):
-        self.path.write_text("text,label\na,x\nb,y\nc,x\n")
+        self.path.write_text("text,label\na,x\nb,1.0\nc,True\n")
         found = delimited.read_labels(self.path, TASKS["text_classes"])
-        self.assertEqual([label for _, label in found], ["x", "y", "x"])
+        self.assertEqual([label for _, label in found], ["x", "1", "true"])
+        # Of such labels it does not matter how another program writes them.
+        numbers = self.read("text,label\na,1.0\nb,1\nc,TRUE\n", labels=("1", "true"))
+        self.assertEqual([one.label for _, one in numbers], [0, 0, 1])
+        self.path.write_text("text,label\na,x\nb,nan\n")
+        with self.assertRaisesRegex(ValueError, "line 3: the label is 'nan', as pandas"):
+            list(delimited.read_labels(self.path, TASKS["text_classes"]))
+
+    def test_a_line_of_names_is_no_row_where_columns_have_numbers(self):
+        task = dataclasses.replace(TASKS["text_classes"], columns=NUMBERED)
+        self.path.write_text("label,text\npos,a\nneg,b\n")
+        with self.assertRaisesRegex(ValueError, "line 1: 'label' seems to be the name of a column"):
+            list(delimited.read_labels(self.path, task))
 
 
 class FaultsTest(Case):
@@ -109,7 +152,13 @@ class FaultsTest(Case):
         ('{"text": "a", "label": "pos"}\n[1]\n', "line 2: .* is no JSON object"),
         ('{"text": "a", "label": "pos"}\n{"text": "a"}\n', "line 2: no column 'label'"),
         ('{"text": ["a"], "label": "pos"}\n', "line 1: column 'text' holds"),
-        ('[{"text": "a", "label": "pos"}]\n', "begins as a JSON array; write one object a line"),
+        ('[{"text": "a", "label": "pos"},\n {"text": "b"]\n', "line 2: not JSON .*delimiter"),
+        ('{"text": {"0": "a"}, "label": {"0": "pos"}}', "line 1: .* orient='records'"),
+        ('{"text": "a", "label": NaN}', "line 1: column 'label' is empty"),
+        ('{"text": "a\\ud800", "label": "pos"}', "line 1: .* no character; remove it"),
+        ("text,label\n\u200b,pos\n", "line 2: column 'text' is empty"),
+        ("text,label\n", "has no rows below the names"),
+        ("sentence|label\na|pos\n", "line 1: no column 'text'; .* commas or semicolons"),
         ("\n", "the file is empty"),
     )
     def test_they_are_named(self, text, error):
@@ -120,6 +169,10 @@ class FaultsTest(Case):
         with self.assertRaisesRegex(ValueError, "commas and semicolons both cut all lines"):
             self.texts("pos;a,b\nneg;c,d\n", NUMBERED)
 
+    def test_a_column_is_read_once(self):
+        with self.assertRaisesRegex(ValueError, "label_column are text, text, must be different"):
+            self.texts("text,label\na,pos\n", Columns(("text",), (), ("text",)))
+
     def test_one_label_is_none(self):
         with self.assertRaisesRegex(ValueError, "labels are x; they must be two or more"):
             TASKS["text_classes"].with_labels(("x",), NAMED)
@@ -129,7 +182,8 @@ class FaultsTest(Case):
 
 
 class UnlabelledTest(Case):
-    def predict(self, text: str, columns: Columns = NAMED) -> list[TextExample]:
+    def predict(self, text: str, columns: Columns = NAMED, name="mine.txt") -> list[TextExample]:
+        self.path = self.path.with_name(name)
         self.path.write_text(text)
         task = TASKS["text_classes"].with_labels(LABELS, columns)
         return delimited.read_unlabelled(self.path, task)
@@ -140,8 +194,15 @@ class UnlabelledTest(Case):
         self.assertEqual(self.predict('\n{"text": "a, b"}\n\n{"text": "c"}\n'), expected)
         plain = [TextExample("1", "a, b", None, None), TextExample("2", "text", None, None)]
         self.assertEqual(self.predict("a, b\ntext\n"), plain)
-        pair = self.predict("x\ty\n", PAIRS)
-        self.assertEqual(pair, [TextExample("1", "x", "y", None)])
+        for name in ("mine.txt", "mine.tsv"):
+            pair = self.predict("x\ty\n", PAIRS, name)
+            self.assertEqual(pair, [TextExample("1", "x", "y", None)])
+
+    def test_the_name_of_a_table_makes_its_lines_rows(self):
+        rows = self.predict("neg,a b\npos,c\n", NUMBERED, "mine.csv")
+        self.assertEqual([one.text for one in rows], ["a b", "c"])
+        with self.assertRaisesRegex(ValueError, "no column 'text'.*plain lines must be called"):
+            self.predict("sentence,label\na,pos\n", NAMED, "mine.CSV")
 
 
 class TagsTest(Case):
@@ -161,7 +222,53 @@ class TagsTest(Case):
         self.assertEqual(self.read_tags(text, columns), expected)
 
     @parameterized.parameters(
+        "# id 1 domain=en\nAbe _ _ B-X\nLee _ _ I-X\n\n# id 2 domain=en\nruns _ _ O\n",
+        "# newdoc\nAbe\tB-X\t\nLee\tI-X\t\n\t\t\n# text = runs\nruns\tO\t\n",
+        "Abe B-X \nLee  I-X\n\u00a0\nruns O\n",
+        "en:Abe\tB-X\nen:Lee\tI-X\n\nen:runs\tO\n",
+    )
+    def test_comments_and_blanks_of_other_programs(self, text):
+        expected = [TaggedExample("", ("Abe", "Lee"), (0, 1)), TaggedExample("", ("runs",), (2,))]
+        self.assertEqual(self.read_tags(text), expected)
+
+    def test_what_looks_like_a_comment_or_two_words(self):
+        (found,) = self.read_tags("# O\n10\u00a0000 B-X\n#x O\n")
+        self.assertEqual(found.words, ("#", "10\u00a0000", "#x"))
+
+    def test_other_columns_of_conllu(self):
+        text = "# c\n1-2\tdu" + "\t_" * 8 + "\n1\tde\tde\tADP\tO" + "\t_" * 5 + "\n"
+        self.assertEqual(self.read_tags(text, ("2", "5")), [TaggedExample("", ("de",), (2,))])
+        with self.assertRaisesRegex(ValueError, "line 3: no label 'ADP'"):
+            self.read_tags(text)
+
+    @parameterized.parameters(
+        ("the cat\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("3", ("runs", "O"))]),
+        ("en:the\tO\nen:cat\tO\n\nen:runs\tO\n", "t.txt",
+         [("1", ("the", "cat")), ("4", ("runs",))]),
+        ("the O\ncat B-X\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("4", ("runs",))]),
+        ("the\ncat\n\nruns\n", "t.conll", [("1", ("the", "cat")), ("4", ("runs",))]),
+    )  # fmt: skip
+    def test_sentences_to_predict_on(self, text, name, expected):
+        path = self.path.with_name(name)
+        path.write_text(text)
+        columns = Columns(("1",), (), ("-1",))
+        task = TASKS["tag_spans"].with_labels(("B-X", "O"), columns)
+        found = [(one.id, one.words) for one in tagged.read_untagged(path, task)]
+        self.assertEqual(found, expected)
+
+    def test_a_tag_that_is_of_no_span(self):
+        self.path.write_text("Abe B-X\nLee ORG\n")
+        task = dataclasses.replace(TASKS["tag_spans"], columns=Columns(("1",), (), ("-1",)))
+        with self.assertRaisesRegex(ValueError, "mine.csv, line 2: 'ORG' is no tag of a span"):
+            list(tagged.read_tags(self.path, task))
+        self.path.write_text("word,tag\nAbe,B-X\n")
+        with self.assertRaisesRegex(ValueError, "line 1: .* has no tag; .*CSV and JSON are not"):
+            list(tagged.read_tags(self.path, task))
+
+    @parameterized.parameters(
         ("Abe B-X\nLee\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
+        ("Word\tTag\nAbe\tB-X\n", ("1", "-1"), "line 1: .* are names of columns; remove the line"),
+        ("1 A B-X\n2 B O\n\n1 C O\n", ("1", "-1"), "line 1: .* running numbers; set .*=2"),
         ("Abe B-X\nLee X O\n", ("1", "-1"), "line 2: 3 columns, expected 2 as in the first line"),
         ("Abe B-X\n", ("1", "4"), "line 1: 2 columns, but task.text_column and .* name column 4"),
         ("Abe\tB-X\nLee\t\n", ("1", "-1"), "line 2: 'Lee' has no tag"),

@@ -1,0 +1,241 @@
+"""Rows of a user's own tables: CSV, TSV, JSON lines or a JSON array, told apart by content.
+
+A file that begins with a brace has JSON objects, one a line or over several, and one that begins
+with a bracket an array of them. Any other is separated by tabs, commas or semicolons: by whichever
+its first line has the wanted columns, behind the line `sep=;` that Excel reads. Columns go by the
+names of the first line, in capitals or not, or by numbers from 1 in a file without such a line.
+Commas and semicolons are read as CSV (RFC 4180), with quoted cells that may hold separators and
+line ends; between tabs a quotation mark is text, but for a cell that is quoted as CSV does it. A
+file of tabs whose lines differ in width is CSV if its rows then do not.
+"""
+
+import csv
+import io
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_JSON = re.compile(r"\s*(\{|\[\s*[{\]])")  # an object, or an array of them
+_BLANKS, _COMMA = re.compile(r"\s*"), re.compile(r"\s*,?\s*")
+_EXCEL = re.compile(r"\Asep=.(?=\n)", re.I)
+
+csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
+
+Record = tuple[int, Mapping[str, Any]]  # number of the line, cells by column
+
+
+def is_numbered(columns: Sequence[str]) -> bool:
+    """Return whether columns are given by number, of files whose first line is a row."""
+    return all(column.isdecimal() for column in columns)
+
+
+def has_names(text: str, columns: Sequence[str]) -> bool:
+    """Return whether a file names columns: JSON objects, or a first line that does."""
+    if text.lstrip().startswith("{"):
+        return True
+    first = _first_line(text)
+    return not is_numbered(columns) and any(
+        _has_all(columns, _first(first, separator)) for separator in _SEPARATORS
+    )
+
+
+def places(column: str, names: Sequence[str]) -> list[int]:
+    """Return the places of a column among names: written alike, or else in other capitals."""
+    alike = [i for i, name in enumerate(names) if name == column]
+    return alike or [i for i, name in enumerate(names) if name.casefold() == column.casefold()]
+
+
+def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
+    """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
+
+    Args:
+      path: of the file, for messages.
+      text: its content.
+      wanted: columns that each row must have.
+
+    Raises:
+      ValueError: a file without these columns, a row of another width, or no JSON or CSV; the
+        message names file and line.
+    """
+    if _JSON.match(text):
+        records = _json_objects(path, text)
+    else:
+        records = _rows(path, _EXCEL.sub("", text, count=1), wanted)
+    renamed: dict[str, str] = {}
+    names: Sequence[str] = ()
+    for number, cells in records:
+        if list(cells) != names:
+            names = list(cells)
+            renamed = {names[_place(one, names, f"{path}, line {number}")]: one for one in wanted}
+        yield number, {renamed.get(name, name): cell for name, cell in cells.items()}
+
+
+def _place(column: str, names: Sequence[str], where: str) -> int:
+    """The place of a wanted column.
+
+    Raises:
+      ValueError: there is none, or there are several.
+    """
+    found = places(column, names)
+    if len(found) != 1:
+        raise ValueError(
+            f"{where}: {'several columns' if found else 'no column'} {column!r}; the columns there "
+            f"are {', '.join(map(repr, names[:20]))}: set task.text_column, task.pair_column and "
+            "task.label_column to the names of the first line, or all to numbers from 1 for a file "
+            "without one; columns are separated by tabs, commas or semicolons"
+        )
+    return found[0]
+
+
+def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
+    """Yield JSON objects, of an array or one after the other, and the lines that they begin in."""
+    decoder, number, last = json.JSONDecoder(), 1, 0
+    is_array = text.lstrip().startswith("[")
+    start = text.index("[") + 1 if is_array else 0
+    while True:
+        start = _end(_COMMA if is_array else _BLANKS, text, start)
+        number, last = number + text.count("\n", last, start), start
+        if start == len(text) or (is_array and text[start] == "]"):
+            return
+        try:
+            found, start = decoder.raw_decode(text, start)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number}: not JSON ({error}); a file that begins with a brace must "
+                "have one object after the other, one that begins with a bracket an array of them"
+            ) from None
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object; one is expected "
+                "for each row"
+            )
+        yield number, found
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
+    return found.end() if found else start
+
+
+def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
+    """Yield the rows of a file of columns, each as wide as the first one."""
+    separator = _separator(path, text, wanted)
+    names: list[str] | None = None
+    for number, cells in _split(path, text, separator):
+        where = f"{path}, line {number}"
+        cells = [cell.strip() for cell in cells]
+        if names is None:
+            numbers = [str(place) for place in range(1, len(cells) + 1)]
+            names = numbers if is_numbered(wanted) else cells
+            for column in wanted:
+                _place(column, names, where)
+            if not is_numbered(wanted):
+                continue
+        if len(cells) != len(names):
+            raise ValueError(
+                f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
+                f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
+                "cells that hold a separator or a line end"
+            )
+        yield number, dict(zip(names, cells, strict=True))
+
+
+def _first_line(text: str) -> str:
+    return _EXCEL.sub("", text.lstrip("\n"), count=1).lstrip("\n").partition("\n")[0]
+
+
+def _has_all(wanted: Sequence[str], names: Sequence[str]) -> bool:
+    return all(places(column, names) for column in wanted)
+
+
+def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
+    """The separator of a file: tab, comma or semicolon."""
+    first = _first_line(text)
+    if not is_numbered(wanted):
+        # Where none has all columns, the one with the most cells is told what it lacks.
+        cells = {one: _first(first, one) for one in _SEPARATORS if one in first}
+        fitting = [one for one, found in cells.items() if _has_all(wanted, found)]
+        return (fitting or sorted(cells, key=lambda one: -len(cells[one])) or [","])[0]
+    least = max(map(int, wanted))
+    fitting = [one for one in _SEPARATORS if _width(path, text, one) >= least]
+    if fitting and fitting[0] == "\t":
+        return fitting[0]
+    if len(fitting) > 1:
+        raise ValueError(
+            f"{path}: {' and '.join(_SEPARATORS[one] for one in fitting)} both cut all lines into "
+            "equally many columns; give the file a first line with names, and set the columns to "
+            "these"
+        )
+    # So that the first row of another width is named.
+    return fitting[0] if fitting else max(_SEPARATORS, key=lambda one: len(_first(first, one)))
+
+
+def _width(path: pathlib.Path, text: str, separator: str) -> int:
+    """Number of columns of all rows; 0 if it differs or the file is no CSV of this separator."""
+    try:
+        widths = {len(cells) for _, cells in _split(path, text, separator)}
+    except ValueError:
+        return 0
+    return widths.pop() if len(widths) == 1 else 0
+
+
+def _first(line: str, separator: str) -> list[str]:
+    """Cells of a first line; those of a broken one as they are."""
+    try:
+        ((_, cells),) = _split(pathlib.Path(), line, separator)
+    except ValueError:
+        cells = line.split(separator)
+    return [cell.strip() for cell in cells]
+
+
+def _split(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line's number and the cells of each row that is not empty.
+
+    Raises:
+      ValueError: quotes are at fault.
+    """
+    if separator != "\t":
+        yield from _split_csv(path, text, separator)
+        return
+    lines = [
+        (number, [_unquoted(cell) for cell in line.split("\t")])
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+    if len({len(cells) for _, cells in lines}) > 1 and '"' in text:
+        try:
+            rows = list(_split_csv(path, text, separator))
+        except ValueError:
+            rows = []
+        if len({len(cells) for _, cells in rows}) == 1:
+            lines = rows
+    yield from lines
+
+
+def _split_csv(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
+    )
+    number = 1
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, line {number}: not CSV of {_SEPARATORS[separator]} ({error}); put a cell "
+                "with a separator, a line end or a quotation mark in quotation marks, and double "
+                "those within"
+            ) from None
+        if cells is None:
+            return
+        if any(cell.strip() for cell in cells):
+            yield number, cells
+        number = reader.line_num + 1
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell
