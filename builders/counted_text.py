@@ -12,7 +12,7 @@ from input_pipeline.corpus_stream import CorpusStream
 from input_pipeline.sources import CorpusSpec
 from vocap import run_tables
 
-# Of text. What is smaller is held in memory, some five bytes a byte, and read once instead of twice.
+# Bytes of text. Less is held, at 2 to 3 bytes of memory a byte, and read once instead of twice.
 STREAMED_FROM = 256 << 20
 # Runs that one process holds; a gigabyte.
 _MAX_RUNS = 2_000_000
@@ -51,16 +51,14 @@ def is_streamed(spec: CorpusSpec, folder: pathlib.Path, trainer: str) -> bool:
     size = CorpusStream(spec).num_bytes()
     if size >= STREAMED_FROM and trainer == "sentencepiece":
         logging.warning(
-            "some %.0f MB of text are held in memory, some five bytes a byte, as "
-            "vocab.trainer='sentencepiece' reads sentences; 'nested' counts them as a stream",
+            "some %.0f MB of text are held, at 2 to 3 bytes of memory a byte: vocab.trainer="
+            "'sentencepiece' reads sentences; 'nested' counts them as a stream",
             size / 1e6,
         )
     return size >= STREAMED_FROM and trainer != "sentencepiece"
 
 
-def count(
-    spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Progress
-) -> Counted:
+def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Progress) -> Counted:
     """Count the text of each language, which is read twice and never held.
 
     Args:
