@@ -188,7 +188,7 @@ def measured(config: ConfigDict, devices: Sequence[Any], effort: float) -> dict[
 
     Returns:
       `flops` of matrix products of all devices; seconds to `compile`; bytes of a device: of
-      `arguments`, `temporaries`, `needed` at the peak; `collectives`, for each kind their number, the
+      `arguments`, `temporaries`, `needed` in all; `collectives`, for each kind their number, the
       number of executions, and the bytes that a device sends; of the `largest` kind, sizes of the
       arrays, bytes and executions. Without a program `needed` alone.
     """

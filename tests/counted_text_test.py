@@ -74,9 +74,7 @@ class CountedTextTest(parameterized.TestCase):
 
     def build(self, name: str) -> bytes:
         config = quickstart.get_config("runlocal")
-        config.corpus.update(
-            root=str(self.root), text=("text",), parallel=("*.tsv",), languages=()
-        )
+        config.corpus.update(root=str(self.root), text=("text",), parallel=("*.tsv",), languages=())
         config.vocab.update(target_size=120, sizes=(20, 40, 60), compare=(), num_workers=1)
         folders = Folders(self.root / name)
         flags = {

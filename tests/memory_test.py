@@ -18,9 +18,9 @@ from tests.models.factories import boxed_shapes, encoder_settings
 from training.memory import ActivationSizes, state_bytes
 from training.sharding import MeshSettings, batch_sharding, make_abstract_mesh, make_mesh
 
-# GB at the peak of a step of the paper's batch, by the compiler for TPU v5p (docs/scaling.md): model,
-# vocabulary, devices, output layer. Logits of the full softmax are counted twice, their gradient
-# included, which on a TPU takes their place, and with the gradient of the table, made after them.
+# GB at the peak of a step of the paper's batch, by the compiler for TPU v5p (docs/scaling.md):
+# model, pieces, devices, output layer. The full softmax takes less than its estimate there: the
+# gradient of its logits takes their place, and that of the table is made after them.
 COMPILED = {
     ("base", 250_000, 64, "blockwise"): 7.07,
     ("base", 1_000_000, 64, "blockwise"): 16.41,

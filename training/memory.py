@@ -55,7 +55,7 @@ class ActivationSizes:
         return self.tokens * in_work * self._layer("none")
 
     def weight_bytes(self) -> int:
-        """Bytes of the kernels of all layers in bfloat16, stored without `remat`; part of `bytes`."""
+        """Bytes of all layers' kernels in bfloat16, stored without `remat`; part of `bytes`."""
         if self.bytes_per_value == 4 or self.remat != "none":
             return 0
         kernels = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.mlp_size
