@@ -21,7 +21,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
-from builders import checks
+from builders import checks, counted_text
 from builders import data as builders
 from common import artifacts, entry_point
 from input_pipeline.corpus import load_corpus
@@ -40,7 +40,8 @@ def main(_) -> None:
         _take(pathlib.Path(config.vocab.tokenizer), folders)
         return
     settings = builders.vocabulary_settings(config)
-    train, heldout, origin = _sources(config)
+    cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
+    train, heldout, origin = _sources(config, folders.vocab, cache)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
     defaults = builders.recorded_defaults()
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
@@ -54,7 +55,6 @@ def main(_) -> None:
     if stage.done:
         logging.info("%s is up to date", folders.vocab)
         return
-    cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
         built = build_vocabulary(train, heldout, settings, cache, _progress)
@@ -84,13 +84,22 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     print(f"{folders.tokenizer}: {len(vocabulary.vocabulary(model).pieces):,} pieces of {path}")
 
 
-def _sources(config: ConfigDict) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
+def _sources(
+    config: ConfigDict, folder: pathlib.Path, cache: pathlib.Path
+) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
     """Training and held-out text of each language, and the settings that identify the text."""
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
+    if counted_text.is_streamed(spec, folder, config.vocab.trainer):
+        found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
+        return (
+            found.train,
+            found.heldout,
+            {"corpus": dataclasses.asdict(spec), "text": found.digest},
+        )
     corpus = load_corpus(spec)
     return (
         {language: corpus.sentences(language) for language in corpus.train},

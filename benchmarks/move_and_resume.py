@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -44,6 +45,9 @@ _SECONDS = flags.DEFINE_float("seconds", 3600.0, "That one layout may take.")
 _TOLERANCE = flags.DEFINE_float("tolerance", 1e-4, "Largest relative difference of a loss.")
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+# A busy core can leave a process without time for longer than the 100 seconds that jax waits.
+_HEARTBEAT = 1800
+_FATAL = re.compile(r"F\d{4} ")  # of C++ code, which aborts with a long trace
 
 
 class Layout(NamedTuple):
@@ -107,6 +111,7 @@ class Run:
                 joins = [
                     "--distributed", f"--coordinator={address}",
                     f"--num_processes={layout.processes}", f"--process_id={number}",
+                    f"--heartbeat_seconds={_HEARTBEAT}",
                 ]  # fmt: skip
                 command = [sys.executable, script, *flags_of_run]
                 command += joins if layout.processes > 1 else []
@@ -129,9 +134,10 @@ class Run:
             raise RuntimeError(f"{script} ended with {codes}:\n{self._end_of_log()}")
 
     def _end_of_log(self) -> str:
-        """Last lines of the log, whose folder does not outlast this command."""
+        """Fatal and last lines of the log, whose folder does not outlast this command."""
         text = (self.workdir / "log.txt").read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-30:])
+        lines = text.splitlines()
+        return "\n".join([*filter(_FATAL.match, lines[:-30]), *lines[-30:]])
 
     def kill_at(self, step: int, layout: Layout) -> int:
         """Train on a layout, and kill all of its processes at a step; return the last one seen."""

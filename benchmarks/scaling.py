@@ -9,9 +9,10 @@ size, for devices that need not be there: chips of a TPU, for which libtpu compi
 or simulated ones of a CPU. Nothing is executed and no parameter allocated. Each line of the file
 --out is a step; the same command goes on where it was stopped, and prints the table of all lines.
 
-Memory is what the compiler has assigned: arguments (parameters, moments, index, batch), and
-temporaries beside them. Of a step that does not fit there is no program, and so no collective; what
-it would take is read off the compiler's refusal. Collectives count what the compiled program sends,
+Memory is arguments (parameters, moments, index, batch), and temporaries beside them: on a TPU those
+that live at once at the peak by the compiler's own count, on other devices all that it assigns. Of
+a step that does not fit there is no program, and so no collective; what it would take is read off
+the compiler's refusal. Collectives count what the compiled program sends,
 loops included (`training/collectives.py`). A step takes at least as long as the largest of
 
     compute    operations of its matrix products, over the devices' peak in bfloat16
@@ -51,7 +52,9 @@ from training.sharding import AXES, MeshSettings, batch_sharding, make_mesh
 # Collectives, and arrays of each, that are listed.
 _NUM_LARGEST, _NUM_SIZES = 8, 6
 LAYERS = ["full", "blockwise", "knn"]
-_NOT_FITTING = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+_NOT_FITTING = re.compile(
+    r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])(?: of |\) exceeds available HBM)"
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -215,6 +218,11 @@ def measured(config: ConfigDict, devices: Sequence[Any], effort: float) -> dict[
     found["temporaries"] = sizes.temp_size_in_bytes
     outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     found["needed"] = found["arguments"] + found["temporaries"] + outputs
+    if devices[0].platform == "tpu":
+        # It has a program for chips with less memory than that sum, whose temporaries do not all
+        # live at once; its own peak is what it refuses a program by. A CPU's leaves them out.
+        found["needed"] = sizes.peak_memory_in_bytes
+        found["temporaries"] = found["needed"] - found["arguments"]
     by_kind: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
     collectives = collectives_of(compiled.as_text(), len(devices))
     collectives.sort(key=lambda one: -one.sent_bytes())

@@ -21,10 +21,21 @@ def define_flags() -> Callable[[], None]:
     coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
     num_processes = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
     process_id = flags.DEFINE_integer("process_id", None, "Number of this one.")
+    heartbeat = flags.DEFINE_integer(
+        "heartbeat_seconds",
+        100,  # jax's own
+        "Of silence of a process, after which it counts as dead and all others abort (SIGABRT).",
+        lower_bound=1,
+    )
 
     def join() -> None:
         if distributed.value:
-            jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
+            jax.distributed.initialize(
+                coordinator.value,
+                num_processes.value,
+                process_id.value,
+                heartbeat_timeout_seconds=heartbeat.value,
+            )
         logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
         logging.info("devices: %s", jax.devices())
 

@@ -43,15 +43,23 @@ class ActivationSizes:
         """Bytes on one device at the beginning of the backward pass.
 
         They consist of the stored activations of all layers; one layer's recomputed activations
-        (with `remat`) and gradients of the same size; the logits and their gradient in float32.
+        (with `remat`) and gradients of the same size; the copies of the layers' weights in bfloat16
+        that products take; the logits and their gradient in float32.
         """
         stored = self.tokens * self.num_layers * self._layer(self.remat)
-        return stored + self.work_bytes() + 2 * 4 * self.logits
+        return stored + self.work_bytes() + self.weight_bytes() + 2 * 4 * self.logits
 
     def work_bytes(self) -> int:
         """Bytes of the layer in work, part of `bytes`; of several encoders only one has it."""
         in_work = 1 if self.remat == "none" else 2
         return self.tokens * in_work * self._layer("none")
+
+    def weight_bytes(self) -> int:
+        """Bytes of all layers' kernels in bfloat16, stored without `remat`; part of `bytes`."""
+        if self.bytes_per_value == 4 or self.remat != "none":
+            return 0
+        kernels = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.mlp_size
+        return self.num_layers * self.bytes_per_value * kernels // self.model_shards
 
     def _layer(self, remat: str) -> int:
         """Bytes that a layer stores per token.

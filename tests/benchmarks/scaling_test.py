@@ -45,8 +45,12 @@ class MeasuredTest(parameterized.TestCase):
         self.assertLess(sum(sent.values()), 0.05 * once)
         self.assertEqual((found["mesh"], found["devices"]), ("8 x 1 x 1", 8))
 
-    def test_of_a_step_that_does_not_fit_the_memory_is_read_off_the_refusal(self):
-        message = "RESOURCE_EXHAUSTED: Ran out of memory. Used 12.50G of 1.00G hbm. Exceeded"
+    @parameterized.parameters(
+        "RESOURCE_EXHAUSTED: Ran out of memory. Used 12.50G of 1.00G hbm. Exceeded",
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (12.50G) exceeds available HBM (1.00G).",
+    )
+    def test_of_a_step_that_does_not_fit_the_memory_is_read_off_the_refusal(self, message: str):
         with mock.patch.object(
             jax.stages.Lowered, "compile", side_effect=jax.errors.JaxRuntimeError(message)
         ):

@@ -353,6 +353,23 @@ class CollectivesTest(parameterized.TestCase):
         self.assertGreaterEqual(repeated, (4 * capacity + 4 * L) * E / 4)
         self.assertLess(once, E * E)
 
+    @parameterized.parameters("full", "full_by_rows")
+    def test_slices_exchange_the_sum_of_gradients_once(self, case):
+        """Between devices 0-3 and 4-7, which `mesh.slices = 2` puts into two slices."""
+        axes, kinds, update, warmup_steps, changes = IN_PARTS[case]
+        self.assertEqual(list(mesh_of(axes)[1].devices.flat), jax.devices())  # data outermost
+        found = collectives_of(text_in_parts(*IN_PARTS[case]), 8)
+        crossing = [one for one in found if one.is_over(stride=4, size=2)]
+        summed = [one for one in crossing if one.kind == "all-reduce"]
+        rest = [one for one in crossing if one.kind != "all-reduce"]
+        functions = functions_in_parts(axes, kinds, update, warmup_steps, tuple(changes.items()))
+        params = jax.tree.leaves(functions.abstract_state.params)
+        held = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in params)
+        self.assertEqual({(one.in_loop, one.times) for one in summed}, {(False, 1)})
+        self.assertBetween(sum(sum(one.sizes) for one in summed), held, held + 16)  # and scalars
+        # The examples are dealt out to the parts: token ids of the batch.
+        self.assertLessEqual(sum(one.bytes for one in rest), 4 * 2 * B * L)
+
     def most_over_data(self, axes, text: str) -> tuple[int, int]:
         """Most elements of an array that is sent along `data` inside loops, and outside."""
         size, *others = axes

@@ -1,0 +1,114 @@
+"""Tables of runs of a corpus that is too large to be held, in place of its text."""
+
+import concurrent.futures
+import logging
+import multiprocessing
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from common import artifacts
+from input_pipeline.corpus_stream import CorpusStream
+from input_pipeline.sources import CorpusSpec
+from vocap import run_tables
+
+# Bytes of text. Less is held, at 2 to 3 bytes of memory a byte, and read once instead of twice.
+STREAMED_FROM = 256 << 20
+# Runs that one process holds; a gigabyte.
+_MAX_RUNS = 2_000_000
+# Begins the hash of text that is identified by its blocks.
+_BLOCKS = "blocks-"
+
+Progress = Callable[[Iterable, str, int], Iterable]
+
+
+class Counted(NamedTuple):
+    """A corpus as tables of runs.
+
+    Attributes:
+      train, heldout: table of each language; of `heldout` those with held-out text.
+      digest: hash of all text and its split.
+    """
+
+    train: dict[str, pathlib.Path]
+    heldout: dict[str, pathlib.Path]
+    digest: str
+
+
+def is_streamed(spec: CorpusSpec, folder: pathlib.Path, trainer: str) -> bool:
+    """Whether a vocabulary is built from tables of the text in place of the text.
+
+    Args:
+      spec: of the corpus.
+      folder: of the vocabulary, which may be of a version that held all text.
+      trainer: "sentencepiece" reads sentences, so that text of any size is held.
+    """
+    settings = folder / "settings.json"
+    if settings.exists():
+        text = artifacts.read_object(settings).get("text", _BLOCKS)
+        if not text.startswith(_BLOCKS):
+            return False
+    size = CorpusStream(spec).num_bytes()
+    if size >= STREAMED_FROM and trainer == "sentencepiece":
+        logging.warning(
+            "some %.0f MB of text are held, at 2 to 3 bytes of memory a byte: vocab.trainer="
+            "'sentencepiece' reads sentences; 'nested' counts them as a stream",
+            size / 1e6,
+        )
+    return size >= STREAMED_FROM and trainer != "sentencepiece"
+
+
+def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Progress) -> Counted:
+    """Count the text of each language, which is read twice and never held.
+
+    Args:
+      spec: of the corpus.
+      folder: where tables are kept; those of the same text are not counted again.
+      num_workers: languages at a time, each in its process.
+      progress: wraps an iteration, given its name and length.
+
+    Raises:
+      ValueError: as `corpus.load_corpus`.
+    """
+    languages = CorpusStream(spec).languages
+    found: dict[str, tuple[str, bool]] = {}
+    if num_workers <= 1:
+        for language in progress(languages, "count", len(languages)):
+            found[language] = _count(spec, language, folder)
+    else:
+        # Spawned, not forked: this process may hold threads of a caller's libraries.
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+            jobs = {pool.submit(_count, spec, one, folder): one for one in languages}
+            try:
+                done = concurrent.futures.as_completed(jobs)
+                for job in progress(done, "count", len(jobs)):
+                    found[jobs[job]] = job.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return Counted(
+        {lang: _table(folder, lang, found[lang][0]) for lang in languages},
+        {lang: _heldout(folder, lang, found[lang][0]) for lang in languages if found[lang][1]},
+        _BLOCKS + artifacts.fingerprint([[lang, found[lang][0]] for lang in languages]),
+    )
+
+
+def _table(folder: pathlib.Path, language: str, digest: str) -> pathlib.Path:
+    return folder / f"{language}-{digest[:16]}.runs.gz"
+
+
+def _heldout(folder: pathlib.Path, language: str, digest: str) -> pathlib.Path:
+    return folder / f"{language}-heldout-{digest[:16]}.runs.gz"
+
+
+def _count(spec: CorpusSpec, language: str, folder: pathlib.Path) -> tuple[str, bool]:
+    """Count a language; return the hash of its text, and whether some is held out."""
+    stream = CorpusStream(spec)
+    sides, digest = stream.select(language)
+    out, aside = _table(folder, language, digest), _heldout(folder, language, digest)
+    if not (out.exists() and aside.exists()):
+        run_tables.count_groups(stream.groups(language, sides), out, aside, _MAX_RUNS)
+    with aside.open("rb") as file:
+        num_sentences, _ = run_tables.read_entries(file, str(aside))
+    return digest, num_sentences > 0

@@ -1,0 +1,106 @@
+"""A corpus read language by language, as a stream: the choice of `corpus.load_corpus`, in blocks.
+
+Of a language the records of its blocks are held (`selection`), never its text.
+"""
+
+import functools
+import hashlib
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from input_pipeline import selection, sources, text_files
+from input_pipeline.corpus import (
+    Block,
+    check_languages,
+    check_split,
+    column_blocks,
+    log_duplicates,
+    read_blocks,
+    split_parallel,
+)
+from input_pipeline.exclusion import Exclusion, log_excluded
+from input_pipeline.sources import CorpusSpec
+from input_pipeline.text_files import Document
+
+# Bytes of text in a byte of a compressed file, about.
+_COMPRESSION = 4
+
+
+class CorpusStream:
+    """Text of the languages of `spec`, read anew each time that it is asked for."""
+
+    def __init__(self, spec: CorpusSpec) -> None:
+        """Find the files.
+
+        Raises:
+          ValueError: as `corpus.load_corpus`, of what is known before the text is read.
+        """
+        sources.root_of(spec)
+        self._spec = spec
+        self._files = sources.find_text(spec)
+        self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
+        found = {file.language for file in self._files}
+        self.languages = sorted(found.union(*(one.languages for one in self._parallel)))
+        check_languages(spec, self.languages)
+
+    def num_bytes(self) -> int:
+        """Bytes of text, about: compressed files are not read."""
+        paths = [file.path for file in self._files]
+        paths += [path for one in self._parallel for path in one.files]
+        plain = {path: text_files.file_format(path) for path in paths}
+        return sum(
+            path.stat().st_size * (_COMPRESSION if found and found[2] else 1)
+            for path, found in plain.items()
+        )
+
+    def select(self, language: str) -> tuple[np.ndarray, str]:
+        """Choose among the blocks of a language, for which its text is read once.
+
+        Returns:
+          The side of each block [blocks] uint8 of `selection`; a hash of the text and its split.
+
+        Raises:
+          ValueError: a file is malformed, or there is too little text to hold some out.
+        """
+        self._exclusion.tally()
+        records = selection.records(block.record for block in self._blocks(language))
+        log_excluded(language, *self._exclusion.tally())
+        chosen = selection.select([records], self._spec, language)
+        log_duplicates(language, chosen.duplicates, len(records))
+        sides = chosen.sides[0]
+        counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
+        logging.info("%s: %d blocks to train on, %d held out", language, *counts)
+        check_split(self._spec, language, *counts)
+        hasher = hashlib.sha256(records.tobytes())
+        hasher.update(sides.tobytes())
+        for path in sources.find_excluded(self._spec):
+            hasher.update(path.read_bytes())
+        return sides, hasher.hexdigest()
+
+    def groups(self, language: str, sides: np.ndarray) -> Iterator[tuple[Document, bool]]:
+        """Yield the chosen blocks of a language, and whether each is held out."""
+        for block, side in zip(self._blocks(language), sides, strict=True):
+            if side != selection.DROPPED:
+                yield block.sentences, bool(side == selection.HELDOUT)
+
+    @functools.cached_property
+    def _exclusion(self) -> Exclusion:
+        return Exclusion(sources.find_excluded(self._spec))
+
+    def _blocks(self, language: str) -> Iterator[Block]:
+        """Yield a language's blocks in the order of `load_corpus`."""
+        spec, exclusion = self._spec, self._exclusion
+        for file in self._files:
+            if file.language == language:
+                found = read_blocks(text_files.read_marked(file.path), spec, exclusion)
+                yield from (block for block in found if block.sentences)
+        for source in self._parallel:
+            if language not in source.languages:
+                continue
+            column = source.languages.index(language)
+            for side in (selection.TRAIN, selection.HELDOUT):
+                split = split_parallel(source, spec, exclusion)
+                rows = (rows for rows, of in split if of == side)
+                yield from column_blocks(rows, column, spec, side)

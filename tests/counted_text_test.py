@@ -1,0 +1,104 @@
+"""A vocabulary of text that is counted as a stream: that of text in memory, to the byte."""
+
+import pathlib
+import random
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from builders import counted_text
+from builders.data import Folders
+from configs import quickstart
+from input_pipeline.corpus import load_corpus
+from input_pipeline.sources import CorpusSpec
+from tests import commands
+from vocap import run_tables, runs
+
+build_vocab = commands.load("build_vocab")
+
+
+def sentence(rng: random.Random, letters: str) -> str:
+    return " ".join("".join(rng.choices(letters, k=rng.randint(1, 6))) for _ in range(6)) + "."
+
+
+class CountedTextTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        rng = random.Random(0)
+        (self.root / "text").mkdir()
+        for language, letters in (("en", "abcdefg"), ("ru", "абвгде")):
+            documents = [[sentence(rng, letters) for _ in range(4)] for _ in range(60)]
+            documents += documents[:5]  # repetitions
+            text = "\n".join("\n".join(one) + "\n" for one in documents)
+            (self.root / "text" / f"{language}.txt").write_text(text, encoding="utf-8")
+        rows = [f"{sentence(rng, 'abcdefg')}\t{sentence(rng, 'абвгде')}" for _ in range(90)]
+        (self.root / "en-ru.tsv").write_text("\n".join(["en\tru", *rows]), encoding="utf-8")
+        (self.root / "test.txt").write_text(rows[3].replace("\t", "\n"), encoding="utf-8")
+
+    def spec(self, **changes) -> CorpusSpec:
+        settings = {
+            "root": str(self.root), "text": ("text",), "parallel": ("*.tsv",), "parallel_eval": (),
+            "languages": (), "language_codes": {}, "heldout_fraction": 0.1,
+            "parallel_heldout_fraction": 0.1, "max_train_bytes": 0, "seed": 0,
+            "exclude": ("test.txt",),
+        }  # fmt: skip
+        return CorpusSpec(**{**settings, **changes})
+
+    def count(self, spec: CorpusSpec) -> counted_text.Counted:
+        return counted_text.count(spec, self.root / "tables", 1, lambda items, *_: items)
+
+    @parameterized.parameters(
+        {}, {"heldout_by": "position"}, {"max_train_bytes": 5000}, {"deduplicate": False},
+        {"heldout_fraction": 0.0, "parallel_heldout_fraction": 0.0}, {"languages": ("ru",)},
+    )  # fmt: skip
+    def test_tables_are_those_of_the_loaded_text(self, **changes):
+        spec = self.spec(**changes)
+        corpus, found = load_corpus(spec), self.count(spec)
+        self.assertEqual(set(found.train), set(corpus.train))
+        self.assertEqual(set(found.heldout), {k for k, v in corpus.heldout.items() if v})
+        for split in ("train", "heldout"):
+            for language, path in getattr(found, split).items():
+                expected = self.root / "expected.runs.gz"
+                table = runs.count_runs(corpus.sentences(language, split))
+                run_tables.write_table(expected, table)
+                self.assertEqual(path.read_bytes(), expected.read_bytes(), language)
+
+    def test_the_hash_is_of_the_text_and_its_split(self):
+        first = self.count(self.spec()).digest
+        self.assertEqual(self.count(self.spec()).digest, first)
+        self.assertNotEqual(self.count(self.spec(heldout_fraction=0.3)).digest, first)
+        (self.root / "test.txt").write_text("another sentence", encoding="utf-8")
+        self.assertNotEqual(self.count(self.spec()).digest, first)
+
+    def build(self, name: str) -> bytes:
+        config = quickstart.get_config("runlocal")
+        config.corpus.update(root=str(self.root), text=("text",), parallel=("*.tsv",), languages=())
+        config.vocab.update(target_size=120, sizes=(20, 40, 60), compare=(), num_workers=1)
+        folders = Folders(self.root / name)
+        flags = {
+            "_CONFIG": mock.Mock(value=config),
+            "_WORKDIR": mock.Mock(value=str(folders.workdir)),
+        }
+        with mock.patch.multiple(build_vocab, **flags):
+            build_vocab.main([])
+        return folders.read_tokenizer()
+
+    def test_the_vocabulary_is_the_same(self):
+        loaded = self.build("loaded")
+        with (
+            mock.patch.object(counted_text, "STREAMED_FROM", 0),
+            mock.patch.object(build_vocab, "load_corpus", side_effect=AssertionError),
+        ):
+            self.assertEqual(self.build("streamed"), loaded)
+            self.assertEqual(self.build("streamed"), loaded)  # up to date
+            tables = list((self.root / "streamed").rglob("counted/*.runs.gz"))
+            self.assertLen(tables, 4)
+        # Made from text in memory, it is compared with text in memory.
+        with mock.patch.object(counted_text, "STREAMED_FROM", 0):
+            self.assertEqual(self.build("loaded"), loaded)
+
+
+if __name__ == "__main__":
+    absltest.main()
