@@ -38,6 +38,11 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
+def has_flags(name: str) -> bool:
+    """Whether a loaded command defines its flags when it is imported."""
+    return bool(_flags_of[name])
+
+
 @contextlib.contextmanager
 def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
     """Define the flags of a loaded command, with the values that `arguments` give them."""

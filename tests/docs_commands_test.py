@@ -1,0 +1,77 @@
+"""Commands on the pages of the documentation: their flags and the keys of their configs exist.
+
+Other tests run them: those of README.md and docs/own_task.md as printed, the others by their rooms.
+"""
+
+import ast
+import contextlib
+import pathlib
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest, parameterized
+
+from tests import commands
+
+PAGES = sorted([commands.ROOT / "README.md", *commands.ROOT.glob("docs/*.md")])
+WITHOUT_ABSL = ("vocap.count_beam",)  # which leaves unknown flags to Beam
+
+
+def printed(page: pathlib.Path) -> list[tuple[str, ...]]:
+    """Commands of a page, module and arguments of each, in blocks and in lines; not of loops."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+    inline = (one.replace("\n", " ") for one in re.findall(r"`(python3? [^`]+)`", text))
+    lines = [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *inline]
+    found = []
+    for line in lines:
+        line = line.partition(" #")[0].strip()
+        match = re.search(r"(?:^|\s)python3? (?:-m )?([\w./]+)((?: .*)?)$", line)
+        if not match or re.search(r"[$<>|&;]", line):
+            continue
+        name = match[1].removesuffix(".py").replace("/", ".")
+        if source(name).exists() and name not in WITHOUT_ABSL:
+            arguments = match[2].replace("=CONFIG", "=configs/quickstart.py")
+            found.append((name, *shlex.split(arguments)))
+    return found
+
+
+def source(name: str) -> pathlib.Path:
+    return commands.ROOT / f"{name.replace('.', '/')}.py"
+
+
+@contextlib.contextmanager
+def with_flags(name: str) -> Iterator[None]:
+    """Define the flags that the last block of a loaded command does, for a while."""
+    module = sys.modules[name]
+    tree = ast.parse(source(name).read_text(encoding="utf-8"))
+    last = tree.body[-1]
+    assert isinstance(last, ast.If), f"{name} has no block for commands"
+    defined = ast.Module(body=last.body[:-1], type_ignores=[])
+    with commands.no_flags():
+        exec(compile(defined, name, "exec"), vars(module))
+        yield
+
+
+class PagesTest(parameterized.TestCase):
+    @parameterized.named_parameters((page.stem, page) for page in PAGES)
+    def test_flags_of_commands_exist(self, page):
+        for name, *arguments in printed(page):
+            with self.subTest(" ".join([name, *arguments])), warnings.catch_warnings():
+                # ml_collections reads the file of a config so.
+                warnings.filterwarnings("ignore", r"the load_module", DeprecationWarning)
+                commands.load(name)
+                if commands.has_flags(name):
+                    with commands.parsed(name, *arguments):
+                        continue
+                with with_flags(name), mock.patch.object(sys, "argv", [name, *arguments]):
+                    flags.FLAGS(sys.argv)
+
+
+if __name__ == "__main__":
+    absltest.main()
