@@ -61,17 +61,20 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
 
 
 def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
-    """Checks that no two labels differ only in blanks, in what is not seen, or classes in capitals.
+    """Checks that no two labels differ only in blanks, in what is not seen, or in capitals.
+
+    Capitals count in tags.
 
     Raises:
       ValueError: two do, of which one is likely a slip.
     """
     found: dict[str, str] = {}
+    capitals_count = KINDS[task.kind].capitals_count
     for label in counts:
         plain = unicodedata.normalize("NFC", label)
         plain = "".join(one for one in plain if unicodedata.category(one) != "Cf")
         plain = " ".join(plain.split())
-        other = found.setdefault(plain if task.kind == "tagging" else plain.casefold(), label)
+        other = found.setdefault(plain if capitals_count else plain.casefold(), label)
         if other != label:
             raise ValueError(
                 f"{task.name}: the labels {other!a} ({counts[other]} times) and {label!a} "

@@ -54,6 +54,7 @@ class TaskKind:
       threshold: (task, data, decisions) -> number that the first development data chooses for all
         that is scored after it; None where there is nothing to choose.
       target: name of what an example without label lacks.
+      capitals_count: whether labels that differ in capitals alone are different labels.
       class_suffix: class of `transformers` that computes the head's outputs, see
         `interop.task_heads.TaskHead`; "" if none does.
     """
@@ -72,6 +73,7 @@ class TaskKind:
     classes: Callable[[Any], Sequence[int]] | None = None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
+    capitals_count: bool = False
     class_suffix: str = ""
 
     def lines(
@@ -174,6 +176,7 @@ KINDS: dict[str, TaskKind] = {
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
         probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
         classes=lambda example: example.tags,
+        capitals_count=True,
         class_suffix=task_heads.TOKENS,
     ),
     "extractive_qa": TaskKind(

@@ -28,6 +28,10 @@ def load(name: str) -> types.ModuleType:
     """Import a command without leaving its flags defined."""
     if name in _flags_of:
         return importlib.import_module(name)
+    if name in sys.modules:  # which a test imported as it is
+        own = flags.FLAGS.flags_by_module_dict().get(name, ())
+        _flags_of[name] = {flag.name: flag for flag in own}
+        return sys.modules[name]
     there = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
     with _removed(there):
         module = importlib.import_module(name)
