@@ -66,6 +66,8 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
         finally:
             for flag in set(flags.FLAGS) - others:
                 delattr(flags.FLAGS, flag)
+            for one in found.values():
+                one.unparse()  # a test that imported the command has the same flags
 
 
 def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
