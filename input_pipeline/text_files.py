@@ -21,7 +21,8 @@ from input_pipeline import zstd
 
 Document = list[str]  # sentences, in order
 
-_OPENERS: dict[str, Callable[..., Any]] = {
+# By the end of a name, "" for plain files.
+OPENERS: dict[str, Callable[..., Any]] = {
     "": open,
     "gz": gzip.open,
     "xz": lzma.open,
@@ -44,7 +45,7 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
     """
     stem, *suffixes = path.name.split(".")
     suffixes = [one if one == "Z" else one.lower() for one in suffixes]
-    compression = suffixes.pop() if suffixes and suffixes[-1] in _OPENERS else ""
+    compression = suffixes.pop() if suffixes and suffixes[-1] in OPENERS else ""
     if suffixes and suffixes[-1] in _KINDS:
         return ".".join([stem, *suffixes[:-1]]), suffixes[-1], compression
     looks_like_text = any(suffix in _KINDS for suffix in suffixes) or is_language(stem)
@@ -90,7 +91,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
         )
     number, origin = 0, f" after byte {start}" if start else ""
     try:
-        with _OPENERS[file_type[2]](path, "rb") as file:
+        with OPENERS[file_type[2]](path, "rb") as file:
             lines = file if end is None else _lines_of_range(file, file_type[1], start, end)
             for number, line in enumerate(lines, start=1):
                 text = line.decode("utf-8")

@@ -6,34 +6,24 @@ which may hold the wildcards of `glob`: `xnli/dev/{language}.tsv.xz`. A pattern 
 files do, or that are in English.
 """
 
-import bz2
 import codecs
 import functools
 import glob
-import gzip
 import logging
 import lzma
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from input_pipeline import text_files, zstd
+from input_pipeline import text_files
 
 PLACEHOLDER = "{language}"
-_OPENERS: dict[str, Callable[..., Any]] = {
-    "": open,
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": zstd.open_file,
-}
 _COMPRESSED = {  # how files begin, by which they are known under any name
-    b"\x1f\x8b": ".gz",
-    b"\xfd7zXZ\0": ".xz",
-    b"BZh9": ".bz2",
-    b"\x28\xb5\x2f\xfd": ".zst",
+    b"\x1f\x8b": "gz",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh9": "bz2",
+    b"\x28\xb5\x2f\xfd": "zst",
 }
 _NO_TEXT = {
     b"PK\x03\x04": "a zip archive, as .xlsx is: unpack it, or save the table as CSV in UTF-8",
@@ -81,10 +71,10 @@ def _decompressed(path: pathlib.Path) -> bytes:
     with open(path, "rb") as file:
         begins = file.read(8)
     of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
-    suffix = path.suffix.lower()
-    kind = suffix if suffix in _OPENERS else next(of_content, "")
+    suffix = path.suffix.lower().removeprefix(".")
+    kind = suffix if suffix in text_files.OPENERS else next(of_content, "")
     try:
-        with _OPENERS[kind](path, "rb") as file:
+        with text_files.OPENERS[kind](path, "rb") as file:
             return file.read()
     except (EOFError, lzma.LZMAError, zlib.error, OSError, ValueError) as error:
         if not kind:

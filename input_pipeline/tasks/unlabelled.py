@@ -21,10 +21,10 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
     Raises:
       ValueError: no such file, or a line with too few or too many tabs.
     """
-    is_pair = task.columns is not None and bool(task.columns.pair)
-    rows = _cells(path, task, "two texts" if is_pair else "one text")
+    rows = _cells(path, task, "two texts" if task.is_of_pairs else "one text")
     return [
-        TextExample(name, cells[0], cells[1] if is_pair else None, None) for name, cells in rows
+        TextExample(name, cells[0], cells[1] if task.is_of_pairs else None, None)
+        for name, cells in rows
     ]
 
 
