@@ -118,6 +118,7 @@ MODELS: dict[str, dict[str, Any]] = {"base": {}, "large": _LARGE, "xl": _XL}
 
 _LANGUAGES, _TEXT = "corpus.languages", "corpus.text"
 _CC = {_TEXT: ("commoncrawl",)}
+_BPE = {"vocab.method": "bpe"}
 ALPHAS = (0.01, 0.1, 0.3, 0.5, 0.7)
 
 
@@ -174,7 +175,9 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         **{f"parameters_{size // 1000}k": keys for size, keys in _PARAMETERS.items()},
         **{f"pieces_{n}k": {"vocab.target_size": 1000 * n} for n in (128, 256, 512)},
         **{f"batch_{n}": {"train.batch_size": n} for n in (4096, 8192)},
+        "bpe": _BPE,
         "segmented": {_TEXT: ("segmented",)},
+        "segmented_bpe": {_TEXT: ("segmented",), **_BPE},
         **{f"steps_{n}k": {"train.num_steps": 1000 * n} for n in (50, 100, 400)},
     },
     "small": {
@@ -190,6 +193,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         **{f"alpha_{alpha}": {"data.alpha": alpha} for alpha in (*ALPHAS, 1.0) if alpha != 0.3},
         **{f"parameters_{size // 1000}k": keys for size, keys in _SMALL_PARAMETERS.items()},
         **{f"pieces_{n}k": {"vocab.target_size": 1000 * n} for n in (4, 16, 32)},
+        "bpe": _BPE,
         "wikipedia_7": {_LANGUAGES: SMALL_LANGUAGES[7], **_WIKIPEDIA},
         "wikipedia_15": _WIKIPEDIA,
         **{f"batch_{n}": {"train.batch_size": n} for n in (8, 32)},

@@ -15,6 +15,8 @@ Remaining differences from SentencePiece, all pinned in tests/interop/huggingfac
   unknown spans its "<" or "</" and the following letter.
 - Characters added since Unicode 13 that SentencePiece composes with a mark, or that map to a
   letter that it would compose: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
+- A model of byte-pair encoding whose piece arises of different parts at two places that overlap:
+  SentencePiece merges the first place, `tokenizers` the parts that come first in its list.
 - Segmentations of equal or nearly equal score, "000" as "00" "0" or "0" "00": SentencePiece sums
   scores in 32 bits over the whole line, so rounding decides; in the 64 bits of `tokenizers` the
   sums are exact, and ties go to the longer last piece. Scores of few binary places leave no
@@ -35,7 +37,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from common import artifacts
 from interop import charsmap, vocabulary
-from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNK_ID
+from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _SPACE = "\u2581"
@@ -123,7 +125,8 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
         "padding": None,
         "added_tokens": added,
         "normalizer": _normalizer(proto.normalizer_spec),
-        "pre_tokenizer": _literals_apart(),
+        # No merge makes a special token.
+        "pre_tokenizer": _literals_apart() if vocabulary.kind(proto) == UNIGRAM else None,
         "post_processor": _template(),
         "decoder": {
             "type": "Metaspace",
@@ -131,13 +134,39 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
             "prepend_scheme": "always",
             "split": False,
         },
-        "model": {
+        "model": _segmentation(proto),
+    }
+
+
+def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
+    """Return the model part of a tokenizer.json."""
+    if vocabulary.kind(proto) == UNIGRAM:
+        return {
             "type": "Unigram",
             "unk_id": UNK_ID,
             "byte_fallback": False,
             "vocab": [[piece.piece, piece.score] for piece in proto.pieces],
-        },
+        }
+    return {
+        "type": "BPE",
+        "unk_token": SPECIALS[UNK_ID],
+        "fuse_unk": True,  # as SentencePiece does
+        "byte_fallback": False,
+        "vocab": {piece.piece: i for i, piece in enumerate(proto.pieces)},
+        "merges": _merges(proto),
     }
+
+
+def _merges(proto: model_pb2.ModelProto) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that make a piece, in the order that SentencePiece merges in."""
+    normal = proto.pieces[len(SPECIALS) :]
+    known = {piece.piece for piece in normal}
+    return [
+        (piece.piece[:i], piece.piece[i:])
+        for piece in sorted(normal, key=lambda piece: -piece.score)
+        for i in range(1, len(piece.piece))
+        if piece.piece[:i] in known and piece.piece[i:] in known
+    ]
 
 
 def compare(
@@ -207,12 +236,12 @@ def describe(differences: Sequence[Difference]) -> str:
 def _parse(model: bytes) -> model_pb2.ModelProto:
     """Parse a model and check that it is of the kind that `write_model` writes."""
     proto = vocabulary.parse(model)
+    vocabulary.kind(proto)
     kinds = model_pb2.ModelProto.SentencePiece
     specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
     normal = all(piece.type == kinds.NORMAL for piece in proto.pieces[len(SPECIALS) :])
     spec = proto.normalizer_spec
     wrong = {
-        "is no unigram model": proto.trainer_spec.model_type != model_pb2.TrainerSpec.UNIGRAM,
         f"begins with {' '.join(specials)}": specials != SPECIALS,
         "has user-defined or byte pieces": not normal,
         f"normalises by {spec.name}": not spec.precompiled_charsmap or not _is_exact(spec),
@@ -225,7 +254,7 @@ def _parse(model: bytes) -> model_pb2.ModelProto:
         if found:
             raise ValueError(
                 f"the model {fault}; only models as build_vocab.py writes them can be exported: "
-                f"unigram, {' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc"
+                f"{' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc"
             )
     return proto
 

@@ -16,7 +16,7 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from interop import tokenizer_json
-from vocap.merge import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
+from vocap.merge import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
@@ -35,11 +35,13 @@ class ModelVocabulary:
 
     Attributes:
       pieces: [V] strings.
-      scores: [V] float64 unigram scores; -inf for pieces that no segmentation uses.
+      scores: [V] float64 scores of the model's kind; -inf for pieces that no segmentation uses.
+      kind: "unigram" or "bpe".
     """
 
     pieces: tuple[str, ...]
     scores: np.ndarray
+    kind: str = UNIGRAM
 
     def __post_init__(self):
         missing = [token for token in SPECIALS if token not in self.pieces]
@@ -101,7 +103,20 @@ def vocabulary(model: bytes) -> ModelVocabulary:
     return _vocabulary(
         [piece.piece for piece in proto.pieces],
         [piece.score if piece.type in matched else -np.inf for piece in proto.pieces],
+        kind(proto),
     )
+
+
+def kind(proto: model_pb2.ModelProto) -> str:
+    """Return the kind of a SentencePiece model, "unigram" or "bpe".
+
+    Raises:
+      ValueError: the model is of another kind.
+    """
+    name = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+    if name.lower() not in (UNIGRAM, BPE):
+        raise ValueError(f"the model is of type {name}, must be UNIGRAM as XLM-R's, or BPE")
+    return name.lower()
 
 
 def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
@@ -122,7 +137,8 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
         sentencepiece.bpe.model or tokenizer.json; the first of these is used.
 
     Raises:
-      ValueError: none of these files exists, the file cannot be read, or is no unigram model.
+      ValueError: none of these files exists, the file cannot be read, or is of another kind than
+        unigram and BPE.
     """
     if path.is_dir():
         found = tokenizer_file(path)
@@ -140,9 +156,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
         if path.suffix == ".json":
             return _of_this_project(_parse_json(content))
         proto = parse(content)
-        if proto.trainer_spec.model_type != model_pb2.TrainerSpec.UNIGRAM:
-            kind = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
-            raise ValueError(f"the model is of type {kind}, must be UNIGRAM as XLM-R's")
+        kind(proto)
         if tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)]) == SPECIALS:
             return content
         return _of_this_project(_parse_fairseq(content))
@@ -229,9 +243,15 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
       The smaller model, and the old ids [V'] int64 of its pieces, ascending.
 
     Raises:
-      ValueError: there is no text, or `model` is not a SentencePiece model.
+      ValueError: there is no text, or `model` is not a unigram model of SentencePiece.
     """
     proto = parse(model)
+    if kind(proto) == BPE:
+        # A piece that no text uses may be a step on the way to one that is used.
+        raise ValueError(
+            "the model is of type BPE, whose pieces are made of each other; only "
+            "unigram models can be pruned"
+        )
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
     for batch in batches(texts, _BATCH):
@@ -345,17 +365,18 @@ def _of_json(text: bytes) -> ModelVocabulary:
         return _vocabulary(*tokenizer_json.unigram(value))
 
 
-def _vocabulary(pieces: list[str], scores: list[float]) -> ModelVocabulary:
+def _vocabulary(pieces: list[str], scores: list[float], kind: str = UNIGRAM) -> ModelVocabulary:
     """Build a vocabulary; special tokens lose the scores that some formats give them."""
     is_special = np.array([piece in SPECIALS for piece in pieces], bool)
     return ModelVocabulary(
-        tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64))
+        tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64)), kind
     )
 
 
 def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
     """Build a processor without normalisation over the pieces of `old`, with its ids."""
     proto = model_pb2.ModelProto()
+    proto.trainer_spec.model_type = model_pb2.TrainerSpec.ModelType.Value(old.kind.upper())
     for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
         if np.isfinite(score):
             proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from common import artifacts
-from vocap import comparison, merge, methods, nested, run_tables, runs, unigram
+from vocap import bpe, comparison, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
@@ -169,7 +169,7 @@ def build_vocabulary(
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}
     together = MixtureTrainer(train, languages, prepared, settings, cache)
-    choices, log_probs = {}, {}
+    choices, scores = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
         choices[method] = methods.choose(
@@ -180,15 +180,17 @@ def build_vocabulary(
             budget=settings.budget,
             num_clusters=settings.num_clusters,
             train_together=together.train,
+            train_merges=together.train_merges,
             initial_sizes=settings.initial_sizes,
         )
-        log_probs[method] = together.fit_scores(choices[method])
+        scores[method] = together.fit_scores(choices[method])
+    choice = choices[settings.method]
     return BuiltVocabulary(
-        model=merge.write_model(choices[settings.method].pieces, log_probs[settings.method]),
+        model=merge.write_model(choice.pieces, scores[settings.method], choice.kind),
         languages=languages,
-        choice=choices[settings.method],
+        choice=choice,
         scores={
-            method: _score(choices[method].pieces, log_probs[method], languages)
+            method: _score(choices[method], scores[method], languages)
             for method in progress(wanted, "comparison", len(wanted))
         },
     )
@@ -338,11 +340,12 @@ def _build_language(
 
 
 def _score(
-    pieces: Sequence[str], log_probs: np.ndarray, languages: Mapping[str, Language]
+    choice: methods.Choice, scores: np.ndarray, languages: Mapping[str, Language]
 ) -> dict[str, comparison.Score]:
     tables = {language: one.table for language, one in languages.items()}
     heldout = {lang: one.heldout for lang, one in languages.items() if one.heldout is not None}
-    return comparison.score(pieces, log_probs, tables, heldout)
+    counts_of = comparison.counter(choice.pieces, scores, choice.kind)
+    return comparison.score(counts_of, tables, heldout)
 
 
 class MixtureTrainer:
@@ -388,18 +391,41 @@ class MixtureTrainer:
             unigram.write_vocabularies(path, vocabularies)
         return unigram.read_vocabularies(path)
 
+    def train_merges(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Train the merges of all languages' mixture; see `methods.TrainMerges`."""
+        coverage, longest = self._settings.character_coverage, self._settings.max_piece_length
+        languages = tuple(self._languages)
+        key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
+        path = self._cache / "merges" / f"{key}.npz"
+        if not path.exists():
+            merges = bpe.train(
+                self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
+            )
+            if merges is None:
+                raise ValueError(
+                    f"no {size} pieces can be merged on {', '.join(languages)} together: there are "
+                    "more characters than that, or too little text; change vocab.target_size, or "
+                    "leave bpe out of vocab.compare"
+                )
+            with artifacts.atomic_path(path) as aside:
+                np.savez(aside, pieces=np.array(merges[0]), scores=merges[1])
+        with np.load(path, allow_pickle=False) as arrays:
+            return tuple(arrays["pieces"].tolist()), arrays["scores"]
+
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
+        if choice.kind == merge.BPE:
+            return choice.initial_scores
         key = artifacts.fingerprint(
             self._text_key(tuple(self._languages)),
             choice.pieces,
-            choice.initial_log_probs.tolist(),
+            choice.initial_scores.tolist(),
             self._settings.em_iterations,
         )
         path = self._cache / "scores" / f"{key}.npy"
         if not path.exists():
             log_probs = merge.fit_scores(
-                choice.pieces, choice.initial_log_probs, self._mixture_of_all,
+                choice.pieces, choice.initial_scores, self._mixture_of_all,
                 self._settings.em_iterations,
             )  # fmt: skip
             with artifacts.atomic_path(path) as aside:

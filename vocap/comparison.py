@@ -1,15 +1,18 @@
 """Scores of vocabularies for each language on held-out text."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import lattice
+from vocap import bpe, lattice, merge, unigram
 from vocap.alp import average_log_probability
 from vocap.nested import with_unknown
 from vocap.runs import RunTable
-from vocap.unigram import segmented_counts
+
+# Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
+Counts = Callable[[RunTable], np.ndarray]
 
 _UNSEEN = 0.5  # count of a piece that the training text does not use
 
@@ -29,35 +32,43 @@ class Score:
     unknown_rate: float
 
 
+def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
+    """Return the function that counts a vocabulary's pieces in the segmentation of a text.
+
+    Args:
+      pieces: [V] the vocabulary.
+      scores: [V] their scores, as `merge.write_model` takes them.
+      kind: `merge.UNIGRAM` or `merge.BPE`.
+    """
+    if kind == merge.BPE:
+        return functools.partial(bpe.segmented_counts, pieces, scores)
+    return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)
+
+
 def score(
-    pieces: Sequence[str],
-    log_probs: np.ndarray,
-    train: Mapping[str, RunTable],
-    heldout: Mapping[str, RunTable],
+    counts_of: Counts, train: Mapping[str, RunTable], heldout: Mapping[str, RunTable]
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
 
     The ALP is that of Eq. 1 on held-out sentences, with p_uni from the language's training text:
-    the shares of the pieces in its best segmentation under the joint vocabulary. Estimating them on
+    the shares of the pieces in its segmentation by the joint vocabulary. Estimating them on
     the held-out text itself would favour vocabularies that fit a small sample more closely. Pieces
     that the training text does not use count as half an occurrence. An unknown character costs the
     same as in a segmentation, ten nats more than the rarest piece: priced by its share it would be
     cheap just where a vocabulary lacks many characters.
 
     Args:
-      pieces: [V] the vocabulary.
-      log_probs: [V] natural-log probabilities of the pieces.
+      counts_of: counts the pieces of the vocabulary in a text.
       train: training text of each language.
       heldout: held-out text of some of the languages.
     """
-    trie = lattice.build_trie(pieces)
     scores = {}
     for language, table in heldout.items():
         if not table.num_sentences:
             continue
-        seen = np.maximum(segmented_counts(trie, log_probs, train[language]), _UNSEEN)
+        seen = np.maximum(counts_of(train[language]), _UNSEEN)
         probabilities = with_unknown(np.log(seen / seen.sum())[:-1])
-        counts = segmented_counts(trie, log_probs, table)
+        counts = counts_of(table)
         scores[language] = Score(
             alp=average_log_probability(counts, probabilities, table.num_sentences),
             tokens_per_sentence=float(counts.sum()) / table.num_sentences,

@@ -21,6 +21,7 @@ BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
 # were chosen by their languages and stay; their expected counts are clipped to this minimum.
 _MIN_EXPECTED_COUNT = 0.5
 _SCORE_STEPS = 1024  # per nat, see `write_model`
+UNIGRAM, BPE = "unigram", "bpe"  # kinds of models: segmentation by probability, or by merges
 
 
 def fit_scores(
@@ -56,7 +57,7 @@ def fit_scores(
     return log_probs
 
 
-def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
+def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) -> bytes:
     """Serialise a SentencePiece model: the specials, then pieces by descending score.
 
     Scores are rounded to 1/1024 nat. Sums of such numbers are exact in the 32-bit floats that
@@ -65,7 +66,8 @@ def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
 
     Args:
       pieces: [V] distinct pieces without specials.
-      log_probs: [V] their scores.
+      scores: [V] natural-log probabilities; of `BPE` any numbers, the larger the earlier merged.
+      kind: `UNIGRAM` or `BPE`.
 
     Returns:
       The serialised ModelProto; ids 0-4 are `SPECIALS`, piece ids follow.
@@ -82,14 +84,14 @@ def write_model(pieces: Sequence[str], log_probs: np.ndarray) -> bytes:
     proto = model_pb2.ModelProto()
     piece_type = model_pb2.ModelProto.SentencePiece
     for token in SPECIALS:
-        kind = piece_type.UNKNOWN if token == SPECIALS[UNK_ID] else piece_type.CONTROL
-        proto.pieces.add(piece=token, score=0.0, type=kind)
-    scores = np.round(np.asarray(log_probs) * _SCORE_STEPS) / _SCORE_STEPS
+        role = piece_type.UNKNOWN if token == SPECIALS[UNK_ID] else piece_type.CONTROL
+        proto.pieces.add(piece=token, score=0.0, type=role)
+    scores = np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
     for i in sorted(range(len(pieces)), key=lambda i: (-scores[i], pieces[i])):
         proto.pieces.add(piece=pieces[i], score=float(scores[i]), type=piece_type.NORMAL)
 
     spec = proto.trainer_spec
-    spec.model_type = model_pb2.TrainerSpec.UNIGRAM
+    spec.model_type = model_pb2.TrainerSpec.ModelType.Value(kind.upper())
     spec.vocab_size = len(proto.pieces)
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:4]

@@ -5,8 +5,10 @@
 - joint: one training on the mixture of all languages, as for XLM-R.
 - clustered: languages with similar vocabularies are trained together, and each cluster gets the
   capacity that VoCap gives its languages, as for XLM-V.
+- bpe: byte-pair encoding of the mixture of all languages, as for the models before XLM-R.
 
-All meet the same target exactly, and their pieces are scored by the same EM afterwards.
+All meet the same target exactly. Their pieces are scored by the same EM afterwards, but those of
+bpe by the order of their merges, which also segments text.
 """
 
 import dataclasses
@@ -16,17 +18,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vocap import clusters
+from vocap import clusters, merge
 from vocap.allocation import Allocation, allocate
 from vocap.curves import Curve
 from vocap.unigram import Vocabularies
 
-METHODS = ("vocap", "proportional", "uniform", "joint", "clustered")
+METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe")
 _FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
 _CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
 
 # Trains the vocabularies of some languages together: (languages, sizes) -> vocabularies.
 TrainTogether = Callable[[tuple[str, ...], tuple[int, ...]], Vocabularies]
+# Trains the merges of all languages together: number of pieces -> pieces, scores.
+TrainMerges = Callable[[int], tuple[Sequence[str], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +39,18 @@ class Choice:
 
     Attributes:
       pieces: exactly as many distinct pieces as were asked for, in code point order.
-      initial_log_probs: [V] float64, initial values of EM.
-      allocation: sizes per language, or per cluster; None for joint.
+      initial_scores: [V] float64: log probabilities, the initial values of EM; of bpe the final
+        scores, the larger the earlier merged.
+      allocation: sizes per language, or per cluster; None for joint and bpe.
       groups: languages trained together, by the names that `allocation` uses.
+      kind: of the model of these pieces, `merge.UNIGRAM` or `merge.BPE`.
     """
 
     pieces: tuple[str, ...]
-    initial_log_probs: np.ndarray
+    initial_scores: np.ndarray
     allocation: Allocation | None
     groups: dict[str, tuple[str, ...]]
+    kind: str = merge.UNIGRAM
 
 
 def choose(
@@ -55,6 +62,7 @@ def choose(
     budget: int,
     num_clusters: int,
     train_together: TrainTogether,
+    train_merges: TrainMerges,
     initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
     """Choose the pieces by one of `METHODS`.
@@ -67,6 +75,7 @@ def choose(
       budget: T, pieces besides specials.
       num_clusters: k of "clustered".
       train_together: trains on the mixture of several languages, for "joint" and "clustered".
+      train_merges: trains on the mixture of all languages, for "bpe".
       initial_sizes: sizes that languages begin at, for "vocap"; see `allocation.allocate`.
 
     Raises:
@@ -74,6 +83,9 @@ def choose(
     """
     if method == "joint":
         return _joint(vocabularies, budget, train_together)
+    if method == "bpe":
+        pieces, scores = train_merges(budget)
+        return _together(vocabularies, pieces, scores, merge.BPE)
     if method == "clustered":
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}
@@ -88,15 +100,22 @@ def choose(
 def _joint(
     vocabularies: Mapping[str, Vocabularies], budget: int, train_together: TrainTogether
 ) -> Choice:
-    languages = tuple(sorted(vocabularies))
-    joint = train_together(languages, (budget,))
-    pieces = joint.curve.vocabulary(0)
-    order = sorted(range(budget), key=pieces.__getitem__)
+    joint = train_together(tuple(sorted(vocabularies)), (budget,))
+    log_probs = joint.log_probs[0].astype(np.float64)
+    return _together(vocabularies, joint.curve.vocabulary(0), log_probs, merge.UNIGRAM)
+
+
+def _together(
+    vocabularies: Mapping[str, Vocabularies], pieces: Sequence[str], scores: np.ndarray, kind: str
+) -> Choice:
+    """Choose pieces that were trained on the mixture of all languages."""
+    order = sorted(range(len(pieces)), key=pieces.__getitem__)
     return Choice(
         pieces=tuple(pieces[i] for i in order),
-        initial_log_probs=joint.log_probs[0].astype(np.float64)[order],
+        initial_scores=scores[order],
         allocation=None,
-        groups={"all": languages},
+        groups={"all": tuple(sorted(vocabularies))},
+        kind=kind,
     )
 
 

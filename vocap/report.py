@@ -27,6 +27,8 @@ _METHODS = {
     "language has a size of its own",
     "clustered": "languages with similar vocabularies are trained together, and clusters grow in "
     "proportion to what VoCap would give their languages, as for XLM-V",
+    "bpe": "byte-pair encoding of the mixture of all languages in the shares q; no language has a "
+    "size of its own, and text is segmented by the merges",
 }
 
 # Heading, digits, factor, and whether the difference from the first method is relative.
@@ -63,11 +65,11 @@ _SHARED_NOTE = """\
 *Shared*: of the pieces of a language's allocated vocabulary, those that another's holds too."""
 
 _COMPARISON_NOTE = """\
-Each method's vocabulary has the same number of pieces, scores from the same EM, and is measured on
-held-out text. ALP takes the probabilities of the pieces from the training text; higher is better,
-and so are fewer tokens. *high*, *mid* and *low* are the thirds of the languages by amount of text
-(n of Eq. 3); means over their languages. In brackets: the difference to the first method, taken
-language by language."""
+Each method's vocabulary has the same number of pieces, scores from the same EM (bpe: the order of
+its merges), and is measured on held-out text. ALP takes the probabilities of the pieces from the
+training text; higher is better, and so are fewer tokens. *high*, *mid* and *low* are the thirds of
+the languages by amount of text (n of Eq. 3); means over their languages. In brackets: the
+difference to the first method, taken language by language."""
 
 _SKIPPED_NOTE = """\
 At these sizes ALP lies under the concave envelope of its curve, so that growing on gains more a

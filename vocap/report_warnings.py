@@ -123,7 +123,7 @@ def _uncovered(record: Record) -> Iterator[str]:
     if not found:
         return
     remedy = "Training saw the most frequent text only; raise vocab.max_characters."
-    if record["settings"]["method"] in ("joint", "clustered"):
+    if record["settings"]["method"] in ("joint", "clustered", "bpe"):
         remedy = (
             "It holds for the languages that are trained together, where a small one counts "
             "little; raise it, or train them apart with vocab.method = vocap."

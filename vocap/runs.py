@@ -21,6 +21,8 @@ from fontTools import unicodedata
 
 NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
 SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
+# SentencePiece's trainer would silently skip longer lines, but the ALP counts them.
+MAX_LINE_BYTES = 1 << 20
 MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000

@@ -13,13 +13,11 @@ from common import artifacts
 from vocap import lattice, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
-from vocap.runs import RunTable
+from vocap.runs import MAX_LINE_BYTES, RunTable
 
 TRAINERS = ("nested", "sentencepiece")
 ALP_PROBABILITIES = ("corpus", "model")
 _NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
-# The trainer would silently skip longer lines, but the ALP counts them.
-_MAX_SENTENCE_BYTES = 1 << 20
 _LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
 
 
@@ -211,7 +209,7 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
         character_coverage=settings.character_coverage,
         max_sentencepiece_length=settings.max_piece_length,
         seed_sentencepiece_size=settings.max_seeds,
-        max_sentence_length=_MAX_SENTENCE_BYTES,
+        max_sentence_length=MAX_LINE_BYTES,
         unk_id=0,
         bos_id=-1,
         eos_id=-1,

@@ -20,7 +20,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from common import artifacts
 from interop import charsmap, huggingface
-from vocap import merge
+from vocap import bpe, merge, runs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -225,6 +225,54 @@ class SameIdsTest(parameterized.TestCase):
         self.assertEqual(tail.lstrip("\u2581"), "Katzen")
 
 
+class SameMergesTest(parameterized.TestCase):
+    """The same of a model of byte-pair encoding, whose normaliser is that of all."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        table = runs.count_runs(corpus_sentences())
+        pieces, scores = bpe.train(table, 4000, character_coverage=0.999, max_piece_length=16)
+        cls.model = merge.write_model(pieces, scores, merge.BPE)
+        cls.json = huggingface.tokenizer_json(cls.model)
+
+    def assert_same(self, texts):
+        self.assertEqual(huggingface.compare(self.model, self.json, texts), [])
+
+    def test_on_the_embedded_corpus(self):
+        self.assert_same(corpus_sentences())
+
+    @parameterized.named_parameters(NASTY.items())
+    def test_on_nasty_text(self, texts):
+        self.assert_same(texts)
+        self.assert_same([f"ab {text} cd" for text in texts])
+
+    def test_on_random_text_of_pieces(self):
+        rng, pieces = random.Random(0), corpus_pieces()[0]
+        texts = ["".join(rng.choices(pieces, k=rng.randint(1, 9))) for _ in range(3000)]
+        self.assert_same([text.replace("\u2581", " ") for text in texts])
+
+    def test_decoding_gives_the_text_of_sentencepiece(self):
+        processor, tokenizer = spm.SentencePieceProcessor(model_proto=self.model), load(self.json)
+        for text in corpus_sentences()[::20]:
+            ids = processor.encode(text)
+            if merge.UNK_ID not in ids:
+                self.assertEqual(tokenizer.decode(ids), processor.decode(ids))
+
+    def test_pieces_with_the_first_characters_of_a_special_token(self):
+        pieces = ["<s", "\u2581", "<", "s", ">"]
+        model = merge.write_model(pieces, -np.arange(5.0), merge.BPE)
+        tokenizer = huggingface.tokenizer_json(model)
+        text = "\uff1cs\uff1e"  # the text "<s>" only once it is normalised
+        self.assertEqual(huggingface.compare(model, tokenizer, [text, "<s s>"]), [])
+        found = load(tokenizer).encode(text, add_special_tokens=False).tokens
+        self.assertEqual(found, ["\u2581", "<s", ">"])
+
+    def test_the_model_of_unigrams_has_other_ids(self):
+        differences = huggingface.compare(self.model, corpus_json(), corpus_sentences()[:50])
+        self.assertNotEmpty(differences)
+
+
 class KnownDifferencesTest(parameterized.TestCase):
     """Differences that the module's docstring names. A test that fails here is good news."""
 
@@ -362,7 +410,7 @@ class ExportTest(parameterized.TestCase):
         self.assertFalse(self.folder.exists())
 
     @parameterized.named_parameters(
-        ("bpe", lambda p: setattr(p.trainer_spec, "model_type", 2), "is no unigram model"),
+        ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
         ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; only"),
         ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
         ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),

@@ -311,6 +311,14 @@ class SwapTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.table, expected.table)
         self.assertEqual(found.segmented, expected.segmented)
 
+    def test_parts_are_those_that_the_merges_of_the_old_vocabulary_give(self):
+        ranked = ["ab", "abc", "cd", SPACE, *"abcd"]
+        scores = -np.arange(float(len(ranked)))
+        old = vocabularies.vocabulary(merge.write_model(ranked, scores, merge.BPE))
+        found = self.swap(old, vocabulary_of({"abcd": -1.0}))
+        rows = self.table[[old.pieces.index(part) for part in ("abc", "d")]]  # and not ab, cd
+        np.testing.assert_allclose(found.table[5], rows.mean(axis=0), rtol=0, atol=1e-6)
+
     def test_a_table_of_another_model_is_refused(self):
         old = vocabulary_of(made_up_pieces(0))
         with self.assertRaisesRegex(ValueError, "tokenizer is not this model's"):
@@ -369,6 +377,11 @@ class PruneTest(parameterized.TestCase):
         again, kept = vocabularies.prune(pruned, texts)
         self.assertEqual(again, pruned)
         self.assertEqual(kept.tolist(), list(range(len(kept))))
+
+    def test_a_model_of_merges_is_refused(self):
+        model = merge.write_model(["ab", "a", "b", SPACE], -np.arange(4.0), merge.BPE)
+        with self.assertRaisesRegex(ValueError, "of type BPE, .* only unigram models"):
+            vocabularies.prune(model, ["ab"])
 
     def test_no_text_is_refused(self):
         for texts in ([], ["", " "]):

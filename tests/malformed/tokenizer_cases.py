@@ -41,8 +41,8 @@ def _tokenizers() -> Iterator[Case]:
     def twice(proto: Any) -> None:
         proto.pieces.append(proto.pieces[-1])
 
-    def to_bpe(proto: Any) -> None:
-        proto.trainer_spec.model_type = model_pb2.TrainerSpec.BPE
+    def to_words(proto: Any) -> None:
+        proto.trainer_spec.model_type = model_pb2.TrainerSpec.WORD
 
     whole = tiny_tasks.tokenizer()
     contents: tuple[tuple[str, bytes], ...] = (
@@ -83,7 +83,7 @@ def _tokenizers() -> Iterator[Case]:
             ("spm.model",),
         )
     given: tuple[tuple[str, str, bytes, tuple[str, ...]], ...] = (
-        ("of BPE", "given.model", model(to_bpe), ("BPE", "UNIGRAM")),
+        ("of words", "given.model", model(to_words), ("WORD", "UNIGRAM")),
         ("empty", "given.model", b"", ("not a SentencePiece model",)),
         ("cut", "given.model", whole[:99], ("not a SentencePiece model",)),
         ("of WordPiece", "given.json", b'{"model": {"type": "WordPiece"}}', ("WordPiece",)),

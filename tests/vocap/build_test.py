@@ -27,7 +27,7 @@ SYLLABLES = {
 }
 SETTINGS = build.VocabularySettings(
     method="vocap",
-    compare=("proportional", "uniform", "joint", "clustered"),
+    compare=("proportional", "uniform", "joint", "clustered", "bpe"),
     target_size=150,
     sizes=(8, 30, 45, 60, 75, 90),
     amounts={},
@@ -189,7 +189,7 @@ class ResultTest(BuildTest):
         shares = {name: language.probability for name, language in self.first.languages.items()}
         choice = self.first.choice
         log_probs = merge.fit_scores(
-            choice.pieces, choice.initial_log_probs, runs.mixture(tables, shares), 3
+            choice.pieces, choice.initial_scores, runs.mixture(tables, shares), 3
         )
         self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
 
@@ -200,10 +200,9 @@ class ResultTest(BuildTest):
             processor = spm.SentencePieceProcessor(model_proto=alone.model)
             self.assertEqual(processor.get_piece_size(), SETTINGS.target_size)
             pieces = [processor.id_to_piece(i) for i in range(5, SETTINGS.target_size)]
-            log_probs = np.array([processor.get_score(i) for i in range(5, SETTINGS.target_size)])
+            scores = np.array([processor.get_score(i) for i in range(5, SETTINGS.target_size)])
             expected = comparison.score(
-                pieces,
-                log_probs,
+                comparison.counter(pieces, scores, alone.choice.kind),
                 {lang: runs.count_runs(sentences) for lang, sentences in TEXT.items()},
                 {lang: runs.count_runs(sentences) for lang, sentences in HELDOUT.items()},
             )
@@ -306,19 +305,19 @@ class CacheTest(BuildTest):
         ({"num_clusters": 1}, ()),
         ({"beta": 3.0}, ("scores",)),
         ({"em_iterations": 2}, ("scores",)),
-        ({"alpha": 0.2}, ("scores", "together")),
-        ({"target_size": 140}, ("scores", "together")),
-        ({"amounts": {"xa": 1, "xb": 2, "yc": 3}}, ("scores", "together")),
+        ({"alpha": 0.2}, ("merges", "scores", "together")),
+        ({"target_size": 140}, ("merges", "scores", "together")),
+        ({"amounts": {"xa": 1, "xb": 2, "yc": 3}}, ("merges", "scores", "together")),
         ({"sizes": (30, 50, 70)}, ("scores", "vocabularies")),
-        ({"max_piece_length": 5}, ("scores", "together", "vocabularies")),
-        ({"character_coverage": 0.99}, ("scores", "together", "vocabularies")),
-        ({"max_characters": 1000}, ("scores", "together", "vocabularies")),
+        ({"max_piece_length": 5}, ("merges", "scores", "together", "vocabularies")),
+        ({"character_coverage": 0.99}, ("merges", "scores", "together", "vocabularies")),
+        ({"max_characters": 1000}, ("merges", "scores", "together", "vocabularies")),
     )
     def test_a_changed_setting_makes_anew_what_depends_on_it(self, changed, folders):
         cache = self.copy_of_first_cache()
         before = stamps(cache)
         with watched() as calls:
-            run(cache, **{"compare": ("joint",), **changed})
+            run(cache, **{"compare": ("joint", "bpe"), **changed})
         after = stamps(cache)
         self.assertEqual({path: after[path] for path in before}, before)
         new = [pathlib.Path(path).parent.name for path in set(after) - set(before)]
@@ -375,7 +374,7 @@ class CacheTest(BuildTest):
         cache = self.copy_of_first_cache()
         first = run(cache, compare=(), em_iterations=0)
         start = np.full(SETTINGS.budget, -2.0)
-        choice = dataclasses.replace(first.choice, initial_log_probs=start)
+        choice = dataclasses.replace(first.choice, initial_scores=start)
         with mock.patch.object(methods, "choose", return_value=choice):
             other = run(cache, compare=(), em_iterations=0)
         self.assertEqual(other.model, merge.write_model(choice.pieces, start))

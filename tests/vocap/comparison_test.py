@@ -64,7 +64,8 @@ class ScoreTest(parameterized.TestCase):
 
     @staticmethod
     def score(pieces, log_probs, train, heldout):
-        return comparison.score(pieces, np.asarray(log_probs, np.float64), train, heldout)
+        counts_of = comparison.counter(pieces, np.asarray(log_probs, np.float64), merge.UNIGRAM)
+        return comparison.score(counts_of, train, heldout)
 
     @parameterized.parameters("cy", "hi", "ka", "sw")
     def test_scores_are_those_of_the_merged_model(self, language):

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from vocap import methods, runs, seeds, unigram
+from vocap import bpe, merge, methods, runs, seeds, unigram
 from vocap.allocation import allocate, language_probabilities
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
@@ -53,6 +53,12 @@ def train_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigra
     return unigram.train_vocabularies(mixture, dataclasses.replace(SETTINGS, sizes=sizes))
 
 
+@functools.cache
+def train_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
+    mixture = runs.mixture({lang: table(lang) for lang in LANGUAGES}, probabilities())
+    return bpe.train(mixture, size, character_coverage=0.99, max_piece_length=16)
+
+
 def required(text: runs.RunTable) -> set[str]:
     """The characters that each vocabulary of a text holds."""
     alphabet = seeds.cover(text, SETTINGS.character_coverage).alphabet
@@ -64,6 +70,7 @@ def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) 
         "vocabularies": vocabularies(),
         "probabilities": probabilities(),
         "train_together": train_together,
+        "train_merges": train_merges,
         **changed,
     }
     return methods.choose(method, beta=BETA, budget=budget, num_clusters=num_clusters, **arguments)
@@ -93,9 +100,10 @@ class ChooseTest(parameterized.TestCase):
         choice = choose(method, budget)
         self.assertLen(choice.pieces, budget)
         self.assertEqual(list(choice.pieces), sorted(set(choice.pieces)))
-        self.assertEqual(choice.initial_log_probs.shape, (budget,))
-        self.assertTrue(np.isfinite(choice.initial_log_probs).all())
-        self.assertLess(choice.initial_log_probs.max(), 0)
+        self.assertEqual(choice.initial_scores.shape, (budget,))
+        self.assertTrue(np.isfinite(choice.initial_scores).all())
+        self.assertLessEqual(choice.initial_scores.max(), 0)
+        self.assertEqual(choice.kind, merge.BPE if method == "bpe" else merge.UNIGRAM)
         grouped = [language for group in choice.groups.values() for language in group]
         self.assertCountEqual(grouped, LANGUAGES)
 
@@ -110,7 +118,7 @@ class ChooseTest(parameterized.TestCase):
         choice = choose(method)
         self.assertEqual(other.pieces, choice.pieces)
         self.assertEqual(other.groups, choice.groups)
-        np.testing.assert_allclose(other.initial_log_probs, choice.initial_log_probs, rtol=1e-12)
+        np.testing.assert_allclose(other.initial_scores, choice.initial_scores, rtol=1e-12)
 
     @parameterized.parameters("vocap", "proportional", "uniform")
     def test_languages_get_what_the_allocation_says(self, method):
@@ -126,7 +134,7 @@ class ChooseTest(parameterized.TestCase):
         sums = mixed(choice, vocabularies(), probabilities())
         rarest = min(value for value in sums.values() if value)
         expected = [np.log(sums[piece] or rarest) for piece in choice.pieces]
-        np.testing.assert_allclose(choice.initial_log_probs, expected, rtol=1e-9)
+        np.testing.assert_allclose(choice.initial_scores, expected, rtol=1e-9)
 
     def test_a_piece_that_is_in_no_chosen_vocabulary_starts_like_the_rarest(self):
         for budget in range(650, 750):
@@ -136,7 +144,7 @@ class ChooseTest(parameterized.TestCase):
             if left:
                 self.assertIsNotNone(choice.allocation.partial)
                 rarest = min(value for value in sums.values() if value)
-                np.testing.assert_allclose(choice.initial_log_probs[left], np.log(rarest))
+                np.testing.assert_allclose(choice.initial_scores[left], np.log(rarest))
                 return
         self.fail("no budget leaves a piece of the step before")
 
@@ -162,7 +170,7 @@ class JointTest(absltest.TestCase):
         pieces = train_together(LANGUAGES, (BUDGET,)).curve.vocabulary(0)
         choice = choose("joint")
         self.assertEqual(
-            dict(zip(choice.pieces, choice.initial_log_probs, strict=True)),
+            dict(zip(choice.pieces, choice.initial_scores, strict=True)),
             dict(zip(pieces, trained, strict=True)),
         )
         self.assertIsNone(choice.allocation)
@@ -181,7 +189,7 @@ class JointTest(absltest.TestCase):
         unknown, *pieces = model_pb2.ModelProto.FromString(model).pieces
         self.assertEqual(unknown.piece, "<unk>")
         self.assertEqual(
-            dict(zip(choice.pieces, choice.initial_log_probs, strict=True)),
+            dict(zip(choice.pieces, choice.initial_scores, strict=True)),
             {piece.piece: piece.score for piece in pieces},
         )
 
@@ -189,6 +197,15 @@ class JointTest(absltest.TestCase):
         choice = choose("joint")
         lost = {lang: required(table(lang)) - set(choice.pieces) for lang in LANGUAGES}
         self.assertNotEmpty(set().union(*lost.values()))
+
+
+class BytePairTest(absltest.TestCase):
+    def test_pieces_and_their_order_are_the_trainers(self):
+        choice = choose("bpe")
+        order = np.argsort(-choice.initial_scores)
+        self.assertEqual([choice.pieces[i] for i in order], [*train_merges(BUDGET)[0]])
+        self.assertIsNone(choice.allocation)
+        self.assertEqual(choice.groups, {"all": LANGUAGES})
 
 
 class ClusteredTest(parameterized.TestCase):
@@ -210,14 +227,14 @@ class ClusteredTest(parameterized.TestCase):
         sums = mixed(choice, parts, weights)
         rarest = min(value for value in sums.values() if value)
         np.testing.assert_allclose(
-            choice.initial_log_probs, [np.log(s or rarest) for s in sums.values()], rtol=1e-9
+            choice.initial_scores, [np.log(s or rarest) for s in sums.values()], rtol=1e-9
         )
 
     def test_one_cluster_is_joint(self):
         choice, joint = choose("clustered", num_clusters=1), choose("joint")
         self.assertEqual(choice.pieces, joint.pieces)
         self.assertEqual(choice.groups, {"cluster 1": LANGUAGES})
-        np.testing.assert_allclose(choice.initial_log_probs, joint.initial_log_probs, rtol=1e-6)
+        np.testing.assert_allclose(choice.initial_scores, joint.initial_scores, rtol=1e-6)
 
     @parameterized.parameters(2, 3)
     def test_clusters_get_the_capacity_of_their_languages(self, num_clusters):

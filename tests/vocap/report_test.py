@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.vocap import explorer_test
-from vocap import comparison, explorer, methods, report, runs, unigram
+from vocap import bpe, comparison, explorer, methods, report, runs, unigram
 from vocap.allocation import language_probabilities
 from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.record import allocation_record
@@ -93,6 +93,12 @@ def trained_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unig
 
 
 @functools.cache
+def trained_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
+    mixture = runs.mixture(tables(), dict.fromkeys(tables(), 1 / len(tables())))
+    return bpe.train(mixture, size, character_coverage=1.0, max_piece_length=16)
+
+
+@functools.cache
 def build(
     method: str = "vocap",
     languages: tuple[str, ...] = tuple(SENTENCES),
@@ -114,6 +120,7 @@ def build(
             budget=settings.budget,
             num_clusters=settings.num_clusters,
             train_together=trained_together,
+            train_merges=trained_merges,
         )
         for name in dict.fromkeys((method, *settings.compare))
     }
@@ -131,7 +138,9 @@ def build(
         },
         choice=choices[method],
         scores={
-            name: comparison.score(choice.pieces, choice.initial_log_probs, text, held)
+            name: comparison.score(
+                comparison.counter(choice.pieces, choice.initial_scores, choice.kind), text, held
+            )
             for name, choice in choices.items()
         },
     )

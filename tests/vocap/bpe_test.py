@@ -1,0 +1,136 @@
+"""Tests of byte-pair encoding: slow references for its merges and for its segmentation."""
+
+import collections
+import functools
+import itertools
+import pathlib
+
+import numpy as np
+import sentencepiece as spm
+from absl.testing import absltest, parameterized
+
+from vocap import bpe, merge, runs
+from vocap.allocation import language_probabilities
+
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
+LANGUAGES = ("cy", "hi", "ka", "sw", "zh")
+SIZE = 1600
+
+
+@functools.cache
+def sentences(language: str) -> list[str]:
+    text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+@functools.cache
+def mixture() -> runs.RunTable:
+    tables = {language: runs.count_runs(sentences(language)) for language in LANGUAGES}
+    amounts = {language: table.num_bytes for language, table in tables.items()}
+    return runs.mixture(tables, language_probabilities(amounts, 0.3))
+
+
+def train(table: runs.RunTable, size: int = SIZE, coverage: float = 0.99, longest: int = 16):
+    return bpe.train(table, size, character_coverage=coverage, max_piece_length=longest)
+
+
+@functools.cache
+def trained() -> tuple[tuple[str, ...], np.ndarray]:
+    return train(mixture())
+
+
+def merged(run: str, rank: dict[str, int]) -> list[str]:
+    """Segmentation of a run: the pair of the best piece is joined, the first of several."""
+    parts = [*run]
+    while len(parts) > 1:
+        pairs = [rank.get(a + b, len(rank)) for a, b in itertools.pairwise(parts)]
+        best = int(np.argmin(pairs))
+        if pairs[best] == len(rank):
+            break
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+class TrainTest(parameterized.TestCase):
+    def test_the_pieces_are_merges_in_their_order_and_then_characters(self):
+        pieces, scores = trained()
+        self.assertLen(set(pieces), SIZE)
+        np.testing.assert_array_equal(scores, -np.arange(SIZE))
+        first = next(i for i, piece in enumerate(pieces) if len(piece) == 1)
+        self.assertGreater(first, 200)
+        self.assertEqual({len(piece) for piece in pieces[first:]}, {1})
+
+    def test_each_merge_is_of_the_most_frequent_pair(self):
+        table, (pieces, _) = mixture(), trained()
+        known = {piece for piece in pieces if len(piece) == 1}
+        weighted = list(zip(table.runs(), table.counts.tolist(), strict=True))
+        for number in (0, 1, 5, 40, 150):
+            rank = {piece: i for i, piece in enumerate(pieces[:number])}
+            counts = collections.Counter()
+            for run, count in weighted:
+                parts = merged(run, rank)
+                for a, b in itertools.pairwise(parts):
+                    if known.issuperset(a + b):
+                        counts[a + b] += count
+            # Overlapping pairs, as of "aaa", count in full or once.
+            most = max(counts.values())
+            self.assertGreater(counts[pieces[number]], 0.99 * most, pieces[number])
+
+    def test_a_rare_language_counts_as_its_share(self):
+        tables = {language: runs.count_runs(sentences(language)) for language in ("cy", "ka")}
+        found = {}
+        for share in (0.02, 0.5):
+            pieces, _ = train(runs.mixture(tables, {"cy": 1 - share, "ka": share}), 300)
+            found[share] = sum("\u10a0" <= piece[-1] <= "\u10ff" for piece in pieces)
+        self.assertLess(2 * found[0.02], found[0.5])
+
+    def test_no_piece_is_longer_than_the_limit(self):
+        pieces, _ = train(mixture(), longest=3)
+        self.assertEqual(max(map(len, pieces)), 3)
+
+    @parameterized.named_parameters(("fewer_than_characters", 100), ("more_than_merges", 100_000))
+    def test_a_size_out_of_reach_gives_nothing(self, size):
+        self.assertIsNone(train(mixture(), size))
+
+
+class CountTest(parameterized.TestCase):
+    @parameterized.parameters(*LANGUAGES)
+    def test_counts_are_those_of_the_segmented_sentences(self, language):
+        pieces, scores = trained()
+        model = merge.write_model(pieces, scores, merge.BPE)
+        processor = spm.SentencePieceProcessor(model_proto=model)
+        text = [*sentences(language), "\u16a0\u16a1 1.5 \u16a2", "\u16a0a\u16a0"]
+        table = runs.count_runs(text)
+        expected = collections.Counter()
+        for sentence in text:
+            for piece in processor.encode(sentence, out_type=str):
+                is_unknown = processor.piece_to_id(piece) == merge.UNK_ID
+                expected["<unk>" if is_unknown else piece] += len(piece) if is_unknown else 1
+        self.assertGreaterEqual(expected["<unk>"], 5)
+        counts = bpe.segmented_counts(pieces, scores, table)
+        found = dict(zip((*pieces, "<unk>"), counts.tolist(), strict=True))
+        self.assertEqual({piece: n for piece, n in found.items() if n}, dict(expected))
+
+    def test_segmentation_joins_the_pair_of_the_earliest_merge(self):
+        pieces, scores = trained()
+        rank = {piece: i for i, piece in enumerate(pieces)}
+        table = runs.count_runs(sentences("sw")[:20])
+        expected = collections.Counter()
+        for run, count in zip(table.runs(), table.counts.tolist(), strict=True):
+            for piece in merged(run, rank):
+                expected[piece if piece in rank else "<unk>"] += count
+        counts = bpe.segmented_counts(pieces, scores, table)
+        found = dict(zip((*pieces, "<unk>"), counts.tolist(), strict=True))
+        self.assertEqual({piece: n for piece, n in found.items() if n}, dict(expected))
+
+    def test_the_order_of_the_pieces_does_not_matter(self):
+        (pieces, scores), table = trained(), runs.count_runs(sentences("cy"))
+        order = np.random.default_rng(0).permutation(SIZE)
+        moved = bpe.segmented_counts([pieces[i] for i in order], scores[order], table)
+        np.testing.assert_array_equal(
+            moved[:-1], bpe.segmented_counts(pieces, scores, table)[:-1][order]
+        )
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,109 @@
+"""Byte-pair encoding (Sennrich et al. 2016) of the runs of a text, by SentencePiece's trainer.
+
+The baseline of XLM-R's analysis (Section 5.1), whose earlier models had it on text that the tools
+of each language had segmented. Runs do: a piece crosses neither a space nor a change of script.
+"""
+
+import io
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap.runs import MAX_LINE_BYTES, RunTable
+
+_KINDS = model_pb2.ModelProto.SentencePiece
+# Counts of a mixture are fractions, those of the trainer integers.
+_COUNT_STEPS = 1000
+_AT_ONCE = 100_000
+
+
+def train(
+    table: RunTable, size: int, *, character_coverage: float, max_piece_length: int
+) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """Train the merges of a text.
+
+    Args:
+      table: the text, of one language or a `runs.mixture`.
+      size: number of pieces, of which every character that must be covered is one.
+      character_coverage: share of the characters that must be pieces of their own.
+      max_piece_length: longest piece, in characters.
+
+    Returns:
+      The pieces, and their scores [V] float64 by which the earliest merge wins: 0, -1, ... None if
+      the text has more required characters than `size`, or fewer merges.
+    """
+    model = io.BytesIO()
+    counts = np.maximum(np.rint(table.counts * _COUNT_STEPS), 1).astype(np.int64)
+    lines = zip(table.text.strings(), counts.tolist(), strict=True)
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=(f"{run}\t{count}" for run, count in lines),
+            model_writer=model,
+            model_type="bpe",
+            input_format="tsv",
+            vocab_size=size + 1,
+            character_coverage=character_coverage,
+            max_sentencepiece_length=max_piece_length,
+            max_sentence_length=MAX_LINE_BYTES,
+            # Runs are normalised, and begin with a visible space where there was one.
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in ("smaller than required_chars", "too high")):
+            return None
+        raise
+    pieces = model_pb2.ModelProto.FromString(model.getvalue()).pieces
+    normal = [piece for piece in pieces if piece.type == _KINDS.NORMAL]
+    if len(normal) < size:
+        return None
+    return tuple(p.piece for p in normal), np.array([p.score for p in normal], np.float64)
+
+
+def segmented_counts(pieces: Sequence[str], scores: np.ndarray, table: RunTable) -> np.ndarray:
+    """Count pieces, and last the unknown characters, in the segmentation of a text.
+
+    Args:
+      pieces: [V] distinct pieces.
+      scores: [V] their scores, the larger the earlier merged.
+      table: the text.
+
+    Returns:
+      [V + 1] float64.
+    """
+    proto = model_pb2.ModelProto()
+    for piece, score in zip(pieces, np.asarray(scores).tolist(), strict=True):
+        proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
+    proto.pieces.add(piece="<unk>", type=_KINDS.UNKNOWN)
+    proto.trainer_spec.model_type = model_pb2.TrainerSpec.BPE
+    spec = proto.normalizer_spec
+    spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
+    processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    found = np.zeros(len(pieces) + 1)
+    weights = iter(table.counts.tolist())
+    strings = table.text.strings()
+    while batch := list(itertools.islice(strings, _AT_ONCE)):
+        for ids in processor.encode(batch):
+            weight = next(weights)
+            for i in ids:
+                found[i] += weight
+    # The processor takes unknown characters that follow each other as one.
+    found[-1] = _unknown_characters(pieces, table)
+    return found
+
+
+def _unknown_characters(pieces: Sequence[str], table: RunTable) -> float:
+    """Count the characters of a text that are no pieces."""
+    known = np.array([ord(piece) for piece in pieces if len(piece) == 1], np.int32)
+    is_unknown = ~np.isin(table.text.characters, known)
+    in_runs = np.add.reduceat(np.append(is_unknown, False), table.text.offsets[:-1])
+    return float(in_runs @ table.counts)
