@@ -7,7 +7,7 @@ from typing import Any
 
 from common import artifacts
 from evaluation.tasks import Line
-from input_pipeline.tasks.tasks import Task
+from input_pipeline.tasks.tasks import TASKS, Task
 
 _ON_TEST = "†"
 Scores = dict[str, dict[str, float]]
@@ -17,6 +17,13 @@ def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
     """Write predictions, one JSON object per line."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
     artifacts.write_text(path, text)
+
+
+def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the task's reported metric of each test language, of the results of a run."""
+    # Not the first of the file, whose keys are sorted.
+    metric = TASKS[results["task"]].metrics[0]
+    return {language: metrics[metric] for language, metrics in results["test"].items()}
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from common import artifacts, entry_point
+from evaluation.task_results import reported_scores
 from studies import downstream, runs
 from studies.runs import Job
 
@@ -249,13 +250,9 @@ def _label(cell: tuple[str, str, str]) -> str:
 
 
 def _of_seeds(study: Study, make: Callable[[int], Run]) -> list[dict[str, float]]:
-    """Return the first metric by language of each finished run."""
+    """Return the reported metric by language of each finished run."""
     found = (make(seed).results(study.workdir) for seed in study.seeds)
-    return [
-        {language: next(iter(metrics.values())) for language, metrics in one["test"].items()}
-        for one in found
-        if one is not None
-    ]
+    return [reported_scores(one) for one in found if one is not None]
 
 
 def tables(study: Study) -> list[str]:

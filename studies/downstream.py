@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from evaluation.task_results import reported_scores
+
 _NLI_DEV = {"task.validation": ("nli_en/mnli_dev.tsv.xz",)}
 
 
@@ -63,11 +65,8 @@ def retrieval_keys(num_layers: int) -> dict[str, Any]:
 
 
 def scores(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the first metric of each test language, in per cent, of the results of a run."""
-    return {
-        language: 100 * next(iter(metrics.values()))
-        for language, metrics in results["test"].items()
-    }
+    """Return the reported metric of each test language, in per cent, of the results of a run."""
+    return {language: 100 * one for language, one in reported_scores(results).items()}
 
 
 def zero_shot(found: Mapping[str, float]) -> float:

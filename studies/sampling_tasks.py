@@ -126,7 +126,7 @@ Scores = dict[str, dict[str, dict[int, dict[str, float]]]]
 
 
 def read_scores(workdir: pathlib.Path) -> Scores:
-    """Read the first metric of each finished run, in per cent."""
+    """Read the scores of each finished run, in per cent."""
     scores: Scores = {}
     for path in sorted(workdir.glob("fine_tuning/*/*/*/results.json")):
         column, seed, task = path.parts[-4:-1]

@@ -29,7 +29,9 @@ from common import artifacts, entry_point
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from evaluation.replaced_token import UNIGRAM
+from evaluation.task_results import reported_scores
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tasks.tasks import TASKS
 from objectives.replaced_token import ReplacedToken
 from training.sharding import MeshSettings, make_mesh
 
@@ -159,7 +161,7 @@ def _short_names(paths: list[str]) -> list[str]:
 def _task_scores(
     before: pathlib.Path, after: pathlib.Path
 ) -> tuple[str, dict[str, float], dict[str, float]]:
-    """Read the name of the first metric, and its values by language, of two runs of a task.
+    """Read the name of the reported metric, and its values by language, of two runs of a task.
 
     Raises:
       ValueError: a run has not finished, or they are of different tasks.
@@ -167,14 +169,11 @@ def _task_scores(
     if missing := [path for path in (before, after) if not (path / "results.json").exists()]:
         raise ValueError(f"--tasks: {missing[0]} has no results.json; finish finetune.py there")
     found = [artifacts.read_json(path / "results.json") for path in (before, after)]
-    names = [f"{one['task']}, {next(iter(next(iter(one['test'].values()))))}" for one in found]
-    if names[0] != names[1]:
-        raise ValueError(f"--tasks: {before} is of {names[0]} and {after} of {names[1]}")
-    one, other = (
-        {language: next(iter(metrics.values())) for language, metrics in results["test"].items()}
-        for results in found
-    )
-    return names[0], one, other
+    name, other = (one["task"] for one in found)
+    if name != other:
+        raise ValueError(f"--tasks: {before} is of {name} and {after} of {other}")
+    one, two = map(reported_scores, found)
+    return f"{name}, {TASKS[name].metrics[0]}", one, two
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from configs import grids
 from launch import jobs
 from studies import grid, grid_report, records
 from studies.grid_report import Run
+from tests.task_results import task_results
 
 ARGUMENT = "configs/xlm_r.py:small,DATA"
 
@@ -128,8 +129,8 @@ class GridTest(absltest.TestCase):
             losses = {"en": {"loss": 4.0, "unigram": 6.0, "bits_per_character": 2.0}}
             artifacts.write_json(workdir / "report" / "results.json", {"losses": losses})
         if script[0] == "finetune.py":
-            test = {"de": {"f1": 0.4}, "en": {"f1": 0.9}}
-            results = {"test": test, "examples": {"test": {"de": 10, "en": 20}}}
+            results = task_results(workdir.parts[-3], {"de": 0.4, "en": 0.9})
+            results["examples"] = {"test": {"de": 10, "en": 20}}
             artifacts.write_json(workdir / "results.json", results)
 
     def study(self, *names: str, seeds=(0,), tasks=("udpos",)) -> grid.Study:

@@ -12,6 +12,7 @@ from configs import sampling_quality as sampling_quality_config
 from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
 from studies.sampling_settings import Setting
 from tests import processes
+from tests.task_results import task_results
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -244,11 +245,10 @@ class RunsTest(absltest.TestCase):
     def call(self, script, workdir, change, log, config=()):
         """Stands for the stages."""
         if script[0] == "finetune.py":
-            encoder, seed, _ = workdir.parts[-3:]
+            encoder, seed, task = workdir.parts[-3:]
             self.calls.append((script[0], f"{encoder} {seed.removeprefix('seed')}"))
             self.assertTrue((change["init_from"] / "record.json").exists())
-            scores = {"de": {"accuracy": 0.25}}
-            artifacts.write_json(workdir / "results.json", {"test": scores})
+            artifacts.write_json(workdir / "results.json", task_results(task, {"de": 0.25}))
             return
         self.calls.append((script[0], f"{workdir.parent.name} {change['train.seed']}"))
         if self.calls[-1] == (script[0], self.broken):

@@ -18,6 +18,7 @@ from studies.xy_lent_report import Encoder
 from studies.xy_lent_settings import GROUPS, LABELS, Study, data_name
 from studies.xy_lent_tasks import TaskRun
 from tests.factories import SPECIAL_IDS
+from tests.task_results import task_results
 
 RATES = ("3e-4", "1e-3")
 ARMS = ("small", "small_mlm", "small_2x", "small_adamw")
@@ -113,10 +114,8 @@ class XyLentTest(absltest.TestCase):
         # The smaller rate does better for the masked LM alone.
         is_best = (choice == ["3e-4"]) == (arm == "small_mlm")
         score = SCORES[arm] + 0.02 * int(seed.removeprefix("seed"))
-        results: dict[str, Any] = {
-            "test": {"en": {"f1": 0.9}, "de": {"f1": score, "other": 1.0}},
-            "examples": {"test": {"en": 1234, "de": 100}},
-        }
+        results = task_results(task, {"en": 0.9, "de": score})
+        results["examples"] = {"test": {"en": 1234, "de": 100}}
         if task in ("tatoeba", "americasnli"):
             del results["test"]["en"]
         if choice:

@@ -22,6 +22,7 @@ from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import commands, factories, tiny_tasks
+from tests.task_results import task_results
 from training.checkpoint import Checkpoints
 from training.state import TrainState
 
@@ -150,15 +151,14 @@ class ForgettingTest(absltest.TestCase):
     @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
     def test_scores_of_a_task(self):
         for name, score in (("one", 0.5), ("two", 0.4)):
-            test = {"en": {"accuracy": 0.8}, "de": {"accuracy": score}}
-            results = {"task": "xnli", "test": test}
+            results = task_results("udpos", {"en": 0.8, "de": score})
             artifacts.write_json(self.folder / name / "results.json", results)
         both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
         printed = self.report(self.masked, self.masked, both)
         self.assertEqual(
             [data for data, _ in forgetting.read_changes(self.output)], ["first", "second", "task"]
         )
-        self.assertIn("## task: xnli, accuracy", printed)
+        self.assertIn("## task: udpos, f1", printed)
         self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
         self.assertIn("| **mean** | 65.0 | 60.0 | +10.0 |", printed)
         with self.assertRaisesRegex(ValueError, "three has no results.json; finish finetune.py"):
