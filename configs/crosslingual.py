@@ -31,8 +31,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = bitext.get_config(arg)
     config.data.update(pair_share=0.2, contrast_share=0.6)
     if arg == "runlocal":
+        # Of its four steps some are on pairs of either kind.
         config.data.update(pair_share=0.4, contrast_share=0.4)
-        config.train.num_steps = 8  # of which some are on pairs of either kind
         return config
 
     config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")

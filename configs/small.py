@@ -84,6 +84,7 @@ def runlocal() -> ConfigDict:
     config.store.num_workers = 1
     config.data.loader = "threads"
     config.model.update(embedding_size=16, hidden_size=32, num_layers=2, num_heads=2, mlp_size=64)
+    config.model.unroll = 1  # compiles sooner
     config.output_layer.k = 4
     config.output_layer.capacity = 512
     config.output_layer.refresh_every = 2

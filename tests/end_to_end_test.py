@@ -1,9 +1,10 @@
 """The whole job by its entry points: stopped, repeated, misused.
 
-Each in a process of its own, but for those that are refused, of which one is.
-
 And the commands of README.md, as printed, in miniature; the first of them makes the run that all
 tests look at.
+
+Scripts, runs that are killed, stopped and gone on with, and one command that is refused are
+processes; the other commands run in this one.
 """
 
 import atexit
@@ -20,7 +21,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from benchmarks import recording_data
-from tests import commands, processes
+from tests import commands, processes, tiny_tasks
 from training.metrics import read_metrics
 from training.signals import EXIT_STOPPED
 
@@ -107,12 +108,18 @@ def execute(command: str) -> str:
     full = shlex.join([*shlex.split(command), *small])
     for pattern, place in places.items():
         full = re.sub(pattern, str(place), full)
-    words = shlex.split(full)
-    if words[0] == "python":
-        words[0] = sys.executable
-    # The scripts would make an environment otherwise.
-    environment = {**processes.environment(), "PYTHON": sys.executable}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    first, *words = shlex.split(full)
+    if first == "python":
+        if words[0] == "-m":
+            del words[0]
+        with tiny_tasks.quick():
+            done = commands.execute(words[0].removesuffix(".py"), *words[1:])
+    else:
+        # The scripts would make an environment otherwise.
+        environment = {**processes.environment(), "PYTHON": sys.executable}
+        done = subprocess.run(
+            [first, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
     if done.returncode:
         raise AssertionError(f"{full}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -134,6 +141,7 @@ class EndToEndTest(parameterized.TestCase):
     def run_python(
         self, *command: str, workdir: pathlib.Path, overrides: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
+        """A process of a command."""
         return subprocess.run(
             [sys.executable, *command, *CONFIG, *overrides, f"--workdir={workdir}"],
             cwd=ROOT,
@@ -142,10 +150,18 @@ class EndToEndTest(parameterized.TestCase):
             text=True,
         )
 
-    def succeed(self, script: str, workdir: pathlib.Path) -> subprocess.CompletedProcess[str]:
-        result = self.run_python(script, workdir=workdir)
+    def execute(
+        self, stage: str, workdir: pathlib.Path, *overrides: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A command in this process."""
+        return commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
+
+    def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
+        """What a command logs that ends well."""
+        with self.assertLogs("absl", "INFO") as logs:
+            result = self.execute(stage, workdir, *overrides)
         self.assertEqual(result.returncode, 0, result.stderr)
-        return result
+        return "\n".join(logs.output)
 
     def assert_refused(
         self, error: str, stage: str, workdir: pathlib.Path, *overrides: str, as_process=False
@@ -155,8 +171,7 @@ class EndToEndTest(parameterized.TestCase):
         if as_process:
             result = self.run_python(f"{stage}.py", workdir=workdir, overrides=overrides)
         else:
-            arguments = (*CONFIG, *overrides, f"--workdir={workdir}")
-            result = commands.execute(stage, *arguments)
+            result = self.execute(stage, workdir, *overrides)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
@@ -185,8 +200,7 @@ class EndToEndTest(parameterized.TestCase):
     @parameterized.parameters("build_vocab", "prepare_data")
     def test_a_finished_stage_does_nothing(self, stage):
         before = snapshot(self.workdir)
-        result = self.succeed(f"{stage}.py", self.workdir)
-        self.assertIn("is up to date", result.stderr)
+        self.assertIn("is up to date", self.log_of(stage, self.workdir))
         self.assertEqual(snapshot(self.workdir), before)
 
     @parameterized.parameters(
@@ -204,11 +218,8 @@ class EndToEndTest(parameterized.TestCase):
         trained = snapshot(workdir / "vocab" / "cache" / "v1" / "vocabularies")
         for alpha, remade in (("0.1", True), ("0.1", False), ("0.7", True)):
             before = (workdir / "vocab" / "spm.model").read_bytes()
-            result = self.run_python(
-                "build_vocab.py", workdir=workdir, overrides=(f"--config.vocab.alpha={alpha}",)
-            )
-            self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertEqual("is up to date" not in result.stderr, remade)
+            log = self.log_of("build_vocab", workdir, f"--config.vocab.alpha={alpha}")
+            self.assertEqual("is up to date" not in log, remade)
             model = (workdir / "vocab" / "spm.model").read_bytes()
             self.assertEqual(model != before, remade)
         self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
@@ -251,7 +262,8 @@ class EndToEndTest(parameterized.TestCase):
         self.assertIn("stopped after step 51 and saved", stopped.stderr)
         self.assertFalse((workdir / "train" / "DONE").exists())
 
-        resumed = self.succeed("train.py", workdir)
+        resumed = self.run_python("train.py", workdir=workdir)
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
         self.assertIn("resumed after step 51\n", resumed.stderr)
         uninterrupted = self.workdir / "train" / "metrics.jsonl"
         self.assertEqual(path.read_bytes(), uninterrupted.read_bytes())

@@ -9,7 +9,7 @@ import json
 import lzma
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,12 +17,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
-from builders import task_runs
+from builders import task_runs, translation
+from builders.task_settings import task_settings
 from interop import model_folder
 from models.encoder import Encoder, EncoderSettings
+from objectives.fine_tuning import FineTuning
+from objectives.translation import Translation
 from training.sharding import make_mesh
 from vocap import merge
 
@@ -208,30 +212,72 @@ def data_folder() -> pathlib.Path:
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
     """Runs take one device, and share their compiled functions where these are the same."""
-    functions, predictor = builders.train_functions, builders.predictor
     one_device = functools.cache(lambda: make_mesh(builders.MESH, jax.devices()[:1]))
-
-    def shared(make):
-        def made(config, fine_tuning, *args):
-            sections = [getattr(config, name).to_json() for name in _SHAPING]
-            parts = config.train.accumulation_steps
-            key = (make.__name__, *sections, parts, fine_tuning.encoder, fine_tuning.head, args)
-            if key not in _MADE:
-                _MADE[key] = make(config, fine_tuning, *args)
-            return _MADE[key]
-
-        return made
-
-    with (
-        mock.patch.object(builders, "mesh", one_device),
-        mock.patch.object(builders, "train_functions", shared(functions)),
-        mock.patch.object(builders, "predictor", shared(predictor)),
-    ):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(builders, "mesh", one_device))
+        for module, name, key in (
+            (builders, "train_functions", _key_of_tuning),
+            (builders, "predictor", _key_of_predictor),
+            (translation, "train_functions", _key_of_translation),
+            (translation, "translator", _key_of_translator),
+        ):
+            made = _shared(getattr(module, name), f"{module.__name__}.{name}", key)
+            patches.enter_context(mock.patch.object(module, name, made))
         yield
 
 
-_SHAPING = ("optimizer", "evaluation", "task")  # sections that programs depend on
 _MADE: dict[Any, Any] = {}
+
+
+def _shared(make: Callable, name: str, key: Callable) -> Callable:
+    """`make`, called once for each key of its arguments."""
+
+    def made(*args):
+        whole = (name, *key(*args))
+        if whole not in _MADE:
+            _MADE[whole] = make(*args)
+        return _MADE[whole]
+
+    return made
+
+
+def _key_of_tuning(config: ConfigDict, tuned: FineTuning, mesh: Mesh, num_steps: int) -> tuple:
+    parts = config.train.accumulation_steps
+    return config.optimizer.to_json(), parts, *_parts_of_tuning(tuned), mesh, num_steps
+
+
+def _key_of_predictor(config: ConfigDict, tuned: FineTuning, pad: int, mesh: Mesh) -> tuple:
+    lengths = task_settings(config).lengths
+    return config.evaluation.batch_size, lengths, *_parts_of_tuning(tuned), pad, mesh
+
+
+def _parts_of_tuning(tuned: FineTuning) -> tuple:
+    # The loss may be a partial function, which equals itself alone; its text has the arguments.
+    return type(tuned), tuned.encoder, tuned.head, repr(tuned.task_loss)
+
+
+def _key_of_translation(config: ConfigDict, one: Translation, mesh: Mesh) -> tuple:
+    settings = translation.train_settings(config)
+    parts = settings.num_steps, settings.accumulation
+    return config.optimizer.to_json(), *parts, *_parts_of_translation(one), mesh
+
+
+def _key_of_translator(
+    config: ConfigDict,
+    one: Translation,
+    found: translation.TranslationModel,
+    mesh: Mesh,
+    beams: int | None = None,
+) -> tuple:
+    decoding = translation.decoding_settings(config)
+    decoding = dataclasses.replace(decoding, beams=beams or decoding.beams)
+    rows = config.evaluation.batch_tokens, task_settings(config).lengths
+    ids = found.token_ids(), found.tokenizer.special.pad
+    return decoding, *rows, *ids, *_parts_of_translation(one), mesh
+
+
+def _parts_of_translation(one: Translation) -> tuple:
+    return one.encoder, one.decoder, repr(one.output_layer), one.smoothing
 
 
 def config(name: str, arg: str = "", num_layers: int = 2, **overrides: Any) -> ConfigDict:

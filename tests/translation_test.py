@@ -94,7 +94,8 @@ class LearningTest(RunCase):
 
     def test_another_search_gives_what_the_run_gave(self):
         results = artifacts.read_json(learned() / "results.json")
-        found = translation_search.search(learned(), beams=[2], averaged=[2])
+        with tiny_tasks.quick():
+            found = translation_search.search(learned(), beams=[2], averaged=[2])
         self.assertEqual([one["split"] for one in found], ["validation", "test"])
         for one in found:
             self.assertGreater(one["sentences_per_second"], 0)
@@ -103,6 +104,7 @@ class LearningTest(RunCase):
     def test_two_directions_are_told_apart_by_the_symbol(self):
         config = tiny_translation.config("en-de+en-fr", train__averaged_checkpoints=0)
         config.train.accumulation_steps = 2
+        config.evaluation.beams_in_training = config.decoding.beams  # one program
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
         _, notes = read_params(self.folder / "run" / "best.safetensors")
@@ -165,6 +167,7 @@ class StartTest(RunCase):
         found = self.params(config, pretrained, model)
         self.assertNotIn("cross_attention", found["decoder"]["layers"])
         config.train.update(num_steps=2, checkpoint_every=1, averaged_checkpoints=1)
+        config.evaluation.beams_in_training = config.decoding.beams  # one program
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(results["model"], "checkpoint-False")
         with self.assertRaisesRegex(ValueError, "has no cross-attention; .*encoder_decoder; "):
@@ -188,6 +191,7 @@ class StartTest(RunCase):
             np.testing.assert_array_equal(*rows)
         config.translation.prune = True
         config.train.update(num_steps=1, checkpoint_every=1, averaged_checkpoints=1)
+        config.evaluation.beams_in_training = config.decoding.beams  # one program
         tiny_tasks.run(config, self.folder / "run")
         params, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertLen(params["encoder"]["embeddings"]["table"], small.settings.vocab_size + 1)

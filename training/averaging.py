@@ -22,14 +22,24 @@ def mean_params(trees: Iterable[Any]) -> Any:
       A tree with the same dtypes and shardings.
     """
     remaining = iter(trees)
-    total = jax.tree.map(jnp.copy, next(remaining))  # the sum is donated at each step
+    total = _copied(next(remaining))  # the sum is donated at each step
     count = 1
     for tree in remaining:
         total = _add(total, tree)
         count += 1
-    return jax.tree.map(lambda x: x / count, total)
+    return _divided(total, count)
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(total: Any, tree: Any) -> Any:
     return jax.tree.map(operator.add, total, tree)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _divided(total: Any, count: int) -> Any:
+    return jax.tree.map(lambda x: x / count, total)

@@ -7,7 +7,7 @@ without any error. Damaged checkpoints are skipped in favour of older ones.
 import logging
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,6 +22,8 @@ from training.state import TrainState
 from training.step import TrainFunctions
 
 _Steps = TypeVar("_Steps", int, list[int])
+# Words of a state whose digest numpy finds sooner than the program for it is compiled.
+_MOST_WORDS_ON_HOST = 2**20
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
@@ -355,40 +357,47 @@ def digest(state: Any) -> int:
     Args:
       state: arrays of any dtype of up to 32 bits.
     """
-    return int(np.asarray(_digest(state)))
+    arrays = jax.tree.leaves(state)
+    if jax.process_count() == 1 and sum(array.size for array in arrays) <= _MOST_WORDS_ON_HOST:
+        return int(_sum_of_hashes(jax.device_get(arrays), np))
+    return int(np.asarray(_digest(arrays)))
 
 
 @jax.jit
-def _digest(state: Any) -> jax.Array:
+def _digest(arrays: Sequence[jax.Array]) -> jax.Array:
     """See `digest`; scalar uint32.
 
     One program over all arrays: hosts may run several, which sum over them, in different orders,
     and then wait for each other forever.
     """
-    total = jnp.uint32(0)
-    for number, array in enumerate(jax.tree.leaves(state)):
-        words = _words(array)
-        place = jnp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, jnp.uint32)
-        for axis in range(words.ndim):
+    return _sum_of_hashes(arrays, jnp)
+
+
+def _sum_of_hashes(arrays: Sequence[Any], xp: Any) -> Any:
+    """See `digest`; a scalar uint32, by numpy or by jax.numpy."""
+    total = xp.zeros(1, np.uint32)  # an array, since scalars of numpy warn of what is over 2^32
+    for number, array in enumerate(arrays):
+        words = _words(xp.atleast_1d(array))
+        place = xp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, np.uint32)
+        for axis, size in enumerate(words.shape):
             stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
-            along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-            place += along * jnp.uint32(stride)
-        total += jnp.sum(_mixed(words ^ _mixed(place)), dtype=jnp.uint32)
-    return total
+            along = xp.arange(size, dtype=np.uint32) * np.uint32(stride)
+            place += along.reshape([size if one == axis else 1 for one in range(words.ndim)])
+        total += xp.sum(_mixed(words ^ _mixed(place)), dtype=np.uint32)
+    return total[0]
 
 
-def _words(array: jax.Array) -> jax.Array:
+def _words(array: Any) -> Any:
     """Bits of each element, uint32 of the array's shape."""
     if array.dtype == bool:
-        return array.astype(jnp.uint32)
-    unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+        return array.astype(np.uint32)
+    return array.view(f"uint{8 * array.dtype.itemsize}").astype(np.uint32)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def _mixed(x: Any) -> Any:
     """Hash uint32 by a bijection that decorrelates neighbouring values."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 

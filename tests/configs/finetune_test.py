@@ -3,8 +3,6 @@
 import importlib
 import pathlib
 import shlex
-import subprocess
-import sys
 
 from absl.testing import absltest, parameterized
 
@@ -17,6 +15,7 @@ from configs.finetune import base, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
 from launch import jobs
 from tests import tiny_tasks
+from tests.malformed import harness
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
@@ -91,23 +90,10 @@ class ConfigsTest(parameterized.TestCase):
             "--config.task.test=('a', 'b', 'c')",
         ]
         config = ["--config=configs/finetune/bucc.py:DATA", "--workdir=/runs/a"]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "launch.local",
-                "--dry_run",
-                "--stages=finetune",
-                *config,
-                *given,
-            ],
-            cwd=jobs.ROOT,
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = harness.run("launch.local", ["--dry_run", "--stages=finetune", *config, *given])
+        self.assertEqual(done.status, 0, done.errors)
         # As they were read, which is as they were meant.
-        self.assertEqual(shlex.split(done.stdout)[-3:], given)
+        self.assertEqual(shlex.split(done.output)[-3:], given)
 
 
 class SweepsTest(parameterized.TestCase):

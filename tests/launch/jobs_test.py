@@ -4,13 +4,13 @@ import pathlib
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
 
 from configs import quickstart
 from launch import jobs
+from tests.malformed import harness
 from training import signals
 
 JOB = jobs.Job("run", "configs/quickstart.py", "/runs/a", ("train",))
@@ -141,13 +141,8 @@ class SweepTest(parameterized.TestCase):
 
 
 class FlagsTest(parameterized.TestCase):
-    def launch(self, *arguments: str, launcher: str = "slurm"):
-        return subprocess.run(
-            [sys.executable, "-m", f"launch.{launcher}", "--dry_run", *arguments],
-            cwd=jobs.ROOT,
-            capture_output=True,
-            text=True,
-        )
+    def launch(self, *arguments: str, launcher: str = "slurm") -> harness.Result:
+        return harness.run(f"launch.{launcher}", ["--dry_run", *arguments])
 
     def test_every_flag_reaches_the_stage(self):
         done = self.launch(
@@ -159,8 +154,8 @@ class FlagsTest(parameterized.TestCase):
             "--nodes=1",
             "--gpus=1",
         )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        started = [line for line in done.stdout.splitlines() if line.startswith("srun")]
+        self.assertEqual(done.status, 0, done.errors)
+        started = [line for line in done.output.splitlines() if line.startswith("srun")]
         self.assertLen(started, 2)
         self.assertEqual(
             shlex.split(started[1].removesuffix(" || status=$?"))[4:],
@@ -185,8 +180,8 @@ class FlagsTest(parameterized.TestCase):
             "--python=py",
             launcher="local",
         )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        lines = done.stdout.splitlines()
+        self.assertEqual(done.status, 0, done.errors)
+        lines = done.output.splitlines()
         self.assertLen(lines, 8)  # of two rates, two numbers of epochs, two seeds
         self.assertEqual(
             shlex.split(lines[1]),
@@ -204,9 +199,9 @@ class FlagsTest(parameterized.TestCase):
 
     def test_a_wrong_value_is_told_without_a_traceback(self):
         done = self.launch("--config=configs/quickstart.py", "--workdir=/a", "--sweep=train.sed=1")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("the config has no key train.sed", done.stderr)
-        self.assertNotIn("Traceback", done.stderr)
+        self.assertEqual(done.status, 2)
+        self.assertIn("the config has no key train.sed", done.errors)
+        self.assertNotIn("Traceback", done.errors)
 
 
 class CodeTest(absltest.TestCase):

@@ -64,10 +64,11 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Exit status and error output of a command."""
+    """Exit status, error output and output of a command."""
 
     status: int
     errors: str
+    output: str = dataclasses.field(repr=False)
 
 
 class ReachedTraining(Exception):
@@ -79,7 +80,7 @@ def run(command: str, arguments: Sequence[str]) -> Result:
 
     Errors that would end in a traceback are raised. Where a command would train, it ends well.
     """
-    errors = io.StringIO()
+    errors, output = io.StringIO(), io.StringIO()
     argv = [command, *arguments]
     sys.modules.pop("config_config", None)  # the name under which every config file is imported
     with (
@@ -87,20 +88,21 @@ def run(command: str, arguments: Sequence[str]) -> Result:
         mock.patch.object(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv))),
         mock.patch.object(sys, "argv", argv),
         contextlib.redirect_stderr(errors),
-        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stdout(output),
         warnings.catch_warnings(),
     ):
         # ml_collections reads the file of a config so.
         warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
         # Other tests have imported the command.
         warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)
+        status = 0
         try:
             runpy.run_module(command, run_name="__main__")
         except SystemExit as end:
-            return Result(end.code if isinstance(end.code, int) else 0, errors.getvalue())
+            status = end.code if isinstance(end.code, int) else 0
         except ReachedTraining:
             pass
-        return Result(0, errors.getvalue())
+        return Result(status, errors.getvalue(), output.getvalue())
 
 
 def snapshot(folder: pathlib.Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 import importlib
+import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -12,9 +11,8 @@ from configs import sampling_quality as sampling_quality_config
 from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
 from studies.sampling_settings import Setting
 from tests import processes
+from tests.malformed import harness
 from tests.task_results import task_results
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 def record(setting: str, seed: int, a: float, b: float, **changed) -> dict:
@@ -352,17 +350,19 @@ class RunsTest(absltest.TestCase):
 class MiniatureTest(absltest.TestCase):
     def test_one_setting(self):
         workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        command = [
-            *(sys.executable, "-m", "studies.sampling_quality"),
+        # Its stages are processes, which have one device.
+        self.enter_context(mock.patch.dict(os.environ, processes.environment()))
+        given = [
             "--config=configs/sampling_quality.py:runlocal",
             "--config.train.num_steps=4",
+            # Which compile sooner.
+            *("--config.model.num_layers=0", "--config.evaluation.retrieval_layer=0"),
+            "--config.vocab.compare=()",
             *("--settings=knn", "--seeds=3", "--turns=1", "--tasks=", f"--workdir={workdir}"),
         ]
-        result = subprocess.run(
-            command, cwd=ROOT, env=processes.environment(), capture_output=True, text=True
-        )
+        result = harness.run("studies.sampling_quality", given)
         logs = "".join(path.read_text() for path in workdir.rglob("log.txt"))
-        self.assertEqual(result.returncode, 0, result.stderr + logs)
+        self.assertEqual(result.status, 0, result.errors + logs)
         found = artifacts.read_json(workdir / "runs" / "knn" / "seed3" / "record.json")
         self.assertBetween(found["candidates"], 4, 599)
         self.assertEqual(set(found["loss"]), {"en", "ka", "sw"})
@@ -371,7 +371,7 @@ class MiniatureTest(absltest.TestCase):
             {name: set(own) for name, own in times.items()}, {"knn": {"step", "refresh"}}
         )
         report = (workdir / "report" / "report.md").read_text()
-        self.assertIn(report, result.stdout)
+        self.assertIn(report, result.output)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from absl.testing import absltest, flagsaver, parameterized
 
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
+from tests.malformed import harness
 from tools import count_text
 from vocap import run_tables, runs
 
@@ -166,11 +167,10 @@ class CountTextTest(parameterized.TestCase):
             ),
             (["--input=a.txt"], "flag --output=None: Flag --output must have a value"),
         ):
-            process = self.start(*args)
-            errors = process.communicate()[1]
-            self.assertEqual(process.returncode, 2)
-            self.assertIn(line, errors)
-            self.assertNotIn("Traceback", errors)
+            done = harness.run("tools.count_text", args)
+            self.assertEqual(done.status, 2)
+            self.assertIn(line, done.errors)
+            self.assertNotIn("Traceback", done.errors)
 
     @parameterized.parameters(signal.SIGINT, signal.SIGKILL)
     def test_stopped_in_the_middle_there_is_no_table(self, signal_number):

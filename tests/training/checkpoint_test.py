@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from training import checkpoint
 from training.checkpoint import (
     Checkpoints,
     DamagedError,
@@ -331,6 +333,28 @@ class FullDiskTest(TestCase):
 
 
 class DigestTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        # By the program of large states.
+        self.enter_context(mock.patch.object(checkpoint, "_MOST_WORDS_ON_HOST", 0))
+
+    def test_of_small_states_it_is_found_on_the_host(self):
+        state = {
+            "step": jnp.int32(-1), "none": jnp.zeros((0, 3)), "mask": jnp.arange(6) % 2 == 0,
+            "half": jnp.linspace(-2, 2, 24, dtype=jnp.bfloat16).reshape(2, 3, 4),
+            "bytes": jnp.arange(7, dtype=jnp.int8), "table": state_of(3).params["table"],
+        }  # fmt: skip
+        mesh = make_mesh(MeshSettings(4, 1, 2, vocab_multiple=1, rules=()))
+        placed = jax.device_put(state["table"], NamedSharding(mesh, P("data", "model")))
+        expected = digest(state)
+        with (
+            mock.patch.object(checkpoint, "_MOST_WORDS_ON_HOST", 10_000),
+            mock.patch.object(checkpoint, "_digest", side_effect=AssertionError),
+        ):
+            self.assertEqual(digest(state), expected)
+            self.assertEqual(digest({**state, "table": placed}), expected)
+            self.assertNotEqual(digest({**state, "step": jnp.int32(-2)}), expected)
+
     def test_any_change_of_a_word_is_seen(self):
         state = {"table": state_of(0).params["table"], "step": jnp.int32(0)}
         seen = collections.Counter([digest(state)])
