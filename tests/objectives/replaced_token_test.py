@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +15,14 @@ from input_pipeline.stream import PACKED
 from models.encoder import Encoder
 from models.segments import packed_segments
 from objectives.batch import Batch
+from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM
-from objectives.objective import gathered_rows
+from objectives.objective import Touched, gathered_rows
 from objectives.replaced_token import (
     DISCRIMINATOR,
     GENERATOR,
     HEAD,
+    Plan,
     ReplacedToken,
     ReplacedTokenSettings,
 )
@@ -27,7 +31,7 @@ from tests import factories
 from tests.factories import BOS, PAD, SPECIAL
 
 SETTINGS = ReplacedTokenSettings(
-    generator_layers=1, weight=50.0, temperature=1.0, embeddings="shared"
+    generator_layers=0, weight=50.0, temperature=1.0, embeddings="shared"
 )
 SHARINGS = ("shared", "separate", "disentangled")
 KEY = jax.random.key(1)
@@ -36,23 +40,29 @@ NUM_VALID = 60
 ENCODER = factories.encoder_settings(vocab_size=160, dropout_rate=0.0)
 
 
-def replaced_token(
-    layer: str = "full",
-    kind: type[MaskedLM] = MaskedLM,
-    dropout_rate: float = 0.0,
-    languages: tuple[str, ...] = (),
-    **changes,
-) -> ReplacedToken:
-    generator = factories.masked_lm(
+@functools.cache
+def generator(
+    layer: str = "full", kind: type[MaskedLM] = MaskedLM, row_capacity: int = 0
+) -> MaskedLM:
+    """No layers, as those are masked LM's."""
+    return factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),
-        ENCODER,
+        dataclasses.replace(ENCODER, num_layers=0),
         kind=kind,
         num_valid=NUM_VALID,
         scope=GENERATOR,
-        languages=languages,
+        languages=("de", "fr"),
+        row_capacity=row_capacity,
     )
+
+
+@functools.cache
+def replaced_token(
+    *of_generator, dropout_rate: float = 0.0, name: str = "mrtd", **changes
+) -> ReplacedToken:
     encoder = Encoder(dataclasses.replace(ENCODER, num_layers=2, dropout_rate=dropout_rate))
-    return ReplacedToken(generator, encoder, dataclasses.replace(SETTINGS, **changes))
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return ReplacedToken(generator(*of_generator), encoder, settings, name)
 
 
 def batch(kind: str = PACKED, seed: int = 0) -> Batch:
@@ -66,48 +76,87 @@ def batch(kind: str = PACKED, seed: int = 0) -> Batch:
 
 
 @functools.cache
-def params(embeddings: str = "shared", layer: str = "full"):
-    found = factories.random_params(replaced_token(layer, embeddings=embeddings), 0.4)
-    return jax.tree.map(jnp.asarray, found)
+def params(embeddings: str = "shared"):
+    return factories.random_params(replaced_token(embeddings=embeddings), 0.4)
 
 
-def planned(objective: ReplacedToken, parameters, kind: str = PACKED):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _planned(generator: MaskedLM, kind: str, parameters):
+    settings = dataclasses.replace(SETTINGS, embeddings="separate")
+    objective = ReplacedToken(generator, Encoder(ENCODER), settings)
     extra = factories.first_extra(objective, parameters)
     return objective.plan(extra, batch(kind), KEY, jnp.int32(0))
 
 
-def of_step(objective: ReplacedToken, parameters, key: jax.Array | None = KEY, kind: str = PACKED):
-    """Loss and metrics of a step, by gathered rows if it touches few."""
-    plan, touched = planned(objective, parameters, kind)
-    return objective.loss(parameters, gathered_rows(parameters, touched), plan, key)[0]
+def planned(objective: ReplacedToken, parameters, kind: str = PACKED):
+    """Plan and touched rows: the rows of the tables that there are, else the same for all."""
+    of_generator = {GENERATOR: parameters[GENERATOR]}
+    plan, touched = jax.device_get(_planned(objective.generator, kind, of_generator))
+    return plan, {path: ids for path, ids in touched.items() if path in objective.tables}
 
 
-def mean_loss(objective: ReplacedToken, parameters) -> jax.Array:
-    total, weight = of_step(objective, parameters)["loss"]
-    return total / weight
+class Step(NamedTuple):
+    """Values of a step.
+
+    Attributes:
+      metrics: its loss and metrics, by gathered rows if it touches few.
+      hidden: [B, M, E] of the generator's masked positions.
+      ids: [B, L] of the corrupted tokens.
+      is_replaced: [B, L] which of them are called replaced.
+    """
+
+    metrics: LossAndMetrics
+    hidden: np.ndarray
+    ids: np.ndarray
+    is_replaced: np.ndarray
 
 
-def corrupted_ids(objective: ReplacedToken, parameters) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the corrupted tokens, and which of them are called replaced."""
-    plan, touched = planned(objective, parameters)
-    rows = gathered_rows(parameters, touched)
-    states = objective.generator.states(parameters, rows, plan.generator, None)
-    hidden = objective.generator.predicted(parameters, states, plan.generator.masked.positions)
+@functools.partial(jax.jit, static_argnums=0)
+def _step(objective: ReplacedToken, parameters, plan: Plan, touched: Touched, key) -> Step:
+    rows, generator = gathered_rows(parameters, touched), objective.generator
+    metrics, _ = objective.loss(parameters, rows, plan, key)
+    states = generator.states(parameters, rows, plan.generator, None)
+    hidden = generator.predicted(parameters, states, plan.generator.masked.positions)
     sample_key = jax.random.split(KEY)[0]
-    found, _ = objective._corrupted(parameters, rows, plan, hidden, sample_key)
-    ids = np.asarray(found.tokens)
+    corrupted, _ = objective._corrupted(parameters, rows, plan, hidden, sample_key)
+    ids = corrupted.tokens
     if touched:
-        ids = np.asarray(touched[objective.generator.table_path])[ids]
-    return ids, np.asarray(found.is_replaced)
+        ids = touched[generator.table_path][ids]
+    return Step(metrics, hidden, ids, corrupted.is_replaced)
+
+
+def of_step(
+    objective: ReplacedToken, parameters, key: jax.Array | None = KEY, kind: str = PACKED
+) -> Step:
+    return jax.device_get(_step(objective, parameters, *planned(objective, parameters, kind), key))
+
+
+@jax.jit
+def _logits_of_encoder(own, head, tokens: jax.Array) -> jax.Array:
+    objective = replaced_token()
+    states = objective.encoder.apply(
+        {"params": own},
+        tokens,
+        *packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False),
+        deterministic=True,
+        method="encode",
+    )
+    return objective._head.apply({"params": head}, states)
+
+
+def logits_of_encoder(objective: ReplacedToken, parameters, tokens: np.ndarray) -> np.ndarray:
+    """Logits [B, L] of the head on the states of the discriminator, with all its parameters."""
+    own = objective.encoder_params(parameters)
+    return np.asarray(_logits_of_encoder(own, parameters[HEAD], tokens))
 
 
 class LossTest(parameterized.TestCase):
     @parameterized.product(embeddings=SHARINGS, layer=("full", "knn"))
     def test_plain_loops_give_the_same(self, embeddings, layer):
         objective, parameters = replaced_token(layer, embeddings=embeddings), params(embeddings)
-        found = of_step(objective, parameters)
-        ids, is_replaced = corrupted_ids(objective, parameters)
-        logits = np.asarray(objective.logits(parameters, jnp.asarray(ids)), np.float64)
+        step = of_step(objective, parameters)
+        found, ids, is_replaced = step.metrics, step.ids, step.is_replaced
+        logits = logits_of_encoder(objective, parameters, ids).astype(np.float64)
         tokens = np.asarray(batch()["tokens"])
         total, count = 0.0, 0
         for row, column in np.ndindex(*tokens.shape):
@@ -124,44 +173,47 @@ class LossTest(parameterized.TestCase):
         np.testing.assert_allclose(found["loss"][0] / found["loss"][1], expected, rtol=1e-5)
 
     def test_the_generator_is_masked_lm(self):
-        objective = replaced_token(languages=("de", "fr"))
+        objective = replaced_token()
         plan, _ = planned(objective, params())
-        expected, _ = objective.generator.loss(params(), {}, plan.generator, None)
-        found = of_step(objective, params())
+        loss = jax.jit(lambda params, plan: objective.generator.loss(params, {}, plan, None)[0])
+        expected = loss(params(), plan.generator)
+        found = of_step(objective, params()).metrics
         np.testing.assert_allclose(found["mrtd/generator_loss"], expected["loss"], rtol=1e-6)
+        self.assertContainsSubset(["loss/de", "loss/fr"], expected)
         for name in expected.keys() - {"loss"}:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
 
     def test_metrics_of_detection(self):
         objective = replaced_token()
-        ids, is_replaced = corrupted_ids(objective, params())
-        middle = np.median(objective.logits(params(), jnp.asarray(ids)))
+        step = of_step(objective, params())
+        middle = np.median(logits_of_encoder(objective, params(), step.ids))
         output = params()[HEAD]["output"]
         output = {**output, "bias": output["bias"] - middle}  # so that about half are found
         parameters = {**params(), HEAD: {**params()[HEAD], "output": output}}
         found = of_step(objective, parameters)
+        np.testing.assert_array_equal(found.ids, step.ids)
         tokens = np.asarray(batch()["tokens"])
         is_text = ~np.isin(tokens, SPECIAL)
-        is_found = np.asarray(objective.logits(parameters, jnp.asarray(ids))) > 0
-        right = (is_found & is_replaced).sum()
-        self.assertBetween(right, 1, is_replaced.sum() - 1)
+        is_found = logits_of_encoder(objective, parameters, found.ids) > 0
+        right = (is_found & step.is_replaced).sum()
+        self.assertBetween(right, 1, step.is_replaced.sum() - 1)
         for name, expected in {
-            "replaced": (is_replaced.sum(), is_text.sum()),
+            "replaced": (step.is_replaced.sum(), is_text.sum()),
             "precision": (right, (is_found & is_text).sum()),
-            "recall": (right, is_replaced.sum()),
+            "recall": (right, step.is_replaced.sum()),
             "padding": ((tokens == PAD).sum(), tokens.size),
         }.items():
-            np.testing.assert_array_equal(found[f"mrtd/{name}"], expected, err_msg=name)
+            np.testing.assert_array_equal(found.metrics[f"mrtd/{name}"], expected, err_msg=name)
 
     def test_samples_are_of_masked_text_only(self):
-        ids, is_replaced = corrupted_ids(replaced_token(), params())
-        tokens = np.asarray(batch()["tokens"])
+        _, _, ids, is_replaced = of_step(replaced_token(), params())
         masked = planned(replaced_token(), params())[0].generator.masked
+        tokens = np.asarray(batch()["tokens"])
         is_masked = np.zeros(tokens.shape, bool)
         for row, (positions, weights) in enumerate(
             zip(masked.positions, masked.weights, strict=True)
         ):
-            is_masked[row, np.asarray(positions)[np.asarray(weights) > 0]] = True
+            is_masked[row, positions[weights > 0]] = True
         np.testing.assert_array_equal(ids[~is_masked], tokens[~is_masked])
         self.assertFalse(is_replaced[~is_masked].any())
         self.assertFalse(np.isin(tokens[is_masked], SPECIAL).any())
@@ -170,49 +222,45 @@ class LossTest(parameterized.TestCase):
     def test_a_right_sample_is_original(self):
         objective = replaced_token(temperature=0.0)
         parameters = params()
-        plan, _ = planned(objective, parameters)
-        target = int(plan.generator.masked.targets[0, 0])
+        masked = planned(objective, parameters)[0].generator.masked
+        target = int(masked.targets[0, 0])
         bias = np.array(parameters[GENERATOR]["head"]["bias"])
         bias[target] += 1e4  # always predicted
         head = {**parameters[GENERATOR]["head"], "bias": bias}
         parameters = {**parameters, GENERATOR: {**parameters[GENERATOR], "head": head}}
-        ids, is_replaced = corrupted_ids(objective, parameters)
-        position = int(plan.generator.masked.positions[0, 0])
-        self.assertEqual(ids[0, position], target)
-        self.assertFalse(is_replaced[0, position])
-        accuracy = of_step(objective, parameters)["mrtd/generator_accuracy"]
-        is_target = (plan.generator.masked.targets == target) & (plan.generator.masked.weights > 0)
+        found = of_step(objective, parameters)
+        position = int(masked.positions[0, 0])
+        self.assertEqual(found.ids[0, position], target)
+        self.assertFalse(found.is_replaced[0, position])
+        is_target = (masked.targets == target) & (masked.weights > 0)
         np.testing.assert_array_equal(
-            accuracy, (is_target.sum(), plan.generator.masked.weights.sum())
+            found.metrics["mrtd/generator_accuracy"], (is_target.sum(), masked.weights.sum())
         )
 
     def test_at_temperature_zero_the_likeliest_token_is_taken(self):
         objective, parameters = replaced_token(temperature=0.0), params()
-        plan, _ = planned(objective, parameters)
-        generator, masked = objective.generator, plan.generator.masked
-        states = generator.states(parameters, {}, plan.generator, None)
-        hidden = generator.predicted(parameters, states, masked.positions)
-        table, bias = generator.output_table(parameters)
-        best = np.argmax((hidden @ table.T + bias[None, None, :])[..., :NUM_VALID], axis=-1)
-        ids, _ = corrupted_ids(objective, parameters)
-        found = np.take_along_axis(ids, np.asarray(masked.positions), axis=1)
-        is_used = np.asarray(masked.weights) > 0
+        step = of_step(objective, parameters)
+        masked = planned(objective, parameters)[0].generator.masked
+        table, bias = objective.generator.output_table(parameters)
+        best = np.argmax((step.hidden @ table.T + bias)[..., :NUM_VALID], axis=-1)
+        found = np.take_along_axis(step.ids, masked.positions, axis=1)
+        is_used = masked.weights > 0
         np.testing.assert_array_equal(found[is_used], best[is_used])
 
     def test_pairs(self):
-        objective = dataclasses.replace(replaced_token(kind=TranslationLM), name="trtd")
-        found = of_step(objective, params(), kind=PAIRS)
+        objective = replaced_token("full", TranslationLM, name="trtd")
+        found = of_step(objective, params(), kind=PAIRS).metrics
         self.assertIn("trtd/generator_loss", found)
         # The sentences of a pair attend to each other: as documents, they have other states.
-        other = of_step(replaced_token(), params())
+        other = of_step(replaced_token(), params()).metrics
         self.assertNotAlmostEqual(
             float(found["trtd/discriminator_loss"][0]), float(other["mrtd/discriminator_loss"][0])
         )
 
     def test_dropout_is_the_discriminators(self):
         objective = replaced_token(dropout_rate=0.5)
-        one, two = (of_step(objective, params(), key) for key in (KEY, None))
-        plain = of_step(replaced_token(), params())
+        one, two = (of_step(objective, params(), key).metrics for key in (KEY, None))
+        plain = of_step(replaced_token(), params()).metrics
         np.testing.assert_array_equal(one["mrtd/generator_loss"], plain["mrtd/generator_loss"])
         np.testing.assert_array_equal(two["mrtd/generator_loss"], plain["mrtd/generator_loss"])
         self.assertNotEqual(
@@ -220,24 +268,27 @@ class LossTest(parameterized.TestCase):
         )
 
 
-@functools.cache
-def compiled_gradient(embeddings: str):
-    """Function of the parameters and a factor of lambda."""
-    objective = replaced_token(embeddings=embeddings)
-
-    def loss(parameters, factor):
-        plan, touched = planned(objective, parameters)
-        plan = plan._replace(scale=plan.scale * factor)
+@functools.partial(jax.jit, static_argnums=0)
+def _gradient(objective: ReplacedToken, parameters, plan: Plan, touched: Touched):
+    def loss(parameters):
         rows = gathered_rows(parameters, touched)
-        total, weight = objective.loss(parameters, rows, plan, KEY)[0]["loss"]
-        return total / weight
+        return objective.loss(parameters, rows, plan, KEY)[0]["loss"]
 
-    return jax.jit(jax.grad(loss))
+    return jax.grad(loss, has_aux=True)(parameters)
 
 
-@functools.cache
+def differentiated(objective: ReplacedToken, parameters, factor: float = 1.0):
+    """Gradient of the summed loss with a factor of lambda, and the weight of the sum."""
+    plan, touched = planned(objective, parameters)
+    plan = plan._replace(scale=np.float32(plan.scale * factor))
+    return jax.device_get(_gradient(objective, parameters, plan, touched))
+
+
 def gradients(embeddings: str, factor: float = 1.0):
-    return jax.device_get(compiled_gradient(embeddings)(params(embeddings), factor))
+    """Gradient of the mean loss, by gathered rows."""
+    objective = replaced_token("knn", embeddings=embeddings)
+    found, weight = differentiated(objective, params(embeddings), factor)
+    return jax.tree.map(lambda x: x / weight, found)
 
 
 class GradientTest(parameterized.TestCase):
@@ -257,7 +308,7 @@ class GradientTest(parameterized.TestCase):
 
     @parameterized.parameters(*SHARINGS)
     def test_the_discriminators_gradient_is_that_of_differences(self, embeddings):
-        objective, parameters = replaced_token(embeddings=embeddings), params(embeddings)
+        objective, parameters = replaced_token("knn", embeddings=embeddings), params(embeddings)
         grads = gradients(embeddings)
         names, rng = (DISCRIMINATOR, HEAD), np.random.default_rng(0)
         direction = {
@@ -274,7 +325,8 @@ class GradientTest(parameterized.TestCase):
                 )
                 for name in names
             }
-            return float(mean_loss(objective, {**parameters, **own}))
+            total, weight = of_step(objective, {**parameters, **own}).metrics["loss"]
+            return float(total / weight)
 
         products = jax.tree.map(
             lambda g, d: float((g * d).sum()), {name: grads[name] for name in names}, direction
@@ -285,43 +337,27 @@ class GradientTest(parameterized.TestCase):
     @parameterized.parameters(*SHARINGS)
     def test_gathered_rows_and_the_whole_table_have_equal_gradients(self, embeddings):
         objective, parameters = replaced_token("knn", embeddings=embeddings), params(embeddings)
-        plan, touched = planned(objective, parameters)
-        self.assertSetEqual(set(touched), set(objective.tables))
-
-        def loss(parameters):
-            rows = gathered_rows(parameters, touched)
-            return objective.loss(parameters, rows, plan, KEY)[0]["loss"][0]
-
-        whole = dataclasses.replace(
-            objective, generator=dataclasses.replace(objective.generator, row_capacity=10_000)
+        whole = replaced_token("knn", MaskedLM, 10_000, embeddings=embeddings)
+        arguments = batch(), KEY, jnp.int32(0)
+        touched, none = (
+            jax.eval_shape(lambda one=one: one.plan(one.init_extra(), *arguments))[1]
+            for one in (objective, whole)
         )
-        extra = factories.first_extra(whole, parameters)
-        plan_of_whole, none = whole.plan(extra, batch(), KEY, jnp.int32(0))
+        self.assertSetEqual(set(touched), set(objective.tables))
         self.assertEmpty(none)
-
-        def loss_of_whole(parameters):
-            return whole.loss(parameters, {}, plan_of_whole, KEY)[0]["loss"][0]
-
-        found, expected = jax.grad(loss)(parameters), jax.grad(loss_of_whole)(parameters)
+        (found, _), (expected, _) = (differentiated(one, parameters) for one in (objective, whole))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-        jax.tree.map(check, jax.device_get(found), jax.device_get(expected))
+        jax.tree.map(check, found, expected)
 
 
 class ParametersTest(parameterized.TestCase):
     @parameterized.parameters(*SHARINGS)
     def test_the_discriminator_is_an_encoder(self, embeddings):
         objective, parameters = replaced_token(embeddings=embeddings), params(embeddings)
-        tokens = batch()["tokens"]
-        own = objective.encoder_params(parameters)
-        states = objective.encoder.apply(
-            {"params": own},
-            tokens,
-            *packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False),
-            deterministic=True,
-            method="encode",
-        )
-        logits = objective._head.apply({"params": parameters[HEAD]}, states)
-        np.testing.assert_allclose(logits, objective.logits(parameters, tokens), atol=1e-5)
+        tokens, own = batch()["tokens"], objective.encoder_params(parameters)
+        expected = logits_of_encoder(objective, parameters, tokens)
+        found = jax.jit(lambda params, tokens: objective.logits(params, tokens))(parameters, tokens)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
         table = parameters[GENERATOR]["embeddings"]["table"]
         if embeddings == "separate":
             self.assertGreater(np.abs(own["embeddings"]["table"] - table).max(), 0.1)
@@ -329,15 +365,12 @@ class ParametersTest(parameterized.TestCase):
             np.testing.assert_array_equal(own["embeddings"]["table"], table)
 
     def test_tables_at_the_start(self):
-        for embeddings in SHARINGS:
+        @jax.jit
+        def starts(key):
+            return {one: nn.unbox(replaced_token(embeddings=one).init(key)) for one in SHARINGS}
+
+        for embeddings, start in jax.device_get(starts(KEY)).items():
             objective = replaced_token(embeddings=embeddings)
-            start = jax.device_get(
-                jax.tree.map(
-                    lambda x: x.value,
-                    objective.init(KEY),
-                    is_leaf=lambda x: hasattr(x, "value"),
-                )
-            )
             table = start[GENERATOR]["embeddings"]["table"]
             own = start[DISCRIMINATOR]["embeddings"].get("table")
             self.assertEqual(own is None, embeddings == "shared")

@@ -91,8 +91,8 @@ def functions_on(
 
 
 def step_text(axes: tuple[int, int, int], kind: str, update: str, *args, **kwargs) -> str:
-    """The compiled step, after the compiler has put the collectives in."""
-    functions = functions_on(axes, kind, update, *args, **kwargs)
+    """The compiled step without dropout, after the compiler has put the collectives in."""
+    functions = functions_on(axes, kind, update, *args, dropout_rate=0.0, **kwargs)
     tokens = jax.ShapeDtypeStruct((B, L), jnp.int32, sharding=batch_sharding(functions.mesh))
     batch = Batch({"tokens": tokens}, "packed")
     step = functions.train_step.lower(functions.objective, functions.abstract_state, batch)
@@ -255,6 +255,7 @@ def text_in_parts(axes, kinds, update, warmup_steps, changes) -> str:
 
 # Of AccumulatedTest, whose collectives are looked at as well.
 IN_PARTS = {
+    "knn_by_rows": ((4, 1, 2), ("knn",), "rows", 2, {"capacity": 512}),  # groups within shards
     "full": ((4, 1, 2), ("full",), "dense", 2, {"num_layers": 1}),
     "two_other_axes": ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512, "num_layers": 1}),
     "full_by_rows": ((4, 2, 1), ("full",), "rows", 0, {}),
@@ -263,7 +264,7 @@ IN_PARTS = {
 
 class AccumulatedTest(parameterized.TestCase):
     @parameterized.parameters(
-        ((4, 1, 2), ("knn",), "rows", 2, {"capacity": 512}),  # groups within shards
+        IN_PARTS["knn_by_rows"],
         ((4, 2, 1), ("knn",), "dense", 0, {"capacity": 2100, "group_size": 0}),  # one group
         ((8, 1, 1), ("knn",), "dense", 0, {"capacity": 1024, "group_size": 4}),  # across shards
         IN_PARTS["two_other_axes"],
@@ -327,7 +328,7 @@ class CollectivesTest(parameterized.TestCase):
         self.assertGreaterEqual(max(sizes), V * E / 2)
 
     @parameterized.parameters(
-        ((4, 1, 1), "knn"), ((4, 1, 2), "knn"), ((4, 2, 1), "knn"),
+        ((4, 1, 1), "knn"), (IN_PARTS["knn_by_rows"][0], "knn"), ((4, 2, 1), "knn"),
         ((4, 1, 1), "full"), (IN_PARTS["full"][0], "full"), (IN_PARTS["full_by_rows"][0], "full"),
     )  # fmt: skip
     def test_gradients_of_parts_are_summed_over_data_once(self, axes, kind):

@@ -55,6 +55,8 @@ def config(variant: str):
         layer.update(k=9, capacity=136, group_size=4)
         config.optimizer.embedding_update = "rows"
     if variant == "pairs":
+        # A position bias and Muon are in the others.
+        config.model.position, config.optimizer.kind = "learned", "adamw"
         config.data.update(
             pair_share=0.3, contrast_share=0.3, pair_buckets=(L // 2,), pair_positions="restart"
         )

@@ -33,9 +33,11 @@ def config(axes: tuple[int, int, int] = program_test.SINGLE) -> ConfigDict:
     """Text and pairs; k-NN sampling, tables by rows, two of them."""
     found = program_test.config("rows")
     found.objective = "replaced_token"
-    # Layers of the generator would double what is compiled, and are masked LM's.
+    # Layers of the generator would double what is compiled, and are masked LM's. Muon and a gated
+    # position bias are in `program_test`.
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
-    found.model.update(num_layers=1, unroll=1)
+    found.model.update(num_layers=1, unroll=1, position="learned")
+    found.optimizer.kind = "adamw"
     found.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
     found.robust.num_phases = 2
     found.mesh.update(dict(zip(AXES, axes, strict=True)))

@@ -24,7 +24,7 @@ def settings(**changes):
 def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     """Relative to the peak, of steps 0, 1, ... to the last, and of two after it."""
     schedule = learning_rate_schedule(settings(**changes), num_steps)
-    return np.array([schedule(step) for step in range(num_steps + 2)]) / 0.5
+    return np.asarray(schedule(np.arange(num_steps + 2))) / 0.5
 
 
 # Those that reach the final rate at the last step.

@@ -197,7 +197,8 @@ class DevicesTest(absltest.TestCase):
             functions = factories.train_functions(
                 objective, settings, mesh, accumulation=Accumulation(2, 0)
             )
-            state, metrics = functions.train_step(objective, functions.init(np.int32(0)), batch)
+            state = factories.first_state(functions, factories.random_params(objective))
+            state, metrics = functions.train_step(objective, state, batch)
             return jax.device_get(state.params), means(jax.device_get(metrics))
 
         found, expected = trained(4), trained(1)
