@@ -25,6 +25,7 @@ Remaining differences from SentencePiece, all pinned in tests/interop/huggingfac
 
 import base64
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -308,11 +309,10 @@ def _normalizer(spec: model_pb2.NormalizerSpec) -> dict[str, Any]:
     }
     steps = [precompiled]
     if spec.name == charsmap.STANDARD:
-        rules = charsmap.read_charsmap(spec.precompiled_charsmap)
         steps = [
             _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
             _replace({"String": _KEPT}, _STAND_IN),
-            _replace({"Regex": _stops(rules)}, _STOP),
+            _replace({"Regex": _stops(spec.precompiled_charsmap)}, _STOP),
             {"type": "NFKC"},
             _replace({"String": _STAND_IN}, _KEPT),
             precompiled,
@@ -329,10 +329,11 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _stops(rules: Mapping[str, str]) -> str:
+@functools.lru_cache(maxsize=1)  # slow, and a program exports many models with one map
+def _stops(compiled: bytes) -> str:
     r"""Return a pattern of positions where NFKC might compose or reorder, but not SentencePiece.
 
-    SentencePiece scans from left to right and replaces the longest key of `rules`. NFKC gives the
+    SentencePiece scans from left to right and replaces the longest key of its map. NFKC gives the
     same replacement for a key, but also sorts the marks after a letter and composes across them.
     The pattern has an empty match before each mark that does not continue a key.
 
@@ -340,6 +341,7 @@ def _stops(rules: Mapping[str, str]) -> str:
       A regular expression for Oniguruma. It never matches at the beginning of a text, where
       `tokenizers` would compute wrong offsets.
     """
+    rules = charsmap.read_charsmap(compiled)
     single = {key: value for key, value in rules.items() if len(key) == 1}
     before = _beginnings(rules)
     for character, value in single.items():

@@ -44,7 +44,7 @@ _LONG = (
     "cross_mlm_test", "replaced_token_run_test", "replaced_token_test", "multihost_test",
     "memory_test", "layout_test", "output_layer_test", "example_axes_test", "working_rows_test",
     "sampling_quality_test", "accumulation_test", "finetune_test", "models_test", "decoder_test",
-    "attention_test", "masked_lm_test", "vocap_encoder_test", "neighbours_test", "bitext_test",
+    "attention_test", "masked_lm_test", "neighbours_test", "bitext_test",
     "fused_attention_test", "fixed_point_test", "loop_test", "export_tuned_test",
     "fine_tuning_memory_test",
 )  # fmt: skip

@@ -49,15 +49,18 @@ def compiled(logits, first, cache, settings):
 
 
 def search(logits, settings, first=FIRST) -> Hypotheses:
-    cache = jnp.zeros(len(first) * settings.beams, jnp.int32)
+    cache = np.zeros(len(first) * settings.beams, np.int32)
     return jax.tree.map(np.asarray, compiled(logits, first, cache, settings=settings))
 
 
 def log_probs_of(logits) -> np.ndarray:
     """Log probabilities by the softmax of the classes, -inf for what is never generated."""
-    found = np.array(jax.nn.log_softmax(jnp.asarray(logits)[:, : IDS.num_classes]))
+    found = np.array(log_softmax(logits[:, : IDS.num_classes]))
     found[:, list(IDS.forbidden)] = -np.inf
     return found
+
+
+log_softmax = jax.jit(jax.nn.log_softmax)
 
 
 def after(first, tokens) -> int:
@@ -182,7 +185,7 @@ class SearchTest(parameterized.TestCase):
             (DecodingSettings(2, 30, 1.0, early_stop=True), range(2, 3)),
         ):
             calls.clear()
-            cache = jnp.zeros(len(FIRST) * settings.beams, jnp.int32)
+            cache = np.zeros(len(FIRST) * settings.beams, np.int32)
             jax.block_until_ready(beam_search(counted, FIRST, cache, settings, IDS))
             jax.effects_barrier()
             self.assertIn(len(calls), expected, settings)
@@ -327,49 +330,56 @@ class Decoder(nn.Module):
 
 
 class CacheTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        rng = np.random.default_rng(0)
-        self.lengths = np.array([5, 3, 1])
-        self.source = jnp.asarray(rng.normal(size=(3, 5, D)), jnp.float32)
-        self.model = Decoder()
-        mask = jnp.ones((3, 1, 1, 5), bool)
-        tokens = jnp.zeros((3, 1), jnp.int32)
-        self.params = self.model.init(jax.random.key(1), tokens, 0, self.source, mask)
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.lengths = np.array([5, 3, 1])
+        cls.source = np.random.default_rng(0).normal(size=(3, 5, D)).astype(np.float32)
+        cls.model = Decoder()
+        mask, tokens = np.ones((3, 1, 1, 5), bool), np.zeros((3, 1), np.int32)
+        cls.params = jax.jit(cls.model.init)(jax.random.key(1), tokens, 0, cls.source, mask)
 
     def call(self, *args, **kwargs):
         return self.model.apply(self.params, *args, **kwargs)
 
-    def source_of(self, rows, width, beams):
-        """Keys, values and mask of some sentences, padded to a width."""
-        pair = self.call(self.source[rows, :width], method="source")
-        mask = np.arange(width) < self.lengths[rows, None]
-        return repeat((pair, jnp.asarray(mask)[:, None, None]), beams)
+    def source_of(self, source, rows, beams):
+        """Keys, values and mask of some sentences, padded to the width of a source."""
+        mask = np.arange(source.shape[1]) < self.lengths[rows, None]
+        return repeat((self.call(source, method="source"), mask[:, None, None]), beams)
 
     def cached(self, settings, rows=slice(None), width=5) -> Hypotheses:
-        source, mask = self.source_of(rows, width, settings.beams)
         first = FIRST[rows]
 
-        def step(tokens, cache, index):
-            logits, cache = self.call(tokens[:, None], index, source, mask, cache=cache)
-            return logits[:, 0], cache
+        @jax.jit
+        def searched(source):
+            source, mask = self.source_of(source, rows, settings.beams)
 
-        cache = self.call(len(first) * settings.beams, settings.max_length, method="empty")
-        axes = Cache(0, 0, None)
-        return jax.jit(lambda c: beam_search(step, first, c, settings, IDS, axes))(cache)
+            def step(tokens, cache, index):
+                logits, cache = self.call(tokens[:, None], index, source, mask, cache=cache)
+                return logits[:, 0], cache
+
+            cache = self.call(len(first) * settings.beams, settings.max_length, method="empty")
+            return beam_search(step, first, cache, settings, IDS, Cache(0, 0, None))
+
+        return searched(self.source[rows, :width])
 
     def uncached(self, settings) -> Hypotheses:
-        source, mask = self.source_of(slice(None), 5, settings.beams)
         length = settings.max_length
 
-        def step(tokens, before, index):
-            before = before.at[:, index].set(tokens)
-            causal = causal_mask(length, length)
-            logits, _ = self.call(before, 0, source, mask, own_mask=causal)
-            return logits[:, index], before
+        @jax.jit
+        def searched(source):
+            source, mask = self.source_of(source, slice(None), settings.beams)
 
-        before = jnp.zeros((3 * settings.beams, length), jnp.int32)
-        return jax.jit(lambda c: beam_search(step, FIRST, c, settings, IDS))(before)
+            def step(tokens, before, index):
+                before = before.at[:, index].set(tokens)
+                causal = causal_mask(length, length)
+                logits, _ = self.call(before, 0, source, mask, own_mask=causal)
+                return logits[:, index], before
+
+            before = jnp.zeros((3 * settings.beams, length), jnp.int32)
+            return beam_search(step, FIRST, before, settings, IDS)
+
+        return searched(self.source)
 
     @parameterized.parameters(1, 2, 4)
     def test_with_and_without_a_cache(self, beams):

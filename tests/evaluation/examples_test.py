@@ -146,6 +146,12 @@ class PredictTest(TestCase):
         found = chosen.run(params())
         self.assertEqual([one.language for one in found], list(store.languages))
         predict = jax.jit(OBJECTIVE.predictions)
+
+        @jax.jit
+        def loss_of(hidden, truth):
+            output = output_table(params())
+            return OBJECTIVE.exact_layer.loss(hidden, truth, jnp.ones((1, 1)), *output, None)
+
         table, bias = (np.asarray(x, np.float64)[:VOCAB] for x in output_table(params()))
         for one, cloze in zip(found, chosen.clozes, strict=True):
             row = np.full((1, L), SPECIAL.pad, np.int32)
@@ -164,9 +170,7 @@ class PredictTest(TestCase):
             )
             self.assertEqual((one.truth, one.rank), (PIECES[truth], 1 + list(order).index(truth)))
             # The loss that the report averages is of the same probability.
-            loss = OBJECTIVE.exact_layer.loss(
-                hidden, jnp.array([[truth]]), jnp.ones((1, 1)), *output_table(params()), None
-            )
+            loss = np.asarray(loss_of(hidden, truth[None, None]))
             self.assertAlmostEqual(float(loss[0, 0]), -math.log(one.probability), places=4)
 
     def test_split_over_devices(self):

@@ -27,7 +27,7 @@ class PredictedMassTest(absltest.TestCase):
         probabilities = rng.dirichlet(np.ones(6), size=4).astype(np.float32)
         targets, weights = np.array([0, 5, 2, 3]), np.array([1, 1, 0, 1], np.float32)
         classes = np.array([0, 0, 1, 1, 2, 2])
-        found = shares(*map(jnp.asarray, (probabilities, targets, weights, classes)), 3)
+        found = jax.jit(shares, static_argnums=4)(probabilities, targets, weights, classes, 3)
         counted = [0, 1, 3]
         given = probabilities[counted].sum(axis=0).reshape(3, 2).sum(axis=1)
         losses = -np.log(probabilities[counted, targets[counted]])
@@ -45,11 +45,14 @@ class PredictedMassTest(absltest.TestCase):
         classes = np.where(np.arange(32) < 30, np.arange(32) % 3, 3)
         targets, given, losses = measure(objective, params, store, classes, max_sequences=3)
 
-        expected, key = np.zeros(2), jax.random.key(0)
-        for tokens in languages.values():
-            arrays = {"tokens": jnp.asarray(tokens[:3]), "language": jnp.zeros(3, jnp.int32)}
-            plan, _ = objective.exact.plan({}, Batch(arrays, PACKED), key, jnp.int32(0))
-            expected += objective.exact.loss(params, {}, plan, None)[0]["loss"]
+        @jax.jit
+        def exact_loss(tokens):
+            arrays = {"tokens": tokens, "language": jnp.zeros(3, jnp.int32)}
+            key, step = jax.random.key(0), jnp.int32(0)
+            plan, _ = objective.exact.plan({}, Batch(arrays, PACKED), key, step)
+            return objective.exact.loss(params, {}, plan, None)[0]["loss"]
+
+        expected = sum(np.array(exact_loss(tokens[:3])) for tokens in languages.values())
         np.testing.assert_allclose([losses.sum(), targets.sum()], expected, rtol=1e-5)
         np.testing.assert_allclose(given.sum(), targets.sum(), rtol=1e-5)
         self.assertEqual((given[3], targets[3]), (0, 0))  # the padding of the table

@@ -39,7 +39,7 @@ def params():
     """Parameters with which about half of the tokens are called replaced."""
     found = factories.random_params(OBJECTIVE, 0.5)
     output = found[HEAD]["output"]
-    output["bias"] -= np.median(OBJECTIVE.logits(found, factories.packed_tokens()))
+    output["bias"] -= np.median(jax.jit(OBJECTIVE.logits)(found, factories.packed_tokens()))
     return found
 
 

@@ -52,7 +52,7 @@ def store() -> PackedDataset:
 
 
 def evaluate(objective: MaskedLM, rows: PackedDataset, **kwargs) -> dict[str, float]:
-    extra = factories.first_extra(objective, params())
+    extra = jax.jit(lambda params: factories.first_extra(objective, params))(params())
     state = types.SimpleNamespace(params=params(), extra=extra)
     settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
     return dict(SampledLoss(objective, rows, **settings)(state))

@@ -24,6 +24,8 @@ BOS, PAD, EOS, PIECES = 0, 1, 2, 36
 IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(BOS, PAD), num_classes=PIECES)
 SYMBOLS = (37, 39)  # rows beyond the pieces
 ALL = (*encoder_test.ALL, dataclasses.replace(encoder_test.GATED, embedding_size=16))
+# With decoders of as many layers, for what does not depend on the encoder.
+SHALLOW = tuple(dataclasses.replace(settings, num_layers=0) for settings in ALL)
 
 
 def model(settings) -> Translation:
@@ -48,9 +50,9 @@ def features(lengths=(7, 3, 5, 9, 4)) -> list[TranslationFeature]:
     return found
 
 
-def batch_of(some) -> dict[str, jax.Array]:
+def batch_of(some) -> dict[str, np.ndarray]:
     rows = [one.arrays(12, PAD) for one in some]
-    return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 @functools.partial(jax.jit, static_argnames=("settings", "decoding"))
@@ -77,8 +79,33 @@ def slow_search(values, batch, settings, decoding):
     return beam_search(step, batch["first_token"], empty, decoding, IDS).tokens[:, 0]
 
 
+@functools.partial(jax.jit, static_argnames="settings")
+def states_of(values, batch, tokens, settings):
+    """States [B, K, L, D] of hypotheses [B, K, L], decoded whole, and token by token."""
+    one, (_, count, length) = model(settings), tokens.shape
+    decoder = {"params": one.decoder_params(values)}
+    states, mask = one.states(values, batch), context_mask(batch)
+    flat = tokens.reshape(-1, length)
+    whole = one.decoder.apply(
+        decoder, flat, jnp.ones_like(flat), jnp.broadcast_to(jnp.arange(length), flat.shape),
+        Context(*repeat((states, mask), count)), deterministic=True, method="decode",
+    )  # fmt: skip
+    layers = values["decoder"]["layers"]
+    cache = empty_cache(one.decoder.settings, layers, states, count, length + 1)
+
+    def advance(own, index):
+        hidden, own = one.decoder.apply(
+            decoder, tokens[:, :, index], index, mask, cache._replace(own=own),
+            method="decode_next",
+        )  # fmt: skip
+        return own, hidden
+
+    _, by_token = jax.lax.scan(advance, cache.own, jnp.arange(length))
+    return whole.reshape(*tokens.shape, -1), jnp.moveaxis(by_token, 0, 2)
+
+
 class SearchTest(parameterized.TestCase):
-    @parameterized.product(settings=ALL, beams=(1, 3))
+    @parameterized.product(settings=SHALLOW, beams=(1, 3))
     def test_equals_decoding_every_prefix(self, settings, beams):
         # Without repetitions, which a random model prefers, each token depends on those before.
         decoding = DecodingSettings(beams=beams, max_length=8, no_repeat_ngram=1)
@@ -88,29 +115,12 @@ class SearchTest(parameterized.TestCase):
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
         self.assertGreater(len(np.unique(found)), 5)
 
-    @parameterized.parameters(*ALL)
+    @parameterized.parameters(*SHALLOW)
     def test_states_are_those_of_the_whole_hypothesis(self, settings):
-        one, values, batch = model(settings), params(settings), batch_of(features())
-        params_of = {"params": one.decoder_params(values)}
-        rng, count = np.random.default_rng(0), 3
-        tokens = jnp.asarray(rng.integers(0, 40, (len(features()), count, 8)), jnp.int32)
-        states, mask = one.states(values, batch), context_mask(batch)
-        flat = tokens.reshape(-1, 8)
-        expected = one.decoder.apply(
-            params_of, flat, jnp.ones_like(flat), jnp.broadcast_to(jnp.arange(8), flat.shape),
-            Context(*repeat((states, mask), count)), deterministic=True, method="decode",
-        )  # fmt: skip
-        cache = empty_cache(one.decoder.settings, values["decoder"]["layers"], states, count, 9)
-
-        def advance(own, index):
-            hidden, own = one.decoder.apply(
-                params_of, tokens[:, :, index], index, mask, cache._replace(own=own),
-                method="decode_next",
-            )  # fmt: skip
-            return own, hidden
-
-        _, found = jax.lax.scan(advance, cache.own, jnp.arange(8))
-        found = jnp.moveaxis(found, 0, 2).reshape(expected.shape)
+        tokens = np.random.default_rng(0).integers(0, 40, (len(features()), 3, 8))
+        expected, found = states_of(
+            params(settings), batch_of(features()), tokens.astype(np.int32), settings
+        )
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
 
     @parameterized.parameters(1, 3)
@@ -118,7 +128,7 @@ class SearchTest(parameterized.TestCase):
         decoding, batch = DecodingSettings(beams=beams, max_length=8), batch_of(features())
 
         def flops(vocab_size: int) -> float:
-            one = model(dataclasses.replace(ALL[0], vocab_size=vocab_size))
+            one = model(dataclasses.replace(SHALLOW[0], vocab_size=vocab_size))
             values = nn.unbox(jax.eval_shape(one.init, jax.random.key(0)))
             found = jax.jit(lambda *args: search(one, *args, decoding, IDS))
             return matmul_flops(found.trace(values, batch).jaxpr)

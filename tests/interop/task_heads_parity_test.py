@@ -30,7 +30,7 @@ def head_of(kind: str, module: nn.Module, suffix: str, labels: tuple[str, ...]):
     rng = np.random.default_rng(3)
     params = jax.tree.map(
         lambda x: (0.5 * rng.normal(size=x.shape)).astype(np.float32),
-        nn.unbox(objective.init_head(jax.random.key(0))),
+        nn.unbox(jax.eval_shape(objective.init_head, jax.random.key(0))),
     )
     return objective, params, TaskHead(kind, suffix, labels, params)
 

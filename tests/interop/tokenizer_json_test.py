@@ -72,18 +72,18 @@ def changed(path: pathlib.Path, **changes: Any) -> None:
     path.write_text(json.dumps({**value, **changes}), encoding="utf-8")
 
 
-def pieces_by(model: bytes, text: str) -> list[str]:
-    return spm.SentencePieceProcessor(model_proto=model).encode(text, out_type=str)
-
-
 class RebuiltTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
     def assert_segments_as(self, rebuilt: bytes, expected: bytes) -> None:
-        for text in texts():
-            self.assertEqual(pieces_by(rebuilt, text), pieces_by(expected, text), text)
+        found, of_model = (
+            spm.SentencePieceProcessor(model_proto=model).encode(texts(), out_type=str)
+            for model in (rebuilt, expected)
+        )
+        for text, pieces, expected_pieces in zip(texts(), found, of_model, strict=True):
+            self.assertEqual(pieces, expected_pieces, text)
 
     def test_a_saved_tokenizer_is_the_model_that_it_was_made_of(self):
         saved(self.folder)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.inclusion import NeighbourIndex, inclusion
+from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
     OutputLayer,
@@ -57,17 +58,17 @@ NEG = layer_of("neg")
 SAMPLED = (KNN, CORRECTED, TARGETS, NCE, NEG)
 
 
-def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, jax.Array]:
+def random_batch(num_rows: int = V, num_valid: int = NUM_VALID) -> dict[str, np.ndarray]:
     """Two positions that do not count, and a fraction."""
     rng = np.random.default_rng(0)
     weights = np.ones((G, WG), np.float32)
     weights[0, 2], weights[1, 4:] = 0, (0, 0.5)
     return {
-        "hidden": jnp.asarray(rng.normal(size=(B, M, D)), jnp.float32),
-        "targets": jnp.asarray(rng.integers(0, num_valid, (B, M)), jnp.int32),
-        "weights": jnp.asarray(weights.reshape(B, M)),
-        "table": jnp.asarray(rng.normal(size=(num_rows, D)), jnp.float32),
-        "bias": jnp.asarray(rng.normal(size=num_rows), jnp.float32),
+        "hidden": rng.normal(size=(B, M, D)).astype(np.float32),
+        "targets": rng.integers(0, num_valid, (B, M)).astype(np.int32),
+        "weights": weights.reshape(B, M),
+        "table": rng.normal(size=(num_rows, D)).astype(np.float32),
+        "bias": rng.normal(size=num_rows).astype(np.float32),
     }
 
 
@@ -77,9 +78,9 @@ def statistics_of(num_rows: int = V, num_valid: int = NUM_VALID) -> TokenStatist
     probabilities = np.random.default_rng(1).random(num_rows) * is_class
     probabilities /= probabilities.sum()
     return TokenStatistics(
-        jnp.asarray(probabilities, jnp.float32),
+        probabilities.astype(np.float32),
         cumulative_thresholds(probabilities),
-        jnp.asarray(np.where(is_class, np.arange(num_rows) % 3, -1), jnp.int32),
+        np.where(is_class, np.arange(num_rows) % 3, -1).astype(np.int32),
     )
 
 
@@ -89,18 +90,28 @@ def index_of(layer: OutputLayer, batch=None, statistics=None):
         return None
     table = (batch or random_batch())["table"]
     statistics = statistics or statistics_of()
-    empty = layer.init_index(len(table))
-    neighbours, _ = layer.refresh(empty.neighbours, table, statistics)
-    if empty.inclusion is None:
+    # Like `layer.refresh`, by programs that layers share.
+    neighbours = nearest_neighbours(table, k=layer.k, num_valid=layer.num_valid)
+    if not layer.log_q_correction:
         return NeighbourIndex(neighbours, None)
-    return NeighbourIndex(neighbours, layer.inclusion(neighbours, statistics))
+    return NeighbourIndex(neighbours, jitted_inclusion(neighbours, statistics.probabilities))
+
+
+jitted_inclusion = jax.jit(inclusion)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def sample_of(layer: OutputLayer, batch, index=None, statistics=None, seed=0) -> Sample:
     key = jax.random.key(seed)
-    statistics = statistics or statistics_of()
+    statistics = jax.tree.map(jnp.asarray, statistics or statistics_of())
     return layer.sample(key, batch["targets"], batch["weights"], statistics, index)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def losses_of(layer: OutputLayer, batch, sample: Sample | None) -> jax.Array:
+    """Losses [B, M]."""
+    names = ("hidden", "targets", "weights", "table", "bias")
+    return layer.loss(*(batch[name] for name in names), sample)
 
 
 @functools.partial(jax.jit, static_argnums=0)

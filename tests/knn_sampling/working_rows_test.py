@@ -35,9 +35,17 @@ def candidate_sets(rng: np.random.Generator, num_groups: int, capacity: int) -> 
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def make(candidate_ids, tokens, vocab_size, capacity, targets=None) -> WorkingRows:
-    required = jnp.zeros((0,), jnp.int32) if targets is None else targets
-    return working_rows(candidate_ids, tokens, vocab_size, capacity, required=required)
+def _make(candidate_ids, tokens, vocab_size, capacities, targets) -> list[WorkingRows]:
+    return [
+        working_rows(candidate_ids, tokens, vocab_size, capacity, required=targets)
+        for capacity in capacities
+    ]
+
+
+def make(candidate_ids, tokens, *capacities: int, targets=None) -> list[WorkingRows]:
+    """The rows of a batch within each of some capacities."""
+    required = np.zeros((0,), np.int32) if targets is None else targets
+    return jax.device_get(_make(candidate_ids, tokens, V, capacities, required))
 
 
 def slow_rows(candidate_ids, tokens, targets, vocab_size: int, capacity: int) -> list[int]:
@@ -59,9 +67,9 @@ class WorkingRowsTest(parameterized.TestCase):
             candidate_ids = candidate_sets(rng, num_groups, capacity)
             tokens = rng.integers(0, V, tokens_shape).astype(np.int32)
             num_rows = min(num_groups * capacity, V) + min(tokens.size, V)
-            for most in (0, num_rows, num_rows + 9):  # a capacity above the bound is the bound
-                rows = make(candidate_ids, tokens, V, most)
-                ids = np.asarray(rows.ids)
+            # A capacity above the bound is the bound.
+            for rows in make(candidate_ids, tokens, 0, num_rows, num_rows + 9):
+                ids = rows.ids
                 self.assertEqual(ids.shape, (num_rows,))
                 used = ids[ids < V]
                 expected = slow_rows(candidate_ids, tokens, np.array([]), V, 0)
@@ -69,21 +77,21 @@ class WorkingRowsTest(parameterized.TestCase):
                 self.assertEqual(rows.num_needed, len(expected))
                 self.assertEqual(set(ids[ids >= V].tolist()) - {V}, set())
 
-                np.testing.assert_array_equal(ids[np.asarray(rows.tokens)], tokens)
+                np.testing.assert_array_equal(ids[rows.tokens], tokens)
                 if num_groups == 1:
                     self.assertIsNone(rows.candidates)
                     np.testing.assert_array_equal(ids[:capacity], candidate_ids[0])
                 else:
                     is_id = candidate_ids < V
-                    candidate_rows = np.asarray(rows.candidates)
-                    np.testing.assert_array_equal(ids[candidate_rows[is_id]], candidate_ids[is_id])
-                    np.testing.assert_array_equal(candidate_rows[~is_id], num_rows)
+                    found = rows.candidates
+                    np.testing.assert_array_equal(ids[found[is_id]], candidate_ids[is_id])
+                    np.testing.assert_array_equal(found[~is_id], num_rows)
 
     def test_any_batch_fits(self):
         # As many distinct rows as there can be: all candidates of all groups, and the tokens.
         candidate_ids = np.arange(30, dtype=np.int32).reshape(3, 10)
         tokens = np.arange(30, V, dtype=np.int32).reshape(4, 5)
-        rows = make(candidate_ids, tokens, V, 0)
+        (rows,) = make(candidate_ids, tokens, 0)
         self.assertEqual(rows.ids.tolist(), list(range(V)))
         np.testing.assert_array_equal(rows.tokens, tokens)
         np.testing.assert_array_equal(rows.candidates, candidate_ids)
@@ -97,7 +105,7 @@ class WorkingRowsTest(parameterized.TestCase):
             tokens = rng.integers(0, V, (3, 4)).astype(np.int32)
             targets = rng.integers(0, V, (3, 2)).astype(np.int32)  # not all are candidates
             tokens[0], targets[0] = tokens[0, 0], tokens[0, 0]
-            rows = make(candidate_ids, tokens, V, capacity, targets)
+            (rows,) = make(candidate_ids, tokens, capacity, targets=targets)
             expected = slow_rows(candidate_ids, tokens, targets, V, capacity)
             unused = [V] * (capacity - len(expected))
             self.assertEqual(rows.ids.tolist(), expected + unused)
@@ -105,12 +113,11 @@ class WorkingRowsTest(parameterized.TestCase):
             self.assertEqual(rows.num_needed, needed)
             overflows.append(needed - capacity)
 
-            ids = np.asarray(rows.ids)
-            np.testing.assert_array_equal(ids[np.asarray(rows.tokens)], tokens)
+            ids = rows.ids
+            np.testing.assert_array_equal(ids[rows.tokens], tokens)
             stays = np.isin(candidate_ids, expected)
-            candidate_rows = np.asarray(rows.candidates)
-            np.testing.assert_array_equal(ids[candidate_rows[stays]], candidate_ids[stays])
-            np.testing.assert_array_equal(candidate_rows[~stays], capacity)
+            np.testing.assert_array_equal(ids[rows.candidates[stays]], candidate_ids[stays])
+            np.testing.assert_array_equal(rows.candidates[~stays], capacity)
         # The cases are worth trying: batches that do not fit, and ones that do.
         self.assertEqual(max(overflows) > 0, capacity < V)
         self.assertEqual(min(overflows) <= 0, num_groups == 1 or capacity == V)
@@ -118,17 +125,18 @@ class WorkingRowsTest(parameterized.TestCase):
     def test_distinct_tokens_and_targets_fill_the_least_capacity(self):
         tokens, targets = (np.arange(i, j, dtype=np.int32) for i, j in ((20, 32), (40, 48)))
         candidate_ids = np.arange(V, dtype=np.int32)[None]
-        rows = make(candidate_ids, tokens[None], V, 20, targets[None])
+        (rows,) = make(candidate_ids, tokens[None], 20, targets=targets[None])
         self.assertEqual(rows.ids.tolist(), [*tokens.tolist(), *targets.tolist()])
         with self.assertRaisesRegex(
             ValueError,
             "output_layer.row_capacity is 19, must be at least 20: the 12 input tokens and 8 "
             "targets of a batch .* vocabulary of 50; 0 sets no limit",
         ):
-            make(candidate_ids, tokens[None], V, 19, targets[None])
+            make(candidate_ids, tokens[None], 19, targets=targets[None])
         # A vocabulary smaller than that is enough.
         all_tokens = np.arange(3 * V, dtype=np.int32)[None] % V
-        self.assertEqual(make(candidate_ids, all_tokens, V, V, targets).ids.tolist(), [*range(V)])
+        (rows,) = make(candidate_ids, all_tokens, V, targets=targets)
+        self.assertEqual(rows.ids.tolist(), [*range(V)])
 
 
 NUM_ROWS, NUM_VALID = 40, 37
@@ -173,16 +181,9 @@ def without(sample: Sample, stay: list[int], targets: np.ndarray) -> Sample:
         found = ids[group].tolist()
         labels[group] = [found.index(t) if t in found else 0 for t in targets[group].tolist()]
     union_size = (ids < NUM_ROWS).sum(axis=1, dtype=np.int32)
-    candidates = sample.candidates._replace(
-        ids=jnp.asarray(ids), labels=jnp.asarray(labels), union_size=jnp.asarray(union_size)
-    )
-    has_counts = sample.counts is not None
-    return Sample(
-        candidates,
-        jnp.asarray(logit_bias),
-        jnp.asarray(counts) if has_counts else None,
-        candidates.ids,
-    )
+    labels = np.array(labels, np.int32)
+    candidates = sample.candidates._replace(ids=ids, labels=labels, union_size=union_size)
+    return Sample(candidates, logit_bias, None if sample.counts is None else counts, ids)
 
 
 class LossOverRowsTest(parameterized.TestCase):
@@ -190,8 +191,9 @@ class LossOverRowsTest(parameterized.TestCase):
     def test_a_candidate_that_is_left_out_is_no_class(self, kind, group_size, capacity):
         layer = dataclasses.replace(LAYERS[kind], group_size=group_size)
         batch, statistics = random_batch(NUM_ROWS, NUM_VALID), statistics_of(NUM_ROWS, NUM_VALID)
-        sample = sample_of(layer, batch, index_of(layer, batch, statistics), statistics)
-        ids, targets = np.asarray(sample.candidates.ids), np.asarray(batch["targets"])
+        index = index_of(layer, batch, statistics)
+        sample = jax.device_get(sample_of(layer, batch, index, statistics))
+        ids, targets = sample.candidates.ids, batch["targets"]
         stay = slow_rows(ids, TOKENS, targets, NUM_ROWS, capacity)
         left_out = set(ids.ravel().tolist()) - {NUM_ROWS} - set(stay)
         self.assertEqual(bool(left_out), kind != "target_sampling" and capacity in (16, 21))

@@ -28,9 +28,10 @@ def encoder_settings(**changes) -> EncoderSettings:
     return EncoderSettings(**(settings | changes))
 
 
+@functools.cache
 def boxed_shapes(settings: EncoderSettings):
     """Shapes and types of an encoder's parameters, boxed with their axis names."""
-    row = jnp.zeros((1, settings.max_length), jnp.int32)
+    row = np.zeros((1, settings.max_length), np.int32)
     return jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
 
 

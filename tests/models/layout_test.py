@@ -30,6 +30,12 @@ interpreted = functools.partial(gated_attention, block_size=32, interpret=True)
 interpreted_splash = functools.partial(segment_attention, interpret=True)
 
 
+@functools.cache
+def on_one_device(encoder: EncoderSettings) -> tuple:
+    """The loss and its gradients."""
+    return on_mesh(1, 1, 1, encoder=encoder)()
+
+
 def tearDownModule():
     on_mesh.cache_clear()  # or its programs would stay loaded
 
@@ -41,7 +47,7 @@ class LayoutTest(parameterized.TestCase):
     def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):
         # On one device without the fused kernel.
         plain = dataclasses.replace(encoder, attention="xla")
-        expected_loss, expected = on_mesh(1, 1, 1, encoder=plain)()
+        expected_loss, expected = on_one_device(plain)
         with (
             mock.patch.object(attention, "gated_attention", interpreted),
             mock.patch.object(attention, "segment_attention", interpreted_splash),

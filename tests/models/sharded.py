@@ -12,7 +12,7 @@ import numpy as np
 
 from configs import quickstart
 from models.encoder import Encoder, EncoderSettings, output_table
-from tests.models.factories import boxed_shapes, encoder_settings, random_like
+from tests.models.factories import boxed_shapes, encoder_settings, random_params
 from training.sharding import (
     MeshSettings,
     batch_sharding,
@@ -90,8 +90,8 @@ class Sharded:
 
     def __call__(self) -> tuple:
         """The loss of `batch()` and its gradients."""
-        params = random_like(nn.unbox(boxed_shapes(self.settings)))
-        return jax.device_get(self.step(*jax.device_put((params, batch()), self.shardings)))
+        arguments = random_params(self.settings), batch()
+        return jax.device_get(self.step(*jax.device_put(arguments, self.shardings)))
 
     def temporary_bytes(self) -> int:
         """Temporary memory of one device, besides arguments and results."""
