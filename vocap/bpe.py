@@ -69,16 +69,12 @@ def train(
     return tuple(p.piece for p in normal), np.array([p.score for p in normal], np.float64)
 
 
-def segmented_counts(pieces: Sequence[str], scores: np.ndarray, table: RunTable) -> np.ndarray:
-    """Count pieces, and last the unknown characters, in the segmentation of a text.
+def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePieceProcessor:
+    """Build the processor that segments runs, whose ids are the places of the pieces.
 
     Args:
       pieces: [V] distinct pieces.
       scores: [V] their scores, the larger the earlier merged.
-      table: the text.
-
-    Returns:
-      [V + 1] float64.
     """
     proto = model_pb2.ModelProto()
     for piece, score in zip(pieces, np.asarray(scores).tolist(), strict=True):
@@ -87,8 +83,20 @@ def segmented_counts(pieces: Sequence[str], scores: np.ndarray, table: RunTable)
     proto.trainer_spec.model_type = model_pb2.TrainerSpec.BPE
     spec = proto.normalizer_spec
     spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
-    processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
-    found = np.zeros(len(pieces) + 1)
+    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
+def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> np.ndarray:
+    """Count pieces, and last the unknown characters, in the segmentation of a text.
+
+    Args:
+      processor: a `segmenter` of V pieces.
+      table: the text.
+
+    Returns:
+      [V + 1] float64.
+    """
+    found = np.zeros(processor.get_piece_size())
     weights = iter(table.counts.tolist())
     strings = table.text.strings()
     while batch := list(itertools.islice(strings, _AT_ONCE)):
@@ -97,13 +105,14 @@ def segmented_counts(pieces: Sequence[str], scores: np.ndarray, table: RunTable)
             for i in ids:
                 found[i] += weight
     # The processor takes unknown characters that follow each other as one.
-    found[-1] = _unknown_characters(pieces, table)
+    found[-1] = _unknown_characters(processor, table)
     return found
 
 
-def _unknown_characters(pieces: Sequence[str], table: RunTable) -> float:
+def _unknown_characters(processor: spm.SentencePieceProcessor, table: RunTable) -> float:
     """Count the characters of a text that are no pieces."""
-    known = np.array([ord(piece) for piece in pieces if len(piece) == 1], np.int32)
-    is_unknown = ~np.isin(table.text.characters, known)
+    distinct, inverse = np.unique(table.text.characters, return_inverse=True)
+    ids = (processor.piece_to_id(chr(code)) for code in distinct.tolist())
+    is_unknown = np.array([processor.is_unknown(i) for i in ids], bool)[inverse]
     in_runs = np.add.reduceat(np.append(is_unknown, False), table.text.offsets[:-1])
     return float(in_runs @ table.counts)

@@ -41,7 +41,7 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
       kind: `merge.UNIGRAM` or `merge.BPE`.
     """
     if kind == merge.BPE:
-        return functools.partial(bpe.segmented_counts, pieces, scores)
+        return functools.partial(bpe.segmented_counts, bpe.segmenter(pieces, scores))
     return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)
 
 
