@@ -127,7 +127,7 @@ def languages(
 
 
 def _there(root: pathlib.Path) -> str:
-    """What a folder has instead of the files looked for, in words, files first."""
+    """Contents of a folder instead of the files looked for, in words, files first."""
     if not root.is_dir():
         return ", which is no folder"
     names = [one.name for one in sorted(root.iterdir(), key=lambda one: (one.is_dir(), one))]

@@ -56,7 +56,7 @@ _SHARED = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What an encoder is trained and selected on.
+    """Data that an encoder is trained and selected on.
 
     Attributes:
       label: in tables.

@@ -157,7 +157,7 @@ class EndToEndTest(parameterized.TestCase):
         return commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
 
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
-        """What a command logs that ends well."""
+        """Log of a command that ends well."""
         with self.assertLogs("absl", "INFO") as logs:
             result = self.execute(stage, workdir, *overrides)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -112,7 +112,7 @@ def _has_explorer(record: Record) -> bool:
 
 
 def _explorer_note(record: Record) -> str:
-    """Where the explorer is, or why there is none."""
+    """Place of the explorer, or why there is none."""
     if _has_explorer(record):
         return _EXPLORER_NOTE
     return _NO_EXPLORER_NOTE.format(method=record["settings"]["method"])

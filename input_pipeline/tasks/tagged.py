@@ -121,7 +121,7 @@ def _checked(path: pathlib.Path, task: Task) -> list[list[_Word]]:
 
 
 def _prefix(sentences: list[list[_Word]]) -> str:
-    """What WikiANN puts before each word of a file: its language and a colon, or ""."""
+    """Prefix of each word of a file of WikiANN: its language and a colon, or ""."""
     first = _PREFIX.match(sentences[0][0][1])
     is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
     return first[0] if first and is_of_all else ""

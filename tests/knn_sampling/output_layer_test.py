@@ -55,7 +55,7 @@ def mesh_of(data: int, model: int) -> jax.sharding.Mesh:
 
 @functools.cache
 def softmax_losses_and_gradients():
-    """What `value_and_gradients` has to give, by the loss of the softmax over all classes."""
+    """Expected result of `value_and_gradients`, by the loss of the softmax over all classes."""
     batch = random_batch()
 
     def loss(hidden, table, bias):

@@ -113,7 +113,7 @@ def of_plan(objective: CrossMLM, plan: Plan):
 
 
 def sides_of(kind: str, row: np.ndarray) -> list[slice]:
-    """Where the two sides of a sequence are."""
+    """Places of the two sides of a sequence."""
     end = int((row != PAD).sum())
     middle = L // 2 if kind == PACKED else int(np.flatnonzero(row == BOS)[1])
     return [slice(0, middle), slice(middle, end)]
