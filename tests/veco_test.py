@@ -24,7 +24,8 @@ from objectives.masked_lm import MaskedLM
 from tests import factories
 from tests.builders_test import write_store
 from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
-from training.sharding import make_mesh, with_placed
+from training.sharding import make_mesh, placed
+from training.subtrees import merged
 
 CROSS = dataclasses.replace(SETTINGS, cross_attention=True)
 ONE = make_mesh(factories.ONE_DEVICE, jax.devices()[:1])
@@ -162,7 +163,7 @@ class FolderTest(parameterized.TestCase):
         self.write(source)
         found = model_folder.initial_params(self.folder, dataclasses.asdict(own), tokenizer())
         start = jax.tree.map(lambda x: jax.device_put(x + 1), params_of(own))
-        started = with_placed(start, found)
+        started = merged(start, placed(found, start))
         expected = jax.tree.map(np.copy, start)
         kept = params_of(source) if there and here else without_cross_attention(params_of(source))
         check = np.testing.assert_array_equal
@@ -174,7 +175,7 @@ class FolderTest(parameterized.TestCase):
 
     def test_parameters_that_the_run_lacks_are_refused(self):
         with self.assertRaisesRegex(ValueError, "no parameters .*cross_attention"):
-            with_placed(jax.tree.map(jax.device_put, params_of(SETTINGS)), params_of(CROSS))
+            placed(params_of(CROSS), jax.tree.map(jax.device_put, params_of(SETTINGS)))
 
     def test_runs_differ_in_cross_attention_alone(self):
         check = functools.partial(_check_same_parameters, self.folder)

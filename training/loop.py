@@ -1,6 +1,5 @@
 """Training loop, independent of the objective."""
 
-import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -175,10 +174,9 @@ def _first_state(
     """Restore or initialise the state; return the steps taken, and the state after them."""
     found = checkpoints.restore_latest(functions.abstract_after)
     if found is None:
-        state = functions.init(np.int32(settings.seed))
+        given = None
         if initial_params is not None:
-            params = sharding.with_placed(state.params, initial_params())
-            state = dataclasses.replace(state, params=params)
-        return 0, state
+            given = sharding.placed(initial_params(), functions.abstract_state.params)
+        return 0, functions.init(np.int32(settings.seed), given)
     logging.info("resumed after step %d", found[0])
     return found

@@ -189,29 +189,27 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
     return nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
 
 
-def with_placed(params, arrays):
-    """Replace parameters by arrays that every host holds, placed with the same shardings.
+def placed(arrays: Any, params: Any) -> Any:
+    """Place arrays that every host holds on the devices, sharded as the parameters.
 
     Args:
-      params: parameters on the devices.
-      arrays: nested like them; those that are missing are not replaced.
+      arrays: values of some parameters, nested like them.
+      params: shapes, dtypes and shardings of all parameters.
 
     Raises:
       ValueError: there is an array that is no parameter.
     """
-    found = dict(jax.tree.leaves_with_path(arrays))
+    found = dict(jax.tree.leaves_with_path(params))
+    if unknown := [path for path, _ in jax.tree.leaves_with_path(arrays) if path not in found]:
+        names = ", ".join(map(jax.tree_util.keystr, unknown))
+        raise ValueError(f"the run has no parameters {names}, which its initial ones have")
 
-    def placed(path: tuple, like: jax.Array) -> jax.Array:
-        if path not in found:
-            return like
-        array = np.asarray(found.pop(path), like.dtype)
+    def place(path: tuple, array: Any) -> jax.Array:
+        like = found[path]
+        array = np.asarray(array, like.dtype)
         return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
 
-    params = jax.tree.map_with_path(placed, params)
-    if found:
-        names = ", ".join(map(jax.tree_util.keystr, found))
-        raise ValueError(f"the run has no parameters {names}, which its initial ones have")
-    return params
+    return jax.tree.map_with_path(place, arrays)
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:

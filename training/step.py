@@ -117,7 +117,8 @@ class TrainFunctions:
       objective: the objective.
       mesh: the device mesh.
       stage: what is trained, and in which steps.
-      init: seed -> initial state, created sharded.
+      init: (seed, given=None) -> initial state, created sharded, with the parameters `given`, which
+        are donated (`sharding.placed`), in place of random ones.
       train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); donates the
         state.
       refresh: (names, state) -> (state with these parts of the extra state refreshed, report);
@@ -224,6 +225,11 @@ def _stage_functions(
         shardings,
     )
     metrics = sharding.replicated(mesh)  # since every host reads them
+
+    def init(seed: jax.Array, given: Any = None) -> TrainState:
+        state = nn.unbox(boxed_state(seed))
+        return dataclasses.replace(state, params=merged(state.params, given or {}))
+
     new_opt_state = jax.jit(
         sharding.traced_on(mesh, optimizer.init), out_shardings=shardings.opt_state
     )
@@ -235,7 +241,7 @@ def _stage_functions(
         objective=objective,
         mesh=mesh,
         stage=stage,
-        init=compiled(lambda seed: nn.unbox(boxed_state(seed)), out_shardings=shardings),
+        init=compiled(init, donate_argnums=1, out_shardings=shardings),
         train_step=compiled(
             lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
             static_argnums=0,
