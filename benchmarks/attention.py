@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from models.fused_attention import gated_attention
 from models.masks import segment_mask
 from models.positions import DistanceBias, rotate
@@ -115,7 +115,7 @@ def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     given = inputs()
     segments = jnp.sort(
         jax.random.randint(

@@ -110,7 +110,7 @@ def cases() -> tuple[dict[str, Callable[[], object]], int]:
 
 
 def main(_) -> None:
-    machine.pin(_CORES.value)
+    machine.set_up(_CORES.value)
     steps, union_size = cases()
     times = machine.interleaved_medians(steps, _REPETITIONS.value)
     print(machine.describe_machine())

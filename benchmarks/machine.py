@@ -9,9 +9,16 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from training import host_memory
 
-def pin(cores: int) -> None:
-    """Pin this process, and XLA in it, to the first `cores` cores; call it before using jax."""
+
+def set_up(cores: int = 0) -> None:
+    """Set this process up as the commands are; call it before using jax.
+
+    Args:
+      cores: the process, and XLA in it, is pinned to so many; 0 for all.
+    """
+    host_memory.keep_freed()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     if cores == 1:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from knn_sampling.neighbours import SCORES, nearest_neighbours
 
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, tokens.")
@@ -124,7 +124,7 @@ def recall(index: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     k, num_queries = _K.value, _QUERIES.value
     if num_queries % DEFAULT_BLOCK:
         raise ValueError(f"--queries is {num_queries}, must be a multiple of {DEFAULT_BLOCK}")

@@ -17,7 +17,7 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks import train_step
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 
 _CORES = flags.DEFINE_integer("cores", 1, "CPU cores to use; 0 for all.")
 _VOCAB = flags.DEFINE_integer("vocab_size", 250_112, "V.")
@@ -99,7 +99,7 @@ def peer_runs(batches: list[dict[str, np.ndarray]], masked: int) -> dict[str, Ca
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     cases = {
         name: train_step.Case(SIZES, mode, _VOCAB.value, SIZES.hidden_size, searches=False)
         for name, mode in OURS.items()

@@ -20,7 +20,7 @@ import optax
 from absl import app, flags
 
 from benchmarks import train_step
-from benchmarks.machine import describe_machine, interleaved_medians
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from benchmarks.train_step import BOS, EOS, PRESETS, Preset
 from input_pipeline.stream import PACKED
 from models.encoder import Encoder
@@ -182,6 +182,7 @@ def print_layer(preset: Preset, layer: str, vocab_size: int) -> None:
 
 
 def main(_) -> None:
+    set_up()
     preset = SIZES[_SIZE.value]
     print(f"{describe_machine()}; {dataclasses.asdict(preset)}")
     for layer in _LAYERS.value:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
 from knn_sampling.draws import draw_from_table
 
@@ -109,7 +109,7 @@ def print_rows(vocab_size: int, width: int, timed: bool) -> None:
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     print(f"{describe_machine()}; W = {_POSITIONS.value}\n")
     print("| V | E | what | ms | times its peer's | temporary MB |")
     print("|---:|---:|---|---:|---:|---:|")

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from training.row_adamw import RowAdamW, Rows, row_adamw
 
 _STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed"], "What to run.")
@@ -209,7 +209,7 @@ def speed_study() -> None:
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     print(describe_machine())
     if _STUDY.value in ("all", "distance"):
         distance_study()

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, pin
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.candidates import union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss
@@ -156,7 +156,7 @@ def print_rows(runs: Runs, what: str, repetitions: int) -> None:
 
 
 def main(_) -> None:
-    pin(_CORES.value)
+    set_up(_CORES.value)
     both, forward = head_runs()
     print(f"{describe_machine()}, optax {optax.__version__}")
     print(f"V = {_VOCAB_SIZE.value:,}, W = {_POSITIONS.value:,}, D = {_WIDTH.value}; ", end="")

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, line, tables
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
@@ -413,6 +413,7 @@ def _end_in_time(minutes: float, report: Callable[[], None]) -> threading.Timer:
 
 
 def main(_) -> None:
+    set_up()
     preset = PRESETS[_PRESET.value]
     if _LAYERS.value is not None:
         preset = dataclasses.replace(preset, num_layers=_LAYERS.value)

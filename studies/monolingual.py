@@ -276,7 +276,7 @@ def main(_) -> None:
     workdir = pathlib.Path(given.workdir)
     errors = []
     if not given.report_only:
-        machine.pin(given.cores)
+        machine.set_up(given.cores)
         share_compiled(workdir.absolute() / "compiled")
         write_splits(pathlib.Path(given.data), workdir, dict.fromkeys(SPLITS, given.languages))
         todo = jobs(given.languages, [int(size) for size in given.sizes])

@@ -16,12 +16,6 @@ from ml_collections import ConfigDict, config_flags
 from training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Without these glibc maps large blocks again in each step, which slows down only some programs.
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
@@ -85,7 +79,7 @@ def execute(
       ValueError: the command failed.
       SystemExit: the command was asked to stop.
     """
-    environment = {**_ALLOCATOR, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ}
+    environment = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ}
     if compiled is not None:
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.absolute()))
     if one_thread:

@@ -231,7 +231,7 @@ def measure_speed(
     """
     from benchmarks import machine  # imports jax, which the rest does not need
 
-    machine.pin(int(_PIN.value))
+    machine.set_up(int(_PIN.value))
     turns = {
         setting.name: _turn(config, setting, seed, run_folders(workdir, setting, seed))
         for setting in settings

@@ -32,6 +32,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import jax
 import pytest
 
+from training import host_memory
+
+host_memory.keep_freed()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that stay, which the collector would go through again and again.
 gc.freeze()

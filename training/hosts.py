@@ -9,13 +9,15 @@ from absl import flags, logging
 from jax.experimental import multihost_utils
 
 from common.artifacts import Stage
+from training import host_memory
 
 
 def define_flags() -> Callable[[], None]:
     """Define the flags of a command that runs on several hosts.
 
     Returns:
-      A function that joins the hosts if the flags ask for it; call it before any other use of jax.
+      A function that joins the hosts if the flags ask for it, and sets up the memory of CPU hosts;
+      call it before any other use of jax.
     """
     distributed = flags.DEFINE_bool("distributed", False, "This is one of several hosts.")
     coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
@@ -29,6 +31,8 @@ def define_flags() -> Callable[[], None]:
     )
 
     def join() -> None:
+        if host_memory.is_of_cpu():
+            host_memory.keep_freed()
         if distributed.value:
             jax.distributed.initialize(
                 coordinator.value,
