@@ -278,7 +278,7 @@ def main(_) -> None:
     if not given.report_only:
         machine.set_up(given.cores)
         share_compiled(workdir.absolute() / "compiled")
-        write_splits(pathlib.Path(given.data), workdir, dict.fromkeys(SPLITS, given.languages))
+        write_splits(pathlib.Path(given.data), workdir, dict.fromkeys(TASKS, given.languages))
         todo = jobs(given.languages, [int(size) for size in given.sizes])
         seeds = [int(seed) for seed in given.seeds]
         errors = run_all(

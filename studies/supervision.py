@@ -2,19 +2,20 @@
 
     python -m studies.supervision --config=configs/xlm_r.py:small,DATA --workdir=DIR
 
-XLM-R's settings of NER (Section 5.2), on NER and POS, and its comparison with monolingual encoders
-(Section 5.3). An encoder of seven languages, `languages_7`, is fine-tuned
+XLM-R's settings of NER (Section 5.2), on NER, POS and XNLI, and its comparison with monolingual
+encoders (Section 5.3). An encoder of seven languages, `languages_7`, is fine-tuned
 
 - *en*: on English, and tested in all languages of the task; the checkpoint is selected on English
   development data, or on the mean over all languages (*en_one*), or for each language on its own
   (*en_each*), so that there are as many models as languages (Section 5.2, column #M);
 - *each*: on the data of a language, and tested in it;
-- *all*: on the data of all languages, selected on the mean of their development scores;
+- *all*: on the data of all languages, selected on the mean of their development scores; of XNLI,
+  whose data are translations, translate-train-all;
 
 and an encoder of each language alone, `only_LANGUAGE`, with half the pieces and equal steps, on
 that language. Training data are parts of the development data (`studies.splits`), some 600
-sentences of a language, since the full sets are not at hand. Embeddings are frozen, and all runs
-are fine-tuned at the rates and for the epochs of `TASKS`.
+sentences of a language, 1,494 pairs of XNLI's, since the full sets are not at hand. Embeddings are
+frozen, and all runs are fine-tuned at the rates and for the epochs of `TASKS`.
 
 Tables go to DIR/report/supervision.md. Runs of the config are in DIR as those of `studies.grid`
 are, which may have the same DIR. If it is run again after a stop, it completes missing runs;
@@ -44,6 +45,7 @@ ONE = "languages_7"
 TASKS: dict[str, dict[str, Any]] = {
     "udpos": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
     "wikiann": {"optimizer.learning_rate": 2e-3, "train.epochs": 10.0},
+    "xnli": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
 }
 _SHARED = {
     "task.buckets": (32,),
@@ -265,7 +267,7 @@ def write_report(study: grid.Study) -> str:
     parts = [
         "# Training data in English, in each language, in all",
         f"Seeds {', '.join(map(str, study.seeds))} of pre-training and fine-tuning; scores of "
-        "parts of the development data (NER) and of the test data (POS).",
+        "parts of the development data (NER, XNLI) and of the test data (POS).",
         *(score_table(study, task) for task in study.tasks),
         loss_table(study),
     ]

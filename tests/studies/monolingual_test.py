@@ -183,7 +183,9 @@ class SplitsTest(parameterized.TestCase):
         return [one.words[0] for one in examples]
 
     def test_every_example_is_in_one_split_in_its_order(self):
-        splits.write_splits(self.data, self.workdir, {task: ["fi"] for task in splits.SPLITS})
+        splits.write_splits(
+            self.data, self.workdir, {task: ["fi"] for task in monolingual_report.TASKS}
+        )
         pos = {split: self.read("udpos", split) for split in task_data.SPLITS}
         ner = {split: self.read("wikiann", split) for split in task_data.SPLITS}
         dev = [f"udpos/dev/{i}" for i in range(23)]
@@ -199,7 +201,7 @@ class SplitsTest(parameterized.TestCase):
     def test_a_language_without_data(self):
         with self.assertRaisesRegex(ValueError, "udpos/dev/xx.tsv.xz does not exist; .*'xx'"):
             splits.write_splits(
-                self.data, self.workdir, {task: ["fi", "xx"] for task in splits.SPLITS}
+                self.data, self.workdir, {task: ["fi", "xx"] for task in monolingual_report.TASKS}
             )
 
 

@@ -108,6 +108,30 @@ class SupervisionTest(absltest.TestCase):
         self.assertEqual([text.count("\tO") for text in texts], [6, 1, 3])
         self.assertLen({word for text in texts for word in text.split()}, 11)
 
+    def test_translations_are_in_one_split(self):
+        names, count = ("de", "en"), 30
+        for language in names:
+            # Three hypotheses for each premise, and a line separator within some rows.
+            end = "\u2028" if language == "de" else ""
+            rows = [f"{language}{n // 3}\t{n}{end * (n < 9)}\tneutral" for n in range(count)]
+            text = "\n".join(["premise\thypothesis\tlabel", *rows, ""])
+            path = self.data / f"xnli/dev/{language}.tsv.xz"
+            artifacts.write_bytes(path, lzma.compress(text.encode()))
+        splits.write_splits(self.data, self.workdir, {"xnli": names})
+        seen: dict[str, set[str]] = {}
+        for split, size in (("train", 18), ("validation", 3), ("test", 9)):
+            premises = {}
+            for language in names:
+                path = splits.split_folder(self.workdir) / "xnli" / split / f"{language}.tsv"
+                header, *rows = path.read_text().rstrip("\n").split("\n")
+                self.assertEqual(header, "premise\thypothesis\tlabel")
+                self.assertLen(rows, size)
+                premises[language] = {row.partition("\t")[0][2:] for row in rows}
+            self.assertEqual(premises["de"], premises["en"])
+            seen[split] = premises["en"]
+        self.assertLen(set().union(*seen.values()), count // 3)
+        self.assertEqual(sum(map(len, seen.values())), count // 3)  # none is in two
+
     def test_an_unfinished_setting_has_no_line(self):
         study = self.study(0)
         supervision.do_study(study)
