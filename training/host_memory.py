@@ -38,7 +38,7 @@ def keep_freed() -> bool:
 
 def is_of_cpu() -> bool:
     """Whether JAX will start its CPU backend: asked for it, or without that of another device."""
-    if platforms := jax.config.read("jax_platforms"):
+    if platforms := jax.config.jax_platforms:  # type: ignore[attr-defined]  # made at run time
         return platforms.split(",")[0] == "cpu"
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return not plugins and importlib.util.find_spec("libtpu") is None
