@@ -21,7 +21,6 @@ from objectives.cross_mlm import CrossMLM
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
 from training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
-from training.subtrees import selected
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
@@ -90,7 +89,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     while of_stages[-1].following is not None:
         of_stages.append(of_stages[-1].following)
     state, in_stage = of_stages[stage].abstract_state, of_stages[stage].stage
-    trained = selected(state.params, in_stage.trained)
+    trained = in_stage.trained_part(state.params)
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)

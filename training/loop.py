@@ -18,7 +18,6 @@ from training.settings import TrainSettings
 from training.signals import Stopped
 from training.state import TrainState
 from training.step import TrainFunctions
-from training.subtrees import selected
 
 
 class TrainingData(Protocol):
@@ -145,7 +144,7 @@ def train(
 
 def _log_stage(functions: TrainFunctions) -> None:
     stage, params = functions.stage, functions.abstract_state.params
-    trained = num_parameters(selected(params, stage.trained))
+    trained = num_parameters(stage.trained_part(params))
     total = num_parameters(params)
     logging.info("training %s: %s of %s parameters", stage, f"{trained:,}", f"{total:,}")
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from training.stages import Stage
 from training.state import TrainState
-from training.subtrees import selected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
         "parameters": state.params,
         "optimizer": state.opt_state,
         "extra state": state.extra,
-        "gradients": selected(state.params, stage.trained),
+        "gradients": stage.trained_part(state.params),
     }
     return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}
 

@@ -37,8 +37,8 @@ class OptimizerSettings:
       embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
         the rows that a step touches and apply pending updates of the others when they are next
         read.
-      frozen: names of groups of parameters, such as "embeddings", that are not updated; for the
-        table only with a dense update.
+      frozen: names of groups of parameters, such as "embeddings", that are not trained (see
+        `stages`).
       stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
         their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
         are (see `stages`).
@@ -78,11 +78,6 @@ class OptimizerSettings:
         if self.embedding_update not in ("dense", "rows"):
             raise ValueError(
                 f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
-            )
-        if self.frozen and self.embedding_update == "rows":
-            raise ValueError(
-                f"optimizer.frozen is {self.frozen}, but rows are updated as they are read; set "
-                'optimizer.embedding_update to "dense"'
             )
         for stage in self.stages:
             match stage:
@@ -180,16 +175,6 @@ class MuonState(NamedTuple):
     others: Any
 
 
-def _hold(names: tuple[str, ...]) -> optax.GradientTransformation:
-    """Transformation that zeroes the updates of all groups `names`."""
-
-    def is_held(path: tuple, parameter: jax.Array) -> bool:
-        del parameter
-        return not set(names).isdisjoint(getattr(key, "key", None) for key in path)
-
-    return optax.masked(optax.set_to_zero(), lambda params: jax.tree.map_with_path(is_held, params))
-
-
 class Optimizer(NamedTuple):
     """Optimizer as pure functions.
 
@@ -216,10 +201,10 @@ class Optimizer(NamedTuple):
 def make_optimizer(
     settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = (), first_step: int = 0
 ) -> Optimizer:
-    """Build the optimizer of `settings` for a run of `num_steps`.
+    """Build the optimizer of `settings` for a run of `num_steps`, of all parameters.
 
     Args:
-      settings: rates and kind of update.
+      settings: rates and kind of update; stages and what is frozen are `stage_optimizer`'s.
       num_steps: length of the schedule.
       tables: paths, such as "embeddings/table", of the tables that may be read by rows.
       first_step: step of the schedule at which the optimizer takes its first step.
@@ -238,10 +223,6 @@ def make_optimizer(
         adamw = _muon(settings, num_steps, first_step, adamw)
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
-    if settings.frozen:
-        # Before clipping, so that frozen parameters are not in the norm, and after weight decay.
-        hold = _hold(settings.frozen)
-        clip, adamw = optax.chain(hold, clip), optax.chain(adamw, hold)
     if not tables or settings.embedding_update == "dense":
         return _dense(clip, adamw, schedule)
     return _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)

@@ -3,7 +3,8 @@
 VECO trains cross-attention alone before everything (Section 3, "Optimization Settings"). A stage is
 trained as a run of its own that starts from the parameters of the one before: its optimizer holds
 the state of what it trains and of nothing else, and starts anew. Adam corrects its moments by one
-count of steps, which moments that are kept would not share with new ones.
+count of steps, which moments that are kept would not share with new ones. What is frozen throughout
+is in no stage: it has no gradient, no moments and no part in the norm of the gradient.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import flax.linen as nn
 import jax
 
 from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
-from training.subtrees import merged, selected
+from training.subtrees import excluding, merged, selected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,33 +26,40 @@ class Stage:
       trained: part of the path of every parameter that is trained; "" for all parameters.
       start: first step.
       end: first step after it.
+      frozen: groups of parameters that are never trained.
     """
 
     trained: str
     start: int
     end: int
+    frozen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = f"{self.trained!r} alone" if self.trained else "all parameters"
-        return f"{what}, steps {self.start} to {self.end}"
+        but = f" but {', '.join(map(repr, self.frozen))}" if self.frozen else ""
+        return f"{what}{but}, steps {self.start} to {self.end}"
+
+    def trained_part(self, params: Any) -> Any:
+        """Return the part of nested dictionaries of parameters that is trained."""
+        return excluding(selected(params, self.trained), self.frozen)
 
 
 def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
-    """Return the stages of a run of `num_steps`, of which the last one trains all parameters.
+    """Return the stages of a run of `num_steps`; the last one trains all that is not frozen.
 
     Raises:
       ValueError: `settings.stages` leave no step for the last one, or a stage is too short.
     """
     found, start = [], 0
     for trained, steps in settings.stages:
-        found.append(Stage(trained, start, start + steps))
+        found.append(Stage(trained, start, start + steps, settings.frozen))
         start += steps
     if start >= num_steps:
         raise ValueError(
             f"optimizer.stages have {start} steps, must be fewer than train.num_steps {num_steps}, "
             "in the rest of which all parameters are trained"
         )
-    found.append(Stage("", start, num_steps))
+    found.append(Stage("", start, num_steps, settings.frozen))
     for stage in found if settings.stages and settings.restart_schedule else ():
         if stage.end - stage.start <= settings.warmup_steps:
             raise ValueError(
@@ -75,21 +83,24 @@ def stage_optimizer(
       num_steps: length of the whole run.
       tables: see `make_optimizer`; a table that is not trained is read and never updated.
     """
-    own = tuple(path for path in tables if stage.trained in path)
+    own = tuple(
+        path
+        for path in tables
+        if stage.trained in path and set(stage.frozen).isdisjoint(path.split("/"))
+    )
     if settings.restart_schedule:
         inner = make_optimizer(settings, stage.end - stage.start, own)
     else:
         inner = make_optimizer(settings, num_steps, own, first_step=stage.start)
 
     def of_stage(params):
-        found = selected(params, stage.trained)
-        if stage.trained and not found:
+        if stage.trained and not selected(params, stage.trained):
             raise ValueError(
                 f"optimizer.stages trains {stage.trained!r}, which is in no parameter's name; "
                 f"there are {', '.join(_groups(params))} (cross-attention with "
                 "model.cross_attention)"
             )
-        return found
+        return stage.trained_part(params)
 
     def read(params, state, touched):
         return inner.read(

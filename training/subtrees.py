@@ -1,6 +1,6 @@
 """Parts of nested dictionaries of parameters, which are nested dictionaries with fewer entries."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -20,6 +20,21 @@ def selected(params: Any, name: str, prefix: str = "") -> Any:
         if name in path:
             found[key] = value
         elif isinstance(value, Mapping) and (part := selected(value, name, path)):
+            found[key] = part
+    return found
+
+
+def excluding(params: Any, names: Collection[str]) -> Any:
+    """Return the parameters with none of `names` among the keys of their paths."""
+    if not names:
+        return params
+    found = {}
+    for key, value in params.items():
+        if key in names:
+            continue
+        if not isinstance(value, Mapping):
+            found[key] = value
+        elif part := excluding(value, names):
             found[key] = part
     return found
 

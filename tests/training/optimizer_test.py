@@ -65,27 +65,6 @@ class AdamWTest(parameterized.TestCase):
                 np.testing.assert_allclose(params[name], PARAMS[name] - update, rtol=1e-5)
                 self.assertGreater(np.abs(update).max(), 0.01)
 
-    @parameterized.parameters(0.0, 0.5)
-    def test_what_is_frozen_stays_and_does_not_count(self, clip_norm):
-        """The others are updated as if they were all that there is."""
-        rng = np.random.default_rng(0)
-        gradients = [
-            jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
-            for _ in range(3)
-        ]
-        settings = dataclasses.replace(SETTINGS, clip_norm=clip_norm)
-        frozen = dataclasses.replace(settings, frozen=("matrix",))
-        without = [{**one, "matrix": np.zeros((2, 3), np.float32)} for one in gradients]
-        expected = steps_taken(settings, without)
-        for found, alone in zip(steps_taken(frozen, gradients), expected, strict=True):
-            np.testing.assert_array_equal(found["matrix"], PARAMS["matrix"])
-            np.testing.assert_allclose(found["bias"], alone["bias"], rtol=1e-6)
-        self.assertTrue((found["bias"] != PARAMS["bias"]).all())
-
-    def test_rows_cannot_be_frozen(self):
-        with self.assertRaisesRegex(ValueError, r"frozen is \('table',\), but rows are updated"):
-            dataclasses.replace(SETTINGS, frozen=("table",), embedding_update="rows")
-
     def test_biases_and_scales_of_all_layers_together_do_not_decay(self):
         shapes = {"kernel": (2, 3, 3), "bias": (2, 3), "scale": (2, 3), "table": (5, 3)}
         params = {"layers": {name: np.ones(shape, np.float32) for name, shape in shapes.items()}}
@@ -185,11 +164,6 @@ class MuonTest(parameterized.TestCase):
             np.testing.assert_array_equal(found["layers"]["bias"], expected["layers"]["bias"])
             moved = np.abs(found["layers"]["kernel"] - expected["layers"]["kernel"])
             self.assertGreater(moved.max(), 0.01)
-
-    def test_frozen_matrices_stay(self):
-        found = layered_steps(dataclasses.replace(self.SETTINGS, frozen=("layers",)))[-1]
-        jax.tree.map(np.testing.assert_array_equal, found["layers"], LAYERED["layers"])
-        self.assertTrue((found["head"]["kernel"] != LAYERED["head"]["kernel"]).any())
 
     def test_another_kind(self):
         with self.assertRaisesRegex(ValueError, "optimizer.kind is 'sgd', must be adamw or muon"):

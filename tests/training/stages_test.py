@@ -181,6 +181,58 @@ class StageTest(TestCase):
         self.assertBetween(later["optimizer"], 2 * by_row + 2 * 16, 2 * by_row + 2 * 16 + 30)
 
 
+class Held(SkipGram):
+    """Skip-gram that no gradient of the output table comes from."""
+
+    def loss(self, params, rows, plan, key):
+        return super().loss(
+            params, {**rows, OUTPUT: jax.lax.stop_gradient(rows[OUTPUT])}, plan, key
+        )
+
+
+class FrozenTest(TestCase):
+    @parameterized.parameters(("dense", 1), ("rows", 1), ("dense", 2))
+    def test_others_are_trained_as_if_it_had_no_gradient(self, update, num_parts):
+        # A weight that decays would move the output table of the reference.
+        settings = dataclasses.replace(OPTIMIZER, embedding_update=update, weight_decay=0.0)
+        reference = factories.train_functions(
+            Held(V, 4), settings, num_steps=NUM_STEPS, accumulation=Accumulation(num_parts, 0)
+        )
+        functions = functions_of(
+            dataclasses.replace(settings, frozen=("output",)), NUM_STEPS, num_parts
+        )
+        found, expected = (
+            jax.device_get(
+                one.apply_pending_updates(steps_taken(one, one.init(np.int32(0)), range(3))).params
+            )
+            for one in (functions, reference)
+        )
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), found, expected)
+        first = jax.device_get(functions.init(np.int32(0)).params)
+        self.assertGreater(np.abs(found["input"]["table"] - first["input"]["table"]).max(), 0.02)
+
+    @parameterized.parameters("dense", "rows")
+    def test_it_stays_without_moments_and_gradient(self, update):
+        settings = dataclasses.replace(OPTIMIZER, embedding_update=update, frozen=("output",))
+        functions = functions_of(settings)
+        moments = jax.tree.leaves(functions.abstract_state.opt_state)
+        self.assertEqual(sum(one.shape == (V, 4) for one in moments), 2)
+        found = state_bytes(functions.abstract_state, functions.stage)
+        self.assertEqual(found["gradients"], 4 * (V + 1) * 4)
+        self.assertEqual(str(functions.stage), "all parameters but 'output', steps 0 to 8")
+
+        start = functions.init(np.int32(0))
+        first = jax.device_get(start.params)
+        state = functions.apply_pending_updates(steps_taken(functions, start, range(3)))
+        assert_equal(state.params["output"], first["output"])  # nor does it decay
+
+    def test_in_stages(self):
+        settings = dataclasses.replace(STAGED, stages=(("table", SWITCH),), frozen=("output",))
+        functions = functions_of(settings)
+        for one, names in ((functions, {"input"}), (functions.following, {"input", "scale"})):
+            self.assertEqual(set(one.stage.trained_part(one.abstract_state.params)), names)
+
+
 class DevicesTest(absltest.TestCase):
     def test_parts_of_a_batch_on_shards_of_data(self):
         """What is not trained goes into each shard whole."""
