@@ -70,7 +70,8 @@ def with_head(
     loss: TaskLoss = kind.loss
     if class_weights:  # of a kind with classes
         loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
-    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), loss)
+    by_rows = config.optimizer.embedding_update == "rows"
+    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), loss, by_rows)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
@@ -136,7 +137,6 @@ def train_functions(
         "optimizer",
         read_elsewhere=("warmup_share",),
         warmup_steps=warmup_steps,
-        embedding_update="dense",
         kind="adamw",
         muon_learning_rate=0.0,
         muon_momentum=0.0,

@@ -13,7 +13,11 @@ import optax
 from models.encoder import Context, Encoder
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
-from objectives.objective import Objective
+from objectives.objective import Extra, Objective, Touched
+
+TABLE = "encoder/embeddings/table"
+# Indices of a batch's tokens in the rows that it touches, beside the arrays of the batch.
+_ROW_INDICES = "row_indices"
 
 # (outputs of the head, arrays of the batch) -> loss and metrics
 TaskLoss = Callable[[jax.Array, Mapping[str, jax.Array]], LossAndMetrics]
@@ -29,11 +33,18 @@ class FineTuning(Objective):
       encoder: the model.
       head: see `models.heads`.
       task_loss: one of the functions below, or of a kind of tasks of one's own.
+      by_rows: whether a step reads those rows of the embedding table alone that its tokens need.
     """
 
     encoder: Encoder
     head: nn.Module
     task_loss: TaskLoss
+    by_rows: bool = False
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Paths of tables that are read by rows."""
+        return (TABLE,) if self.by_rows else ()
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters, boxed with their logical axis names."""
@@ -56,37 +67,64 @@ class FineTuning(Objective):
         batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
 
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Batch, Touched]:
+        """Find the distinct tokens of a batch, and where each token is among them."""
+        tokens, vocab_size = batch["tokens"], self.encoder.settings.vocab_size
+        if not self.by_rows or tokens.size >= vocab_size:
+            return batch, {}
+        ids = jnp.unique(tokens, size=tokens.size, fill_value=vocab_size)
+        indices = jnp.searchsorted(ids, tokens).astype(jnp.int32)
+        return Batch({**batch.arrays, _ROW_INDICES: indices}, batch.kind), {TABLE: ids}
+
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
         """Return 0, the axis of the examples in all arrays."""
         return 0 if self.encoder.settings.can_map_shards() else None
 
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
         """Loss of a batch by the task's function."""
-        del rows
-        return self.task_loss(self.outputs(params, plan.arrays, key), plan.arrays), None
+        outputs = self.outputs(params, plan.arrays, key, rows.get(TABLE))
+        return self.task_loss(outputs, plan.arrays), None
 
     def outputs(
-        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> jax.Array:
-        """Outputs of the head for a batch, float32; without dropout if there is no key."""
+        """Outputs of the head for a batch, float32; without dropout if there is no key.
+
+        Args:
+          params: all parameters.
+          batch: arrays by name.
+          dropout_key: of both dropouts.
+          rows: [R, E] embeddings of a planned batch's tokens, in place of the table.
+        """
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        hidden = self.hidden(params["encoder"], batch, keys[0])
+        hidden = self.hidden(params["encoder"], batch, keys[0], rows)
         rngs = None if keys[1] is None else {"dropout": keys[1]}
         return self.head.apply(
             {"params": params["task"]}, hidden, batch, deterministic=rngs is None, rngs=rngs
         )
 
     def hidden(
-        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> jax.Array:
-        """Hidden states [B, L, D] of the encoder with parameters `params`."""
+        """Hidden states [B, L, D] of the encoder with parameters `params`; see `outputs`."""
         rngs = None if dropout_key is None else {"dropout": dropout_key}
         return self.encoder.apply(
             {"params": params},
-            batch["tokens"],
+            _tokens_of(batch, rows),
             batch["segments"],
             batch["positions"],
             deterministic=rngs is None,
+            table=rows,
             method="encode",
             rngs=rngs,
         )
@@ -105,27 +143,37 @@ class CrossPairFineTuning(FineTuning):
         return 2 * self.encoder.settings.hidden_size
 
     def hidden(
-        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> jax.Array:
         """States [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        states = super().hidden(params, batch, keys[0])
+        states = super().hidden(params, batch, keys[0], rows)
         segments = batch["segments"]
         sees = (segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :]
         decoded = self.encoder.apply(
             {"params": params},
-            batch["tokens"],
+            _tokens_of(batch, rows),
             segments,
             batch["positions"],
             Context(states, sees[:, None]),
             is_causal=False,
             deterministic=keys[1] is None,
+            table=rows,
             method="decode",
             rngs=None if keys[1] is None else {"dropout": keys[1]},
         )
         second = jnp.argmax(segments == 2, axis=1)
         of_second = jnp.take_along_axis(decoded, second[:, None, None], axis=1)
         return jnp.concatenate([decoded[:, :1], of_second], axis=2)
+
+
+def _tokens_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> jax.Array:
+    """Ids of the tokens [B, L] in the table, or in the given rows of a planned batch."""
+    return batch["tokens" if rows is None else _ROW_INDICES]
 
 
 def classification_loss(

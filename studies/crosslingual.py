@@ -139,6 +139,8 @@ def change_of(study: Study, run: Run) -> dict[str, Any]:
         **downstream.tuning_keys(task, run.choice),
         "task.test_languages": runs.tested_languages(study.config, task.test, _REMEDY),
         "optimizer.frozen": ("embeddings",) if run.trained == "frozen" else (),
+        # Of a large vocabulary, whose dense update would take most of a step.
+        "optimizer.embedding_update": "rows",
     }
 
 

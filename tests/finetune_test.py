@@ -200,6 +200,24 @@ class KindsTest(RunCase):
         with self.assertRaisesRegex(ValueError, r"optimizer.frozen names \['embedding'\], must be"):
             tiny_tasks.run(config, self.folder / "other")
 
+    def test_the_table_by_rows(self):
+        """As the whole table, but for what rows miss between the steps that read them."""
+        found = {}
+        for update in ("dense", "rows"):
+            config = tiny_tasks.config("udpos", num_layers=0, train__epochs=2.0)
+            config.model.dropout_rate = 0.0
+            config.optimizer.update(embedding_update=update, learning_rate=1e-3)
+            config.task.max_length = 8
+            config.train.batch_size = 4
+            tiny_tasks.run(config, self.folder / update)
+            params = read_params(self.folder / update / "best.safetensors")[0]
+            found[update] = params["encoder"]["embeddings"]["table"]
+        start = read_pretrained(config.init_from).params["embeddings"]["table"]
+        way = np.abs(found["dense"] - start).max()
+        self.assertGreater(way, 1e-3)
+        np.testing.assert_allclose(found["rows"], found["dense"], atol=0.02 * way)
+        self.assertTrue((found["rows"] != found["dense"]).any())
+
     def test_parts_of_a_batch_train_as_the_whole(self):
         """Words are unevenly many in the parts, so means of their means would be others."""
         config = tiny_tasks.config("udpos", num_layers=0, train__epochs=1.0)

@@ -85,6 +85,7 @@ def base(
     config.optimizer.epsilon = 1e-8
     config.optimizer.weight_decay = 0.0
     config.optimizer.clip_norm = 1.0
+    config.optimizer.embedding_update = "dense"  # "rows" for those that a step reads, of a large V
     config.optimizer.frozen = ()  # ("embeddings",): tokens of other languages keep their neighbours
 
     config.train = ConfigDict()

@@ -14,7 +14,8 @@ from models.encoder import Context, Encoder
 from models.heads import ClassificationHead, SpanHead, TaggingHead
 from objectives import fine_tuning
 from objectives.batch import Batch
-from objectives.fine_tuning import CrossPairFineTuning, FineTuning
+from objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
+from objectives.objective import gathered_rows
 from tests import factories
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
@@ -206,6 +207,52 @@ class CrossPairTest(absltest.TestCase):
                 for tokens, other in zip(pair, alone[::-1], strict=True)
             ]
             np.testing.assert_allclose(states[row, 0], np.concatenate(expected), atol=1e-5)
+
+
+class ByRowsTest(parameterized.TestCase):
+    @parameterized.parameters("tagging", "pairs")
+    def test_rows_that_are_read_stand_for_the_table(self, kind):
+        if kind == "pairs":
+            head, loss = KINDS["classification"]
+            one = CrossPairFineTuning(Encoder(CrossPairTest.SETTINGS), head, loss)
+        else:
+            one = objective(kind)
+        by_rows = dataclasses.replace(one, by_rows=True)
+        found, key = factories.random_params(one, 0.5), jax.random.key(0)
+        arrays = {name: array[:3] for name, array in batch().items()}
+        arrays["segments"] = arrays["segments"] + (np.arange(L) > 2) * arrays["segments"]
+        self.assertLess(arrays["tokens"].size, VOCAB)
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def gradients(one: FineTuning, found):
+            plan, touched = one.plan({}, Batch(arrays, kind), key, jnp.int32(0))
+            rows = gathered_rows(found, touched)
+
+            def loss(params, rows):
+                return one.loss(params, rows, plan, key)[0]["loss"][0]
+
+            value, (of_params, of_rows) = jax.value_and_grad(loss, (0, 1))(found, rows)
+            return value, of_params, of_rows, touched
+
+        value, expected, nothing, touched = gradients(one, found)
+        self.assertEqual((nothing, touched, by_rows.tables), ({}, {}, (TABLE,)))
+        same, of_others, of_rows, touched = gradients(by_rows, found)
+        np.testing.assert_allclose(same, value, rtol=1e-6)
+        distinct = np.unique(arrays["tokens"])
+        np.testing.assert_array_equal(touched[TABLE][: len(distinct)], distinct)
+        np.testing.assert_array_equal(touched[TABLE][len(distinct) :], VOCAB)
+        table = expected["encoder"]["embeddings"].pop("table")
+        self.assertFalse(of_others["encoder"]["embeddings"].pop("table").any())
+        np.testing.assert_allclose(of_rows[TABLE][: len(distinct)], table[distinct], atol=1e-6)
+        self.assertGreater(np.abs(table[distinct]).min(axis=1).max(), 1e-4)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), of_others, expected)
+
+    def test_a_batch_of_more_tokens_than_there_are_reads_the_table(self):
+        by_rows = dataclasses.replace(objective("tagging"), by_rows=True)
+        given = Batch(batch(), "tagging")
+        plan, touched = by_rows.plan({}, given, jax.random.key(0), jnp.int32(0))
+        self.assertIs(plan, given)
+        self.assertEqual(touched, {})
 
 
 class ClassWeightsTest(absltest.TestCase):
