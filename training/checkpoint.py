@@ -24,6 +24,9 @@ from training.step import TrainFunctions
 _Steps = TypeVar("_Steps", int, list[int])
 # Words of a state whose digest numpy finds sooner than the program for it is compiled.
 _MOST_WORDS_ON_HOST = 2**20
+# Bytes from which on replicas of an array write a part of it each: parts are slices, every one of
+# which is a program of its own, and those of small arrays take longer to compile than to write.
+_LEAST_BYTES_OF_A_PART = 2**20
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
@@ -70,8 +73,11 @@ class Checkpoints:
         kept = [policies.LatestN(keep)]
         if keep_every:
             kept.append(policies.EveryNSteps(keep_every, max_to_keep=max_multiples or None))
+        context = ocp.Context()
+        context.array.saving.min_slice_bytes_for_replica_parallel = _LEAST_BYTES_OF_A_PART
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
+            context=context,
             # The loop decides when to save.
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.PreserveAll()
