@@ -1,6 +1,5 @@
 """Every test sees eight CPU devices, and implicit rank promotion is an error."""
 
-import gc
 import os
 import pathlib
 import shutil
@@ -32,13 +31,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import jax
 import pytest
 
+from common import entry_point
 from training import host_memory
 
 host_memory.keep_freed()
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Tracing makes many objects that stay, which the collector would go through again and again.
-gc.freeze()
-gc.set_threshold(50_000, 20, 100)
+entry_point.collect_seldom()
 
 
 # Files that take more than 15 s, the longest first.

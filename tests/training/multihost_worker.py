@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from builders import evaluators, streams
 from builders import model as builders
 from builders.masked_lm import masked_lm_of
-from common import artifacts
+from common import artifacts, entry_point
 from evaluation import examples
 from input_pipeline.dataset import StreamedData
 from tests import commands
@@ -112,6 +112,7 @@ def no_files():
 
 
 def main(address: str, num_hosts: str, host: str, folder: str, axes: str) -> None:
+    entry_point.collect_seldom()
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, int(num_hosts), int(host), initialization_timeout=60)
