@@ -1,4 +1,4 @@
-"""Two hosts with four devices each against one host with eight: the same run, on either.
+"""Two hosts with four devices each against one host with eight: the same run, on another mesh.
 
 Trained, evaluated, fine-tuned from, and killed on the two hosts to go on on the one.
 """
@@ -41,7 +41,8 @@ WORKER = pathlib.Path(__file__).with_name("multihost_worker.py")
 NUM_HOSTS, TIMEOUT = 2, 300.0
 # fsdp goes across the hosts, so that each of them holds a part of the parameters.
 AXES = (1, 4, 2)
-OTHER_AXES = (2, 2, 2)
+# Of the one host, whose programs serve its own run and the one that it goes on with.
+ALONE_AXES = (2, 2, 2)
 
 
 def free_port() -> int:
@@ -81,7 +82,7 @@ def hosts(folder: pathlib.Path) -> Iterator[None]:
         raise AssertionError(f"hosts ended with {codes}, None if killed here\n{output}")
 
 
-def write_given(folder: pathlib.Path) -> None:
+def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
     """Writes what the commands of `run_commands` need, besides the checkpoints of the run.
 
     They are the vocabulary and the rows of `program_test.store`, with parallel text, and configs.
@@ -105,7 +106,7 @@ def write_given(folder: pathlib.Path) -> None:
     (folder / "text.txt").write_text("the cat\ncat the dog\n" * 5, encoding="utf-8")
 
     config = program_test.config(VARIANT)
-    config.mesh.update(dict(zip(AXIS_NAMES, AXES, strict=True)))
+    config.mesh.update(dict(zip(AXIS_NAMES, axes, strict=True)))
     config.evaluation.retrieval_layer = 1
     data_builders.open_train_stage(config, folders).claim()
     tasks = {
@@ -137,10 +138,10 @@ def values(path: pathlib.Path) -> dict[str, float | str]:
 class MultihostTest(absltest.TestCase):
     def test_hosts_do_not_change_the_run(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        functions = program_test.functions(VARIANT, AXES)
+        functions = program_test.functions(VARIANT, ALONE_AXES)
         alone = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        write_given(folder)
-        write_given(alone)
+        write_given(folder, AXES)
+        write_given(alone, ALONE_AXES)
         with hosts(folder):
             train_to(WHOLE, functions, alone / "whole" / "train")
             run_commands(alone)
@@ -159,7 +160,6 @@ class MultihostTest(absltest.TestCase):
             # Each host wrote its part of the checkpoint: what one of them has would not do.
             (checkpoint,) = half.glob(f"checkpoints/{HALF}/state")
             self.assertLen(list(checkpoint.glob("ocdbt.process_*")), NUM_HOSTS)
-            functions = program_test.functions(VARIANT, OTHER_AXES)
             data = program_test.data_of(VARIANT, functions)
             with mock.patch.object(
                 type(data), "batches", autospec=True, side_effect=type(data).batches
