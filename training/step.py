@@ -204,6 +204,8 @@ def _stage_functions(
 ) -> TrainFunctions:
     """Build the functions of a stage; see `make_train_functions`."""
 
+    # Traced once, for the shapes and for `init`.
+    @functools.partial(jax.jit, inline=True)
     def boxed_state(seed: jax.Array) -> TrainState:
         """Initial state, with parameters boxed with their logical axis names."""
         root = jax.random.key(seed, impl=prng)
