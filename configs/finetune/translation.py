@@ -62,6 +62,7 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
     config.decoding.no_repeat_ngram = 0
     config.decoding.early_stop = True  # the exact end takes nearly all steps
 
+    del config.optimizer.embedding_update  # the softmax reads the whole table
     config.optimizer.learning_rate = 1e-4
     config.optimizer.warmup_share = 0.16
     config.optimizer.beta2 = 0.98
