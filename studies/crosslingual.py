@@ -117,7 +117,10 @@ def pretrain(study: Study, seed: int) -> bool:
         return False
     folder = study.encoder(seed)
     runs.share_data(study.workdir, folder)
-    done = {"train.py": folder / "train" / "DONE", "evaluate.py": folder / "report" / "results.json"}
+    done = {
+        "train.py": folder / "train" / "DONE",
+        "evaluate.py": folder / "report" / "results.json",
+    }
     for script, result in done.items():
         if not result.exists():
             study.call(script, folder, {"train.seed": seed})

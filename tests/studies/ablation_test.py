@@ -29,8 +29,9 @@ class AblationTest(absltest.TestCase):
                 "en": {"loss": 4.0 + seed, "unigram": 6.0},
                 "sw": {"loss": 5.5, "unigram": 6.0},
             }
-            found = {"sw": {"forward": 0.2 + 0.2 * seed, "backward": 0.1, "chance": 0.02}}
-            results = {"losses": losses, "retrieval": {"core": found}}
+            found = {"forward": 0.2 + 0.2 * seed, "backward": 0.1, "chance": 0.02}
+            retrieval = {"core": {"sw": found, "de": found}, "de-sw": {"sw": found}}
+            results = {"losses": losses, "retrieval": retrieval}
             artifacts.write_json(workdir / "report" / "results.json", results)
 
     def study(self, *seeds: int) -> str:
@@ -54,7 +55,8 @@ class AblationTest(absltest.TestCase):
             [f"runs/{name}/seed{seed}" for seed in (0, 1) for name in ("unchanged", "learned")],
         )
         self.assertTrue((self.workdir / "runs" / "learned" / "seed1" / "rows").is_symlink())
-        # Means of -2 and -0.5, and of -1 and -0.5; Swahili is nearest.
+        # Means of -2 and -0.5, and of -1 and -0.5; Swahili is nearest. One pair has no column.
+        self.assertNotIn("de-sw", text)
         self.assertIn(
             "| learned positions | 2 | -1.000 | -1.250 to -0.750 | sw -0.50 | 20.0 |", text
         )
