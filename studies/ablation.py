@@ -27,6 +27,7 @@ from common import artifacts, entry_point
 from studies import runs
 from studies.runs import Job
 
+RECORD = "record.json"  # of a run, see `studies.records`
 _LEARNED = {"model.position": "learned"}
 _ADAMW = {"optimizer.kind": "adamw"}
 # Label and changed keys of each line, by name.
@@ -58,7 +59,7 @@ def run_folder(workdir: pathlib.Path, name: str, seed: int) -> pathlib.Path:
 def train(name: str, seed: int, workdir: pathlib.Path, *, pin: bool) -> bool:
     """Train and evaluate a line under a seed; return whether there was anything to do."""
     folder = run_folder(workdir, name, seed)
-    if (folder / "report" / "results.json").exists():
+    if (folder / RECORD).exists():
         return False
     runs.share_data(workdir, folder)
     change = {**CHANGES[name][1], "train.seed": seed}
@@ -72,6 +73,9 @@ def train(name: str, seed: int, workdir: pathlib.Path, *, pin: bool) -> bool:
             compiled=workdir / "compiled",
             one_thread=pin,
         )
+    results = artifacts.read_json(folder / "report" / "results.json")
+    # Not the examples, which are sentences of the corpus.
+    artifacts.write_json(folder / RECORD, {key: results[key] for key in ("losses", "retrieval")})
     return True
 
 
@@ -125,7 +129,7 @@ def write_report(names: Sequence[str], seeds: Sequence[int], workdir: pathlib.Pa
 
 
 def _results(name: str, seeds: Sequence[int], workdir: pathlib.Path) -> list[dict[str, Any]]:
-    paths = [run_folder(workdir, name, seed) / "report" / "results.json" for seed in seeds]
+    paths = [run_folder(workdir, name, seed) / RECORD for seed in seeds]
     return [artifacts.read_json(path) for path in paths if path.exists()]
 
 
