@@ -55,7 +55,8 @@ def keep(record: pathlib.Path, workdir: pathlib.Path, commit: str) -> int:
         place = path.relative_to(workdir).as_posix()
         when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
         new = {"path": place, "commit": commit, "time": f"{when:%Y-%m-%dT%H:%MZ}"}
-        lines.setdefault(place, {**new, "content": rounded(artifacts.read_json(path))})
+        content = rounded(without_sentences(artifacts.read_json(path)))
+        lines.setdefault(place, {**new, "content": content})
     text = "".join(
         json.dumps(lines[place], ensure_ascii=False, separators=(",", ":")) + "\n"
         for place in sorted(lines)
@@ -75,6 +76,16 @@ def restore(record: pathlib.Path, workdir: pathlib.Path) -> int:
     for place, line in missing.items():
         artifacts.write_json(workdir / place, line["content"])
     return len(missing)
+
+
+def without_sentences(results: Any) -> Any:
+    """Return results without a list of examples, which are sentences of a corpus.
+
+    The `examples` of a fine-tuning are numbers of them, by language, and stay.
+    """
+    if isinstance(results, dict) and isinstance(results.get("examples"), list):
+        return {key: value for key, value in results.items() if key != "examples"}
+    return results
 
 
 def rounded(value: Any) -> Any:

@@ -51,6 +51,13 @@ class RecordsTest(absltest.TestCase):
             list(records.read(self.record)), ["runs/a/record.json", "runs/b/report/results.json"]
         )
 
+    def test_no_sentence_of_a_corpus_is_kept(self):
+        self.write("runs/a/report/results.json", {"loss": 1, "examples": [{"text": "Bom dia."}]})
+        self.write("runs/b/results.json", {"loss": 2, "examples": {"test": {"en": 7}}})
+        records.keep(self.record, self.workdir, "abc")
+        contents = [line["content"] for line in records.read(self.record).values()]
+        self.assertEqual(contents, [{"loss": 1}, {"loss": 2, "examples": {"test": {"en": 7}}}])
+
     def test_own_results_win_over_recorded_ones(self):
         self.write("runs/a/results.json", {"loss": 1})
         records.keep(self.record, self.workdir, "abc")
