@@ -98,7 +98,7 @@ def readme_commands() -> list[str]:
 
 @functools.cache
 def execute(command: str) -> str:
-    """What a command of README.md prints, run in miniature."""
+    """Output of a command of README.md, run in miniature."""
     folder = scratch()
     places = {
         r"\bTEXT\b": folder / "own", r"\bDIR\b": folder / "own", r"\bDATA\b": folder / "data",

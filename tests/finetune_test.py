@@ -297,7 +297,7 @@ class KindsTest(RunCase):
 
 
 class SelectionTest(RunCase):
-    """What is selected on, and what results say of it, without a run."""
+    """Data of selection, and their mention in results, without a run."""
 
     def options(self, name: str, **changes):
         return task_settings(tiny_tasks.config(name, **changes))

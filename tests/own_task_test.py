@@ -140,12 +140,12 @@ class TextsTest(Case):
 
 
 class FilesTest(Case):
-    """What is said of files before anything is trained."""
+    """Messages about files before anything is trained."""
 
     ROWS = "text,label\n" + "".join(f"the cat {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
 
     def warnings_of(self, split: str = "train") -> str:
-        """What reading the labels and a split warns of."""
+        """Warnings from reading the labels and a split."""
         options = task_settings(task_data.with_labels(self.config("text")))
         with self.assertLogs(level="WARNING") as logs:
             task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), split)

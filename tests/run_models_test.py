@@ -253,7 +253,7 @@ class ExportTest(TestCase):
             initial_params(settings, alone, folders)
 
     def test_the_discriminator_on_another_vocabulary(self):
-        """What tools.import_model and tools.prune_model do, with an encoder without a head."""
+        """Imported and pruned as by the tools, with an encoder without a head."""
         sizes, params = model_folder.read_model(self.discriminator)
         table, bias = model_folder.table_of(params)
         self.assertEqual(np.abs(bias).max(), 0)

@@ -43,7 +43,7 @@ class ChecksTest(parameterized.TestCase):
 
 
 class ProcessesTest(parameterized.TestCase):
-    """What becomes of a check's process, with another one in its place."""
+    """Fate of a check's process, with another one in its place."""
 
     def found(self, code: str) -> dict:
         path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "found.json"

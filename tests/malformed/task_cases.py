@@ -349,7 +349,7 @@ def _pairs() -> Iterator[Case]:
 
 
 def _encoders() -> Iterator[Case]:
-    """What finetune.py starts from."""
+    """Starting points of finetune.py."""
 
     def remove(name: str) -> Break:
         return lambda folder: (folder / "encoder" / name).unlink()

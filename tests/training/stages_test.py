@@ -235,7 +235,7 @@ class FrozenTest(TestCase):
 
 class DevicesTest(absltest.TestCase):
     def test_parts_of_a_batch_on_shards_of_data(self):
-        """What is not trained goes into each shard whole."""
+        """Parameters that are not trained go into each shard whole."""
         tokens = np.concatenate([factories.packed_tokens(seed) for seed in (0, 1)])
         batch = Batch({"tokens": tokens}, "packed")
         settings = factories.optimizer_settings(stages=(("layers", 1),), epsilon=1e-3)

@@ -18,7 +18,7 @@ from vocap.curves import Curve
 
 
 def sizes_before_a_partial_step(result) -> dict[str, int]:
-    """What the explorer exports: sizes from which the last step leads to the outcome."""
+    """Export of the explorer: sizes from which the last step leads to the outcome."""
     before = dict(result.sizes)
     if result.partial is not None:
         before[result.partial] = result.margins[result.partial].less.size

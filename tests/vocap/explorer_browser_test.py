@@ -82,7 +82,7 @@ class BrowserTest(absltest.TestCase):
         return result.stdout
 
     def visit(self) -> dict:
-        """What a person sees who uses the page."""
+        """Page as a person sees it who uses it."""
         given = f"const VIEWS = {json.dumps(VIEWS)}, KEYS = {json.dumps(KEYS)};"
         visit = f"<script>{given}</script><script>{VISIT.read_text(encoding='utf-8')}</script>"
         page = self.page.replace("<body>", f"<body>{WATCH}").replace("</body>", f"{visit}</body>")
