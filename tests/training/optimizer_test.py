@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 from tests import factories
 from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
 from training.schedules import learning_rate_schedule
+from training.stages import stage_optimizer, stages_of
 
 SETTINGS = factories.optimizer_settings(
     learning_rate=0.5, warmup_steps=4, decay_power=2.0, weight_decay=0.1
@@ -164,6 +165,17 @@ class MuonTest(parameterized.TestCase):
             np.testing.assert_array_equal(found["layers"]["bias"], expected["layers"]["bias"])
             moved = np.abs(found["layers"]["kernel"] - expected["layers"]["kernel"])
             self.assertGreater(moved.max(), 0.01)
+
+    def test_frozen_matrices_stay(self):
+        settings = dataclasses.replace(self.SETTINGS, frozen=("layers",))
+        (stage,) = stages_of(settings, 10)
+        optimizer = stage_optimizer(settings, stage, 10)
+        trained, held = optimizer.read(LAYERED, optimizer.init(LAYERED), {})
+        self.assertEqual(set(trained), {"head"})
+        of_head = {"head": layered_gradients(0)["head"]}
+        found, _ = optimizer.update(of_head, held, LAYERED, optimizer.init(LAYERED))
+        jax.tree.map(np.testing.assert_array_equal, found["layers"], LAYERED["layers"])
+        self.assertTrue((found["head"]["kernel"] != LAYERED["head"]["kernel"]).any())
 
     def test_another_kind(self):
         with self.assertRaisesRegex(ValueError, "optimizer.kind is 'sgd', must be adamw or muon"):
