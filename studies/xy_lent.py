@@ -166,10 +166,6 @@ def main(_) -> None:
 if __name__ == "__main__":
     runs.define_flags("Of the arm `small`.", "Of pre-training and fine-tuning.")
     flags.DEFINE_list("arms", list(LABELS), "Arms to run.")
-    flags.DEFINE_list(
-        "tasks",
-        [name for name, task in xy_lent_tasks.TASKS.items() if not task.is_extra],
-        "Tasks to fine-tune on; americasnli, an extra, wants xnli too. None if empty.",
-    )
+    flags.DEFINE_list("tasks", list(xy_lent_tasks.TASKS), "Tasks to fine-tune on; none if empty.")
     flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Learning rates of fine-tuning.")
     entry_point.run(main)

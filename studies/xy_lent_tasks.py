@@ -12,7 +12,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from common import artifacts
+from input_pipeline.tasks import files
 from studies import runs
 from studies.downstream import (
     TASKS,
@@ -58,8 +61,7 @@ def chosen_rate(study: Study, task: str, arm: str) -> str | None:
     """Return the rate with the best development score; None while a score is missing."""
     if not TASKS[task].epochs:
         return ""
-    tried = TASKS[task].rate_of or task
-    found = {rate: TaskRun(tried, arm, rate, study.seeds[0]).results(study) for rate in study.rates}
+    found = {rate: TaskRun(task, arm, rate, study.seeds[0]).results(study) for rate in study.rates}
     scores = {rate: one["selected"]["value"] for rate, one in found.items() if one is not None}
     return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(study.rates) else None
 
@@ -72,17 +74,27 @@ def change_of(study: Study, run: TaskRun) -> dict[str, Any]:
     """
     task, config = TASKS[run.task], study.config_of(run.arm)
     remedy = f"add them, or leave {run.task} out of --tasks"
-    shared = {
+    languages = runs.tested_languages(config, task.test, remedy)
+    change = {
         "init_from": study.encoder(run.arm, run.seed).absolute(),
         "model_name": run.arm,
         "train.seed": run.seed,
-        "task.test_languages": runs.tested_languages(config, task.test, remedy)
-        if task.test
-        else (),
+        "task.test_languages": languages,
     }
+    if task.unseen and (unseen := unseen_languages(config, task.unseen[1])):
+        patterns = (task.test, task.unseen[1])
+        change["task.test"] = tuple(one.format(files.PLACEHOLDER) for one in patterns)
+        change["task.test_languages"] = (*languages, *unseen)
     if not task.epochs:
-        return {**shared, **retrieval_keys(config.model.num_layers)}
-    return {**shared, **tuning_keys(task, run.choice)}
+        return {**change, **retrieval_keys(config.model.num_layers)}
+    return {**change, **tuning_keys(task, run.choice)}
+
+
+def unseen_languages(config: ConfigDict, pattern: str) -> list[str]:
+    """Return the languages of test files, {} for the language, that the corpus does not have."""
+    root = pathlib.Path(config.corpus.root)
+    found = files.languages_of_names(root, pattern.format(files.PLACEHOLDER))
+    return sorted(found - set(config.corpus.languages))
 
 
 def do_run(study: Study, run: TaskRun) -> bool:
@@ -118,7 +130,7 @@ def do_tasks(study: Study) -> list[str]:
         return study.do(Job(str(run), functools.partial(do_run, study, run)) for run in there)
 
     arms, first = study.tuned_arms(), study.seeds[0]
-    tried = [name for name in study.tasks if TASKS[name].epochs and not TASKS[name].rate_of]
+    tried = [name for name in study.tasks if TASKS[name].epochs]
     errors = do(
         TaskRun(task, arm, rate, first) for task in tried for arm in arms for rate in study.rates
     )
@@ -135,18 +147,33 @@ def do_tasks(study: Study) -> list[str]:
 
 
 def tables(study: Study, arms: Sequence[str]) -> list[str]:
-    """Return a table for each task with finished runs of several of the arms."""
+    """Return the tables of each task with finished runs of several of the arms.
+
+    Languages that no encoder has seen have a table of their own.
+    """
     parts = []
-    for task in TASKS:
-        found = {arm: read_scores(study, task, arm) for arm in arms}
-        finished = {arm: scores for arm, scores in found.items() if scores}
-        if len(finished) > 1:
-            parts.append(score_table(study, task, finished))
+    for name, task in TASKS.items():
+        found = {arm: read_scores(study, name, arm) for arm in arms}
+        titles = {False: task.title} | ({True: task.unseen[0]} if task.unseen else {})
+        for is_unseen, title in titles.items():
+            known = {
+                arm: {seed: _of_languages(study, one, is_unseen) for seed, one in by_seed.items()}
+                for arm, by_seed in found.items()
+            }
+            finished = {arm: some for arm, some in known.items() if any(some.values())}
+            if len(finished) > 1:
+                parts.append(score_table(study, name, finished, title))
     return parts
 
 
+def _of_languages(study: Study, found: Mapping[str, float], is_unseen: bool) -> dict[str, float]:
+    """Return the scores in languages of the corpus, or in all others."""
+    of_corpus = set(study.config.corpus.languages)
+    return {name: score for name, score in found.items() if (name in of_corpus) != is_unseen}
+
+
 def read_scores(study: Study, task: str, arm: str) -> dict[int, dict[str, float]]:
-    """Read the first metric by language of each finished run, in per cent, by seed."""
+    """Read the reported metric by language of each finished run, in per cent, by seed."""
     return {seed: scores(one) for seed, one in _finished(study, task, arm).items()}
 
 
@@ -160,13 +187,13 @@ def _finished(study: Study, task: str, arm: str) -> dict[int, dict[str, Any]]:
 
 
 def score_table(
-    study: Study, task: str, found: Mapping[str, Mapping[int, Mapping[str, float]]]
+    study: Study, task: str, found: Mapping[str, Mapping[int, Mapping[str, float]]], title: str
 ) -> str:
     """Return a Markdown table in per cent: means over seeds, a line per arm."""
     first = next(iter(found))
     languages = list(next(iter(found[first].values())))
     columns = [
-        TASKS[task].title, "rate", "seeds", *languages, "mean but en", "least to largest",
+        title, "rate", "seeds", *languages, "mean but en", "least to largest",
         "against the first", "least to largest", "transfer gap", "least to largest",
     ]  # fmt: skip
     counts = next(iter(_finished(study, task, first).values()))["examples"]["test"]
@@ -199,7 +226,7 @@ def score_table(
 
 def notes(study: Study) -> list[str]:
     """Return the explanation of the tables and the scores that the rates were chosen by."""
-    tried = [name for name, task in TASKS.items() if task.epochs and not task.rate_of]
+    tried = [name for name, task in TASKS.items() if task.epochs]
     lines = []
     for task in tried:
         for arm in study.tuned_arms():
@@ -225,5 +252,6 @@ Trained on English with frozen embeddings, selected on English development data,
 best under the first seed; per cent, means over seeds. *mean but en*: zero-shot, over languages
 without training data. *against the first*: its difference from {LABELS[REFERENCE]}, seed by seed.
 *transfer gap*: English minus the mean of the others (Table 4): less is better. WikiANN's English
-score is on the data used for selection, which its gap overstates. XNLI's chance is 33.3;
-AmericasNLI (Table 5) has no English. Tatoeba: states of layer {{layer}}, fixed beforehand."""
+score is on the data used for selection, which its gap overstates. Models of XNLI answer AmericasNLI
+too (Table 5), which has no English; chance is 33.3 in both. Tatoeba: states of layer {{layer}},
+fixed beforehand."""
