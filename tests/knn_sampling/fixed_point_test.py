@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl.testing import absltest, parameterized
+from scipy import optimize
 
 from knn_sampling.inclusion import NeighbourIndex, inclusion, log_inclusion
 from knn_sampling.noise import cumulative_thresholds
@@ -45,23 +45,16 @@ def fixed_point(layer: OutputLayer, neighbours: jax.Array) -> jax.Array:
         hidden, table = jnp.zeros((1, W, 2)), jnp.zeros((V, 2))
         return layer.loss(hidden, targets, weights, table, bias, sample).mean()
 
-    adam = optax.adam(optax.cosine_decay_schedule(0.2, 200))
+    # What is drawn does not depend on the bias: once for all iterations.
+    batches = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), BATCHES))
 
     @jax.jit
-    def descend():
-        # What is drawn does not depend on the bias: once for all steps.
-        batches = jax.vmap(draw)(jax.random.split(jax.random.key(1), BATCHES))
-        gradient = jax.grad(lambda bias: jax.vmap(loss, (None, 0, 0))(bias, *batches).mean())
+    def mean_loss(bias):
+        return jax.vmap(loss, (None, 0, 0))(bias, *batches).mean()
 
-        def step(carry, _):
-            bias, state = carry
-            updates, state = adam.update(gradient(bias), state)
-            return (bias + updates, state), None
-
-        start = jnp.zeros(V)
-        return jax.lax.scan(step, (start, adam.init(start)), length=200)[0][0]
-
-    return jax.nn.log_softmax(descend())
+    value_and_gradient = jax.value_and_grad(mean_loss)
+    found = optimize.minimize(value_and_gradient, np.zeros(V), jac=True, method="L-BFGS-B")
+    return jax.nn.log_softmax(jnp.asarray(found.x, jnp.float32))
 
 
 def divergence(log_q: jax.Array) -> float:
