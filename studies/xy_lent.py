@@ -4,23 +4,25 @@
 
 Pre-trains the arms of `xy_lent_settings` for equal steps under every seed, by the ordinary stages.
 An arm is --config with the keys changed that `configs.xy_lent.SMALL` gives it; arms with equal
-`corpus`, `vocab` and `store` share a vocabulary and packed rows. When the runs of a seed have been
-trained, each is evaluated: generator or masked LM by exact loss, discriminators by their AUC on
-their own generator's samples, on unigram samples, and on those of one generator for all, that of
-`small` under seed 0, which is therefore always trained. Encoders of another vocabulary have no
-score on the latter.
-
-The arms of `TUNED` groups are then fine-tuned on English, see `studies.xy_lent_tasks`.
+`corpus`, `vocab` and `store` share a vocabulary and packed rows. An arm that has been trained is
+evaluated: generator or masked LM by exact loss, discriminators by their AUC on their own
+generator's samples, on unigram samples, and on those of one generator for all, that of `small`
+under seed 0, which is therefore always trained. Encoders of another vocabulary have no
+score on the latter. The arms of `TUNED` groups are then fine-tuned on English, see
+`studies.xy_lent_tasks`.
 
 Tables and plots go to WORKDIR/report. If it is run again after a stop, it completes missing runs,
-and pre-trains only where one is missing, see `studies.records`; --arms, --seeds and --tasks choose,
---report_only prints the tables of finished runs.
+and pre-trains only where one is missing, see `studies.records`: what an arm gives under a seed is
+whole before the next one begins. --arms, --seeds and --tasks choose, --report_only prints the
+tables of finished runs.
 
 Hardware: 2 CPU cores, some hours; --workers=1 --nopin on an accelerator.
 """
 
+import contextlib
 import functools
 import pathlib
+import threading
 from typing import Any
 
 from absl import flags
@@ -32,6 +34,8 @@ from studies.runs import Job
 from studies.xy_lent_settings import GROUPS, LABELS, REFERENCE, Study, data_name
 
 _FROZEN = (REFERENCE, 0)  # arm and seed of the generator that all discriminators are scored on
+# Whichever arm needs it first trains it, and the others wait.
+_frozen_in_training = threading.Lock()
 
 
 def prepare(study: Study, arm: str) -> bool:
@@ -44,10 +48,11 @@ def prepare(study: Study, arm: str) -> bool:
 def pretrain(study: Study, arm: str, seed: int) -> bool:
     """Train an arm under a seed that a run needs; return whether there was anything to do."""
     folder = study.encoder(arm, seed)
-    if (folder / "train" / "DONE").exists() or not is_needed(study, arm, seed):
-        return False
-    runs.share_data(study.data(arm), folder)
-    study.call("train.py", folder, _change(arm, seed))
+    with _frozen_in_training if (arm, seed) == _FROZEN else contextlib.nullcontext():
+        if (folder / "train" / "DONE").exists() or not is_needed(study, arm, seed):
+            return False
+        runs.share_data(study.data(arm), folder)
+        study.call("train.py", folder, _change(arm, seed))
     return True
 
 
@@ -58,6 +63,7 @@ def evaluate(study: Study, arm: str, seed: int) -> bool:
         return False
     change = _change(arm, seed)
     if _has_frozen_score(study, arm):
+        pretrain(study, *_FROZEN)
         change["evaluation.frozen_generator"] = study.encoder(*_FROZEN).absolute()
     study.call("evaluate.py", folder, change)
     xy_lent_report.write_record(folder, study.record(arm, seed))
@@ -88,8 +94,14 @@ def _change(arm: str, seed: int) -> dict[str, Any]:
     return {**SMALL[arm], "train.seed": seed}
 
 
+def do_arm(study: Study, arm: str, seed: int) -> bool:
+    """Train, evaluate and fine-tune an arm under a seed; return whether anything was to do."""
+    is_trained, is_evaluated = pretrain(study, arm, seed), evaluate(study, arm, seed)
+    return xy_lent_tasks.do_tasks(study, arm, seed) or is_trained or is_evaluated
+
+
 def do_study(study: Study) -> None:
-    """Execute all runs, seed by seed; then fine-tuning.
+    """Execute all runs, seed by seed.
 
     Raises:
       ValueError: runs failed; all others have been executed.
@@ -100,15 +112,10 @@ def do_study(study: Study) -> None:
         for name, arm in first_of_data.items()
     )
     for seed in study.seeds:
-        wanted = [(arm, seed) for arm in study.arms]
-        for work, some in ((pretrain, [_FROZEN, *wanted]), (evaluate, wanted)):
-            errors += study.do(
-                Job(
-                    f"{work.__name__} {one[0]}, seed {one[1]}", functools.partial(work, study, *one)
-                )
-                for one in dict.fromkeys(some)
-            )
-    errors += xy_lent_tasks.do_tasks(study)
+        errors += study.do(
+            Job(f"{arm}, seed {seed}", functools.partial(do_arm, study, arm, seed))
+            for arm in study.arms
+        )
     if errors:
         raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
 

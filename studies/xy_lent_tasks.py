@@ -6,10 +6,9 @@ only.
 """
 
 import dataclasses
-import functools
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -26,7 +25,6 @@ from studies.downstream import (
     tuning_keys,
     zero_shot,
 )
-from studies.runs import Job
 from studies.xy_lent_settings import LABELS, REFERENCE, Study
 
 
@@ -120,27 +118,32 @@ def are_finished(study: Study, arm: str, seed: int) -> bool:
     return all(run.results(study) is not None for run in wanted)
 
 
-def do_tasks(study: Study) -> list[str]:
-    """Execute the runs of the encoders that have been trained; return the errors."""
+def do_tasks(study: Study, arm: str, seed: int) -> bool:
+    """Execute the runs of an encoder that has been trained; return whether there were any to do.
 
-    def do(some: Iterable[TaskRun]) -> list[str]:
-        there = (
-            run for run in some if (study.encoder(run.arm, run.seed) / "train" / "DONE").exists()
-        )
-        return study.do(Job(str(run), functools.partial(do_run, study, run)) for run in there)
+    Raises:
+      ValueError: runs failed; all others have been executed.
+    """
+    if arm not in study.tuned_arms():
+        return False
+    done, errors = False, []
+    for task in study.tasks:
+        for rate in _rates(study, task, arm, seed):
+            try:
+                done |= do_run(study, TaskRun(task, arm, rate, seed))
+            except ValueError as error:
+                errors.append(str(error))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return done
 
-    arms, first = study.tuned_arms(), study.seeds[0]
-    tried = [name for name in study.tasks if TASKS[name].epochs]
-    errors = do(
-        TaskRun(task, arm, rate, first) for task in tried for arm in arms for rate in study.rates
-    )
-    chosen = {(task, arm): chosen_rate(study, task, arm) for task in study.tasks for arm in arms}
-    return errors + do(
-        TaskRun(task, arm, rate, seed)
-        for seed in study.seeds
-        for (task, arm), rate in chosen.items()
-        if rate is not None
-    )
+
+def _rates(study: Study, task: str, arm: str, seed: int) -> Sequence[str]:
+    """Return the rates to fine-tune at: all under the first seed, then the best, if it is known."""
+    if seed == study.seeds[0] and TASKS[task].epochs:
+        return study.rates
+    rate = chosen_rate(study, task, arm)
+    return [] if rate is None else [rate]
 
 
 # Report.

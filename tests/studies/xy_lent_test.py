@@ -1,9 +1,12 @@
 import dataclasses
 import importlib
+import itertools
 import json
 import pathlib
 import shutil
 import tempfile
+import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -139,8 +142,12 @@ class XyLentTest(absltest.TestCase):
         runs = [f"encoders/{arm}/seed{seed}" for seed in (0, 4) for arm in ARMS]
         self.assertEqual(self.places("train.py"), runs)
         self.assertEqual(self.places("evaluate.py"), runs)
+        # All that an encoder is for is done before the next one is trained.
+        parts_of = [place.split("/") for _, place in self.calls if not place.startswith("data/")]
+        encoders = [(parts[1 + (parts[0] == "tasks")], parts[-1]) for parts in parts_of]
+        self.assertLen([one for one, _ in itertools.groupby(encoders)], 8)
         stages = [script for script, _ in self.calls if script in ("train.py", "evaluate.py")]
-        self.assertEqual(stages, (["train.py"] * 4 + ["evaluate.py"] * 4) * 2)
+        self.assertEqual(stages, ["train.py", "evaluate.py"] * 8)
         for arm in ARMS:
             rows = self.workdir / "encoders" / arm / "seed4" / "rows"
             own = "small_2x" if arm == "small_2x" else "small"
@@ -157,9 +164,26 @@ class XyLentTest(absltest.TestCase):
     def test_the_frozen_generator_is_trained_whatever_is_chosen(self):
         xy_lent.do_study(self.of(1, arms=("small_adamw",), tasks=()))
         self.assertEqual(
-            self.places("train.py"), ["encoders/small/seed0", "encoders/small_adamw/seed1"]
+            self.places("train.py"), ["encoders/small_adamw/seed1", "encoders/small/seed0"]
         )
         self.assertEqual(self.places("evaluate.py"), ["encoders/small_adamw/seed1"])
+
+    def test_arms_that_are_trained_at_a_time_train_the_frozen_generator_once(self):
+        both = threading.Barrier(2, timeout=60)
+        train = self.train
+
+        def train_together(workdir, change):
+            if workdir.name == "seed1":
+                both.wait()
+            else:
+                time.sleep(0.2)
+            train(workdir, change)
+
+        self.enter_context(mock.patch.object(self, "train", train_together))
+        arms = ("small_adamw", "small_shared")
+        xy_lent.do_study(dataclasses.replace(self.of(1, arms=arms, tasks=()), workers=2))
+        self.assertEqual(self.places("train.py", "encoders/small/"), ["encoders/small/seed0"])
+        self.assertLen(self.places("evaluate.py"), 2)
 
     def test_fine_tuning(self):
         xy_lent.do_study(self.of(0, 4))
