@@ -6,7 +6,8 @@ Pre-trains every run of a grid (`configs/grids`) under each of --seeds, by the o
 evaluates its exact loss in each language, fine-tunes it on English and tests it in the languages
 that it was pre-trained on (`studies.downstream`). Runs of equal text, vocabulary and row length
 share these. A run is in DIR under its own name, whichever grid it is in: several grids in one DIR
-share runs. The first seed of all runs comes first.
+share runs. The first seed of all runs comes first, and what a run gives under a seed is whole
+before the next one begins.
 
 Tables and plots, with the paper's values beside ours, go to DIR/report/GRID.md. If it is run again
 after a stop, it completes missing runs, and pre-trains only where a result is missing, see
@@ -114,14 +115,6 @@ def is_needed(study: Study, name: str, seed: int) -> bool:
     return not all(path.exists() for path in [study.record(name, seed), *wanted])
 
 
-def pretrain(study: Study, name: str, seed: int) -> bool:
-    """Train and evaluate a run; return whether there was anything to do."""
-    if not is_needed(study, name, seed):
-        return False
-    train(study, name, seed)
-    return True
-
-
 def train(study: Study, name: str, seed: int) -> None:
     """Train and evaluate a run, without finished stages."""
     folder = study.encoder(name, seed)
@@ -175,8 +168,6 @@ def fine_tune(study: Study, task: str, name: str, seed: int) -> bool:
     """Fine-tune or run retrieval, unless finished; return whether there was anything to do."""
     if study.task_results(task, name, seed).exists():
         return False
-    if not (study.encoder(name, seed) / "train" / "DONE").exists():
-        raise ValueError(f"the encoder of {name} under seed {seed} has not been trained")
     root = pathlib.Path(study.config_of(name).corpus.root).absolute()
     study.call(
         "finetune.py",
@@ -184,6 +175,15 @@ def fine_tune(study: Study, task: str, name: str, seed: int) -> bool:
         change_of(study, task, name, seed),
         [f"--config=configs/finetune/{task}.py:{root}"],
     )
+    return True
+
+
+def do_run(study: Study, name: str, seed: int) -> bool:
+    """Train, evaluate and fine-tune a run; return whether there was anything to do."""
+    if not is_needed(study, name, seed):
+        return False
+    train(study, name, seed)
+    runs.do_each(functools.partial(fine_tune, study, task, name, seed) for task in study.tasks)
     return True
 
 
@@ -205,16 +205,8 @@ def do_study(study: Study) -> None:
     )
     for seed in study.seeds:
         errors += study.do(
-            Job(f"{name}, seed {seed}", functools.partial(pretrain, study, name, seed))
+            Job(f"{name}, seed {seed}", functools.partial(do_run, study, name, seed))
             for name in study.names
-        )
-        errors += study.do(
-            Job(
-                f"{task} of {name}, seed {seed}",
-                functools.partial(fine_tune, study, task, name, seed),
-            )
-            for name in study.names
-            for task in study.tasks
         )
     if errors:
         raise ValueError(f"{len(errors)} runs failed: {errors[0]}")

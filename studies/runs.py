@@ -196,6 +196,23 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
         return [error for error in pool.map(do, jobs) if error]
 
 
+def do_each(works: Iterable[Callable[[], bool]]) -> bool:
+    """Do works one after another; return whether there was anything to do.
+
+    Raises:
+      ValueError: some failed; all others have been done.
+    """
+    done, errors = False, []
+    for work in works:
+        try:
+            done |= work()
+        except ValueError as error:
+            errors.append(str(error))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return done
+
+
 class Stages:
     """Stages of a study's runs, by its settings; a base of their dataclass.
 

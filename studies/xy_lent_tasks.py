@@ -6,6 +6,7 @@ only.
 """
 
 import dataclasses
+import functools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -126,16 +127,11 @@ def do_tasks(study: Study, arm: str, seed: int) -> bool:
     """
     if arm not in study.tuned_arms():
         return False
-    done, errors = False, []
-    for task in study.tasks:
-        for rate in _rates(study, task, arm, seed):
-            try:
-                done |= do_run(study, TaskRun(task, arm, rate, seed))
-            except ValueError as error:
-                errors.append(str(error))
-    if errors:
-        raise ValueError("; ".join(errors))
-    return done
+    return runs.do_each(
+        functools.partial(do_run, study, TaskRun(task, arm, rate, seed))
+        for task in study.tasks
+        for rate in _rates(study, task, arm, seed)
+    )
 
 
 def _rates(study: Study, task: str, arm: str, seed: int) -> Sequence[str]:

@@ -70,6 +70,21 @@ class CallTest(absltest.TestCase):
         self.assertEqual(caught.exception.code, EXIT_STOPPED)
 
 
+class DoEachTest(absltest.TestCase):
+    def test_a_failure_stops_no_other(self):
+        works = {
+            "none": mock.Mock(return_value=False),
+            "some": mock.Mock(return_value=True),
+            "first": mock.Mock(side_effect=ValueError("first")),
+            "other": mock.Mock(side_effect=ValueError("other")),
+        }
+        self.assertTrue(runs.do_each([works["some"], works["none"]]))
+        self.assertFalse(runs.do_each([works["none"], works["none"]]))
+        with self.assertRaisesRegex(ValueError, "^first; other$"):
+            runs.do_each([works["first"], works["other"], works["some"]])
+        self.assertEqual(works["some"].call_count, 2)
+
+
 class DoAllTest(absltest.TestCase):
     def test_so_many_at_a_time_and_a_failure_stops_no_other(self):
         together = threading.Barrier(2, timeout=60)  # passed by two at a time only
