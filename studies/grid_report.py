@@ -87,12 +87,23 @@ def measures(found: Runs) -> list[Measure]:
     for name, group in (("high", HIGH), ("low", LOW)):
         if languages := [language for language in common if language in group]:
             made.append(_bits(f"{name}-resource", languages))
-    for task, one in TASKS.items():
-        having = [run.scores[task] for run in every if task in run.scores]
-        languages = _common(having)
+    for task in _compared_tasks(found):
+        languages = _common(run.scores[task] for run in every if task in run.scores)
         if set(languages) - {"en"}:
-            made.append(Measure(one.title, _score(task, languages), "{:.1f}", 1))
+            made.append(Measure(TASKS[task].title, _score(task, languages), "{:.1f}", 1))
     return made
+
+
+def _compared_tasks(found: Runs) -> list[str]:
+    """Return the tasks that several runs have scores of, or the only run.
+
+    Grids share runs, so that one run may have scores of tasks that this grid does not ask for.
+    """
+    number = {
+        task: sum(any(task in run.scores for run in some.values()) for some in found.values())
+        for task in TASKS
+    }
+    return [task for task in TASKS if number[task] >= min(2, len(found))]
 
 
 def _common(some: Iterable[Iterable[str]]) -> list[str]:
@@ -172,7 +183,7 @@ def table(grid: Grid, found: Runs) -> str:
         for measure, one in zip(chosen, least, strict=True)
     ]
     lines.append(f"| detectable | | | | | | | {' | '.join(cells)} | |")
-    counts = [_examples(task, found) for task in TASKS]
+    counts = [_examples(task, found) for task in _compared_tasks(found)]
     cells = [""] * (len(chosen) - sum(map(bool, counts))) + [f"{one:,}" for one in counts if one]
     lines.append(f"| examples | | | | | | | {' | '.join(cells)} | |")
     return "\n".join(lines)
@@ -248,7 +259,7 @@ def language_table(grid: Grid, found: Runs) -> str:
 def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
     """Plot each measure by x, seeds and their mean, a line per series, and the paper's values."""
     chosen = measures(found)
-    count = len(chosen) + 1
+    count = len(chosen) + bool(grid.paper)
     rows = math.ceil(count / 3)
     figure, panels = plt.subplots(
         rows, 3, figsize=(13, 3.6 * rows), layout="constrained", squeeze=False
@@ -267,10 +278,12 @@ def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
         better = "more" if measure.sign > 0 else "less"
         axes.set_title(f"{measure.title} ({better} is better)", fontsize=10)
         _set_axis(grid, axes, [point.x for point in grid.points])
-    _plot_paper(grid, flat[len(chosen)])
+    if grid.paper:
+        _plot_paper(grid, flat[len(chosen)])
     for axes in flat[count:]:
         axes.axis("off")
-    flat[0].legend(fontsize=8)
+    if len({point.series for point in grid.points}) > 1:
+        flat[0].legend(fontsize=8)
     with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=110)
     plt.close(figure)
@@ -280,10 +293,6 @@ def _plot_paper(grid: Grid, axes) -> None:
     axes.set_title(f"paper: {grid.measure}", fontsize=10)
     for number, (series, by_x) in enumerate(grid.paper.items()):
         axes.plot(list(by_x), list(by_x.values()), "s-", color=f"C{number}", label=series)
-    if not grid.paper:
-        axes.text(0.5, 0.5, "in a figure only", ha="center", transform=axes.transAxes)
-        axes.set(xticks=[], yticks=[])
-        return
     axes.legend(fontsize=8)
     _set_axis(grid, axes, sorted({x for by_x in grid.paper.values() for x in by_x}))
 

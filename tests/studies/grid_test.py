@@ -83,6 +83,15 @@ class ReportTest(absltest.TestCase):
         text = grid_report.table(self.grid, {"reference": {0: more}, "languages_7": {0: other}})
         self.assertNotIn("100", text)
 
+    def test_a_task_of_one_run_is_no_comparison(self):
+        found = {"languages_7": {0: made_up(2.0, None)}, "reference": {0: made_up(2.5, 40.0)}}
+        text = grid_report.table(self.grid, found)
+        self.assertNotIn("NER", text)
+        self.assertEqual(self.row(text, "examples")[-3:], ["", "", ""])
+        alone = grid_report.table(self.grid, {"reference": found["reference"]})
+        self.assertIn("| NER, F1 |", alone)
+        self.assertEqual(self.row(alone, "examples")[-2:], ["300", ""])
+
     def test_the_page_has_the_papers_values(self):
         path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "report" / "x.md"
         text = grid_report.write_report(
