@@ -82,7 +82,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_xlm_text": {**_XLM, **_TEXT},
     "small_full": {"veco.context": "full"},
     "small_no_flip": {"veco.flip": False},
-    # To translate from: decoders of the first or the last two of four layers.
+    # To translate from: decoders of the first two, the last two or the last one of four layers.
     "translation": _TRANSLATION,
     "translation_xlm": {**_TRANSLATION, **_XLM},
 }

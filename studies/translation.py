@@ -76,6 +76,7 @@ def change_of(study: Study, task: str, start: str, scale: str, seed: int) -> dic
         **TASKS[task].change,
         "random_init": start == RANDOM,
         "translation.decoder_from": STARTS[start].end,
+        "translation.decoder_layers": STARTS[start].layers,
         "init_from": study.encoder(STARTS[start].encoder, seed).absolute(),
         "model_name": start,
         "optimizer.learning_rate": float(scale) * rates.learning_rate,

@@ -23,11 +23,13 @@ class Start:
       label: in tables.
       encoder: pre-training that it starts from, or has the sizes of; of `RUNS`.
       end: layers that the decoder starts from, the "first" or the "last".
+      layers: number of layers of the decoder.
     """
 
     label: str
     encoder: str
     end: str = "last"
+    layers: int = 2
 
 
 RANDOM = "random"
@@ -36,6 +38,7 @@ STARTS = {
     "xlm": Start("MLM + TLM, random cross-attention", "translation_xlm"),
     "veco_first": Start("VECO, first two layers", "translation", "first"),
     "veco_last": Start("VECO, last two layers", "translation"),
+    "veco_last_one": Start("VECO, last layer", "translation", layers=1),
 }
 
 

@@ -12,7 +12,7 @@ from configs import veco
 from studies import translation, translation_report
 from studies.translation_settings import SEARCH, STARTS, TASKS, Study
 
-BLEU = {"random": 0.2, "xlm": 0.25, "veco_first": 0.3, "veco_last": 0.35}
+BLEU = {"random": 0.2, "xlm": 0.25, "veco_first": 0.3, "veco_last": 0.35, "veco_last_one": 0.32}
 
 
 class TranslationTest(absltest.TestCase):
@@ -128,6 +128,13 @@ class TranslationTest(absltest.TestCase):
         folder = self.workdir.absolute() / "encoders"
         self.assertEqual(random["init_from"], folder / "translation_xlm" / "seed0")
         self.assertEqual(last["init_from"], folder / "translation" / "seed0")
+        study = self.of(0, starts=("veco_last", "veco_last_one"))
+        two, one = (
+            translation.change_of(study, "captions_en_de", start, "1", 0) for start in study.starts
+        )
+        layers = "translation.decoder_layers"
+        self.assertEqual((two[layers], one[layers]), (2, 1))
+        self.assertEqual({name for name in two if two[name] != one[name]}, {"model_name", layers})
 
     def test_an_encoder_is_trained_again_only_if_a_run_is_missing(self):
         self.study(0, 1)
