@@ -13,15 +13,17 @@ encoders (Section 5.3). An encoder of seven languages, `languages_7`, is fine-tu
   whose data are translations, translate-train-all;
 
 and an encoder of each language alone, `only_LANGUAGE`, with half the pieces and equal steps, on
-that language. Training data are parts of the development data (`studies.splits`), some 600
-sentences of a language, 1,494 pairs of XNLI's, since the full sets are not at hand. Embeddings are
-frozen, and all runs are fine-tuned at the rates and for the epochs of `TASKS`.
+that language: as pre-trained (*alone*), and with random parameters instead (*random*), to which
+Section 5.4 compares Swahili and Urdu. Training data are parts of the development data
+(`studies.splits`), some 600 sentences of a language, 1,494 pairs of XNLI's, since the full sets are
+not at hand. Pre-trained embeddings are frozen, random ones are trained; all runs are fine-tuned at
+the rates and for the epochs of `TASKS`.
 
 Tables go to DIR/report/supervision.md. Runs of the config are in DIR as those of `studies.grid`
 are, which may have the same DIR. If it is run again after a stop, it completes missing runs;
 --report_only prints the tables of finished runs.
 
-Hardware: 2 CPU cores, an hour and a half for three seeds (an estimate).
+Hardware: 2 CPU cores, two hours for three seeds (an estimate).
 """
 
 import dataclasses
@@ -65,12 +67,14 @@ class Setting:
       train, select: languages of the training data, and of the development data that select: "en",
         "all", or "own", which is a run for each language.
       rule: of `task.selection`.
+      encoder: "" for that of all languages, "own" for that of the language, "random" for its shape.
     """
 
     label: str
     train: str
     select: str
     rule: str = "all_languages"
+    encoder: str = ""
 
 
 SETTINGS = {
@@ -81,7 +85,8 @@ SETTINGS = {
     ),
     "each": Setting("one encoder, trained on each language", "own", "own"),
     "all": Setting("one encoder, trained on all languages", "all", "all"),
-    "alone": Setting("an encoder for each language, trained on it", "own", "own"),
+    "alone": Setting("an encoder for each language, trained on it", "own", "own", encoder="own"),
+    "random": Setting("the same from random parameters", "own", "own", encoder="random"),
 }
 
 
@@ -104,7 +109,7 @@ class Run:
     @property
     def encoder(self) -> str:
         """Name of the pre-training."""
-        return f"only_{self.language}" if self.setting == "alone" else ONE
+        return f"only_{self.language}" if SETTINGS[self.setting].encoder else ONE
 
     def folder(self, workdir: pathlib.Path) -> pathlib.Path:
         """Return the working directory of the run."""
@@ -146,9 +151,11 @@ def change_of(study: grid.Study, run: Run) -> dict[str, Any]:
     names = languages_of(study, run.task)
     languages = {"en": ("en",), "all": names, "own": (run.language,)}
     setting = SETTINGS[run.setting]
+    random = {"random_init": True, "optimizer.frozen": ()} if setting.encoder == "random" else {}
     return {
         **_SHARED,
         **TASKS[run.task],
+        **random,
         "task.root": splits.split_folder(study.workdir / "supervision"),
         **{
             f"task.{name}": (f"{run.task}/{name}/{{language}}.tsv",)

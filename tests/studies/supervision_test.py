@@ -47,7 +47,7 @@ class SupervisionTest(absltest.TestCase):
             artifacts.write_json(workdir / "report" / "results.json", {"losses": losses})
         if script[0] == "finetune.py":
             scores = {"en": 0.1, "en_one": 0.15, "en_each": 0.17}
-            scores |= {"all": 0.4, "each": 0.2, "alone": 0.3}
+            scores |= {"all": 0.4, "each": 0.2, "alone": 0.3, "random": 0.25}
             score = scores[change["model_name"]]
             score += 0.02 * change["train.seed"]
             test = {name: score + (name == "sw") * 0.3 for name in change["task.test_languages"]}
@@ -62,7 +62,7 @@ class SupervisionTest(absltest.TestCase):
         study = self.study(0, 1)
         supervision.do_study(study)
         tuned = [place for script, place in self.calls if script == "finetune.py"]
-        self.assertLen(tuned, 2 * (4 + 2 * 3))
+        self.assertLen(tuned, 2 * (4 + 3 * 3))
         self.assertIn("supervision/wikiann/alone-sw/seed1", tuned)
         text = supervision.write_report(study)
         label = supervision.SETTINGS["alone"].label
@@ -89,6 +89,7 @@ class SupervisionTest(absltest.TestCase):
             ("all", "", LANGUAGES, everything),
             ("each", "sw", sw, (sw, "all_languages")),
             ("alone", "sw", sw, (sw, "all_languages")),
+            ("random", "sw", sw, (sw, "all_languages")),
         ):
             run = Run("wikiann", setting, language, 4)
             change = supervision.change_of(study, run)
@@ -96,8 +97,11 @@ class SupervisionTest(absltest.TestCase):
             selected = (change["task.validation_languages"], change["task.selection"])
             self.assertEqual(selected, selection)
             self.assertEqual(change["task.test_languages"], sw if language else LANGUAGES)
-            encoder = "only_sw" if setting == "alone" else "languages_7"
+            encoder = "only_sw" if setting in ("alone", "random") else "languages_7"
             self.assertEqual(change["init_from"], study.encoder(encoder, 4).absolute())
+            random = setting == "random"
+            self.assertEqual(change.get("random_init", False), random)
+            self.assertEqual(change["optimizer.frozen"], () if random else ("embeddings",))
             config = importlib.import_module("configs.finetune.wikiann").get_config("DATA")
             config.update_from_flattened_dict({**change, "task.root": "", "init_from": ""})
 
