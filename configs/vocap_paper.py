@@ -147,7 +147,7 @@ def _base() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """VoCap with 8,000 pieces for 30 languages, and a small encoder."""
+    """VoCap with 8,000 pieces for 15 languages, and a small encoder."""
     config = xlm_r.get_config("small")
     config.vocab.update(method="vocap", alpha=0.7)
     config.data.alpha = 0.7

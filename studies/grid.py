@@ -4,7 +4,8 @@
 
 Pre-trains every run of a grid (`configs/grids`) under each of --seeds, by the ordinary stages,
 evaluates its exact loss in each language, fine-tunes it on English and tests it in the languages
-that it was pre-trained on (`studies.downstream`). Runs of equal text, vocabulary and row length
+that it was pre-trained on: small encoders as `studies.downstream` has it, others as the config of
+the task (`configs/finetune`). Runs of equal text, vocabulary and row length
 share these. A run is in DIR under its own name, whichever grid it is in: several grids in one DIR
 share runs. The first seed of all runs comes first, and what a run gives under a seed is whole
 before the next one begins.
@@ -39,7 +40,7 @@ from studies.downstream import TASKS, retrieval_keys, tuning_keys
 from studies.runs import Job
 from training.metrics import read_metrics
 
-# Learning rates of fine-tuning, the same for all runs.
+# Learning rates of fine-tuning of small encoders, the same for all runs.
 RATES = {"udpos": "1e-3", "wikiann": "1e-3", "xnli": "1e-3"}
 
 
@@ -153,15 +154,18 @@ def change_of(study: Study, task: str, name: str, seed: int) -> dict[str, Any]:
     """
     config, one = study.config_of(name), TASKS[task]
     remedy = f"add them, or leave {task} out of --tasks"
+    trained = list(artifacts.read_json(study.record(name, seed))["losses"])
     shared = {
         "init_from": study.encoder(name, seed).absolute(),
         "model_name": name,
         "train.seed": seed,
-        "task.max_length": config.store.length,
-        "task.test_languages": runs.tested_languages(config, one.test, remedy),
+        "task.test_languages": runs.tested_languages(config, one.test, remedy, trained),
     }
-    own = tuning_keys(one, RATES[task]) if one.epochs else retrieval_keys(config.model.num_layers)
-    return {**shared, **own}
+    if study.grid.is_small:
+        shared["task.max_length"] = config.store.length
+    if not one.epochs:
+        return {**shared, **retrieval_keys(config.model.num_layers)}
+    return {**shared, **(tuning_keys(one, RATES[task]) if study.grid.is_small else one.change)}
 
 
 def fine_tune(study: Study, task: str, name: str, seed: int) -> bool:

@@ -90,7 +90,7 @@ def measures(found: Runs) -> list[Measure]:
     for task in _compared_tasks(found):
         languages = _common(run.scores[task] for run in every if task in run.scores)
         if set(languages) - {"en"}:
-            made.append(Measure(TASKS[task].title, _score(task, languages), "{:.1f}", 1))
+            made.append(Measure(TASKS[task].title, _zero_shot(task, languages), "{:.1f}", 1))
     return made
 
 
@@ -119,7 +119,7 @@ def _bits(title: str, languages: Sequence[str]) -> Measure:
     return Measure(title, of, "{:.3f}", -1)
 
 
-def _score(task: str, languages: Sequence[str]) -> Callable[[Run], float | None]:
+def _zero_shot(task: str, languages: Sequence[str]) -> Callable[[Run], float | None]:
     def of(run: Run) -> float | None:
         found = run.scores.get(task)
         return zero_shot({name: found[name] for name in languages}) if found else None
@@ -244,16 +244,34 @@ def effects(grid: Grid, found: Runs) -> str:
     return "\n".join(lines)
 
 
-def language_table(grid: Grid, found: Runs) -> str:
-    """Return a Markdown table: bits a character of each language that all runs have."""
-    names = _common(run.losses for by_seed in found.values() for run in by_seed.values())
-    lines = [f"| bits/char | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+def language_tables(grid: Grid, found: Runs) -> list[str]:
+    """Return Markdown tables: bits a character, and scores, of each language that all runs have."""
+    every = [run for by_seed in found.values() for run in by_seed.values()]
+    names = _common(run.losses for run in every)
+    tables = [_by_language(grid, found, "bits/char", {name: _bits("", [name]) for name in names})]
+    for task in _compared_tasks(found):
+        title = TASKS[task].title
+        names = _common(run.scores[task] for run in every if task in run.scores)
+        chosen = {name: Measure(title, _score(task, name), "{:.1f}", 1) for name in names}
+        tables.append(_by_language(grid, found, title, chosen))
+    return tables
+
+
+def _score(task: str, language: str) -> Callable[[Run], float | None]:
+    return lambda run: run.scores[task][language] if task in run.scores else None
+
+
+def _by_language(grid: Grid, found: Runs, title: str, chosen: Mapping[str, Measure]) -> str:
+    """Return a Markdown table: means over seeds, and the detectable differences."""
+    lines = [f"| {title} | {' | '.join(chosen)} |", "|---|" + "---:|" * len(chosen)]
     for name in grid.runs:
-        if by_seed := found.get(name):
-            bits = [_bits("", [language]) for language in names]
-            cells = [f"{statistics.fmean(values(one, by_seed)):.3f}" for one in bits]
+        some = {language: values(one, found.get(name, {})) for language, one in chosen.items()}
+        if all(some.values()):
+            cells = [chosen[of].form.format(statistics.fmean(one)) for of, one in some.items()]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    least = [(one.form, detectable(one, found)) for one in chosen.values()]
+    cells = ["" if one is None else form.format(one) for form, one in least]
+    return "\n".join([*lines, f"| detectable | {' | '.join(cells)} |"])
 
 
 def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
@@ -310,7 +328,7 @@ def _set_axis(grid: Grid, axes, xs: Sequence[float]) -> None:
 def paper_table(grid: Grid) -> str:
     """Return a Markdown table of the paper's values; a sentence if it states none."""
     if not grid.paper:
-        return "The paper gives no number here."
+        return "The text of the paper has no number for a point of this axis."
     lines = [f"| {grid.axis} | series | {grid.measure} |", "|---:|---|---:|"]
     for series, by_x in grid.paper.items():
         lines += [f"| {_tick(grid, x)} | {series} | {value} |" for x, value in by_x.items()]
@@ -343,7 +361,7 @@ def write_report(grid: Grid, found: Runs, path: pathlib.Path, state: str) -> str
         paper_table(grid),
         f"![by {grid.axis}]({path.stem}.png)",
         "## Languages",
-        language_table(grid, found),
+        *language_tables(grid, found),
     ]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(path, text)

@@ -103,26 +103,26 @@ def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:
             (folder / name).symlink_to(os.path.relpath(workdir / name, folder))
 
 
-def tested_languages(config: ConfigDict, pattern: str, remedy: str) -> tuple[str, ...]:
-    """Return the languages of `corpus.languages` that a task has test data in.
+def tested_languages(
+    config: ConfigDict, pattern: str, remedy: str, languages: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the languages of a pre-training that a task has test data in.
 
     Args:
       config: of the pre-training; files are below its `corpus.root`.
       pattern: of the test file of a language, with {} for it.
       remedy: for the error message.
+      languages: that it was trained in, where `corpus.languages` is empty, for all of the corpus.
 
     Raises:
       ValueError: there are none.
     """
     root = pathlib.Path(config.corpus.root)
-    found = tuple(
-        language
-        for language in config.corpus.languages
-        if (root / pattern.format(language)).exists()
-    )
+    known = config.corpus.languages or languages
+    found = tuple(name for name in known if (root / pattern.format(name)).exists())
     if not found:
         raise ValueError(
-            f"{root} has no {pattern.format('LANGUAGE')} in a language of corpus.languages; "
+            f"{root} has no {pattern.format('LANGUAGE')} in a language of the pre-training; "
             f"{remedy}"
         )
     return found

@@ -53,6 +53,8 @@ class Grid:
       measure: measure of these values.
       note: origin of these values, and what the paper does not state.
       minutes: estimated minutes of one core for a run, with its fine-tuning; 0 without estimate.
+      is_small: whether its encoders are of two layers, which learn tasks by other settings than
+        large ones (`studies.downstream`).
     """
 
     title: str
@@ -66,6 +68,7 @@ class Grid:
     measure: str = "XNLI, mean accuracy"
     note: str = ""
     minutes: float = 0.0
+    is_small: bool = False
 
     @property
     def runs(self) -> tuple[str, ...]:

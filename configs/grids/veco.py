@@ -23,6 +23,7 @@ def _table2(prefix: str, minutes: float) -> Grid:
         paper=_PAPER,
         note="XLM is masked LM, on pairs TLM. Nine languages; the steps are not stated.",
         minutes=minutes,
+        is_small=prefix == "small",
     )
 
 

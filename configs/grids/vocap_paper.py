@@ -52,6 +52,7 @@ def _beta(prefix: str, default: str, minutes: float) -> Grid:
         paper={"all": _TABLE_4},
         note="NER falls from 61.5 to 60.9 as XNLI rises; POS does not change.",
         minutes=minutes,
+        is_small=prefix == "",
     )
 
 
@@ -102,6 +103,7 @@ GRIDS: dict[str, dict[str, Grid]] = {
             measure="XTREME, average",
             note="The paper compares VoCap with JOINT.",
             minutes=5.5,
+            is_small=True,
         ),
         "beta": _beta("", "vocap", 5.5),
     },

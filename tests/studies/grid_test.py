@@ -69,7 +69,14 @@ class ReportTest(absltest.TestCase):
             self.row(effects, "growing width", "bits/char")[:3],
             ["2.600 at 7", "+0.200 at 15", "+0.000 at 7"],
         )
-        self.assertIn("| reference | 2.600 | 3.600 |", grid_report.language_table(self.grid, found))
+        bits, scores = grid_report.language_tables(self.grid, found)
+        self.assertIn("| reference | 2.600 | 3.600 |", bits)
+        self.assertEqual(self.row(bits, "detectable"), ["0.667", "0.667"])
+        # Of a run without scores there is no line.
+        self.assertIn("| NER, F1 | en | sw |", scores)
+        self.assertIn("| reference | 90.0 | 42.0 |", scores)
+        self.assertNotIn("wide_15", scores)
+        self.assertEqual(self.row(scores, "detectable"), ["0.0", "9.6"])
 
     def test_one_seed_tells_no_error(self):
         text = grid_report.table(self.grid, {"reference": {0: made_up(2.0, 50.0)}})
@@ -100,7 +107,7 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(path.read_text(encoding="utf-8"), text)
         self.assertIn("| 100 | equal width | 67.7 |", text)
         self.assertTrue(path.with_suffix(".png").exists())
-        self.assertIn("gives no number", grid_report.paper_table(grids.choose(ARGUMENT, "alpha")))
+        self.assertIn("has no number", grid_report.paper_table(grids.choose(ARGUMENT, "alpha")))
         with self.assertRaisesRegex(ValueError, "no finished runs of this grid"):
             grid_report.write_report(self.grid, {}, path, "")
 
@@ -188,6 +195,23 @@ class GridTest(absltest.TestCase):
         self.calls.clear()
         grid.do_study(study)
         self.assertEmpty(self.calls)
+
+    def test_large_encoders_are_tested_in_all_languages_of_the_corpus_by_the_tasks_settings(self):
+        self.argument = f"configs/xlm_r.py:ablation,{self.data}"
+        study = self.study("reference", tasks=("udpos", "tatoeba"))
+        self.assertEmpty(study.config_of("reference").corpus.languages)  # all that there are
+        artifacts.write_text(self.data / "tatoeba_retrieval/de-en.tsv.xz", "")
+        with mock.patch.object(
+            grid, "record", lambda folder: {"losses": {"de": {}, "en": {}, "sw": {}}}
+        ):
+            grid.do_study(study)
+        _, change = self.configs["finetune.py", "tasks/udpos/reference/seed0"]
+        self.assertEqual(change["task.test_languages"], ("de", "en"))
+        self.assertNotIn("optimizer.frozen", change)
+        self.assertNotIn("optimizer.learning_rate", change)
+        self.assertNotIn("task.max_length", change)
+        _, change = self.configs["finetune.py", "tasks/tatoeba/reference/seed0"]
+        self.assertEqual(change["task.layer"], 8)
 
     def test_results_are_read_and_kept(self):
         study = self.study("reference")
