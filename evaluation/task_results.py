@@ -48,18 +48,32 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
     return "\n".join([*rows[1:], *_notes(results, on_test)])
 
 
+def described_choice(selected: Mapping[str, Any]) -> str:
+    """Describe the checkpoints that the parameters are of, from `selected` of results."""
+    if averaged := selected.get("averaged_steps"):
+        first, last = averaged[0], averaged[-1]
+        if first == last:
+            return f"checkpoint of step {last:,}, the last"
+        return f"mean of {len(averaged)} checkpoints, of steps {first:,} to {last:,}"
+    metric = selected["metric"]
+    if steps := selected.get("steps"):
+        each = ", ".join(f"{language} {step:,}" for language, step in steps.items())
+        return (
+            f"a checkpoint for each language, the best by its {metric} of the development data; "
+            f"steps: {each}"
+        )
+    on = ", ".join(selected["on"])
+    return (
+        f"checkpoint of step {selected['step']:,}, the best by {metric} of the development data "
+        f"in {on}"
+    )
+
+
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
-    """Notes on the data that the scores were chosen on."""
+    """Notes on what the scores are of, and on the data that they were chosen on."""
     notes = []
     if "selected" in results:
-        chosen = results["selected"]
-        by = f"{chosen['metric']} of the development data in {', '.join(chosen['on'])}"
-        if steps := chosen.get("steps"):
-            each = ", ".join(f"{language} {step:,}" for language, step in steps.items())
-            notes += ["", f"a checkpoint for each language, the best by its {chosen['metric']} of "
-                      f"the development data; steps: {each}"]  # fmt: skip
-        else:
-            notes += ["", f"checkpoint of step {chosen['step']:,}, the best by {by}"]
+        notes += ["", described_choice(results["selected"])]
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out by a hash of their text")
@@ -68,4 +82,6 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
         notes.append(f"test examples with a text of the training data, by language: {named}")
     if on_test:
         notes.append(f"{_ON_TEST} scores of the data that chose the checkpoint or a threshold")
+    for language, signatures in results.get("signatures", {}).items():
+        notes += [f"{language}, {name}: {signature}" for name, signature in signatures.items()]
     return notes

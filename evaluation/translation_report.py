@@ -13,6 +13,7 @@ import numpy as np
 
 from common import artifacts
 from evaluation.markdown import cell
+from evaluation.task_results import described_choice
 
 NUM_EXAMPLES = 10
 REPORT, PLOT = "report.md", "bleu.png"
@@ -37,7 +38,10 @@ def write(
     curves = learning_curves(records)
     lines = [f"# {metadata['task']}: {metadata['model']}", ""]
     lines += [f"- {name}: {value}" for name, value in metadata["hyperparameters"].items()]
-    lines += [f"- seed: {metadata['seed']}", f"- {_choice(results['selected'])}"]
+    lines += [
+        f"- seed: {metadata['seed']}",
+        f"- parameters: {described_choice(results['selected'])}",
+    ]
     lines += ["", "## Scores", *_scores(results)]
     lines += ["", "Search: " + ", ".join(map(_named, results["decoding"].items())) + "."]
     if curves:
@@ -75,16 +79,6 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
     with artifacts.atomic_path(path) as aside:
         figure.savefig(aside, dpi=120)
     plt.close(figure)
-
-
-def _choice(selected: Mapping[str, Any]) -> str:
-    """Description of the choice of the parameters."""
-    steps = selected["averaged_steps"]
-    if not steps:
-        return f"parameters: those of step {selected['step']}, the best BLEU in training"
-    if len(steps) == 1:
-        return f"parameters: those of step {steps[0]}, the last"
-    return f"parameters: mean of {len(steps)} checkpoints, of steps {steps[0]} to {steps[-1]}"
 
 
 def _scores(results: Mapping[str, Any]) -> list[str]:

@@ -3,13 +3,13 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from evaluation import task_results
 from input_pipeline.tasks.tasks import TASKS
 
 
-class TaskResultsTest(absltest.TestCase):
+class TaskResultsTest(parameterized.TestCase):
     def test_lines_of_any_script_in_order(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         path = folder / "predictions" / "test.zh.jsonl"
@@ -64,6 +64,25 @@ class TaskResultsTest(absltest.TestCase):
             "† scores of the data that chose the checkpoint or a threshold",
         ):  # fmt: skip
             self.assertIn(line, printed)
+
+    @parameterized.parameters(
+        ([1000, 2000, 3000], "mean of 3 checkpoints, of steps 1,000 to 3,000"),
+        ([3000], "checkpoint of step 3,000, the last"),
+        (None, "checkpoint of step 3,000, the best by bleu of the development data in en-de"),
+    )
+    def test_translations_are_of_an_average_or_of_the_best(self, averaged, expected):
+        selected = {"step": 3000, "averaged_steps": averaged, "metric": "bleu", "on": ["en-de"]}
+        results = {
+            "test": {"en-de": {"bleu": 0.25}},
+            "examples": {"test": {"en-de": 4}},
+            "selected": selected,
+            "signatures": {"en-de": {"bleu": "nrefs:1|tok:13a", "chrf": "nrefs:1|nc:6"}},
+        }
+        lines = task_results.table(TASKS["translation"], results).splitlines()
+        self.assertEqual(
+            lines[-4:],
+            ["", expected, "en-de, bleu: nrefs:1|tok:13a", "en-de, chrf: nrefs:1|nc:6"],
+        )
 
 
 if __name__ == "__main__":
