@@ -22,7 +22,10 @@ files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is CC-100, its
 (1,015 language pairs) and multiCCAligned (2,959). Not in the paper, and chosen here: the mask rate,
 that masked tokens are always `<mask>`, the temperature of Eq. 2 (2, a square root), dropout of the
 discriminator, the generators' depth for Large and XL, the placement of LayerNorm, and the lengths
-of the buckets. Its batch "per task" is here that of a step, which is of one task.
+of the buckets. A step is of one task here, drawn at random, where the paper's has a batch of each:
+in the steps of Table 9 each task gets half of the paper's batches. Twice `train.num_steps` and
+`optimizer.warmup_steps` (250,000 and 20,000 for Base) give it as many as the paper's, in updates
+from one task instead of both.
 
 The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `configs/bitext.py`:
 21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
@@ -77,8 +80,13 @@ RUNS = {
     "base_english": _ENGLISH,
     "base_250k": {**_ENGLISH, "vocab.target_size": 250_000},
     "base_m2m": {"data.pair_sampling": "m2m"},
-    # A V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity.
-    "base_knn": {"output_layer.kind": "knn", "output_layer.group_size": 32},
+    # A V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
+    # has no correction, but samples without it are of a position's own target too often.
+    "base_knn": {
+        "output_layer.kind": "knn",
+        "output_layer.group_size": 32,
+        "output_layer.log_q_correction": True,
+    },
 }
 
 # What differs from `_small`, by run.

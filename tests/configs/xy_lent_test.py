@@ -47,6 +47,17 @@ class PaperTest(parameterized.TestCase):
         self.assertEqual((model.position, model.embedding_size), ("gated", model.hidden_size))
         self.assertEqual((config.replaced_token.weight, config.store.length), (50.0, 512))
 
+    @parameterized.parameters(("base", 4), ("large", 6), ("xl", 8))
+    def test_tasks_masks_and_depth_of_the_generator(self, run, layers):
+        """Base's depth is XLM-E's; a batch of either task has the tokens of Table 9."""
+        config = xy_lent.get_config(run)
+        data, mask, replaced = config.data, config.mask, config.replaced_token
+        self.assertEqual(replaced.generator_layers, layers)
+        self.assertEqual((replaced.weight, replaced.temperature), (50.0, 1.0))
+        self.assertEqual((mask.rate, mask.mask_share, mask.random_share), (0.15, 1.0, 0.0))
+        self.assertEqual((data.pair_share, data.contrast_share), (0.5, 0.0))
+        self.assertEqual((data.pair_sampling, data.pair_temperature), ("sinkhorn", 2.0))
+
     @parameterized.parameters(*SIZES)
     def test_parameters_of_the_discriminator(self, run):
         """All of the encoder that is fine-tuned: embeddings and layers, no head."""
@@ -82,6 +93,12 @@ class RunsTest(parameterized.TestCase):
             self.assertLessEqual(layers, settings.num_layers)
         # Pairs fill the tokens of a batch of packed sequences.
         self.assertEqual(max(config.data.pair_buckets) % min(config.data.pair_buckets), 0)
+
+    def test_runs_that_draw_from_candidates_correct_by_their_probability(self):
+        """Else a position's own target is drawn too often (docs/output_layer.md)."""
+        for run in (*xy_lent.RUNS, *xy_lent.SMALL):
+            layer = xy_lent.get_config(run).output_layer
+            self.assertTrue(layer.kind in ("full", "blockwise") or layer.log_q_correction, run)
 
     def test_a_run_that_is_not_there(self):
         with self.assertRaisesRegex(ValueError, "no run 'huge'; there are base, large, xl, "):
