@@ -163,6 +163,15 @@ _SMALL_PARAMETERS = _vocabularies(8_000, 128, (4_000, 16_000, 32_000), 2, 2)
 
 _WIKIPEDIA = {f"corpus.max_train_bytes_of.{name}": size for name, size in _amounts(1).items()}
 
+
+def _alone(language: str) -> dict[str, Any]:
+    """Keys of an encoder of one language with half the pieces, for `studies.supervision`.
+
+    Low-resource languages have 1,000: more are not in tens of kilobytes of text.
+    """
+    return {_LANGUAGES: (language,), "vocab.target_size": 1000 if language in LOW else 4000}
+
+
 # What differs from the config of a word, by run; "reference" is the config itself.
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "ablation": {
@@ -183,11 +192,8 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "small": {
         "reference": {},
         **{f"languages_{n}": {_LANGUAGES: SMALL_LANGUAGES[n]} for n in (7, 30, 60)},
-        # Alone: for studies.supervision, against languages_7, which has twice their pieces.
-        **{
-            f"only_{name}": {_LANGUAGES: (name,), "vocab.target_size": 4000}
-            for name in SMALL_LANGUAGES[7]
-        },
+        **{f"only_{name}": _alone(name) for name in SMALL_LANGUAGES[7]},
+        **{f"only_wikipedia_{name}": {**_alone(name), **_WIKIPEDIA} for name in LOW},
         "wide_15": _width(160, 2),
         "wide_30": {_LANGUAGES: SMALL_LANGUAGES[30], **_width(192, 2)},
         **{f"alpha_{alpha}": {"data.alpha": alpha} for alpha in (*ALPHAS, 1.0) if alpha != 0.3},

@@ -11,12 +11,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from scipy import stats
 
 from common import artifacts
 from configs.grids import Grid
 from configs.xlm_r import HIGH, LOW
-from studies.downstream import TASKS, scores, spread, zero_shot
+from studies.downstream import TASKS, detectable, scores, spread, zero_shot
 
 NOTE = f"""\
 *loss - unigram*: exact held-out loss less that of the language's unigram distribution, nats a
@@ -133,21 +132,9 @@ def values(measure: Measure, by_seed: Mapping[int, Run]) -> list[float]:
     return [one for one in found if one is not None]
 
 
-def detectable(measure: Measure, found: Runs) -> float | None:
-    """Return the least difference of two runs that is significant at 5 %.
-
-    That is t sqrt(2/n) s, with s the standard deviation of seeds, pooled over the runs, n the mean
-    number of seeds of a run and t the quantile of as many degrees of freedom as s has; None where
-    no run has two seeds.
-    """
-    groups = [values(measure, by_seed) for by_seed in found.values()]
-    groups = [group for group in groups if group]
-    freedom = sum(len(group) - 1 for group in groups)
-    if not freedom:
-        return None
-    squares = sum((len(group) - 1) * statistics.variance(group) for group in groups if group[1:])
-    count = statistics.fmean(len(group) for group in groups)
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(2 / count * squares / freedom)
+def least_difference(measure: Measure, found: Runs) -> float | None:
+    """Return the least difference of two runs in a measure that is significant at 5 %."""
+    return detectable(values(measure, by_seed) for by_seed in found.values())
 
 
 def table(grid: Grid, found: Runs) -> str:
@@ -177,7 +164,7 @@ def table(grid: Grid, found: Runs) -> str:
                 f"{statistics.fmean(one.minutes for one in some):.1f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    least = [detectable(one, found) for one in chosen]
+    least = [least_difference(one, found) for one in chosen]
     cells = [
         "" if one is None else measure.form.format(one)
         for measure, one in zip(chosen, least, strict=True)
@@ -230,7 +217,7 @@ def effects(grid: Grid, found: Runs) -> str:
                 continue
             (x, first), (end, last) = means[0], means[-1]
             peak, best = max(means, key=lambda one: measure.sign * one[1])
-            least = detectable(measure, found)
+            least = least_difference(measure, found)
             form = measure.form.replace(":", ":+")
             cells = [
                 series,
@@ -269,7 +256,7 @@ def _by_language(grid: Grid, found: Runs, title: str, chosen: Mapping[str, Measu
         if all(some.values()):
             cells = [chosen[of].form.format(statistics.fmean(one)) for of, one in some.items()]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    least = [(one.form, detectable(one, found)) for one in chosen.values()]
+    least = [(one.form, least_difference(one, found)) for one in chosen.values()]
     cells = ["" if one is None else form.format(one) for form, one in least]
     return "\n".join([*lines, f"| detectable | {' | '.join(cells)} |"])
 

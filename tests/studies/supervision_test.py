@@ -47,14 +47,16 @@ class SupervisionTest(absltest.TestCase):
             artifacts.write_json(workdir / "report" / "results.json", {"losses": losses})
         if script[0] == "finetune.py":
             scores = {"en": 0.1, "en_one": 0.15, "en_each": 0.17}
-            scores |= {"all": 0.4, "each": 0.2, "alone": 0.3, "random": 0.25}
+            scores |= {"all": 0.4, "each": 0.2, "alone": 0.3, "wikipedia": 0.28, "random": 0.25}
             score = scores[change["model_name"]]
             score += 0.02 * change["train.seed"]
             test = {name: score + (name == "sw") * 0.3 for name in change["task.test_languages"]}
-            artifacts.write_json(workdir / "results.json", task_results("wikiann", test))
+            results = task_results("wikiann", test)
+            results["examples"] = {"test": dict.fromkeys(test, 10)}
+            artifacts.write_json(workdir / "results.json", results)
 
     def study(self, *seeds: int) -> grid.Study:
-        names = [supervision.ONE, *(f"only_{name}" for name in LANGUAGES)]
+        names = [supervision.ONE, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
         found = grids.choose(self.argument, "languages")
         return grid.Study(self.argument, found, names, self.workdir, seeds, ("wikiann",), 1, False)
 
@@ -62,7 +64,7 @@ class SupervisionTest(absltest.TestCase):
         study = self.study(0, 1)
         supervision.do_study(study)
         tuned = [place for script, place in self.calls if script == "finetune.py"]
-        self.assertLen(tuned, 2 * (4 + 3 * 3))
+        self.assertLen(tuned, 2 * (4 + 2 * 3 + 2))
         self.assertIn("supervision/wikiann/alone-sw/seed1", tuned)
         text = supervision.write_report(study)
         label = supervision.SETTINGS["alone"].label
@@ -71,6 +73,13 @@ class SupervisionTest(absltest.TestCase):
         self.assertIn(
             f"| {supervision.SETTINGS['en'].label} | 2 | 11.0 | 11.0 | 41.0 | 21.0 |", text
         )
+        # Of Swahili alone, which has no mean.
+        label = supervision.SETTINGS["wikipedia"].label
+        self.assertIn(f"| {label} | 2 |  |  | 59.0 |  |  |", text)
+        # Two seeds two points apart in each setting: a deviation of 2 ** 0.5, sqrt(2 / 2) times t
+        # of six and of eight degrees of freedom, 2.447 and 2.306.
+        self.assertIn("| detectable | | 3.5 | 3.5 | 3.3 | 3.5 | |", text)
+        self.assertIn("| examples | | 10 | 10 | 10 | | |", text)
         self.assertIn("| one encoder | 2.000 | 2.000 |", text)
         self.assertIn("| an encoder for each language | 3.000 | 3.000 |  |", text)
 
@@ -89,6 +98,7 @@ class SupervisionTest(absltest.TestCase):
             ("all", "", LANGUAGES, everything),
             ("each", "sw", sw, (sw, "all_languages")),
             ("alone", "sw", sw, (sw, "all_languages")),
+            ("wikipedia", "sw", sw, (sw, "all_languages")),
             ("random", "sw", sw, (sw, "all_languages")),
         ):
             run = Run("wikiann", setting, language, 4)
@@ -97,11 +107,12 @@ class SupervisionTest(absltest.TestCase):
             selected = (change["task.validation_languages"], change["task.selection"])
             self.assertEqual(selected, selection)
             self.assertEqual(change["task.test_languages"], sw if language else LANGUAGES)
-            encoder = "only_sw" if setting in ("alone", "random") else "languages_7"
+            encoders = {"alone": "only_sw", "wikipedia": "only_wikipedia_sw", "random": "only_sw"}
+            encoder = encoders.get(setting, "languages_7")
             self.assertEqual(change["init_from"], study.encoder(encoder, 4).absolute())
-            random = setting == "random"
-            self.assertEqual(change.get("random_init", False), random)
-            self.assertEqual(change["optimizer.frozen"], () if random else ("embeddings",))
+            self.assertEqual(change["random_init"], setting == "random")
+            frozen = ("embeddings",) if setting.startswith("en") else ()
+            self.assertEqual(change["optimizer.frozen"], frozen)
             config = importlib.import_module("configs.finetune.wikiann").get_config("DATA")
             config.update_from_flattened_dict({**change, "task.root": "", "init_from": ""})
 
