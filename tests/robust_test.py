@@ -1,4 +1,4 @@
-"""Phases solved from losses: moving averages, best response and record together."""
+"""Phases solved from losses: moving averages, best response and record together; their stream."""
 
 import pathlib
 import tempfile
@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
+from builders import model, streams
 from builders.robust import baseline_losses, with_next_phase
+from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
 from objectives.best_response import RobustSettings, best_response
 from objectives.pair_losses import (
@@ -17,6 +19,7 @@ from objectives.pair_losses import (
     pair_sums,
     update_pair_losses,
 )
+from tests.training import program_test
 
 NAMES = ("b x-y", "a x-y", "c x-y", "a x-z")
 BASE = dict(zip(NAMES, (0.4, 0.3, 0.2, 0.1), strict=True))
@@ -113,6 +116,33 @@ class PhasesTest(absltest.TestCase):
             again, same, _ = run(range(stop, 80), states[stop], kept)
             self.assertEqual(same, record)
             jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+class StreamTest(absltest.TestCase):
+    def test_pairs_follow_the_phases_and_text_goes_on_as_without_them(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        store = program_test.write_store(folder, ("aa", "bb", "cc"))
+        config = program_test.config("rows")
+        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,))
+        pairs = language_pairs(store)
+        weights = {
+            first: {pair: float(pair == pairs[only]) for pair in pairs}
+            for first, only in ((0, 2), (20, 0), (40, 1))  # one pair a phase
+        }
+        phased, plain = (
+            streams.training_data(config, store, model.mesh(config), one).batches(range(60))
+            for one in (weights, None)
+        )
+        seen = set()
+        for step, (one, other) in enumerate(zip(phased, plain, strict=True)):
+            (kind, found), (of_plain, expected) = one, other
+            self.assertEqual(kind, of_plain)
+            if kind == PAIRS:
+                seen.add((step // 20, *found["pair"].tolist()))
+            else:
+                np.testing.assert_array_equal(found["tokens"], expected["tokens"])
+        size = config.train.batch_size
+        self.assertEqual(seen, {(0, *[2] * size), (1, *[0] * size), (2, *[1] * size)})
 
 
 if __name__ == "__main__":
