@@ -195,7 +195,6 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     symbols = language_symbols(
         targets,
         num_pieces,
-        num_pieces + len(set(targets)),
         chosen.language_pieces,
         tokenizer.processor.piece_to_id,
         tokenizer.processor.unk_id(),

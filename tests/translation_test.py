@@ -295,6 +295,10 @@ class WrongInputTest(RunCase):
                    init_from=str(tiny_translation.checkpoint(True)),
                    translation__decoder_layers=4)  # fmt: skip
 
+    def test_a_symbol_that_the_vocabulary_does_not_have(self):
+        self.check("translation.language_pieces: '<2de>' of 'de' is no piece",
+                   translation__language_pieces={"de": "<2de>"})  # fmt: skip
+
 
 class ConfigsTest(parameterized.TestCase):
     @parameterized.parameters(multi30k, configs_translation, wmt14)

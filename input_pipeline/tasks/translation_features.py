@@ -1,6 +1,7 @@
 """From pairs of texts to token ids of an encoder and a decoder."""
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,7 +22,7 @@ class TranslationFeature:
     Attributes:
       example: see `features.Feature`.
       tokens: [S] int32 source.
-      symbol: id of the target language's symbol, the decoder's first input (VECO, Section 5.1).
+      symbol: id of the target language's symbol, the decoder's first input.
       target: [T] int32 target after the symbol, `y </s>`, or None.
     """
 
@@ -55,48 +56,38 @@ class TranslationFeature:
 def language_symbols(
     languages: Sequence[str],
     vocab_size: int,
-    num_rows: int,
     pieces: Mapping[str, str],
     piece_id: Callable[[str], int],
     unk: int,
 ) -> dict[str, int]:
     """Ids of the symbols that a decoder's input begins with, by target language.
 
-    A vocabulary such as XLM-R's has no pieces for languages. Their symbols are then the first rows
-    of the embedding table that no piece has, which padding to a multiple of mesh.vocab_multiple
-    leaves: neither tokenizer nor softmax nor the other rows know of them. Where the vocabulary has
-    a piece for a language, `pieces` can name it.
+    A vocabulary such as XLM-R's has no pieces for languages. Their symbols are then rows of the
+    embedding table after those of the pieces: neither tokenizer nor softmax nor the other rows know
+    of them. Where the vocabulary has a piece for a language, `pieces` can name it.
 
     Args:
       languages: target languages; a later run may append to them and keep the symbols.
       vocab_size: pieces of the vocabulary, specials included.
-      num_rows: rows of the table.
       pieces: piece by language, such as {"de": "▁<2de>"}; may name only some.
       piece_id: id of a piece, `unk` of one that the vocabulary does not have.
       unk: id of `<unk>`.
 
     Raises:
-      ValueError: a piece that the vocabulary does not have, or too few rows.
+      ValueError: a piece that the vocabulary does not have.
     """
     found = {}
-    rows = iter(range(vocab_size, num_rows))
+    rows = itertools.count(vocab_size)
     for language in dict.fromkeys(languages):
-        if language in pieces:
-            found[language] = piece_id(pieces[language])
-            if found[language] == unk:
-                raise ValueError(
-                    f"task.language_pieces: {pieces[language]!r} of {language!r} is no piece of "
-                    "the vocabulary; name one that is, or none"
-                )
+        if language not in pieces:
+            found[language] = next(rows)
             continue
-        row = next(rows, None)
-        if row is None:
+        found[language] = piece_id(pieces[language])
+        if found[language] == unk:
             raise ValueError(
-                f"the embedding table has {num_rows} rows, {num_rows - vocab_size} of them beyond "
-                f"the vocabulary; too few for a symbol for each of {', '.join(languages)}: raise "
-                "mesh.vocab_multiple, or name pieces in task.language_pieces"
+                f"translation.language_pieces: {pieces[language]!r} of {language!r} is no piece of "
+                "the vocabulary; name one that is, or none"
             )
-        found[language] = row
     return found
 
 

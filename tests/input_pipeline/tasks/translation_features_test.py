@@ -91,10 +91,9 @@ class FeatureTest(parameterized.TestCase):
 
 
 class SymbolsTest(parameterized.TestCase):
-    def symbols(self, *languages: str, num_rows: int = 128, **pieces: str):
+    def symbols(self, *languages: str, **pieces: str):
         size = PROCESSOR.get_piece_size()
-        piece_id = PROCESSOR.piece_to_id
-        return language_symbols(languages, size, num_rows, pieces, piece_id, SPECIAL.unk)
+        return language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL.unk)
 
     def test_rows_beyond_the_pieces(self):
         size = PROCESSOR.get_piece_size()
@@ -107,14 +106,10 @@ class SymbolsTest(parameterized.TestCase):
         size = PROCESSOR.get_piece_size()
         expected = {"fr": size, "de": PROCESSOR.piece_to_id("<2de>"), "cs": size + 1}
         self.assertEqual(found, expected)
-        with self.assertRaisesRegex(ValueError, "'<2fr>' of 'fr' is no piece"):
+        with self.assertRaisesRegex(
+            ValueError, "translation.language_pieces: '<2fr>' of 'fr' is no piece"
+        ):
             self.symbols("fr", fr="<2fr>")
-
-    def test_a_table_without_rows_to_spare(self):
-        size = PROCESSOR.get_piece_size()
-        self.assertEqual(self.symbols("fr", num_rows=size + 1), {"fr": size})
-        with self.assertRaisesRegex(ValueError, "1 of them beyond .*mesh.vocab_multiple"):
-            self.symbols("fr", "de", num_rows=size + 1)
 
 
 if __name__ == "__main__":
