@@ -11,9 +11,11 @@ from configs import grids, vocap_paper, xlm_r
 from launch import jobs
 
 FILES = sorted(path.stem for path in pathlib.Path(grids.__file__).parent.glob("[a-z]*.py"))
+# A run of each config whose grids are of any word.
+_ANY = {"vocap_paper": "short_full", "veco": "base", "xy_lent": "base"}
 # A value of --config for each word of each config that has grids.
 ARGUMENTS = [
-    f"configs/{name}.py:{word or 'short_full'},DATA"
+    f"configs/{name}.py:{word or _ANY.get(name, '')},DATA"
     for name in FILES
     for word in importlib.import_module(f"configs.grids.{name}").GRIDS
 ]
