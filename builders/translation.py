@@ -22,7 +22,11 @@ from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.token_batches import TokenStream
-from input_pipeline.tasks.translation_features import language_symbols, translation_features
+from input_pipeline.tasks.translation_features import (
+    Unit,
+    language_symbols,
+    translation_features,
+)
 from interop import vocabulary
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from models.encoder import CROSS_ATTENTION, Encoder
@@ -275,11 +279,15 @@ def _with_symbols(table: np.ndarray, found: TranslationModel, seed: int) -> np.n
 
 
 def featured(
-    options: TaskSettings, found: TranslationModel, direction: str, examples: Sequence[Any]
+    options: TaskSettings,
+    found: TranslationModel,
+    direction: str,
+    examples: Sequence[Any],
+    unit: Unit = "example",
 ) -> TaskData:
-    """Examples of a direction with their features."""
+    """Examples of a direction with their features; `unit` as of `translation_features`."""
     tokenizer = found.tokenizer
-    args = tokenizer.processor, tokenizer.special, options.max_length, found.symbols
+    args = tokenizer.processor, tokenizer.special, options.max_length, found.symbols, unit
     return TaskData(direction, examples, translation_features(examples, *args))
 
 

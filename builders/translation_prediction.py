@@ -72,15 +72,21 @@ class TranslationRun:
             )
         return direction
 
-    def __call__(self, lines: Sequence[str], direction: str) -> list[str]:
-        """Translate lines, in their order; an empty one is an empty one."""
+    def __call__(self, lines: Sequence[str], direction: str, first: int = 1) -> list[str]:
+        """Translate lines, in their order; an empty one is an empty one.
+
+        Args:
+          lines: to translate; one of too many tokens is cut, with a warning.
+          direction: such as "en-de".
+          first: number of the first line, for the warning.
+        """
         target = translation.direction(direction)[1]
         texts = [line.strip() for line in lines]
         there = [number for number, text in enumerate(texts) if text]
-        examples = [TranslationExample(str(n), texts[n], None, target) for n in there]
+        examples = [TranslationExample(str(first + n), texts[n], None, target) for n in there]
         if not examples:
             return [""] * len(lines)
-        data = builders.featured(self._options, self._model, direction, examples)
+        data = builders.featured(self._options, self._model, direction, examples, "line")
         found = builders.detokenized(self._model, self._translator(self._params, data.features))
         by_line = dict(zip(there, found, strict=True))
         return [by_line.get(number, "") for number in range(len(lines))]
@@ -109,7 +115,7 @@ class TranslationRun:
         for start, part, is_there in zip(starts, parts, there, strict=True):
             chunk = lines[start : start + CHUNK]
             if not is_there:
-                found = self(chunk, direction)
+                found = self(chunk, direction, start + 1)
                 if hosts.is_first():
                     artifacts.write_text(part, "".join(f"{x}\n" for x in found))
             yield start + len(chunk)

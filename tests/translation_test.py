@@ -240,6 +240,15 @@ class PredictTest(RunCase):
             self.assertEqual(self.translate(text[:-4]).splitlines(), expected.splitlines()[:4])
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine", "out"})
 
+    def test_a_line_too_long_is_cut_and_named_by_its_number(self):
+        long = "the cat " * tiny_tasks.LENGTH
+        with mock.patch.object(translation_prediction, "CHUNK", 2), self.assertLogs() as logs:
+            found = self.translate(f"dog\n\n\n{long}\nruns .\n")
+        (warning,) = (line for line in logs.output if line.startswith("WARNING"))
+        self.assertRegex(warning, r"1 of 1 sources have more than 22 .*\(line 4\); split them")
+        self.assertLen(found.splitlines(), 5)
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine", "out"})
+
     @parameterized.parameters(
         ("--language=en-fr", "no symbol for 'fr', only for de; choose"),
         ("--language=german", "translation direction 'german' must be the codes"),

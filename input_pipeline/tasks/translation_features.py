@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import sentencepiece as spm
@@ -13,6 +14,11 @@ from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import check_length, padded, token_arrays
 
 _NAMED = 5  # examples that a message names
+Unit = Literal["example", "line"]
+_REMEDIES: dict[Unit, str] = {
+    "example": "raise task.max_length, up to the positions of the encoder",
+    "line": "split them, such as into sentences",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,6 +103,7 @@ def translation_features(
     special: SpecialIds,
     max_length: int,
     symbols: Mapping[str, int],
+    unit: Unit = "example",
 ) -> list[TranslationFeature]:
     """A feature of each pair; what is too long is cut at the end, with a warning that counts.
 
@@ -106,6 +113,8 @@ def translation_features(
       special: its special ids.
       max_length: tokens of the longest source, with `<s>` and `</s>`, and target, with `</s>`.
       symbols: of target languages, see `language_symbols`.
+      unit: what the ids of the examples are numbers of, for the warning: examples of a run's data,
+        or lines of a text for a finished model, whose `max_length` stays as it is.
 
     Raises:
       ValueError: `max_length` is too short, or a target language has no symbol.
@@ -119,8 +128,9 @@ def translation_features(
         )
     sources = processor.encode([one.source for one in examples], return_type="numpy")
     targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
-    _warn_of_cuts("sources", sources, max_length - 2)
-    _warn_of_cuts("targets", targets, max_length - 1)
+    ids = [one.id for one in examples]
+    _warn_of_cuts("sources", sources, max_length - 2, ids, unit)
+    _warn_of_cuts("targets", targets, max_length - 1, ids, unit)
     found = []
     for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
         source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])
@@ -136,13 +146,15 @@ def translation_features(
     return found
 
 
-def _warn_of_cuts(what: str, texts: Sequence[np.ndarray], room: int) -> None:
+def _warn_of_cuts(
+    what: str, texts: Sequence[np.ndarray], room: int, ids: Sequence[str], unit: Unit
+) -> None:
     """Logs how many texts are longer than `room` tokens, and the first of them."""
-    long = [number for number, tokens in enumerate(texts) if len(tokens) > room]
+    long = [id for id, tokens in zip(ids, texts, strict=True) if len(tokens) > room]
     if long:
-        names = ", ".join(map(str, long[:_NAMED]))
+        names = ", ".join(long[:_NAMED])
         logging.warning(
-            "%d of %d %s have more than %d tokens and are cut (example %s%s); raise "
-            "task.max_length, up to the positions of the encoder",
-            len(long), len(texts), what, room, names, ", ..." if len(long) > _NAMED else "",
+            "%d of %d %s have more than %d tokens and are cut (%s %s%s); %s",
+            len(long), len(texts), what, room, unit, names, ", ..." if len(long) > _NAMED else "",
+            _REMEDIES[unit],
         )  # fmt: skip
