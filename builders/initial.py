@@ -17,6 +17,7 @@ from builders.pretrained import read_run, run_config
 from interop import model_folder
 from models.encoder import CROSS_ATTENTION, without_cross_attention
 from objectives.objective import Objective
+from objectives.replaced_token import GENERATOR
 
 
 def initial_params(
@@ -79,7 +80,9 @@ def _of_run(
                 f"run's rows were made; copy {other.vocab} to {folders.workdir} and run "
                 "prepare_data.py again"
             )
-        theirs = objectives.objective(run_config(other), open_packed_dataset(other))
+        their_config = run_config(other)
+        theirs = objectives.objective(their_config, open_packed_dataset(other))
+        _check_same_parts(source, their_config.objective, theirs, objective)
         _check_same_parameters(source, theirs, objective)
         if not any((other.train / "checkpoints").glob("*")):
             raise ValueError(
@@ -92,6 +95,34 @@ def _of_run(
         return params if keeps else without_cross_attention(params)
 
     return read
+
+
+def _check_same_parts(source: pathlib.Path, name: str, theirs: Objective, ours: Objective) -> None:
+    """Raise ValueError if one of two objectives has a generator, and the other has not.
+
+    Args:
+      source: working directory of the other run.
+      name: of its objective.
+      theirs: its objective.
+      ours: that of this run.
+    """
+    there, here = _has_generator(theirs), _has_generator(ours)
+    if here and not there:
+        raise ValueError(
+            f"train.init_from is {source}, a run without a generator and a discriminator: its "
+            f"objective is {name}; name a run of replaced-token detection, or set objective as it "
+            "is there"
+        )
+    if there and not here:
+        raise ValueError(
+            f"train.init_from is {source}, a run with a generator and a discriminator: its "
+            f"objective is {name}; set objective as it is there, or name the folder that "
+            "tools.export_model --part=generator makes of it"
+        )
+
+
+def _has_generator(objective: Objective) -> bool:
+    return any(name.startswith(f"{GENERATOR}.") for name in _parameter_shapes(objective))
 
 
 def _check_same_parameters(source: pathlib.Path, theirs: Objective, ours: Objective) -> None:

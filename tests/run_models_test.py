@@ -119,10 +119,6 @@ class InitialTest(TestCase):
 
     @parameterized.parameters(
         (
-            {"objective": "masked_lm"},
-            r"discriminator.*has shape \(.* and none in this one; set obj",
-        ),
-        (
             {"model.hidden_size": 16},
             r"has shape \(8,\) in the run in .*work and \(16,\) in this one",
         ),
@@ -140,9 +136,17 @@ class InitialTest(TestCase):
         source = data_builders.Folders(self.new_folder())
         write_run(source, config(objective="masked_lm"), write_rows(source))
         with self.assertRaisesRegex(
-            ValueError, r"parameter discriminator\.\S+ has shape none in the run in .*new and \("
+            ValueError,
+            "is .*new, a run without a generator and .*: its objective is masked_lm; name",
         ):
             self.start(source.workdir)
+
+    def test_masked_lm_does_not_start_from_generator_and_discriminator(self):
+        with self.assertRaisesRegex(
+            ValueError,
+            "is .*work, a run with a generator and .*: its objective is replaced_token; set ",
+        ):
+            self.start(self.folders.workdir, objective="masked_lm")
 
     def test_a_run_without_a_checkpoint(self):
         source = data_builders.Folders(self.new_folder())
@@ -176,7 +180,9 @@ class InitialTest(TestCase):
             "--config.objective=masked_lm",
         )  # fmt: skip
         self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertRegex(result.stderr, r"error \([^\n]*train.init_from: parameter discriminator")
+        self.assertRegex(
+            result.stderr, r"error \([^\n]*train.init_from is \S*work, a run with a gen"
+        )
         self.assertFalse(folders.train.exists())
 
 

@@ -325,12 +325,15 @@ def _checkpoints() -> Iterator[Case]:
             breaks,
             (settings,),
         )
-    start = templates.run_config(train__init_from="DIR/work")[:-1]
-    for what, breaks, says in (
-        ("a cut record", _cut(settings), (settings,)),
-        ("no checkpoint", _remove(place), ("train.init_from", "without a checkpoint")),
+    detection = {"objective": "replaced_token", "replaced_token__generator_layers": "0"}
+    without = "init_from is .*work, a run without a generator .* its objective is masked_lm; name"
+    for what, breaks, says, changes in (
+        ("a cut record", _cut(settings), (settings,), {}),
+        ("no checkpoint", _remove(place), ("train.init_from", "without a checkpoint"), {}),
+        ("a run without a generator", _nothing, (without,), detection),
     ):
-        flags = (*start, "--workdir=DIR/other")
+        flags = templates.run_config(train__init_from="DIR/work", **changes)[:-1]
+        flags = (*flags, "--workdir=DIR/other")
 
         def other(folder: pathlib.Path, breaks: Break = breaks) -> None:
             shutil.copytree(folder / "work", folder / "other")
