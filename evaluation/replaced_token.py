@@ -94,7 +94,7 @@ class ReplacedTokenDetection:
         self._logits = self._batches.jit(objective.logits)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Return means over languages, and each language's AUC, as metrics of a training run."""
+        """Return means over languages, and each one's AUC, precision and recall, as metrics."""
         values = {}
         for corruption, found in self.run(state.params).items():
             for name in ("auc", "precision", "recall", "replaced", "loss"):
@@ -102,7 +102,8 @@ class ReplacedTokenDetection:
                 if not np.isnan(of_languages).all():
                     values[f"rtd/{corruption}/{name}"] = float(np.nanmean(of_languages))
             for language, one in found.items():
-                values[f"rtd/{corruption}/auc/{language}"] = one.auc
+                for name in ("auc", "precision", "recall"):
+                    values[f"rtd/{corruption}/{name}/{language}"] = getattr(one, name)
         return values
 
     def run(self, params) -> dict[str, dict[str, Detection]]:

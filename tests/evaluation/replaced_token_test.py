@@ -244,6 +244,8 @@ class RunTest(parameterized.TestCase):
                 expected[f"rtd/{corruption}/{name}"] = mean
             for language, one in found.items():
                 expected[f"rtd/{corruption}/auc/{language}"] = one.auc
+                expected[f"rtd/{corruption}/precision/{language}"] = one.precision
+                expected[f"rtd/{corruption}/recall/{language}"] = one.recall
         self.assertEqual(values.keys(), expected.keys())
         for name in expected:
             self.assertAlmostEqual(values[name], expected[name], places=6, msg=name)
