@@ -48,7 +48,9 @@ def write(
         plot_curves(curves, folder / PLOT)
         lines += ["", "## BLEU by step", "", f"![BLEU by step]({PLOT})", "", *_table(curves)]
     for direction in results["test"]:
-        lines += ["", f"## Examples: {direction}", *_examples(folder, direction)]
+        lines += ["", f"## Examples: {direction}"]
+        for one in some_translations(folder, direction):
+            lines += ["", *example_lines(one, {"output": one["prediction"]})]
     artifacts.write_text(folder / REPORT, "\n".join(lines) + "\n")
 
 
@@ -81,6 +83,21 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
     plt.close(figure)
 
 
+def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, str]]:
+    """Read `NUM_EXAMPLES` of the predictions of a run on test data, evenly spaced."""
+    path = folder / "predictions" / f"test.{direction}.jsonl"
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    count = min(NUM_EXAMPLES, len(found))
+    return [found[number] for number in np.arange(count) * len(found) // count]
+
+
+def example_lines(one: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """Format a source, its reference, and outputs by the name of what they are from."""
+    texts = {"reference": one["reference"], **outputs}
+    items = [f"   - {name}: {cell(text)}" for name, text in texts.items()]
+    return [f"{one['id']}. {cell(one['source'])}", "", *items]
+
+
 def _scores(results: Mapping[str, Any]) -> list[str]:
     """Table of the scores of each split, and the signatures of the metrics."""
     names = list(next(iter(results["test"].values())))
@@ -105,20 +122,6 @@ def _table(curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
         values = [by_name[name].get(step) for name in curves]
         cells = ("" if value is None else f"{100 * value:.1f}" for value in values)
         lines.append(f"| {step:,} | {' | '.join(cells)} |")
-    return lines
-
-
-def _examples(folder: pathlib.Path, direction: str) -> list[str]:
-    """Source, reference and output of some test sentences, evenly spaced."""
-    path = folder / "predictions" / f"test.{direction}.jsonl"
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    count = min(NUM_EXAMPLES, len(found))
-    lines = []
-    for number in np.arange(count) * len(found) // count:
-        one = found[number]
-        lines += ["", f"{one['id']}. {cell(one['source'])}", ""]
-        lines += [f"   - reference: {cell(one['reference'])}"]
-        lines += [f"   - output: {cell(one['prediction'])}"]
     return lines
 
 

@@ -81,7 +81,8 @@ def restore(record: pathlib.Path, workdir: pathlib.Path) -> int:
 def without_sentences(results: Any) -> Any:
     """Return results without a list of examples, which are sentences of a corpus.
 
-    The `examples` of a fine-tuning are numbers of them, by language, and stay.
+    The `examples` of a fine-tuning are numbers of them, by language, and stay; so do the few
+    `translations` of `studies.translation`, which are to be read.
     """
     if isinstance(results, dict) and isinstance(results.get("examples"), list):
         return {key: value for key, value in results.items() if key != "examples"}

@@ -95,14 +95,17 @@ def translate(study: Study, task: str, start: str, scale: str, seed: int) -> boo
     folder, root = study.folder(task, start, scale, seed), study.config_of(task).task.root
     config = [f"--config=configs/finetune/multi30k.py:{TASKS[task].direction},{root}"]
     study.call("finetune.py", folder, change_of(study, task, start, scale, seed), config)
-    results = artifacts.read_json(folder / "results.json")
+    results, direction = artifacts.read_json(folder / "results.json"), TASKS[task].direction
     curve = run_report.learning_curves(read_metrics(folder / "metrics.jsonl"))
     record = {
-        "validation": results["validation"][TASKS[task].direction],
-        "test": results["test"][TASKS[task].direction],
-        "sentences": results["examples"]["test"][TASKS[task].direction],
-        "curve": curve[TASKS[task].direction],
+        "validation": results["validation"][direction],
+        "test": results["test"][direction],
+        "sentences": results["examples"]["test"][direction],
+        "curve": curve[direction],
     }
+    # To be read, for which those of one seed are enough.
+    if seed == study.seeds[0]:
+        record["translations"] = run_report.some_translations(folder, direction)
     artifacts.write_json(folder / "record.json", record)
     return True
 

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from common import artifacts
+from evaluation import translation_report as run_report
 from studies.downstream import spread
 from studies.translation_settings import SEARCH, STARTS, TASKS, Study
 from studies.xy_lent_report import mean_curve
@@ -22,8 +23,10 @@ sacreBLEU, beam 5, mean of the last 3 checkpoints; means over seeds, and least t
 the first*: the difference of test BLEU from the first line, seed by seed. Curves: greedy, 128
 development sentences, during training, as Table 4, right."""
 _SEARCH_NOTE = """\
-Runs of the first task, searched again: test BLEU, mean over seeds; *speed*: sentences a second over
-those of greedy search with the same number of checkpoints, median."""
+Runs of the first task, searched again. Test BLEU and sentences a second: means over seeds, and
+least to largest. *against the first*: the difference of BLEU from the start's first line, seed by
+seed; *speed*: sentences a second over those of the fewest beams with as many checkpoints,
+median."""
 
 Records = Mapping[int, Mapping[str, Any]]  # by seed
 
@@ -45,12 +48,13 @@ def write_report(study: Study) -> str:
                 score_table(study, task, finished),
                 f"![BLEU by step]({task}.png)",
                 scale_table(study, task),
+                *examples(finished, study.seeds[0]),
             ]
     if not parts:
         raise ValueError(f"{study.workdir} has no finished runs to report")
     note = _NOTE.format(steps=study.steps, first=study.seeds[0])
-    if searched := search_table(read_searches(study)):
-        parts += ["## Search and averaging", _SEARCH_NOTE, searched]
+    if searches := read_searches(study):
+        parts += ["## Search and averaging", _SEARCH_NOTE, search_table(searches)]
     text = "\n\n".join(["# Translation", note, *parts]) + "\n"
     artifacts.write_text(study.workdir / "report" / "report.md", text)
     return text
@@ -102,6 +106,24 @@ def scale_table(study: Study, task: str) -> str:
     return "\n".join(lines)
 
 
+def examples(records: Mapping[str, Records], seed: int) -> list[str]:
+    """Return test sentences with the outputs of all starts under a seed; [] if none are kept."""
+    found = {
+        start: by_seed[seed]["translations"]
+        for start, by_seed in records.items()
+        if "translations" in by_seed.get(seed, {})
+    }
+    if not found:
+        return []
+    parts = ["Test sentences, evenly spaced, with outputs under one seed:"]
+    for some in zip(*found.values(), strict=True):
+        outputs = {
+            STARTS[start].label: one["prediction"] for start, one in zip(found, some, strict=True)
+        }
+        parts.append("\n".join(run_report.example_lines(some[0], outputs)))
+    return parts
+
+
 def plot_curves(found: Mapping[str, Records], title: str, path: pathlib.Path) -> None:
     """Plot BLEU by step: means over seeds, and their range."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
@@ -138,26 +160,40 @@ def read_searches(study: Study) -> dict[str, list[list[dict[str, Any]]]]:
 
 
 def search_table(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> str:
-    """Return a Markdown table: a line for each number of beams and of checkpoints; "" of none."""
-    if not found:
-        return ""
-    choices = sorted(
-        {(one["averaged"], one["beams"]) for some in found.values() for run in some for one in run}
-    )
-    columns = ["checkpoints", "beams", *(STARTS[start].label for start in found), "speed"]
-    lines = [f"| {' | '.join(columns)} |", "|---:|" * len(columns)]
-    for averaged, beams in choices:
-        cells = [str(averaged), str(beams)]
-        for some in found.values():
-            values = [_of(run, averaged, beams, "test")["bleu"] for run in some]
-            cells.append(f"{100 * statistics.fmean(values):.1f}")
-        ratios = [
-            _speed(run, averaged, beams) / _speed(run, averaged, choices[0][1])
-            for some in found.values()
-            for run in some
-        ]
-        lines.append(f"| {' | '.join([*cells, f'{statistics.median(ratios):.2f}'])} |")
+    """Return a Markdown table: a line for each start, number of checkpoints and of beams.
+
+    Args:
+      found: results of `studies.translation_search` by start, one list for each seed.
+    """
+    columns = [
+        "", "checkpoints", "beams", "seeds", "BLEU", "least to largest", "against the first",
+        "least to largest", "sentences a second", "least to largest", "speed",
+    ]  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    for start, some in found.items():
+        choices = sorted({(one["averaged"], one["beams"]) for run in some for one in run})
+        for choice in choices:
+            cells = [STARTS[start].label, *map(str, choice), str(len(some))]
+            cells += _compared(some, choice, choices[0])
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _compared(
+    some: Sequence[Sequence[Mapping[str, Any]]], choice: tuple[int, int], first: tuple[int, int]
+) -> list[str]:
+    """Return the cells of a choice of checkpoints and beams, compared to the first of them."""
+    bleu, base = ([100 * _of(run, *one, "test")["bleu"] for run in some] for one in (choice, first))
+    less = [] if choice == first else [x - y for x, y in zip(bleu, base, strict=True)]
+    speeds = [_speed(run, *choice) for run in some]
+    greedy = [_speed(run, choice[0], first[1]) for run in some]
+    ratios = [x / y for x, y in zip(speeds, greedy, strict=True)]
+    return [
+        *spread(bleu, "{:.1f}"),
+        *spread(less, "{:+.1f}"),
+        *spread(speeds, "{:.1f}"),
+        f"{statistics.median(ratios):.2f}",
+    ]
 
 
 def _of(

@@ -9,7 +9,7 @@ from absl.testing import absltest
 
 from common import artifacts
 from configs import veco
-from studies import translation, translation_report
+from studies import records, translation, translation_report
 from studies.translation_settings import SEARCH, STARTS, TASKS, Study
 
 BLEU = {"random": 0.2, "xlm": 0.25, "veco_first": 0.3, "veco_last": 0.35, "veco_last_one": 0.32}
@@ -62,6 +62,14 @@ class TranslationTest(absltest.TestCase):
             workdir / "metrics.jsonl", "".join(json.dumps(one) + "\n" for one in curve)
         )
         (workdir / "checkpoints").mkdir(exist_ok=True)
+        lines = [
+            {"id": str(i), "source": f"a{i}", "reference": f"b{i}", "prediction": f"{start}{i}"}
+            for i in range(20)
+        ]
+        artifacts.write_text(
+            workdir / "predictions" / f"test.{direction}.jsonl",
+            "".join(json.dumps(one) + "\n" for one in lines),
+        )
 
     def execute(self, arguments, *, name, **_):
         """Stands for `studies.translation_search`."""
@@ -70,8 +78,9 @@ class TranslationTest(absltest.TestCase):
         found = [
             {
                 "split": split, "direction": "en-de", "beams": beams, "averaged": averaged,
-                "bleu": 0.1 * averaged + 0.01 * beams, "chrf": 0.5,
-                "sentences_per_second": 10.0 if beams == 1 else 4.0,
+                "bleu": 0.1 * averaged + 0.01 * beams + 0.02 * averaged * int(folder.name[-1]),
+                "chrf": 0.5,
+                "sentences_per_second": (10.0 if beams == 1 else 4.0) + int(folder.name[-1]),
             }
             for split in ("validation", "test")
             for beams in (1, 5)
@@ -159,10 +168,40 @@ class TranslationTest(absltest.TestCase):
             text,
         )
         self.assertIn("| random parameters | 22.0 | 12.0 |", text)
-        self.assertIn("| 3 | 5 | 35.0 | 35.0 | 0.40 |", text)
+        for line in (
+            "| random parameters | 1 | 1 | 2 | 12.0 | 11.0 to 13.0 |  |  | 10.5 | 10.0 to 11.0 | "
+            "1.00 |",
+            "| VECO, last two layers | 3 | 5 | 2 | 38.0 | 35.0 to 41.0 | +26.0 | +24.0 to +28.0 | "
+            "4.5 | 4.0 to 5.0 | 0.43 |",
+        ):
+            self.assertIn(line, text)
         self.assertTrue((self.workdir / "report" / "captions_en_de.png").exists())
         with self.assertRaisesRegex(ValueError, "no finished runs"):
             translation_report.write_report(self.of(7))
+
+    def test_translations_to_read_are_kept_and_reported(self):
+        expected = self.study(0, 1)
+        self.assertIn(
+            "4. a4\n\n   - reference: b4\n   - random parameters: random4\n"
+            "   - VECO, last two layers: veco\\_last4\n\n6. a6\n",
+            expected,
+        )
+        record = self.workdir.parent / "translation.jsonl"
+        records.keep(record, self.workdir, "abc")
+        kept = {
+            path: len(line["content"]["translations"])
+            for path, line in records.read(record).items()
+            if "translations" in line["content"]
+        }
+        runs = [
+            f"runs/captions_en_de/{start}/{scale}/seed0/record.json"
+            for start in ("random", "veco_last")
+            for scale in ("0.3", "1")
+        ]
+        self.assertEqual(kept, dict.fromkeys(runs, 10))
+        self.workdir = self.workdir.parent / "other"
+        records.restore(record, self.workdir)
+        self.assertEqual(translation_report.write_report(self.of(0, 1)), expected)
 
     def test_configs_of_all_runs_exist(self):
         module = importlib.import_module("configs.finetune.multi30k")
