@@ -23,9 +23,9 @@ of 768 or 24 of 1,024, 1.5 million updates of 8,192 sequences (stated of Large),
 BERT-Base with 150K pieces, and which figures there are. Not in the paper at hand, whose tables and
 figures are missing, and chosen here: sequences of 512 tokens that attention sees whole, across
 documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in XLM); Adam's betas,
-epsilon, weight decay, warm-up, no clipping, dropout (RoBERTa's); the learning rates (Base: its
-authors' notes; Large and the ablations: guesses); updates, batch and alpha of the ablations; the
-languages beyond XNLI's 15; the values between the ends of the axes.
+epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of warm-up; the learning rates
+(Base: its authors' notes; Large and the ablations: guesses); updates, batch and alpha of the
+ablations; the languages beyond XNLI's 15; the values between the ends of the axes.
 
 DATA of `base`, `large` and `xl` is a folder of CommonCrawl text, `<lang>.txt.gz`; of `ablation` one
 with such folders `wikipedia` and `commoncrawl`, and `segmented` for the grid `tokenizer`; of

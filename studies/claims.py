@@ -8,8 +8,9 @@
 Claims are data, docs/claims.json: number, what the paper says and where, its value, ours, a verdict
 that a person has written, the commands, their hours on two cores. `run` executes the commands of
 the claims named, or of all that fit into --hours, cheapest first; each command once, whichever
-claims it is of. DIR/claims.json keeps what is done: the same command goes on after a stop, and a
-study that was interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
+claims it is of, and prints what each said last, for a study the path of its report.
+DIR/claims.json keeps what is done: the same command goes on after a stop, and a study that was
+interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
 """
 
 import contextlib
@@ -222,14 +223,25 @@ def run(todo: Sequence[Plan], data: str, workdir: pathlib.Path) -> None:
             bar.set_description(f"{place} of {len(todo)}: {', '.join(plan.numbers)}")
             for command in plan.commands:
                 if command not in read_done(state):
-                    took = _execute(resolved(command, data, workdir), workdir / "log.txt", bar)
-                    done = {**read_done(state), command: {"seconds": round(took)}}
-                    artifacts.write_json(state, done)
+                    log = workdir / "log.txt"
+                    took = _execute(resolved(command, data, workdir), log, bar)
+                    one = {"seconds": round(took), "end": _last_line(log)}
+                    artifacts.write_json(state, {**read_done(state), command: one})
+            bar.write(_ended(plan.numbers, read_done(state)[plan.commands[-1]]))
             bar.n = round(begin + 3600 * plan.hours)
             bar.refresh()
 
 
 _BAR = "{desc} |{bar}| {elapsed} passed, of an estimated {total_fmt} s"
+
+
+def _last_line(log: pathlib.Path) -> str:
+    """Return what a command said last: of a study, where its report is."""
+    return log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
+
+
+def _ended(numbers: Sequence[str], done: Mapping[str, Any]) -> str:
+    return f"{', '.join(numbers)}, done in {done['seconds']:,} s: {done['end']}"
 
 
 def read_done(state: pathlib.Path) -> dict[str, Any]:
@@ -280,7 +292,11 @@ def _run(numbers: Sequence[str]) -> None:
     workdir = pathlib.Path(given.workdir)
     possible = [one for one in by_number.values() if one.hours is not None]
     chosen = [by_number[one] for one in numbers] or possible
-    todo = plans(chosen, read_done(workdir / "claims.json"))
+    done = read_done(workdir / "claims.json")
+    for one in chosen:
+        if set(one.commands) <= set(done):
+            print(_ended([one.number], done[one.commands[-1]]))
+    todo = plans(chosen, done)
     if given.hours:
         left = len(todo)
         todo = fitting(todo, given.hours)

@@ -1,6 +1,7 @@
 """The claims book: its page, its commands, what is run of it."""
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -14,8 +15,10 @@ from unittest import mock
 from absl import flags
 from absl.testing import absltest, parameterized
 
+from common import artifacts
 from configs import grids
 from studies import claims
+from training.signals import EXIT_STOPPED
 
 BOOK = claims.read()
 ALL = {one.number: one for one in claims.claims(BOOK)}
@@ -63,10 +66,11 @@ class BookTest(parameterized.TestCase):
         config = importlib.import_module(file[:-3].replace("/", ".")).get_config(argument)
         for key in given:
             if key.startswith("config."):
-                section, name = key.split(".")[1:]
-                self.assertIn(name, config[section], key)
+                _, *sections, name = key.split(".")
+                self.assertIn(name, functools.reduce(getattr, sections, config), key)
         if "grid" in given:
-            grids.choose(given["config"], given["grid"])
+            grid = grids.choose(given["config"], given["grid"])
+            self.assertLessEqual(set(filter(None, given.get("runs", "").split(","))), {*grid.runs})
 
     def test_a_claim_that_cannot_be_is_named(self):
         names = ("claim", "place", "paper", "here", "remark", "command_note")
@@ -111,10 +115,11 @@ class RunTest(absltest.TestCase):
              "--out=/work/b", "--x=MY_DATA"],
         )  # fmt: skip
 
-    def run_plan(self, *commands: str) -> None:
-        plan = claims.Plan(("C1",), commands, 1e-3)
-        with contextlib.redirect_stderr(io.StringIO()):
+    def run_plan(self, *commands: str) -> str:
+        plan, said = claims.Plan(("C1",), commands, 1e-3), io.StringIO()
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(said):
             claims.run([plan], "/data", self.workdir)
+        return said.getvalue()
 
     def test_what_was_done_is_not_done_again(self):
         done = f'python -c \'open("{self.workdir}/seen", "a").write("x")\''
@@ -125,6 +130,27 @@ class RunTest(absltest.TestCase):
         self.assertEqual((self.workdir / "seen").read_text(), "x")
         self.assertEqual(list(claims.read_done(self.workdir / "claims.json")), [done])
         self.assertIn("broken", (self.workdir / "log.txt").read_text())
+
+    def test_a_stop_ends_it_and_the_rest_is_done_when_it_goes_on(self):
+        first = "python -c 'print(1)'"
+        marker = self.workdir / "marker"
+        second = (
+            f'python -c \'import os; print("x\\nreport: /r"); '
+            f'os.path.exists("{marker}") or os._exit({EXIT_STOPPED})\''
+        )
+        with self.assertRaises(SystemExit) as caught:
+            self.run_plan(first, second)
+        self.assertEqual(caught.exception.code, EXIT_STOPPED)
+        self.assertEqual(list(claims.read_done(self.workdir / "claims.json")), [first])
+        marker.touch()
+        self.assertRegex(self.run_plan(first, second), r"C1, done in \d+ s: report: /r\n")
+        self.assertCountEqual(claims.read_done(self.workdir / "claims.json"), [first, second])
+
+    def test_where_the_report_of_a_claim_is_is_told_again(self):
+        done = {command: {"seconds": 7, "end": "report: /r"} for command in ALL["C50"].commands}
+        artifacts.write_json(self.workdir / "claims.json", done)
+        place = ("--data=/d", f"--workdir={self.workdir}")
+        self.assertEqual(self.main("run", "C50", *place), "C50, done in 7 s: report: /r\n")
 
     def main(self, *arguments: str) -> str:
         values = flags.FlagValues()
