@@ -23,8 +23,8 @@ language pairs (alpha as for text), the halves of a sequence of 512 as the adjac
 text, and LayerNorm after each sub-layer also in `base`. docs/veco.md has the equations and keys.
 
 The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. `studies.grid`
-compares them (`--grid=small_table2`); from `translation` and `translation_xlm`, four layers in four
-languages, starts `studies.translation`.
+compares them (`--grid=small_table2`); from `translation`, `translation_xlm` and
+`translation_xlm_text`, four layers in four languages, starts `studies.translation`.
 `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.
@@ -85,6 +85,7 @@ SMALL: dict[str, dict[str, Any]] = {
     # To translate from: decoders of the first two, the last two or the last one of four layers.
     "translation": _TRANSLATION,
     "translation_xlm": {**_TRANSLATION, **_XLM},
+    "translation_xlm_text": {**_TRANSLATION, **_XLM, **_TEXT},
 }
 
 

@@ -1,14 +1,15 @@
-"""Translation from random parameters, from MLM + TLM and from VECO (VECO Tables 3 and 4).
+"""Translation from random parameters, from MLM, MLM + TLM and VECO (VECO Tables 3 and 4).
 
     python -m studies.translation --config=configs/veco.py:translation,DATA \\
         --workdir=runs/translation
 
-Pre-trains, under every seed and by the ordinary stages, the runs `translation` and
-`translation_xlm` of `configs/veco.py` on one vocabulary and one packed dataset. From each of
-`STARTS` a model is then trained for each of `TASKS`: captions of photographs (Multi30k) in three
-directions, and news. All have equal steps. Their learning rates are those of
-`configs/finetune/multi30k.py` times one of --scales: the one with the best development BLEU of a
-task and a start under the first seed; other seeds use that scale only. Test data select nothing.
+Pre-trains, under every seed and by the ordinary stages, the runs `translation`, `translation_xlm`
+and `translation_xlm_text` of `configs/veco.py`, on one vocabulary and one packed dataset: VECO, XLM
+on the same data, and MLM on its text alone, as XLM-R. From each of `STARTS` a model is then trained
+for each of `TASKS`: captions of photographs (Multi30k) in three directions, and news. All have
+equal steps. Their learning rates are those of `configs/finetune/multi30k.py` times one of --scales:
+the one with the best development BLEU of a task and a start under the first seed; other seeds use
+that scale only. Test data select nothing.
 
 Runs of the first task are then searched again (`studies.translation_search`): greedy and with
 beams, with one checkpoint and with the mean of several.
@@ -31,14 +32,14 @@ from configs.veco import SMALL
 from evaluation import translation_report as run_report
 from studies import runs, translation_report
 from studies.runs import Job
-from studies.translation_settings import RANDOM, RUNS, SEARCH, STARTS, TASKS, Study
+from studies.translation_settings import RANDOM, SEARCH, STARTS, TASKS, VECO, Study
 from training.metrics import read_metrics
 
 
 def prepare(study: Study) -> None:
     """Build the vocabulary and the packed rows."""
     for script in ("build_vocab.py", "prepare_data.py"):
-        study.call(script, study.workdir, SMALL[RUNS[0]])
+        study.call(script, study.workdir, SMALL[VECO])
 
 
 def pretrain(study: Study, run: str, seed: int) -> bool:
@@ -77,6 +78,7 @@ def change_of(study: Study, task: str, start: str, scale: str, seed: int) -> dic
         "random_init": start == RANDOM,
         "translation.decoder_from": STARTS[start].end,
         "translation.decoder_layers": STARTS[start].layers,
+        "translation.needs_cross_attention": STARTS[start].encoder == VECO,
         "init_from": study.encoder(STARTS[start].encoder, seed).absolute(),
         "model_name": start,
         "optimizer.learning_rate": float(scale) * rates.learning_rate,

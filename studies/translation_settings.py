@@ -12,7 +12,8 @@ from configs.finetune import multi30k
 from studies import runs
 
 SEARCH = "search.json"
-RUNS = ("translation", "translation_xlm")  # of configs/veco.py; the first has the data
+# Runs of configs/veco.py; the first has the data.
+VECO, XLM, XLM_TEXT = "translation", "translation_xlm", "translation_xlm_text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Start:
 
     Attributes:
       label: in tables.
-      encoder: pre-training that it starts from, or has the sizes of; of `RUNS`.
+      encoder: pre-training that it starts from, or has the sizes of; of `configs/veco.py`.
       end: layers that the decoder starts from, the "first" or the "last".
       layers: number of layers of the decoder.
     """
@@ -34,11 +35,12 @@ class Start:
 
 RANDOM = "random"
 STARTS = {
-    RANDOM: Start("random parameters", "translation_xlm"),
-    "xlm": Start("MLM + TLM, random cross-attention", "translation_xlm"),
-    "veco_first": Start("VECO, first two layers", "translation", "first"),
-    "veco_last": Start("VECO, last two layers", "translation"),
-    "veco_last_one": Start("VECO, last layer", "translation", layers=1),
+    RANDOM: Start("random parameters", XLM),
+    "xlm_text": Start("MLM, random cross-attention", XLM_TEXT),
+    "xlm": Start("MLM + TLM, random cross-attention", XLM),
+    "veco_first": Start("VECO, first two layers", VECO, "first"),
+    "veco_last": Start("VECO, last two layers", VECO),
+    "veco_last_one": Start("VECO, last layer", VECO, layers=1),
 }
 
 

@@ -127,7 +127,7 @@ class TranslationTest(absltest.TestCase):
             {name for name in random if random[name] != last[name]},
             {
                 "random_init", "init_from", "model_name", "optimizer.learning_rate",
-                "optimizer.muon_learning_rate",
+                "optimizer.muon_learning_rate", "translation.needs_cross_attention",
             },
         )  # fmt: skip
         self.assertAlmostEqual(
@@ -144,6 +144,13 @@ class TranslationTest(absltest.TestCase):
         layers = "translation.decoder_layers"
         self.assertEqual((two[layers], one[layers]), (2, 1))
         self.assertEqual({name for name in two if two[name] != one[name]}, {"model_name", layers})
+
+    def test_starts_from_veco_refuse_an_encoder_without_cross_attention(self):
+        for start in STARTS:
+            change = translation.change_of(self.of(0), "captions_en_de", start, "1", 0)
+            run = pathlib.Path(change["init_from"]).parent.name
+            has_it = veco.get_config(run).model.cross_attention
+            self.assertEqual(change["translation.needs_cross_attention"], has_it, start)
 
     def test_an_encoder_is_trained_again_only_if_a_run_is_missing(self):
         self.study(0, 1)
