@@ -117,6 +117,7 @@ SMALL: dict[str, dict[str, Any]] = {
     **{method: {"vocab.method": method} for method in _METHODS},
     **{f"{method}_16k": {"vocab.method": method, **_DOUBLE} for method in _METHODS},
     **{f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)},
+    **{f"beta{int(10 * beta)}_16k": {"vocab.beta": beta, **_DOUBLE} for beta in (0.0, 0.3, 1.0)},
 }
 
 
