@@ -59,6 +59,7 @@ def page(
         "![shares and epochs](shares.png)",
         "## Pairs that get nothing",
         *(f"- {one.method}: {_named(_unsampled(one))}" for one in samplings if _unsampled(one)),
+        *_missed_sections(samplings),
         "## Languages",
         _languages_table(samplings),
         "## Pairs that repeat most, of each method epochs",
@@ -72,6 +73,11 @@ Effective pairs: exponential of the entropy of the shares. Pairs under one examp
 run is expected to draw less than once, the ones with no share included. Epochs: passes of the run
 over the sentence pairs of a language pair. The residual is that of the language whose share is
 farthest from the one asked for; only m2m and sinkhorn ask for any."""
+
+
+_MISSED_NOTE = """\
+A language cannot have more than its partners leave it, and with a single partner no more than that
+one has. A lower data.pair_temperature asks for shares nearer to those of the data."""
 
 
 def _methods_table(
@@ -101,6 +107,19 @@ def _methods_table(
         "median epochs", "most epochs", "largest residual", "iterations",
     ]  # fmt: skip
     return _table(header, rows)
+
+
+def _missed_sections(samplings: Sequence[PairSampling]) -> list[str]:
+    """Table of the languages without the shares that m2m or sinkhorn was to give them, if any."""
+    rows = [
+        [one.method, language, f"{partners}", f"{100 * wanted:.4f}", f"{100 * found:.4f}"]
+        for one in samplings
+        for language, partners, wanted, found in one.missed_shares()
+    ]
+    if not rows:
+        return []
+    header = ["method", "language", "partners", "wanted, %", "has, %"]
+    return ["## Languages that miss their share", _MISSED_NOTE, _table(header, rows)]
 
 
 def _languages_table(samplings: Sequence[PairSampling]) -> str:

@@ -8,6 +8,7 @@ distribution proportional to the counts. Eq. 1 and 2 are those of XY-LENT (Patra
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -19,6 +20,7 @@ METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn")
 _CONVERGED = 1e-12  # residual at which Sinkhorn's iterations end
 _MET = 1e-9  # residual up to which marginals count as met
 _MAX_ITERATIONS = 5000
+_MAX_NAMED = 20  # languages that are named in a line
 # Where marginals cannot be met the residual stops falling: by less than 1 % in 50 iterations.
 _WINDOW, _STALLED = 50, 0.99
 # The defaults of HiGHS, 1e-7, are as large as the shares of small pairs.
@@ -90,6 +92,15 @@ class Sampling:
         return float(np.exp(scipy.special.entr(shares).sum()))
 
 
+class MissedShare(NamedTuple):
+    """Share that a language was to have, and the one that it has; and its number of partners."""
+
+    language: str
+    partners: int
+    wanted: float
+    found: float
+
+
 @dataclasses.dataclass(frozen=True)
 class PairSampling:
     """Sampling of named language pairs.
@@ -118,8 +129,19 @@ class PairSampling:
         """Whether all languages have the marginals that they were to have."""
         return self.sampling.converged and bool(np.abs(self.sampling.residuals).max() <= _MET)
 
+    def missed_shares(self) -> list[MissedShare]:
+        """Languages whose marginals are not met, those missed by most first."""
+        partners = np.count_nonzero(self.counts, axis=1)
+        found, wanted = self.sampling.probabilities.sum(axis=1), self.sampling.marginals
+        residuals = self.sampling.residuals
+        return [
+            MissedShare(self.languages[i], int(partners[i]), float(wanted[i]), float(found[i]))
+            for i in np.argsort(-np.abs(residuals), kind="stable")
+            if abs(residuals[i]) > _MET
+        ]
+
     def certificate(self) -> str:
-        """One line: how well the marginals are met, by which language worst, in how many steps."""
+        """One line: how well the marginals are met, by which languages not, in how many steps."""
         found, worst = self.sampling, self.sampling.worst
         line = (
             f"data.pair_sampling {self.method}: {found.effective_pairs:.1f} effective of "
@@ -130,7 +152,14 @@ class PairSampling:
         if self.is_met:
             return line
         reason = "not converged" if found.is_feasible else "no distribution has these marginals"
-        return f"{line}; {reason}: lower data.pair_temperature towards 1, where all can be met"
+        missed = self.missed_shares()
+        single = [one.language for one in missed if one.partners == 1]
+        named = ", ".join(single[:_MAX_NAMED]) + (", ..." if len(single) > _MAX_NAMED else "")
+        return (
+            f"{line}; {reason}: lower data.pair_temperature towards 1, where all can be met; "
+            f"{len(missed)} languages miss their shares, {len(single)} of them with a single "
+            f"partner{': ' * bool(single)}{named}"
+        )
 
 
 def pair_matrix(sizes: Mapping[Pair, int]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -175,7 +175,16 @@ class MarginalsTest(parameterized.TestCase):
         self.assertRegex(
             found.certificate(),
             rf"residual of a marginal \+{0.5 - wanted[1]:.1e} \(en, wanted {wanted[1]:.4f}\); "
-            "no distribution has these marginals: lower data.pair_temperature towards 1",
+            "no distribution has these marginals: lower data.pair_temperature towards 1.*; "
+            "4 languages miss their shares, 3 of them with a single partner: sw, am, yo$",
+        )
+        missed = found.missed_shares()
+        self.assertEqual([one.language for one in missed], ["en", "sw", "am", "yo"])
+        self.assertEqual([one.partners for one in missed], [3, 1, 1, 1])
+        places = [1, 2, 0, 3]
+        np.testing.assert_allclose([one.wanted for one in missed], wanted[places])
+        np.testing.assert_allclose(
+            [one.found for one in missed], found.sampling.probabilities.sum(axis=1)[places]
         )
         # What is missed is shared out among the partners.
         others = [0, 2, 3]
@@ -185,7 +194,9 @@ class MarginalsTest(parameterized.TestCase):
             rtol=1e-9,
         )
         proportional = dataclasses.replace(SETTINGS, method=method, temperature=1.0)
-        self.assertTrue(sample_pairs(sizes, proportional).is_met)
+        met = sample_pairs(sizes, proportional)
+        self.assertTrue(met.is_met)
+        self.assertEmpty(met.missed_shares())
 
     def test_those_met_only_at_a_bound_do_not_converge_but_are_feasible(self):
         """A path a-b-c-d with equal marginals has no mass on b-c, which scaling reaches slowly."""

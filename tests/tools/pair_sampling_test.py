@@ -76,6 +76,7 @@ class PairSamplingToolTest(parameterized.TestCase):
         self.assertNotIn("- sinkhorn: ", printed)
         self.assertRegex(printed, r"\| \*\*m2m\*\* \| [\d.]+ \| 1 \| 1 \| 1,620 \|")
         self.assertNotIn("no distribution", printed)
+        self.assertNotIn("miss their share", printed)
 
     def test_marginals_that_cannot_be_met_are_told(self):
         self.table.write_text("am\ten\t40\nen\tsw\t50\nen\tyo\t30\n", encoding="utf-8")
@@ -87,6 +88,10 @@ class PairSamplingToolTest(parameterized.TestCase):
             self.assertRegex(
                 printed, rf"\*\*{method}\*\*: .* \(en, wanted 0.3058\); no distribution has these"
             )
+            # The hub has the half that all others leave it, and each of them less than it was to.
+            for line in ("en | 3 | 30.5776 | 50.0000", "sw | 1 | 24.5669 | 17.6938",
+                         "am | 1 | 23.2339 | 16.7337", "yo | 1 | 21.6216 | 15.5725"):  # fmt: skip
+                self.assertIn(f"\n| {method} | {line} |\n", printed)
 
     def test_the_examples_of_a_table_are_those_of_the_longest_bucket(self):
         settings = PairSamplingSettings("alpha", 0.5, 2.0, "en")
