@@ -330,7 +330,20 @@ class ConfigsTest(parameterized.TestCase):
                 translation.train_functions(wrong, objective, fine_tuning.mesh())
 
 
-class Wmt14Test(absltest.TestCase):
+class Wmt14Test(parameterized.TestCase):
+    @parameterized.parameters(("en-de", 1e-4, 64), ("en-fr", 2e-4, 256))
+    def test_settings_of_section_5(self, direction, rate, thousands):
+        config = wmt14.get_config(f"{direction},tfds")
+        train, optimizer, decoding = config.train, config.optimizer, config.decoding
+        self.assertEqual((train.num_steps, train.batch_tokens), (100_000, thousands * 1024))
+        self.assertEqual(optimizer.learning_rate, rate)
+        self.assertEqual(optimizer.warmup_share * train.num_steps, 16_000)
+        self.assertEqual((optimizer.schedule, optimizer.decay_power), ("polynomial", 1.0))
+        self.assertEqual((train.averaged_checkpoints, decoding.beams), (10, 5))
+        # The best of Table 4.
+        chosen = config.translation
+        self.assertEqual((chosen.decoder_layers, chosen.decoder_from), (6, "last"))
+
     def test_splits_of_tensorflow_datasets(self):
         options = task_settings(wmt14.get_config("en-de,tfds"))
         with mock.patch("tensorflow_datasets.load", side_effect=ValueError("none")) as load:

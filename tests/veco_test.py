@@ -27,6 +27,12 @@ from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
 from training.sharding import make_mesh, placed
 from training.subtrees import merged
 
+# Layers, hidden and embedding size, FFN inner size, heads, learning rate, Adam's epsilon and betas
+# (Table 7).
+PAPER = {
+    "large": (24, 1024, 1024, 4096, 16, 2e-4, 1e-6, 0.9, 0.98),
+    "base": (6, 768, 768, 3072, 12, 3e-4, 1e-6, 0.9, 0.999),  # "Small"
+}
 CROSS = dataclasses.replace(SETTINGS, cross_attention=True)
 ONE = make_mesh(factories.ONE_DEVICE, jax.devices()[:1])
 
@@ -41,6 +47,45 @@ def config(arg: str = "runlocal", **changes):
 
 def objective_of(found):
     return objectives.objective(found, write_store(found.vocab.target_size, found.store.length))
+
+
+class PaperTest(parameterized.TestCase):
+    @parameterized.parameters(*PAPER)
+    def test_table_7(self, run):
+        found = veco.get_config(run)
+        model, optimizer = found.model, found.optimizer
+        self.assertEqual(PAPER[run], (
+            model.num_layers, model.hidden_size, model.embedding_size, model.mlp_size,
+            model.num_heads, optimizer.learning_rate, optimizer.epsilon, optimizer.beta1,
+            optimizer.beta2,
+        ))  # fmt: skip
+        self.assertEqual((model.attention_dropout_rate, model.dropout_rate), (0.1, 0.1))
+        self.assertEqual((found.mask.rate, found.mask.pair_rate), (0.15, 0.25))
+        # A linear schedule to zero.
+        self.assertEqual((optimizer.schedule, optimizer.decay_power), ("polynomial", 1.0))
+        self.assertEqual((optimizer.final_rate_ratio, optimizer.weight_decay), (0.0, 0.01))
+        self.assertEqual((found.train.num_steps, optimizer.warmup_steps), (240_000, 12_000))
+
+    @parameterized.parameters(*PAPER)
+    def test_lengths_and_batches_of_table_7(self, run):
+        found = veco.get_config(run)
+        self.assertEqual((found.store.length, found.train.batch_size), (512, 1024))
+        (length,) = found.data.pair_buckets
+        self.assertEqual((length, 2 * found.store.parallel_length), (128, 128))
+        # A batch of pairs has the tokens of one of text.
+        self.assertEqual(found.train.batch_size * found.store.length // length, 4096)
+
+    def test_section_3(self):
+        found = veco.get_config("large")
+        self.assertEqual((found.data.alpha, found.vocab.target_size), (0.5, 250_000))
+        # Batches of text and of pairs in turns, three objectives of equal weight.
+        self.assertEqual((found.data.pair_share, found.data.kinds_in_turns), (0.5, True))
+        terms = found.veco
+        self.assertEqual((terms.is_weight, terms.cs_weight, terms.tlm_weight), (1.0, 1.0, 1.0))
+        self.assertEqual((terms.context, terms.flip), ("causal", True))
+        ((name, steps),) = found.optimizer.stages
+        self.assertEqual(name, "cross_attention")
+        self.assertBetween(steps, 1, found.train.num_steps - 1)
 
 
 class ConfigTest(parameterized.TestCase):
