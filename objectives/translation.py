@@ -22,7 +22,8 @@ class Translation(Objective):
 
     Parameters are {"encoder": an encoder without its masked-LM head, "decoder": layers with
     cross-attention and a masked-LM head}. The decoder reads the encoder's embeddings, which are the
-    output embeddings too; after initialisation they share nothing else (VECO, Section 5.1).
+    output embeddings too. After initialisation they share nothing else, as in the standard
+    Transformer that VECO's modules are to act like (Section 2.3).
 
     Attributes:
       encoder: model of the source.

@@ -10,8 +10,11 @@ directory of train.py or a folder of tools.export_model; with `--config.random_i
 a working directory of build_vocab.py, for a model of the `architecture` section.
 docs/translation.md has more.
 
-Model, rate, schedule, averaging and search are those of VECO, Section 5.1, for En-De; label
-smoothing, dropout and Adam's betas, which it does not state, are those of Vaswani et al. 2017.
+From VECO, Section 5.1, for En-De: layers, updates, tokens of a batch, rate, its linear warm-up and
+decay, the average of ten checkpoints, five beams. Not stated there: label smoothing, dropout and
+Adam's betas (those of Vaswani et al. 2017), its epsilon (of VECO's Table 9), no weight decay and no
+clipping, the steps between checkpoints, the length penalty (1: hypotheses compare by their mean log
+probability) and the end of the search, lengths, and the symbol of the target language.
 """
 
 from ml_collections import ConfigDict
