@@ -30,7 +30,8 @@ class VecoSettings:
     """Terms of VECO's objective; the `veco` section of a config.
 
     Attributes:
-      is_weight, cs_weight, tlm_weight: of the terms; one of weight 0 is not computed.
+      is_weight, cs_weight, tlm_weight: of the terms. CS-MLM and TLM of weight 0 are not computed;
+        IS-MLM is, since CS-MLM needs its states, and its loss is a metric.
       context: tokens of its own sequence that CS-MLM sees at a position: "causal" for those up to
         the position (Eq. 7), "full" for all.
       flip: whether CS-MLM predicts the first of two adjacent segments of text from the second one
