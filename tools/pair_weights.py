@@ -1,11 +1,12 @@
 """Report which language pairs robust sampling has re-weighted most, with examples of their text.
 
-    python -m tools.pair_weights --config=configs/xy_lent.py:small_defects,DATA --workdir=DIR
+    python -m tools.pair_weights --config=configs/xy_lent.py:small_defects,DATA --workdir=DIR \\
+      --config.robust.num_phases=10
 
-Reads the phases of a run of train.py with `robust.num_phases` above 0 in
-DIR/train/pair_weights.json, which may still be training, and sentence pairs from DIR/rows. Writes
-report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6, Figure 4). The
-examples are drawn by `evaluation.seed`, whatever the weights are.
+Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
+its phases in DIR/train/pair_weights.json, which may still be training, and sentence pairs from
+DIR/rows. Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6,
+Figure 4). The examples are drawn by `evaluation.seed`, whatever the weights are.
 """
 
 import pathlib
