@@ -141,14 +141,22 @@ class PairStreamTest(parameterized.TestCase):
         self.assertEqual(found, self.pairs())
 
     def test_order_of_languages_is_a_coin(self):
+        """Of probability 1/2 (Section 4 of XY-LENT), thrown for each example and not for a pair."""
         streams, _ = pair_streams(self.store, SETTINGS, seed=0)
-        orders = collections.Counter(
-            read(row)[1] for step in range(100) for row in streams[1].batch(step)["tokens"]
-        )
+        orders, of_sentences = collections.Counter(), collections.Counter()
+        for step in range(2000):
+            for name, sentence in streams[1].describe_batch(step):
+                order = tuple(name.split()[1].split("-"))
+                orders[order] += 1
+                of_sentences[name, sentence] += 1
         for pair in itertools.combinations(LANGUAGES, 2):
-            self.assertAlmostEqual(
-                orders[pair] / (orders[pair] + orders[pair[::-1]]), 0.5, delta=0.15
-            )
+            total = orders[pair] + orders[pair[::-1]]
+            self.assertLess(abs(orders[pair] - total / 2), 4 * np.sqrt(total / 4), pair)
+        for (name, sentence), count in of_sentences.items():
+            set_name, _, order = name.partition(" ")
+            other = f"{set_name} {'-'.join(order.split('-')[::-1])}"
+            total = count + of_sentences[other, sentence]
+            self.assertLess(abs(count - total / 2), 4 * np.sqrt(total / 4), (name, sentence))
 
     @parameterized.parameters(1.0, 0.5, 0.0)
     def test_sets_and_language_pairs_have_their_share(self, alpha: float):
