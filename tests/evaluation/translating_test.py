@@ -121,7 +121,7 @@ class SearchTest(parameterized.TestCase):
         expected, found = states_of(
             params(settings), batch_of(features()), tokens.astype(np.int32), settings
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
     @parameterized.parameters(1, 3)
     def test_cost_grows_with_the_vocabulary_by_the_output_layer_alone(self, beams):
