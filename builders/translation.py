@@ -259,7 +259,8 @@ def initial_params(
         decoder = {name: value for name, value in shared.items() if name != "embeddings"}
         decoder["layers"] = jax.tree.map(lambda x: x[part], params["layers"])
         if "head" in params:
-            bias = params["head"]["bias"][:rows]
+            # Without those of the rows that pad a run's table; symbols are no classes.
+            bias = params["head"]["bias"][: found.tokenizer.processor.get_piece_size()]
             decoder["head"] = {**params["head"], "bias": np.pad(bias, (0, rows - len(bias)))}
         embeddings = {**params["embeddings"], "table": table}
         return {
