@@ -21,6 +21,8 @@ alone first. Chosen here, not in the paper: how long it does so, no clipping of 
 of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM, the sampling of
 language pairs (alpha as for text), the halves of a sequence of 512 as the adjacent segments of
 text, and LayerNorm after each sub-layer also in `base`. docs/veco.md has the equations and keys.
+`base` has 250.0M parameters (tools.estimate_memory), the paper's Small 247M; it builds its
+vocabulary by VoCap, the paper has XLM-R's of 250K, which `--config.vocab.tokenizer=PATH` takes.
 
 The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. `studies.grid`
 compares them (`--grid=small_table2`); from `translation`, `translation_xlm` and
