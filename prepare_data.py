@@ -18,17 +18,20 @@ from ml_collections import ConfigDict, config_flags
 from builders import checks
 from builders import data as builders
 from common import artifacts, entry_point
-from input_pipeline import input_records, preparation
+from input_pipeline import input_records, preparation, sources
 from input_pipeline.corpus import load_corpus
 from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
+from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _PLAN = flags.DEFINE_bool("plan", False, "Write what Beam needs, and run no task.")
 _VERIFY = flags.DEFINE_bool("verify", False, "Read a finished dataset and check its SHA-256.")
+
+_MAX_LISTED = 20  # sources in a line of the log
 
 
 def main(_) -> None:
@@ -51,6 +54,7 @@ def main(_) -> None:
             "workers mount as well"
         )
     found = preparation.find(job)
+    _check_parallel(config, job, found)
     with (
         artifacts.Stage(job.folder, None).held(claims=False),
         LocalProcesses(settings.num_workers) as execute,
@@ -72,6 +76,35 @@ def main(_) -> None:
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
     rows = sum(s["train"]["rows"] for s in store.statistics.values())
     logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
+
+
+def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
+    """Log the parallel text that `corpus.languages` leaves out, and patterns without any.
+
+    Raises:
+      ValueError: the run trains on pairs, and `corpus.parallel` names none that can be used.
+    """
+    left_out = sources.find_left_out(job.spec)
+    shown = [f"{path} ({', '.join(languages)})" for path, languages in left_out.items()]
+    listed = ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
+    data = builders.data_settings(config)
+    has_pairs = any(task.key == "parallel" for task in found.tasks)
+    if job.spec.parallel and not has_pairs and (data.pair_share or data.contrast_share):
+        raise ValueError(
+            f"data.pair_share is {data.pair_share} and data.contrast_share {data.contrast_share}, "
+            f"but corpus.parallel, {job.spec.parallel} below {job.spec.root}, has no text in two "
+            f"languages of corpus.languages, {job.spec.languages or 'all'}; left out are "
+            f"{listed or 'no files'}: correct the patterns, add languages, or other spellings to "
+            "corpus.language_codes, or set both shares to 0"
+        )
+    if unmatched := sources.find_unmatched(job.spec):
+        logging.info("corpus.parallel: no file below %s is %s", job.spec.root, ", ".join(unmatched))
+    if left_out:
+        logging.info(
+            "%d sources of parallel text, of fewer than two of corpus.languages, are left out: %s",
+            len(left_out),
+            listed,
+        )
 
 
 def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:

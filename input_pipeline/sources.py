@@ -177,6 +177,42 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
     return found
 
 
+def find_unmatched(spec: CorpusSpec) -> list[str]:
+    """Find the patterns of parallel text that match nothing, as those with `*` may."""
+    patterns = (*spec.parallel, *spec.parallel_eval)
+    return [one for one in patterns if not glob.glob(one, root_dir=spec.root, recursive=True)]
+
+
+def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
+    """Find the parallel text, and its languages, of which fewer than two are wanted.
+
+    Raises:
+      ValueError: as `find_parallel`.
+    """
+    paths = [
+        path
+        for key, patterns in (("parallel", spec.parallel), ("parallel_eval", spec.parallel_eval))
+        for path in _matching_paths(root_of(spec), key, patterns)
+    ]
+    languages = {path: _languages_of(path, spec) for path in paths}
+    return {
+        path: found
+        for path, found in languages.items()
+        if sum(_is_wanted(language, spec) for language in found) < 2
+    }
+
+
+def _languages_of(path: pathlib.Path, spec: CorpusSpec) -> tuple[str, ...]:
+    """Return the languages of a source of parallel text, wanted or not."""
+    if path.is_dir():
+        files = (one for one in sorted(path.iterdir()) if not (one.is_dir() or one.name[0] == "."))
+        formats = map(text_files.file_format, files)
+        names = [one[0] for one in formats if one and one[1] == "txt"]
+    else:
+        names = list(text_files.open_parallel(path)[0])
+    return tuple(dict.fromkeys(_language_of(name, spec) for name in names))
+
+
 def _language_of(name: str, spec: CorpusSpec) -> str:
     return spec.language_codes.get(name, name)
 

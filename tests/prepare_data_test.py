@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -52,6 +53,16 @@ class PrepareDataTest(absltest.TestCase):
         after = {path: path.stat().st_mtime_ns for path in self.rows.iterdir()}
         self.assertEqual(after, before)
         self.assertNotIn(self.rows / "work", before)
+
+    def test_parallel_text_of_other_languages_is_left_out_and_told(self):
+        tiny_tasks.write(self.folder / "text/en-fr.tsv", "the cat\tle chat\n")
+        shutil.rmtree(self.rows)
+        with self.assertLogs(level="INFO") as logs:
+            done = self.run_command(corpus__parallel="('*.tsv','*.xz')", data__pair_share="0.5")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = "\n".join(logs.output)
+        self.assertRegex(told, r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n")
+        self.assertRegex(told, r"no file below \S*text is \*\.xz\n")
 
     def test_of_files_that_were_touched_only_those_are_read(self):
         os.utime(self.folder / "text/sw.txt", (1, 1))

@@ -4,13 +4,15 @@
     python -m tools.pair_sampling --config=configs/bitext.py --counts=pairs.tsv --output=DIR
 
 Reads the bitext in DIR/rows, or a table of counts with a row "one<TAB>other<TAB>sentence pairs" for
-each language pair, or for each set of one, so that a run can be planned before there is data.
+each language pair, or for each set of one, so that a run can be planned before there is data; of
+those the pairs of languages of `corpus.languages`.
 Prints and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each
 method gives the pairs, which get nothing, how often each repeats in the run of the config.
 """
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -48,7 +50,8 @@ def main(_) -> None:
         raise ValueError(f"--examples is {_EXAMPLES.value}, must be 1 or more, or 0 to derive them")
     settings = data_builders.data_settings(config).pair_sampling_settings()
     if _COUNTS.value:
-        sizes, store = read_counts(pathlib.Path(_COUNTS.value)), None
+        sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
+        store = None
     else:
         folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
         store = data_builders.open_packed_dataset(folders)
@@ -61,23 +64,42 @@ def main(_) -> None:
     print(f"report: {path.absolute()}")
 
 
-def read_counts(path: pathlib.Path) -> dict[Pair, list[int]]:
+def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair, list[int]]:
     """Read sentence pairs by language pair (a, b), a < b; rows of one pair are sets of it.
 
+    Args:
+      path: of the table.
+      languages: of the run, as `corpus.languages`, to which the pairs are confined; empty for all.
+
     Raises:
-      ValueError: a row is not two languages and a whole number of sentence pairs.
+      ValueError: a row is not two languages and a whole number of sentence pairs, or no pair is of
+        `languages`.
     """
     found: dict[Pair, list[int]] = {}
+    left_out: set[str] = set()
     for number, line in enumerate(text_files.read_lines(path), start=1):
         cells = line.split("\t")
-        is_row = len(cells) == 3 and cells[0] and cells[1] and cells[0] != cells[1]
+        is_row = len(cells) == 3 and cells[0] != cells[1]
+        is_row = is_row and all(map(text_files.is_language, cells[:2]))
         if not (is_row and cells[2].isdecimal() and int(cells[2])):
             raise ValueError(
-                f"{path}, line {number}: {line!r} must be two different languages and their number "
-                "of sentence pairs, 1 or more, between tabs; remove headers and other columns"
+                f"{path}, line {number}: {line!r} must be two different languages, such as en and "
+                "zh_Hant, and their number of sentence pairs, 1 or more, between tabs; remove "
+                "headers and other columns"
             )
         one, two = sorted(cells[:2])
+        if unknown := {one, two}.difference(languages or (one, two)):
+            left_out |= unknown
+            continue
         found.setdefault((one, two), []).append(int(cells[2]))
+    named = ", ".join(sorted(left_out))
+    if not found:
+        raise ValueError(
+            f"{path}: no pair is of two languages of corpus.languages, {', '.join(languages)}; the "
+            f"others are {named}: add them, or spell them as there"
+        )
+    if left_out:
+        logging.info("%s: left out languages that corpus.languages lacks: %s", path, named)
     return found
 
 

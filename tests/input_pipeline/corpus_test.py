@@ -6,6 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
 
@@ -280,6 +281,26 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(
             [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
         )
+
+    def test_parallel_text_without_two_wanted_languages_is_told(self):
+        self.write("de-fr.tsv", "A\tb\n")
+        self.write("eng-fr.tsv", "a\tb\n")
+        self.write("core.tsv", _tsv(["en", "fr", "sw"], 2))
+        for language in ("fr", "sw", "de"):
+            self.write(f"folder/{language}.txt.gz", "a\n")
+        self.write("folder/.old/en.txt", "a\n")
+        spec = self.spec(
+            parallel=("*.tsv",), parallel_eval=("folder",), languages=("en", "fr"),
+            language_codes={"eng": "en"},
+        )  # fmt: skip
+        expected = {"de-fr.tsv": ("de", "fr"), "folder": ("de", "fr", "sw")}
+        found = sources.find_left_out(spec)
+        self.assertEqual({str(p.relative_to(self.root)): of for p, of in found.items()}, expected)
+        used = [path for one in sources.find_parallel(spec) for path in one.files]
+        self.assertEqual([path.name for path in used], ["core.tsv", "eng-fr.tsv"])
+        self.assertEmpty(sources.find_left_out(self.spec(parallel=("*.tsv",))))
+        patterns = {"parallel": ("*.tsv", "*/*.tsv"), "parallel_eval": ("*.xz", "folder")}
+        self.assertEqual(sources.find_unmatched(self.spec(**patterns)), ["*/*.tsv", "*.xz"])
 
     def test_sources_of_the_same_name_in_different_folders_are_both_kept(self):
         self.write("a/core.tsv", _tsv(["en", "de"], 20, tag="a"))

@@ -7,6 +7,7 @@ from tests.malformed import (
     folder_cases,
     model_cases,
     own_task_cases,
+    parallel_cases,
     task_cases,
     text_cases,
     tokenizer_cases,
@@ -14,6 +15,7 @@ from tests.malformed import (
 
 CASES = [
     *text_cases.CASES,
+    *parallel_cases.CASES,
     *task_cases.CASES,
     *own_task_cases.CASES,
     *tokenizer_cases.CASES,

@@ -1,4 +1,4 @@
-"""Text, parallel text and its folders, as prepare_data, build_vocab and the tools read them."""
+"""Text and its folders, as prepare_data, build_vocab and the tools read them."""
 
 import bz2
 import gzip
@@ -14,13 +14,13 @@ from tests.malformed import templates
 from tests.malformed.harness import Break, Case
 
 Changes = Mapping[str, str]  # of the config, as `templates.config` takes them
-_NONE: Changes = {}
+NO_CHANGES: Changes = {}
 _ALONE = {"corpus__parallel": "()"}
-_ROWS = ("work/rows",)  # the empty folder, with its LOCK
+ROWS = ("work/rows",)  # the empty folder, with its LOCK
 _TEXT = "the cat runs .\n\nthe dog sleeps .\n\n" * 3
 
 
-def _write(name: str, content: bytes | str) -> Break:
+def write(name: str, content: bytes | str) -> Break:
     data = content.encode() if isinstance(content, str) else content
 
     def breaks(folder: pathlib.Path) -> None:
@@ -34,7 +34,7 @@ def _write(name: str, content: bytes | str) -> Break:
 def _replace(old: str, name: str, content: bytes | str) -> Break:
     def breaks(folder: pathlib.Path) -> None:
         (folder / old).unlink()
-        _write(name, content)(folder)
+        write(name, content)(folder)
 
     return breaks
 
@@ -49,10 +49,14 @@ def _good(name: str = "text/sw.txt") -> Break:
 
 
 def _case(
-    name: str, breaks: Break, *says: str, repairs: Break | None = None, changes: Changes = _NONE
+    name: str,
+    breaks: Break,
+    *says: str,
+    repairs: Break | None = None,
+    changes: Changes = NO_CHANGES,
 ) -> Case:
     flags = templates.config(**changes)
-    return Case("text", name, "prepare_data", "text", flags, breaks, says, repairs, leaves=_ROWS)
+    return Case("text", name, "prepare_data", "text", flags, breaks, says, repairs, leaves=ROWS)
 
 
 def _encodings() -> Iterator[Case]:
@@ -61,7 +65,7 @@ def _encodings() -> Iterator[Case]:
         content = ("the cat .\n" + word * 3).encode(encoding)
         yield _case(
             f"text in {encoding}",
-            _write("text/sw.txt", content),
+            write("text/sw.txt", content),
             r"sw\.txt, line [12]",
             "(?i)utf-8|NUL",
             "iconv",
@@ -79,26 +83,26 @@ def _encodings() -> Iterator[Case]:
     ):
         content = ("the cat .\n" + f"{word}\n" * 3).encode(encoding)
         yield _case(
-            f"text in {encoding}", _write("text/sw.txt", content), r"sw\.txt, line 2", "iconv"
+            f"text in {encoding}", write("text/sw.txt", content), r"sw\.txt, line 2", "iconv"
         )
     yield _case(
         "a character cut at the end",
-        _write("text/sw.txt", (_TEXT + "ñ").encode()[:-1]),
+        write("text/sw.txt", (_TEXT + "ñ").encode()[:-1]),
         r"sw\.txt, line 13",
         "UTF-8",
     )
     yield _case(
         "a surrogate in UTF-8",
-        _write("text/sw.txt", _TEXT.encode() + b"\xed\xa0\x80\n"),
+        write("text/sw.txt", _TEXT.encode() + b"\xed\xa0\x80\n"),
         r"sw\.txt, line 13",
         "UTF-8",
     )
     yield _case(
-        "NUL bytes", _write("text/sw.txt", _TEXT + "the \0 cat\n"), r"sw\.txt, line 13", "NUL"
+        "NUL bytes", write("text/sw.txt", _TEXT + "the \0 cat\n"), r"sw\.txt, line 13", "NUL"
     )
     yield _case(
         "a block of zeros, as a crash leaves it",
-        _write("text/sw.txt", _TEXT + "\0" * 4096),
+        write("text/sw.txt", _TEXT + "\0" * 4096),
         r"sw\.txt, line 13",
         "NUL",
         repairs=_good(),
@@ -113,11 +117,11 @@ def _contents() -> Iterator[Case]:
         ("white space of Unicode", "\u3000\n\u00a0\n".encode()),
     ):
         yield _case(
-            f"{name}", _write("text/sw.txt", content), r"sw\.txt", "empty|blank", repairs=_good()
+            f"{name}", write("text/sw.txt", content), r"sw\.txt", "empty|blank", repairs=_good()
         )
     yield _case(
         "one sentence",
-        _write("text/sw.txt", "the cat\n"),
+        write("text/sw.txt", "the cat\n"),
         "'sw'",
         "too little text",
         changes=_ALONE,
@@ -132,7 +136,7 @@ def _contents() -> Iterator[Case]:
         ("parquet", b"PAR1\x15\x04\x15\xff\xfe"),
     ):
         yield _case(
-            f"{name} as text", _write("text/sw.txt", content), r"sw\.txt, line \d", "iconv|NUL"
+            f"{name} as text", write("text/sw.txt", content), r"sw\.txt, line \d", "iconv|NUL"
         )
 
 
@@ -211,7 +215,7 @@ def _shards(names: Sequence[str]) -> Break:
         for name in names:
             content = json.dumps({"text": "the cat"}) + "\n" if "jsonl" in name else _TEXT
             data = content.encode()
-            _write(f"text/{name}", gzip.compress(data) if name.endswith("gz") else data)(folder)
+            write(f"text/{name}", gzip.compress(data) if name.endswith("gz") else data)(folder)
 
     return breaks
 
@@ -276,78 +280,11 @@ def _names() -> Iterator[Case]:
         )
     yield _case(
         "a test set that is empty",
-        _write("text/test/x.txt", b""),
+        write("text/test/x.txt", b""),
         r"x\.txt",
         "empty",
         changes={"corpus__exclude": "('test/x.txt',)"},
     )
-
-
-def _parallel() -> Iterator[Case]:
-    name = "text/en-sw.tsv"
-    for what, content, says in (
-        ("one column", "the cat\n", (r"en-sw\.tsv, line 1", "1 columns")),
-        ("three columns", "a\tb\nc\td\te\n", (r"en-sw\.tsv, line 2", "3 columns")),
-        ("commas", "the cat,paka\n", (r"en-sw\.tsv, line 1", "1 columns")),
-        ("empty", "", (r"en-sw\.tsv", "empty")),
-        ("blank lines", "\n\n\n", (r"en-sw\.tsv", "no sentence pairs")),
-        ("Latin 1", "a\tb\nseñor\tx\n".encode("latin1"), (r"en-sw\.tsv, line 2", "iconv")),
-        ("NUL bytes", "a\tb\nthe\0\tx\n", (r"en-sw\.tsv, line 2", "NUL")),
-    ):
-        yield _parallel_case(what, _write(name, content), *says)
-    for what, header, says in (
-        ("no header", "the cat\tpaka\n", (r"mine\.tsv, line 1", "expected a header")),
-        ("a header without id", "en\tsw\nthe\tx\n", (r"mine\.tsv, line 1", "header")),
-        ("one language", "id\ten\n1\tthe\n", (r"mine\.tsv, line 1", "header")),
-        ("no languages", "id\tEnglish\tSwahili\n", (r"mine\.tsv, line 1", "header")),
-        (
-            "a language twice",
-            "id\ten\ten\n1\ta\tb\n\n2\tc\td\n",
-            (r"mine\.tsv", "more than one column"),
-        ),
-        ("a missing cell", "id\ten\tsw\n1\ta\n", (r"mine\.tsv, line 2", "2 columns", "expected 3")),
-        ("no rows", "id\ten\tsw\n", (r"mine\.tsv", "no sentence pairs")),
-        ("a header of commas", "id,en,sw\n1,a,b\n", (r"mine\.tsv, line 1", "header")),
-    ):
-        yield _parallel_case(what, _write("text/mine.tsv", header), *says)
-
-    def aligned(files: dict[str, str]) -> Break:
-        def breaks(folder: pathlib.Path) -> None:
-            for path, content in files.items():
-                _write(f"text/both/{path}", content)(folder)
-
-        return breaks
-
-    changes = {"corpus__parallel": "('both',)"}
-    for what, files, says in (
-        (
-            "sides of unequal length",
-            {"en.txt": "a\nb\n", "sw.txt": "c\n"},
-            (r"sw\.txt: 1 lines", "has 2"),
-        ),
-        (
-            "one without ids",
-            {"en.txt": "a\n", "sw.txt": "b\n", "en.ids": "1\n"},
-            (r"sw\.txt has no ids",),
-        ),
-        (
-            "more ids than lines",
-            {"en.txt": "a\n", "sw.txt": "b\n", "en.ids": "1\n2\n", "sw.ids": "1\n"},
-            (r"en\.ids: 2 lines",),
-        ),
-        ("an empty side", {"en.txt": "a\n", "sw.txt": ""}, (r"sw\.txt", "empty")),
-        (
-            "a shard",
-            {"en.txt": "a\n", "sw-00000-of-00002.txt": "b\n"},
-            ("sw-00000-of-00002", "part"),
-        ),
-    ):
-        yield _parallel_case(f"aligned, {what}", aligned(files), *says, changes=changes)
-
-
-def _parallel_case(name: str, breaks: Break, *says: str, changes: Changes = _NONE) -> Case:
-    flags = templates.config(**changes)
-    return Case("parallel text", name, "prepare_data", "text", flags, breaks, says, leaves=_ROWS)
 
 
 def _tools() -> Iterator[Case]:
@@ -358,25 +295,25 @@ def _tools() -> Iterator[Case]:
         (
             "counting Latin 1",
             ("--input=DIR/l.txt",),
-            _write("l.txt", b"a\n\xf1\n"),
+            write("l.txt", b"a\n\xf1\n"),
             (r"l\.txt, line 2",),
         ),
         (
             "counting an empty file",
             ("--input=DIR/e.txt",),
-            _write("e.txt", b""),
+            write("e.txt", b""),
             (r"e\.txt", "empty"),
         ),
         (
             "counting NUL bytes",
             ("--input=DIR/n.txt",),
-            _write("n.txt", b"a\0b\n"),
+            write("n.txt", b"a\0b\n"),
             (r"n\.txt, line 1", "NUL"),
         ),
         (
             "counting a CSV",
             ("--input=DIR/x.csv",),
-            _write("x.csv", b"a,b\n"),
+            write("x.csv", b"a,b\n"),
             (r"x\.csv", "not a text file"),
         ),
         ("counting a folder", ("--input=DIR/text",), None, ("text",)),
@@ -387,17 +324,17 @@ def _tools() -> Iterator[Case]:
             ("--input", "--merge"),
         ),
         ("neither text nor tables", (), None, ("--input", "--merge")),
-        ("merging no table", ("--merge=DIR/x.gz",), _write("x.gz", b"abc"), (r"x\.gz",)),
+        ("merging no table", ("--merge=DIR/x.gz",), write("x.gz", b"abc"), (r"x\.gz",)),
         (
             "merging a cut table",
             ("--merge=DIR/x.gz",),
-            _write("x.gz", gzip.compress(b"vocap runs\n" * 50)[:20]),
+            write("x.gz", gzip.compress(b"vocap runs\n" * 50)[:20]),
             (r"x\.gz",),
         ),
         (
             "merging text",
             ("--merge=DIR/x.gz",),
-            _write("x.gz", gzip.compress(b"the cat\n")),
+            write("x.gz", gzip.compress(b"the cat\n")),
             (r"x\.gz",),
         ),
         (
@@ -463,4 +400,4 @@ def _nothing(folder: pathlib.Path) -> None:
     """Leave the folder as it is: the flags are wrong."""
 
 
-CASES = [*_encodings(), *_contents(), *_compressed(), *_json(), *_names(), *_parallel(), *_tools()]
+CASES = [*_encodings(), *_contents(), *_compressed(), *_json(), *_names(), *_tools()]

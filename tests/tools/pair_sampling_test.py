@@ -36,6 +36,7 @@ class PairSamplingToolTest(parameterized.TestCase):
     def report(self, *args: str, **changes) -> str:
         """Run the program in this process, with changes to `data`; return what it prints."""
         config, printed = quickstart.get_config("runlocal"), io.StringIO()
+        config.corpus.languages = ()
         config.data.update(changes)
         with (
             commands.parsed("tools.pair_sampling", *args) as rest,
@@ -150,12 +151,13 @@ class PairSamplingToolTest(parameterized.TestCase):
             np.testing.assert_allclose(epochs, expected, rtol=0.06)
 
     @parameterized.parameters(
-        ("a\tb\t3\na\tb\n", "pairs.tsv, line 2: 'a.tb' must be two different languages"),
+        ("aa\tbb\t3\naa\tbb\n", "pairs.tsv, line 2: 'aa.*bb' must be two different languages"),
         ("lang1\tlang2\tn\n", "pairs.tsv, line 1: .* remove headers and other columns"),
-        ("a\ta\t3\n", "line 1: .* two different languages"),
-        ("a\tb\t0\n", "line 1: .* 1 or more"),
-        ("a\tb\t1.5\n", "line 1: .* 1 or more"),
-        ("a\tb\t-1\n", "line 1: .* 1 or more"),
+        ("English\tsw\t3\n", "line 1: 'English.* must be two .* languages, such as en and"),
+        ("aa\taa\t3\n", "line 1: .* two different languages"),
+        ("aa\tbb\t0\n", "line 1: .* 1 or more"),
+        ("aa\tbb\t1.5\n", "line 1: .* 1 or more"),
+        ("aa\tbb\t-1\n", "line 1: .* 1 or more"),
         ("", "the file is empty"),
     )
     def test_tables_that_cannot_be_read(self, text, message):
@@ -163,6 +165,18 @@ class PairSamplingToolTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             self.report(f"--counts={self.table}", f"--output={self.out}", "--examples=9")
         self.assertFalse(self.out.exists())
+
+    def test_languages_that_the_run_lacks_are_left_out(self):
+        with self.assertLogs(level="INFO") as logs:
+            sizes = pair_sampling.read_counts(self.table, ("de", "en", "xx", "sw"))
+        self.assertEqual(sizes, {("de", "en"): [400, 40], ("en", "sw"): [20]})
+        self.assertRegex(logs.output[0], "pairs.tsv: left out languages .*lacks: fr$")
+        with self.assertNoLogs(level="INFO"):
+            pair_sampling.read_counts(self.table, ("de", "en", "fr", "sw"))
+        with self.assertRaisesRegex(
+            ValueError, "pairs.tsv: no pair .*corpus.languages, xx, yy; .* de, en, fr, sw: add them"
+        ):
+            pair_sampling.read_counts(self.table, ("xx", "yy"))
 
     @parameterized.parameters(
         ((), {}, "give either --workdir, with rows, or --counts"),
