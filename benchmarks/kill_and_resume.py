@@ -8,7 +8,8 @@ SIGTERM, after which it must exit with the status of a graceful stop. Each time 
 the same command. In the end all arrays of the two states and the bytes of metrics.jsonl must be
 equal; otherwise the exit status is 1.
 
-The embedding table is updated by rows, the mode with the most state. Each restart takes about ten
+The embedding table is updated by rows, the mode with the most state, unless --config.KEY=VALUE says
+otherwise; keys that are given so are those of every process. Each restart takes about ten
 seconds for the start of a process, so twenty take minutes.
 """
 
@@ -166,20 +167,34 @@ def final_state(run: Run) -> list:
     return jax.tree.leaves(jax.device_get(state))
 
 
+def overrides_of(steps: int) -> dict[str, Any]:
+    """Overridden keys of both runs: this command's own, over which the flags --config.KEY prevail.
+
+    Raises:
+      app.UsageError: a flag sets the number of steps.
+    """
+    given = config_flags.get_override_values(flags.FLAGS["config"])
+    if "train.num_steps" in given:
+        number = given["train.num_steps"]
+        raise app.UsageError(f"--config.train.num_steps is {number}; give --steps={number} instead")
+    return {
+        "train.num_steps": steps,
+        "train.checkpoint_every": 20,
+        "train.evaluate_every": 30,
+        "optimizer.embedding_update": "rows",
+        **given,
+    }
+
+
 def _config_name() -> str:
     return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
 def main(_) -> None:
     steps = _STEPS.value or 50 * (_KILLS.value + _STOPS.value)
+    overrides = overrides_of(steps)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        overrides = {
-            "train.num_steps": steps,
-            "train.checkpoint_every": 20,
-            "train.evaluate_every": 30,
-            "optimizer.embedding_update": "rows",
-        }
         # The compilation cache is shared by all processes.
         environment = {
             **os.environ,
