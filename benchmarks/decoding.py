@@ -1,0 +1,105 @@
+"""Cost of a token of beam search by the size of the vocabulary, and the output layer's part of it.
+
+    python -m benchmarks.decoding --cores=1                    # a CPU, some minutes
+    python -m benchmarks.decoding --width=1024 --sentences=64  # a GPU
+
+Random models, alike but for the table, translate the same number of tokens: no hypothesis ends
+before `--tokens`. The output layer alone is the same search with a decoder that costs nothing, a
+row of the table for each token: products with the table, softmax, choice and bookkeeping. What is
+left is the rest of the decoder and the encoder, which should cost the same for any vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from evaluation.decoding import DecodingSettings, TokenIds, beam_search
+from evaluation.translating import search
+from knn_sampling.exact_layers import FullSoftmax
+from models.encoder import Encoder
+from models.settings import EncoderSettings
+from objectives.translation import Translation
+
+_VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["8192", "65536", "250112"], "V, table rows.")
+_BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Hypotheses of a sentence.")
+_WIDTH = flags.DEFINE_integer("width", 256, "D, width of the model and of its table.")
+_LAYERS = flags.DEFINE_integer("layers", 6, "Layers of the encoder, and of the decoder.")
+_SENTENCES = flags.DEFINE_integer("sentences", 16, "Sentences of a batch.")
+_TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a source, and of a translation.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timings of each.")
+_CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
+
+WHOLE, OUTPUT = "whole", "output layer"
+
+
+def model_of(vocab_size: int) -> Translation:
+    width = _WIDTH.value
+    encoder = EncoderSettings(
+        vocab_size, width, width, _LAYERS.value, max(1, width // 64), 4 * width,
+        max_length=_TOKENS.value, norm_position="pre", dropout_rate=0.0,
+        attention_dropout_rate=0.0, dtype="float32", unroll=_LAYERS.value,
+    )  # fmt: skip
+    decoder = dataclasses.replace(encoder, cross_attention=True)
+    # The last row is no class.
+    return Translation(Encoder(encoder), Encoder(decoder), FullSoftmax(vocab_size - 1), 0.0)
+
+
+def batch_of(vocab_size: int) -> dict[str, jax.Array]:
+    shape = _SENTENCES.value, _TOKENS.value
+    tokens = np.random.default_rng(0).integers(vocab_size - 1, size=shape, dtype=np.int32)
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    arrays = {"tokens": tokens, "segments": np.ones_like(tokens), "positions": positions}
+    return jax.tree.map(jnp.asarray, {**arrays, "first_token": tokens[:, 0]})
+
+
+def searches(vocab_size: int, beams: int) -> dict[str, Callable[[], jax.Array]]:
+    """Search with a random model, and with its output layer alone."""
+    objective, batch = model_of(vocab_size), batch_of(vocab_size)
+    settings = DecodingSettings(beams=beams, max_length=_TOKENS.value)
+    # Hypotheses end with a token that is no class, and so not before the last step.
+    ids = TokenIds(eos=vocab_size - 1, pad=0, forbidden=(), num_classes=vocab_size - 1)
+    params = nn.unbox(jax.jit(objective.init)(jax.random.key(0)))
+
+    def output_layer(params, batch) -> jax.Array:
+        table, bias = objective.output_table(params)
+
+        def step(tokens, cache, index):
+            del index
+            return table[tokens] @ table.T + bias[None], cache
+
+        return beam_search(step, batch["first_token"], (), settings, ids).tokens[:, 0]
+
+    whole = jax.jit(lambda params, batch: search(objective, params, batch, settings, ids))
+    alone = jax.jit(output_layer)
+    return {WHOLE: lambda: whole(params, batch), OUTPUT: lambda: alone(params, batch)}
+
+
+def main(_) -> None:
+    set_up(_CORES.value)
+    print(f"{describe_machine()}\n")
+    print(
+        f"D = {_WIDTH.value}, {_LAYERS.value} layers each, {_SENTENCES.value} sentences of "
+        f"{_TOKENS.value} tokens; microseconds a token, medians of {_REPEATS.value}\n"
+    )
+    print("| V | beams | whole | output layer | rest | tokens a second |")
+    print("|---:" * 6 + "|")
+    count = _SENTENCES.value * _TOKENS.value
+    for beams in map(int, _BEAMS.value):
+        for vocab_size in map(int, _VOCAB_SIZES.value):
+            found = interleaved_medians(searches(vocab_size, beams), _REPEATS.value)
+            whole, output = (1e6 * found[name] / count for name in (WHOLE, OUTPUT))
+            print(
+                f"| {vocab_size:,} | {beams} | {whole:.0f} | {output:.0f} | {whole - output:.0f} | "
+                f"{1e6 / whole:,.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    app.run(main)
