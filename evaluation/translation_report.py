@@ -92,10 +92,13 @@ def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, st
 
 
 def example_lines(one: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
-    """Format a source, its reference, and outputs by the name of what they are from."""
-    texts = {"reference": one["reference"], **outputs}
+    """Format a source, its reference, and outputs by the name of what they are from.
+
+    Without source and reference, as in the records of a study, the number of the sentence stands.
+    """
+    texts = {name: one[name] for name in ("reference",) if name in one} | dict(outputs)
     items = [f"   - {name}: {cell(text)}" for name, text in texts.items()]
-    return [f"{one['id']}. {cell(one['source'])}", "", *items]
+    return [f"{one['id']}. {cell(one.get('source', ''))}".rstrip(), "", *items]
 
 
 def _scores(results: Mapping[str, Any]) -> list[str]:

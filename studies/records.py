@@ -79,14 +79,23 @@ def restore(record: pathlib.Path, workdir: pathlib.Path) -> int:
 
 
 def without_sentences(results: Any) -> Any:
-    """Return results without a list of examples, which are sentences of a corpus.
+    """Return results without sentences of a corpus, which are not for this repository.
 
-    The `examples` of a fine-tuning are numbers of them, by language, and stay; so do the few
-    `translations` of `studies.translation`, which are to be read.
+    They are lists of `examples`, and source and reference of the `translations` of
+    `studies.translation`. The `examples` of a fine-tuning are numbers, by language, and stay.
     """
-    if isinstance(results, dict) and isinstance(results.get("examples"), list):
-        return {key: value for key, value in results.items() if key != "examples"}
-    return results
+    if not isinstance(results, dict):
+        return results
+    kept = {
+        key: value
+        for key, value in results.items()
+        if key != "examples" or not isinstance(value, list)
+    }
+    if "translations" in kept:
+        kept["translations"] = [
+            {name: one[name] for name in ("id", "prediction")} for one in kept["translations"]
+        ]
+    return kept
 
 
 def rounded(value: Any) -> Any:

@@ -160,14 +160,12 @@ def _steps(word: str) -> Grid:
         title="Training past the plateau of validation perplexity",
         place="Section 5.1, Importance of large-scale training with more data",
         axis="updates",
-        points=tuple(
-            Point(first if n == reference else name.format(n), unit * n) for n in counts
-        ),
+        points=tuple(Point(first if n == reference else name.format(n), unit * n) for n in counts),
         keys=("train.num_steps",),
         is_log=True,
         note="Of the text: the published XLM has 71.3, the same tuned and trained longer more than "
-        "75; at which numbers of updates is not stated. Each run has a schedule of its own; in small "
-        "they are of seven languages.",
+        "75; at which numbers of updates is not stated. Each run has a schedule of its own; in "
+        "small they are of seven languages.",
         minutes=9.0 if word == "small" else 0.0,
     )
 

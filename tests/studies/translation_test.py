@@ -1,6 +1,7 @@
 import importlib
 import json
 import pathlib
+import re
 import tempfile
 from typing import Any
 from unittest import mock
@@ -206,9 +207,12 @@ class TranslationTest(absltest.TestCase):
             for scale in ("0.3", "1")
         ]
         self.assertEqual(kept, dict.fromkeys(runs, 10))
+        # Outputs alone: sources and references are sentences of a corpus.
         self.workdir = self.workdir.parent / "other"
         records.restore(record, self.workdir)
-        self.assertEqual(translation_report.write_report(self.of(0, 1)), expected)
+        without = re.sub(r"(?m)^   - reference: .*\n", "", expected)
+        without = re.sub(r"(?m)^(\d+\.) a\d+$", r"\1", without)
+        self.assertEqual(translation_report.write_report(self.of(0, 1)), without)
 
     def test_configs_of_all_runs_exist(self):
         module = importlib.import_module("configs.finetune.multi30k")
