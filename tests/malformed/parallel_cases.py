@@ -1,11 +1,14 @@
 """Parallel text and counts of pairs, as prepare_data and tools.pair_sampling read them."""
 
+import functools
 import pathlib
 from collections.abc import Iterator
 
 from tests.malformed import templates
 from tests.malformed.harness import Break, Case
-from tests.malformed.text_cases import NO_CHANGES, ROWS, Changes, write
+from tests.malformed.text_cases import prepared, write
+
+_parallel_case = functools.partial(prepared, kind="parallel text")
 
 
 def _parallel() -> Iterator[Case]:
@@ -92,19 +95,6 @@ def _without_pairs() -> Iterator[Case]:
             repairs=lambda folder, other=other: (folder / other).rename(folder / name),
             changes=changes,
         )
-
-
-def _parallel_case(
-    name: str,
-    breaks: Break,
-    *says: str,
-    repairs: Break | None = None,
-    changes: Changes = NO_CHANGES,
-) -> Case:
-    flags = templates.config(**changes)
-    return Case(
-        "parallel text", name, "prepare_data", "text", flags, breaks, says, repairs, leaves=ROWS
-    )
 
 
 def _counts() -> Iterator[Case]:

@@ -16,7 +16,7 @@ from tests.malformed.harness import Break, Case
 Changes = Mapping[str, str]  # of the config, as `templates.config` takes them
 NO_CHANGES: Changes = {}
 _ALONE = {"corpus__parallel": "()"}
-ROWS = ("work/rows",)  # the empty folder, with its LOCK
+_ROWS = ("work/rows",)  # the empty folder, with its LOCK
 _TEXT = "the cat runs .\n\nthe dog sleeps .\n\n" * 3
 
 
@@ -48,22 +48,24 @@ def _good(name: str = "text/sw.txt") -> Break:
     return repairs
 
 
-def _case(
+def prepared(
     name: str,
     breaks: Break,
     *says: str,
+    kind: str = "text",
     repairs: Break | None = None,
     changes: Changes = NO_CHANGES,
 ) -> Case:
+    """A case of prepare_data."""
     flags = templates.config(**changes)
-    return Case("text", name, "prepare_data", "text", flags, breaks, says, repairs, leaves=ROWS)
+    return Case(kind, name, "prepare_data", "text", flags, breaks, says, repairs, leaves=_ROWS)
 
 
 def _encodings() -> Iterator[Case]:
     word = "señor duerme\n"
     for encoding in ("latin1", "cp1252", "utf-16", "utf-16-le", "utf-32", "mac_roman"):
         content = ("the cat .\n" + word * 3).encode(encoding)
-        yield _case(
+        yield prepared(
             f"text in {encoding}",
             write("text/sw.txt", content),
             r"sw\.txt, line [12]",
@@ -82,25 +84,25 @@ def _encodings() -> Iterator[Case]:
         ("tis_620", "แมว"),
     ):
         content = ("the cat .\n" + f"{word}\n" * 3).encode(encoding)
-        yield _case(
+        yield prepared(
             f"text in {encoding}", write("text/sw.txt", content), r"sw\.txt, line 2", "iconv"
         )
-    yield _case(
+    yield prepared(
         "a character cut at the end",
         write("text/sw.txt", (_TEXT + "ñ").encode()[:-1]),
         r"sw\.txt, line 13",
         "UTF-8",
     )
-    yield _case(
+    yield prepared(
         "a surrogate in UTF-8",
         write("text/sw.txt", _TEXT.encode() + b"\xed\xa0\x80\n"),
         r"sw\.txt, line 13",
         "UTF-8",
     )
-    yield _case(
+    yield prepared(
         "NUL bytes", write("text/sw.txt", _TEXT + "the \0 cat\n"), r"sw\.txt, line 13", "NUL"
     )
-    yield _case(
+    yield prepared(
         "a block of zeros, as a crash leaves it",
         write("text/sw.txt", _TEXT + "\0" * 4096),
         r"sw\.txt, line 13",
@@ -116,10 +118,10 @@ def _contents() -> Iterator[Case]:
         ("a byte order mark alone", b"\xef\xbb\xbf"),
         ("white space of Unicode", "\u3000\n\u00a0\n".encode()),
     ):
-        yield _case(
+        yield prepared(
             f"{name}", write("text/sw.txt", content), r"sw\.txt", "empty|blank", repairs=_good()
         )
-    yield _case(
+    yield prepared(
         "one sentence",
         write("text/sw.txt", "the cat\n"),
         "'sw'",
@@ -135,7 +137,7 @@ def _contents() -> Iterator[Case]:
         ("zip", b"PK\x03\x04\x14\0\0\0\x08\0\xff\xfe"),
         ("parquet", b"PAR1\x15\x04\x15\xff\xfe"),
     ):
-        yield _case(
+        yield prepared(
             f"{name} as text", write("text/sw.txt", content), r"sw\.txt, line \d", "iconv|NUL"
         )
 
@@ -148,7 +150,7 @@ def _compressed() -> Iterator[Case]:
         ("zst", zstandard.compress),
     ):
         whole, name = pack((_TEXT * 200).encode()), f"text/sw.txt.{kind}"
-        yield _case(
+        yield prepared(
             f"cut {kind}",
             _replace("text/sw.txt", name, whole[: len(whole) // 2]),
             rf"sw\.txt\.{kind}, after line \d+",
@@ -158,30 +160,30 @@ def _compressed() -> Iterator[Case]:
         damaged = bytearray(whole)
         damaged[len(damaged) // 2] ^= 0xFF
         damaged[len(damaged) // 2 + 1] ^= 0xFF
-        yield _case(
+        yield prepared(
             f"damaged {kind}",
             _replace("text/sw.txt", name, bytes(damaged)),
             rf"sw\.txt\.{kind}",
             "damaged|UTF-8",
         )
-        yield _case(
+        yield prepared(
             f"plain text called {kind}",
             _replace("text/sw.txt", name, _TEXT),
             rf"sw\.txt\.{kind}",
             "cannot be read",
         )
-        yield _case(
+        yield prepared(
             f"empty {kind}", _replace("text/sw.txt", name, b""), rf"sw\.txt\.{kind}", "empty|cut"
         )
     for kind in ("zip", "7z", "lz4", "tar", "rar"):
-        yield _case(
+        yield prepared(
             f"unknown compression {kind}",
             _replace("text/sw.txt", f"text/sw.txt.{kind}", b"x"),
             rf"sw\.txt\.{kind}",
             "unknown compression",
             repairs=_good(f"text/sw.txt.{kind}"),
         )
-    yield _case(
+    yield prepared(
         "txt after gz", _replace("text/sw.txt", "text/sw.gz.txt.zip", b"x"), r"sw\.gz\.txt\.zip"
     )
 
@@ -201,7 +203,7 @@ def _json() -> Iterator[Case]:
         ("single quotes", "{'text': 'the cat'}", "not JSON"),
         ("deep nesting", "[" * 100_000, "not JSON|nested"),
     ):
-        yield _case(
+        yield prepared(
             f"JSON lines, {name}",
             _replace("text/sw.txt", "text/sw.jsonl", f"{good}\n{line}\n"),
             r"sw\.jsonl, line 2",
@@ -228,7 +230,7 @@ def _names() -> Iterator[Case]:
         (("en-0-of-1.txt", "en-1-of-1.txt"), "from 00000 to 00000"),
         (("en-0-of-1.txt", "en-0-of-1.jsonl"), "there once"),
     ):
-        yield _case(
+        yield prepared(
             f"shards, {present[-1]}",
             _shards(present),
             "text/en",
@@ -251,11 +253,11 @@ def _names() -> Iterator[Case]:
         (folder / "text/sw.txt").unlink()
         (folder / "text/sw.txt").symlink_to(folder / "text/sw.txt")
 
-    yield _case("a folder called sw.txt", as_folder, r"'sw'", r"sw\.txt", changes=_ALONE)
-    yield _case("no folder of text", no_folder, r"corpus\.root", "text is no folder")
-    yield _case("a file as folder of text", a_file, r"corpus\.root", "text is no folder")
-    yield _case("a link to itself", loop, r"sw\.txt|'sw'")
-    yield _case(
+    yield prepared("a folder called sw.txt", as_folder, r"'sw'", r"sw\.txt", changes=_ALONE)
+    yield prepared("no folder of text", no_folder, r"corpus\.root", "text is no folder")
+    yield prepared("a file as folder of text", a_file, r"corpus\.root", "text is no folder")
+    yield prepared("a link to itself", loop, r"sw\.txt|'sw'")
+    yield prepared(
         "a missing language",
         _replace("text/sw.txt", "text/notes.md", "x"),
         r"'sw'",
@@ -263,7 +265,7 @@ def _names() -> Iterator[Case]:
         changes=_ALONE,
         repairs=_good(),
     )
-    yield _case(
+    yield prepared(
         "upper-case name",
         _replace("text/sw.txt", "text/SW.txt", _TEXT),
         r"'sw'",
@@ -271,14 +273,14 @@ def _names() -> Iterator[Case]:
         changes=_ALONE,
     )
     for key in ("text", "exclude", "parallel", "parallel_eval"):
-        yield _case(
+        yield prepared(
             f"a missing path in corpus.{key}",
             _nothing,
             rf"corpus\.{key}: .*none\.txt",
             "no folder|does not exist",
             changes={f"corpus__{key}": "('none.txt',)"},
         )
-    yield _case(
+    yield prepared(
         "a test set that is empty",
         write("text/test/x.txt", b""),
         r"x\.txt",
