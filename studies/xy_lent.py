@@ -66,7 +66,7 @@ def evaluate(study: Study, arm: str, seed: int) -> bool:
         pretrain(study, *_FROZEN)
         change["evaluation.frozen_generator"] = study.encoder(*_FROZEN).absolute()
     study.call("evaluate.py", folder, change)
-    xy_lent_report.write_record(folder, study.record(arm, seed))
+    xy_lent_report.write_record(study, arm, seed)
     return True
 
 

@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from builders import data, streams
 from common import artifacts
 from input_pipeline.bitext import language_pairs
 from input_pipeline.packed_dataset import PackedDataset
@@ -30,8 +31,9 @@ language where it is highest. *bits/char* compares vocabularies. *AUC*, in per c
 discriminator on held-out text in which tokens were replaced by unigram samples of the language, by
 its own generator, or by one generator for all (*frozen*); *rises*: of the evaluations during
 training, those with a higher AUC on unigram samples than the one before; *replaced*: share of
-tokens that its own generator replaced. *least to largest* is of the seeds. Minutes are of training,
-with the evaluations in it."""
+tokens that its own generator replaced; *pairs seen*: sentence pairs in all steps, of which equal
+tokens are more where pairs are shorter. *least to largest* is of the seeds. Minutes are of
+training, with the evaluations in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Encoder:
       auc_curve: AUC on unigram samples, mean over languages, by step.
       minutes: of training.
       data: description of what it was trained on.
+      pairs: mean number of sentence pairs that it has seen; None where it was not recorded.
     """
 
     below: Mapping[str, float]
@@ -57,6 +60,7 @@ class Encoder:
     auc_curve: Mapping[int, float]
     minutes: float
     data: str = ""
+    pairs: float | None = None
 
     @property
     def loss(self) -> float:
@@ -77,9 +81,20 @@ def read_encoders(study: Study, arm: str) -> dict[int, Encoder]:
     return {seed: read_record(path) for seed, path in records.items() if path.exists()}
 
 
-def write_record(folder: pathlib.Path, record: pathlib.Path) -> None:
-    """Write the results of the pre-training in a working directory as JSON."""
-    artifacts.write_json(record, dataclasses.asdict(read_encoder(folder)))
+def write_record(study: Study, arm: str, seed: int) -> None:
+    """Write the results of a pre-training as JSON."""
+    encoder = read_encoder(study.encoder(arm, seed))
+    encoder = dataclasses.replace(encoder, pairs=_pairs_seen(study, arm, seed))
+    artifacts.write_json(study.record(arm, seed), dataclasses.asdict(encoder))
+
+
+def _pairs_seen(study: Study, arm: str, seed: int) -> float:
+    """Return the mean number of sentence pairs of a run: equal tokens of shorter ones are more."""
+    config = study.config_of(arm)
+    config.train.seed = seed
+    store = PackedDataset.open(study.encoder(arm, seed) / "rows")
+    steps = config.train.num_steps * config.data.pair_share
+    return steps * streams.pairs_per_step(config, store, data.pair_shares(config, store))
 
 
 def read_record(record: pathlib.Path) -> Encoder:
@@ -151,7 +166,8 @@ def encoder_table(encoders: Mapping[str, Mapping[int, Encoder]]) -> str:
     """Return a Markdown table: a line per arm, means over seeds."""
     columns = [
         "", "seeds", "loss - unigram", "least to largest", "highest language", "bits/char",
-        "AUC, unigram", "least to largest", "rises", "own", "frozen", "replaced", "minutes",
+        "AUC, unigram", "least to largest", "rises", "own", "frozen", "replaced", "pairs seen",
+        "minutes",
     ]  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
     for arm, by_seed in encoders.items():
@@ -177,6 +193,7 @@ def _cells(some: Sequence[Encoder]) -> list[str]:
         *spread([100 * one.rises for one in some if one.rises is not None], "{:.0f} %")[:1],
         *(spread(auc[kind], "{:.1f}")[0] for kind in ("own", "frozen")),
         spread([100 * one.replaced for one in some if one.replaced is not None], "{:.1f} %")[0],
+        spread([one.pairs for one in some if one.pairs is not None], "{:,.0f}")[0],
         f"{statistics.fmean(one.minutes for one in some):.1f}",
     ]
 

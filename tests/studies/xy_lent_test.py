@@ -223,7 +223,9 @@ class XyLentTest(absltest.TestCase):
         self.assertEqual(
             xy_lent_tasks.change_of(study, TaskRun("tatoeba", "small", "", 0))["task.layer"], 1
         )
-        with self.assertRaisesRegex(ValueError, "in a language of corpus.languages; add them, or"):
+        with self.assertRaisesRegex(
+            ValueError, "in a language of the pre-training, corpus.lang.*; add them, or"
+        ):
             xy_lent_tasks.change_of(study, TaskRun("wikiann", "small", "1e-3", 0))
         # Without AmericasNLI, XNLI is as its config has it.
         (self.data / "americasnli/dev/quy.tsv.xz").unlink()
@@ -250,11 +252,11 @@ class XyLentTest(absltest.TestCase):
         # Losses minus unigram: -1.5 and -1.1 under seed 0, 0.2 more under seed 2.
         self.assertIn(
             "| RTD, many-to-many pairs by Eq. 2 | 2 | -1.200 | -1.300 to -1.100 | en -1.00 | 3.000 "
-            "| 72.0 | 72.0 to 72.0 | 50 % | 60.0 | 65.0 | 15.0 % | 10.0 |",
+            "| 72.0 | 72.0 to 72.0 | 50 % | 60.0 | 65.0 | 15.0 % | 128,000 | 10.0 |",
             text,
         )
         self.assertIn("| MLM + TLM | 2 | -1.200 | -1.300 to -1.100 | en -1.00 | 3.000 "
-                      "|  |  |  |  |  |  | 10.0 |", text)  # fmt: skip
+                      "|  |  |  |  |  |  | 128,000 | 10.0 |", text)  # fmt: skip
         self.assertIn("| 72.0 | 72.0 to 72.0 | 50 % | 60.0 |  | 15.0 % |", text)  # twice the V
         self.assertIn("| step | 500 | 1000 | 1500 |\n|---|---:|---:|---:|\n| RTD, many", text)
         self.assertIn("the highest loss is -1.100: met", text)
