@@ -122,8 +122,8 @@ def tested_languages(
     found = tuple(name for name in known if (root / pattern.format(name)).exists())
     if not found:
         raise ValueError(
-            f"{root} has no {pattern.format('LANGUAGE')} in a language of the pre-training, corpus.languages; "
-            f"{remedy}"
+            f"{root} has no {pattern.format('LANGUAGE')} in a language of the pre-training, "
+            f"corpus.languages; {remedy}"
         )
     return found
 
