@@ -19,6 +19,7 @@ from input_pipeline.tasks import files
 from studies import runs
 from studies.downstream import (
     TASKS,
+    detectable,
     retrieval_keys,
     scores,
     spread,
@@ -206,9 +207,12 @@ def score_table(
         arm: {seed: zero_shot(scores) for seed, scores in by_seed.items()}
         for arm, by_seed in found.items()
     }
+    gaps = {
+        arm: [gap for one in by_seed.values() if (gap := transfer_gap(one)) is not None]
+        for arm, by_seed in found.items()
+    }
     for arm, by_seed in found.items():
         shared = [means[arm][seed] - means[first][seed] for seed in by_seed if seed in found[first]]
-        gaps = [transfer_gap(scores) for scores in by_seed.values()]
         cells = [
             LABELS[arm],
             chosen_rate(study, task, arm) or "",
@@ -217,10 +221,19 @@ def score_table(
               for name in languages),
             *spread(means[arm].values(), "{:.1f}"),
             *spread([] if arm == first else shared, "{:+.1f}"),
-            *spread([gap for gap in gaps if gap is not None], "{:.1f}"),
+            *spread(gaps[arm], "{:.1f}"),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    of_languages = [
+        [[one[name] for one in by_seed.values()] for by_seed in found.values()]
+        for name in languages
+    ]
+    *least, of_gaps = (
+        "" if (one := detectable(some)) is None else f"{one:.1f}"
+        for some in (*of_languages, [list(one.values()) for one in means.values()], gaps.values())
+    )
+    cells = ["detectable", "", "", *least, "", "", "", of_gaps, ""]
+    return "\n".join([*lines, f"| {' | '.join(cells)} |"])
 
 
 def notes(study: Study) -> list[str]:
@@ -253,4 +266,5 @@ without training data. *against the first*: its difference from {LABELS[REFERENC
 *transfer gap*: English minus the mean of the others (Table 4): less is better. WikiANN's English
 score is on the data used for selection, which its gap overstates. Models of XNLI answer AmericasNLI
 too (Table 5), which has no English; chance is 33.3 in both. Tatoeba: states of layer {{layer}},
-fixed beforehand."""
+fixed beforehand. *detectable*: the least difference of two arms that the spread of seeds, pooled
+over the arms, tells at 5 %; it knows nothing of the choice of test examples."""

@@ -268,6 +268,10 @@ class XyLentTest(absltest.TestCase):
             "| 38.0 | 36.0 to 40.0 |",
             text,
         )
+        # Two seeds four points apart in each of three arms: variances of 8, t of three degrees of
+        # freedom 3.182, times the root of 8; of Tatoeba there is no English.
+        self.assertIn("| detectable |  |  | 9.0 | 0.0 | 9.0 |  |  |  | 9.0 |  |", text)
+        self.assertIn("| detectable |  |  | 9.0 | 9.0 |  |  |  |  |  |", text)
         self.assertIn("| twice the vocabulary |  | 2 | 72.0 | 72.0 | 70.0 to 74.0 |", text)
         self.assertIn("| POS, F1: MLM + TLM | 80.0 | 70.0 |", text)
         self.assertNotIn("Sampling of language pairs", text)  # of one arm
