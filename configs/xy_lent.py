@@ -33,8 +33,8 @@ discriminator of two. `studies.xy_lent` compares them, `studies.continued` and `
 start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
-quarter of an hour for `small`, of which expect a generator 1.27 to 1.33 nats below the unigram
-level and an AUC of 0.73 to 0.74 on unigram samples (three seeds, docs/results.md).
+quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
+level and an AUC of 0.71 to 0.78 on unigram samples (six runs, docs/results.md).
 """
 
 from typing import Any
