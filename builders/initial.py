@@ -19,6 +19,9 @@ from models.encoder import CROSS_ATTENTION, without_cross_attention
 from objectives.objective import Objective
 from objectives.replaced_token import GENERATOR
 
+# Shapes of parameters by their paths.
+Shapes = dict[str, tuple[int, ...]]
+
 
 def initial_params(
     config: ConfigDict, objective: Objective, folders: Folders
@@ -82,8 +85,9 @@ def _of_run(
             )
         their_config = run_config(other)
         theirs = objectives.objective(their_config, open_packed_dataset(other))
-        _check_same_parts(source, their_config.objective, theirs, objective)
-        _check_same_parameters(source, theirs, objective)
+        there, here = _parameter_shapes(theirs), _parameter_shapes(objective)
+        _check_same_parts(source, their_config.objective, there, here)
+        _check_same_parameters(source, there, here)
         if not any((other.train / "checkpoints").glob("*")):
             raise ValueError(
                 f"train.init_from is {source}, a run without a checkpoint; finish it first"
@@ -97,23 +101,22 @@ def _of_run(
     return read
 
 
-def _check_same_parts(source: pathlib.Path, name: str, theirs: Objective, ours: Objective) -> None:
+def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shapes) -> None:
     """Raise ValueError if one of two objectives has a generator, and the other has not.
 
     Args:
       source: working directory of the other run.
       name: of its objective.
-      theirs: its objective.
-      ours: that of this run.
+      there: shapes of its parameters.
+      here: those of this run.
     """
-    there, here = _has_generator(theirs), _has_generator(ours)
-    if here and not there:
+    if _has_generator(here) and not _has_generator(there):
         raise ValueError(
             f"train.init_from is {source}, a run without a generator and a discriminator: its "
             f"objective is {name}; name a run of replaced-token detection, or set objective as it "
             "is there"
         )
-    if there and not here:
+    if _has_generator(there) and not _has_generator(here):
         raise ValueError(
             f"train.init_from is {source}, a run with a generator and a discriminator: its "
             f"objective is {name}; set objective as it is there, or name the folder that "
@@ -121,16 +124,15 @@ def _check_same_parts(source: pathlib.Path, name: str, theirs: Objective, ours: 
         )
 
 
-def _has_generator(objective: Objective) -> bool:
-    return any(name.startswith(f"{GENERATOR}.") for name in _parameter_shapes(objective))
+def _has_generator(shapes: Shapes) -> bool:
+    return any(name.startswith(f"{GENERATOR}.") for name in shapes)
 
 
-def _check_same_parameters(source: pathlib.Path, theirs: Objective, ours: Objective) -> None:
+def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) -> None:
     """Raise ValueError unless the parameters of two objectives have equal names and shapes.
 
     Cross-attention may be missing from either.
     """
-    there, here = _parameter_shapes(theirs), _parameter_shapes(ours)
     for name in sorted({*there, *here}):
         is_missing = name not in there or name not in here
         if is_missing and _is_cross_attention(name):
@@ -143,7 +145,7 @@ def _check_same_parameters(source: pathlib.Path, theirs: Objective, ours: Object
             )
 
 
-def _parameter_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(objective: Objective) -> Shapes:
     """Shapes of the parameters of an objective by their paths."""
     params = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
     return {

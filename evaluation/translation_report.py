@@ -96,7 +96,7 @@ def example_lines(one: Mapping[str, str], outputs: Mapping[str, str]) -> list[st
 
     Without source and reference, as in the records of a study, the number of the sentence stands.
     """
-    texts = {name: one[name] for name in ("reference",) if name in one} | dict(outputs)
+    texts = {"reference": one["reference"], **outputs} if "reference" in one else outputs
     items = [f"   - {name}: {cell(text)}" for name, text in texts.items()]
     return [f"{one['id']}. {cell(one.get('source', ''))}".rstrip(), "", *items]
 

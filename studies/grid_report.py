@@ -132,9 +132,9 @@ def values(measure: Measure, by_seed: Mapping[int, Run]) -> list[float]:
     return [one for one in found if one is not None]
 
 
-def least_difference(measure: Measure, found: Runs) -> float | None:
-    """Return the least difference of two runs in a measure that is significant at 5 %."""
-    return detectable(values(measure, by_seed) for by_seed in found.values())
+def least_difference(measure: Measure, found: Runs) -> str:
+    """Format the least difference of two runs in a measure that is significant at 5 %."""
+    return detectable((values(measure, by_seed) for by_seed in found.values()), measure.form)
 
 
 def table(grid: Grid, found: Runs) -> str:
@@ -164,11 +164,7 @@ def table(grid: Grid, found: Runs) -> str:
                 f"{statistics.fmean(one.minutes for one in some):.1f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    least = [least_difference(one, found) for one in chosen]
-    cells = [
-        "" if one is None else measure.form.format(one)
-        for measure, one in zip(chosen, least, strict=True)
-    ]
+    cells = [least_difference(one, found) for one in chosen]
     lines.append(f"| detectable | | | | | | | {' | '.join(cells)} | |")
     counts = [_examples(task, found) for task in _compared_tasks(found)]
     cells = [""] * (len(chosen) - sum(map(bool, counts))) + [f"{one:,}" for one in counts if one]
@@ -217,7 +213,6 @@ def effects(grid: Grid, found: Runs) -> str:
                 continue
             (x, first), (end, last) = means[0], means[-1]
             peak, best = max(means, key=lambda one: measure.sign * one[1])
-            least = least_difference(measure, found)
             form = measure.form.replace(":", ":+")
             cells = [
                 series,
@@ -225,7 +220,7 @@ def effects(grid: Grid, found: Runs) -> str:
                 f"{measure.form.format(first)} at {_tick(grid, x)}",
                 f"{form.format(last - first)} at {_tick(grid, end)}",
                 f"{form.format(best - first)} at {_tick(grid, peak)}",
-                "" if least is None else measure.form.format(least),
+                least_difference(measure, found),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -256,8 +251,7 @@ def _by_language(grid: Grid, found: Runs, title: str, chosen: Mapping[str, Measu
         if all(some.values()):
             cells = [chosen[of].form.format(statistics.fmean(one)) for of, one in some.items()]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    least = [(one.form, least_difference(one, found)) for one in chosen.values()]
-    cells = ["" if one is None else form.format(one) for form, one in least]
+    cells = [least_difference(one, found) for one in chosen.values()]
     return "\n".join([*lines, f"| detectable | {' | '.join(cells)} |"])
 
 

@@ -279,21 +279,19 @@ def score_table(study: grid.Study, task: str) -> str:
         setting: [statistics.fmean(one.values()) for one in by_seed if len(one) == len(names)]
         for setting, by_seed in found.items()
     }
+    of_languages = [
+        {setting: [one[name] for one in some if name in one] for setting, some in found.items()}
+        for name in names
+    ]
     for setting, by_seed in found.items():
-        own = {name: [one[name] for one in by_seed if name in one] for name in names}
         cells = [
             SETTINGS[setting].label,
             str(len(by_seed)),
-            *(spread(own[name], "{:.1f}")[0] for name in names),
+            *(spread(some[setting], "{:.1f}")[0] for some in of_languages),
             *spread(means[setting], "{:.1f}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    least = [
-        downstream.detectable([one[name] for one in by_seed if name in one] for by_seed in some)
-        for name, some in ((name, found.values()) for name in names)
-    ]
-    least.append(downstream.detectable(means.values()))
-    cells = ["" if one is None else f"{one:.1f}" for one in least]
+    cells = [downstream.detectable(some.values(), "{:.1f}") for some in (*of_languages, means)]
     lines.append(f"| detectable | | {' | '.join(cells)} | |")
     counts = _examples(study, task)
     lines.append(f"| examples | | {' | '.join(f'{counts.get(name, 0):,}' for name in names)} | | |")

@@ -228,9 +228,9 @@ def score_table(
         [[one[name] for one in by_seed.values()] for by_seed in found.values()]
         for name in languages
     ]
+    of_means = [list(one.values()) for one in means.values()]
     *least, of_gaps = (
-        "" if (one := detectable(some)) is None else f"{one:.1f}"
-        for some in (*of_languages, [list(one.values()) for one in means.values()], gaps.values())
+        detectable(some, "{:.1f}") for some in (*of_languages, of_means, gaps.values())
     )
     cells = ["detectable", "", "", *least, "", "", "", of_gaps, ""]
     return "\n".join([*lines, f"| {' | '.join(cells)} |"])

@@ -14,8 +14,8 @@ import importlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -74,6 +74,34 @@ class Grid:
     def runs(self) -> tuple[str, ...]:
         """Names of the runs, each once, in the order of the points."""
         return tuple(dict.fromkeys(point.run for point in self.points))
+
+
+class Line(NamedTuple):
+    """Line of a table, whose runs have no number to be plotted by.
+
+    Attributes:
+      run: name, which the config knows.
+      label: of the line.
+      paper: value of the paper.
+      series: that the line is of.
+    """
+
+    run: str
+    label: str
+    paper: float
+    series: str = "all"
+
+
+def categories(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return points, ticks and the paper's values of a grid with a place for each line."""
+    paper: dict[str, dict[float, float]] = {}
+    for x, line in enumerate(lines):
+        paper.setdefault(line.series, {})[float(x)] = line.paper
+    return {
+        "points": tuple(Point(line.run, float(x), line.series) for x, line in enumerate(lines)),
+        "ticks": {float(x): line.label for x, line in enumerate(lines)},
+        "paper": paper,
+    }
 
 
 class Argument(NamedTuple):

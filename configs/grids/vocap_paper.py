@@ -1,43 +1,34 @@
 """Tables of VoCap's paper as grids, and its vocabularies in small; `configs/vocap_paper.py`."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from configs.grids import Grid, Point
+from configs.grids import Grid, Line, Point, categories
 
 _OF_VOCABULARY = ("vocab.method", "vocab.target_size", "vocab.alpha")
 _OF_LAYER = ("output_layer", "optimizer.embedding_update")
 # Run, label and XTREME average of each line of Table 1.
 _TABLE_1 = (
-    ("xlmr_250k", "XLM-R 250K", 60.7),
-    ("joint_250k", "JOINT 250K", 61.1),
-    ("joint_500k", "JOINT 500K", 61.4),
-    ("vocap_250k", "VoCap 250K", 61.5),
-    ("vocap_500k", "VoCap 500K", 63.1),
-    ("vocap_500k_knn", "k-NN", 63.7),
-    ("vocap_500k_half", "half emb", 62.5),
-    ("vocap_500k_knn_half", "both", 62.5),
+    Line("xlmr_250k", "XLM-R 250K", 60.7),
+    Line("joint_250k", "JOINT 250K", 61.1),
+    Line("joint_500k", "JOINT 500K", 61.4),
+    Line("vocap_250k", "VoCap 250K", 61.5),
+    Line("vocap_500k", "VoCap 500K", 63.1),
+    Line("vocap_500k_knn", "k-NN", 63.7),
+    Line("vocap_500k_half", "half emb", 62.5),
+    Line("vocap_500k_knn_half", "both", 62.5),
 )
 # Run, label and XNLI of each line of Table 2.
 _TABLE_2 = (
-    ("short_full", "full", 69.2),
-    ("short_knn", "k-NN", 69.3),
-    ("short_target_sampling", "target sampling", 68.8),
-    ("short_nce", "NCE", 56.0),
-    ("short_neg", "NEG", 56.5),
+    Line("short_full", "full", 69.2),
+    Line("short_knn", "k-NN", 69.3),
+    Line("short_target_sampling", "target sampling", 68.8),
+    Line("short_nce", "NCE", 56.0),
+    Line("short_neg", "NEG", 56.5),
 )
 _TABLE_3: dict[float, float] = {5: 68.5, 10: 69.3, 25: 69.2, 50: 69.3, 100: 69.5}
 _TABLE_4 = {0.0: 66.9, 0.3: 69.0, 0.7: 69.2, 1.0: 69.5}
 _METHODS = ("vocap", "joint", "proportional", "clustered", "uniform")
-
-
-def _categories(lines: Sequence[tuple[str, str, float]]) -> dict:
-    """Points, ticks and the paper's values of lines without a number of their own."""
-    return {
-        "points": tuple(Point(run, x) for x, (run, _, _) in enumerate(lines)),
-        "ticks": {float(x): label for x, (_, label, _) in enumerate(lines)},
-        "paper": {"all": {float(x): value for x, (_, _, value) in enumerate(lines)}},
-    }
 
 
 def _beta(prefix: str, default: str, sizes: Mapping[str, str]) -> Grid:
@@ -66,7 +57,7 @@ GRIDS: dict[str, dict[str, Grid]] = {
             keys=(*_OF_VOCABULARY, *_OF_LAYER, "model.embedding_size"),
             measure="XTREME, average",
             note="A million updates.",
-            **_categories(_TABLE_1),
+            **categories(_TABLE_1),
         ),
         "table2": Grid(
             title="Approximations of the softmax",
@@ -74,7 +65,7 @@ GRIDS: dict[str, dict[str, Grid]] = {
             axis="output layer",
             keys=_OF_LAYER,
             note="Half a million updates.",
-            **_categories(_TABLE_2),
+            **categories(_TABLE_2),
         ),
         "table3": Grid(
             title="Neighbours k",
