@@ -8,11 +8,11 @@ Starts from the runs `small` (generator and discriminator) and `small_mlm` of `s
 of the encoders that it has: for --steps steps, without pairs, once at the peak learning rate of the
 pre-training and once at a tenth of it (`RATES`). The vocabulary is that of the encoders.
 `tools.forgetting` then scores each before and after, on held-out rows of the pre-training and of
-the domain; with --rate, encoders are fine-tuned on XNLI at that learning rate as well, as in
-Table 6.
+the domain. With --rate, encoders are fine-tuned on English data of --task at that learning rate as
+well, before and after, and tested in the other languages: Table 6, which has XNLI.
 
-Tables and a plot as Figure 5 go to WORKDIR/report. If it is run again after a stop, it completes
-missing runs; --report_only prints the tables of finished runs.
+Tables and a plot as Figure 5 go to WORKDIR/report. If it is run again after a stop, or with a task,
+it completes what is missing; --report_only prints the tables of finished runs.
 
 Hardware: 2 CPU cores, an hour; --workers=1 --nopin on an accelerator.
 """
@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 
 from common import entry_point
 from configs.xy_lent import SMALL
+from evaluation import forgetting
 from studies import continued_report, runs
 from studies.continued_report import RATES
 from studies.downstream import TASKS, tuning_keys
@@ -36,6 +37,7 @@ from studies.runs import Job
 
 ARMS = ("small", "small_mlm")
 _HELDOUT = 0.2  # of the domain, of which there is little
+_TUNED = [name for name, task in TASKS.items() if task.epochs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Study(runs.Stages):
       domain: folder of the text, below `corpus.root`.
       steps: of the continued training.
       seeds: of the pre-trainings, and of what follows.
-      rate: learning rate of XNLI; "" for no XNLI.
+      task: of `downstream.TASKS`, to fine-tune on.
+      rate: its learning rate; "" for no task.
       workers: number of parallel runs.
       pin: whether each run is pinned to one core and one thread.
     """
@@ -60,6 +63,7 @@ class Study(runs.Stages):
     domain: str
     steps: int
     seeds: Sequence[int]
+    task: str
     rate: str
     workers: int
     pin: bool
@@ -68,9 +72,9 @@ class Study(runs.Stages):
         """Return the working directory of a pre-training."""
         return (self.encoders / "encoders" / arm / f"seed{seed}").absolute()
 
-    def xnli(self, arm: str, name: str, seed: int) -> pathlib.Path:
-        """Return the folder of XNLI, before or after training at a rate."""
-        return self.workdir / "xnli" / arm / name / f"seed{seed}"
+    def tuned(self, arm: str, name: str, seed: int) -> pathlib.Path:
+        """Return the folder of the task, "before" or after training at a rate."""
+        return self.workdir / "tasks" / self.task / self.rate / arm / name / f"seed{seed}"
 
     def execute(self, name: str, arguments: Sequence[str], folder: pathlib.Path) -> None:
         """Run a command, and log its output to a folder."""
@@ -152,14 +156,14 @@ def change_of(study: Study, arm: str, name: str, seed: int) -> dict[str, Any]:
 def train(study: Study, arm: str, name: str, seed: int) -> bool:
     """Continue training, and compare with before; return whether there was anything to do."""
     folder = continued_report.run_folder(study.workdir, arm, name, seed)
-    if (folder / "forgetting" / "results.json").exists():
+    if _is_compared(study, folder):
         return False
     runs.share_data(study.workdir / "domain", folder)
     study.call("train.py", folder, change_of(study, arm, name, seed))
     tasks = []
     if study.rate:
         fine_tune(study, arm, name, seed, folder)
-        both = [study.xnli(arm, one, seed).absolute() for one in ("before", name)]
+        both = [study.tuned(arm, one, seed).absolute() for one in ("before", name)]
         tasks = [f"--tasks={both[0]},{both[1]}"]
     rows = [(study.workdir / one).absolute() for one in ("general", "domain")]
     study.execute(
@@ -177,9 +181,21 @@ def train(study: Study, arm: str, name: str, seed: int) -> bool:
     return True
 
 
+def _is_compared(study: Study, folder: pathlib.Path) -> bool:
+    """Whether a run has been compared, by the task too if there is one."""
+    found = folder / "forgetting"
+    if not (found / forgetting.RESULTS).exists():
+        return False
+    measures = [measure for data, measure in forgetting.read_changes(found) if data == "task"]
+    return not study.rate or any(measure.startswith(f"{study.task},") for measure in measures)
+
+
 def fine_tune(study: Study, arm: str, name: str, seed: int, encoder: pathlib.Path) -> bool:
-    """Fine-tune an encoder on XNLI, without a finished run; return True."""
-    task, root = TASKS["xnli"], pathlib.Path(study.config.corpus.root).absolute()
+    """Fine-tune an encoder on the task; return whether there was anything to do."""
+    folder = study.tuned(arm, name, seed)
+    if (folder / "results.json").exists():
+        return False
+    task, root = TASKS[study.task], pathlib.Path(study.config.corpus.root).absolute()
     remedy = "add them, or give no --rate"
     change = {
         "init_from": encoder.absolute(),
@@ -188,8 +204,8 @@ def fine_tune(study: Study, arm: str, name: str, seed: int, encoder: pathlib.Pat
         "task.test_languages": runs.tested_languages(study.config, task.test, remedy),
         **tuning_keys(task, study.rate),
     }
-    config = [f"--config=configs/finetune/xnli.py:{root}"]
-    study.call("finetune.py", study.xnli(arm, name, seed), change, config)
+    config = [f"--config=configs/finetune/{study.task}.py:{root}"]
+    study.call("finetune.py", folder, change, config)
     return True
 
 
@@ -203,7 +219,7 @@ def do_study(study: Study) -> None:
     each = [(arm, seed) for seed in study.seeds for arm in ARMS]
     before = [
         Job(
-            f"XNLI of {arm}, seed {seed}",
+            f"{study.task} of {arm}, seed {seed}",
             functools.partial(fine_tune, study, arm, "before", seed, study.encoder(arm, seed)),
         )
         for arm, seed in each
@@ -228,6 +244,7 @@ def main(_) -> None:
         given.domain,
         given.steps,
         [int(seed) for seed in given.seeds],
+        given.task,
         given.rate,
         given.workers,
         given.pin,
@@ -243,5 +260,6 @@ if __name__ == "__main__":
     flags.DEFINE_string("encoders", None, "Working directory of studies.xy_lent.")
     flags.DEFINE_string("domain", "tico19", "Folder of the text, below corpus.root.")
     flags.DEFINE_integer("steps", 400, "Steps of the continued training.", lower_bound=2)
-    flags.DEFINE_string("rate", "", "Learning rate of XNLI, as 1e-3; no XNLI without one.")
+    flags.DEFINE_enum("task", "udpos", _TUNED, "To fine-tune on, with a --rate.")
+    flags.DEFINE_string("rate", "", "Learning rate of the task, as 3e-3; no task without one.")
     entry_point.run(main, required=("config", "workdir", "encoders"))

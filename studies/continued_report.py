@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from common import artifacts
 from evaluation import forgetting
-from studies.downstream import spread
+from studies.downstream import detectable, spread
 from studies.xy_lent_settings import LABELS
 
 # Label and factor of the learning rate of the pre-training, by name.
@@ -28,7 +28,8 @@ _NOTE = """\
 Trained on text of one domain in {languages}. *relative* is the loss of quality in per cent of the
 score before, as in Table 6: above 0 the model has got worse, be the measure a loss or a score; on
 the domain's own held-out rows (*domain*) it should fall. *trained*, *others*: means over languages
-with and without text of the domain. Means over seeds, and least to largest; {steps}"""
+with and without text of the domain. Means over seeds, and least to largest; *detectable*: the least
+difference of two *relative* that so many seeds could tell at 5 %; {steps}"""
 
 
 def run_folder(workdir: pathlib.Path, arm: str, name: str, seed: int) -> pathlib.Path:
@@ -122,6 +123,12 @@ def summary_table(
             ),
         ]
         text.append(f"| {label(cell)} | {' | '.join(cells)} |")
+    of_seeds = [
+        [statistics.fmean(relative_of(measure, change).values()) for change in some]
+        for some in lines.values()
+    ]
+    if least := detectable(of_seeds, "{:.1f}"):
+        text.append(f"| *detectable* | | | | {least} | | | | |")
     return "\n".join(text)
 
 

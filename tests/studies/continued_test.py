@@ -31,7 +31,7 @@ class ContinuedTest(absltest.TestCase):
             artifacts.write_text(self.data / "xnli" / "dev" / f"{language}.tsv.xz", "")
         self.study = continued.Study(
             xy_lent.get_config(f"small,{self.data}"), self.encoders, self.workdir, "tico19",
-            steps=200, seeds=(0, 2), rate="", workers=1, pin=False,
+            steps=200, seeds=(0, 2), task="xnli", rate="", workers=1, pin=False,
         )  # fmt: skip
         artifacts.write_text(self.study.encoder("small", 0) / "train" / "DONE", "")
         self.calls: list[tuple[str, str]] = []
@@ -47,6 +47,8 @@ class ContinuedTest(absltest.TestCase):
         self.changes[place] = change
         if place == self.broken:
             raise ValueError("broken")
+        if script[0] == "finetune.py":
+            artifacts.write_text(workdir / "results.json", "")
 
     def execute(self, arguments, **_):
         """Stands for `tools.forgetting`."""
@@ -59,6 +61,10 @@ class ContinuedTest(absltest.TestCase):
             key: {name: (before, after + worse) for name, (before, after) in change.items()}
             for key, change in LOSSES[rate].items()
         }
+        if "tasks" in given:
+            task = given["tasks"].removeprefix(f"{self.workdir}/tasks/").partition("/")[0]
+            changes["task", f"{task}, score"] = {"de": (0.5, 0.4)}
+        self.calls.append(("forgetting", str(output.parent.relative_to(self.workdir))))
         forgetting.write_report(changes, "made up", output)
 
     def places(self, script: str) -> list[str]:
@@ -111,24 +117,36 @@ class ContinuedTest(absltest.TestCase):
         continued.do_study(self.study)
         self.assertEqual({script for script, _ in self.calls}, {"prepare_data.py"})
 
-    def test_xnli(self):
+    def test_task(self):
         study = dataclasses.replace(self.study, seeds=(0,), rate="1e-3")
         continued.do_study(study)
         self.assertCountEqual(
             self.places("finetune.py"),
             [
-                f"xnli/{arm}/{name}/seed0"
+                f"tasks/xnli/1e-3/{arm}/{name}/seed0"
                 for arm in continued.ARMS
                 for name in ("before", "peak", "tenth")
             ],
         )
-        change = self.changes["xnli/small_mlm/tenth/seed0"]
+        change = self.changes["tasks/xnli/1e-3/small_mlm/tenth/seed0"]
         self.assertEqual(change["init_from"], self.workdir / "runs" / "small_mlm/tenth/seed0")
         self.assertEqual(change["task.test_languages"], ("de", "en"))
         self.assertEqual(change["task.validation"], ("nli_en/mnli_dev.tsv.xz",))
-        both = [self.workdir / f"xnli/small/{name}/seed0" for name in ("before", "peak")]
+        both = [self.workdir / f"tasks/xnli/1e-3/small/{name}/seed0" for name in ("before", "peak")]
         given = self.changes["forgetting runs/small/peak/seed0"]
         self.assertEqual(given["tasks"], f"{both[0]},{both[1]}")
+
+    def test_task_of_finished_runs(self):
+        study = dataclasses.replace(self.study, seeds=(0,))
+        continued.do_study(study)
+        self.calls.clear()
+        for task, expected in (("xnli", 6), ("xnli", 0), ("udpos", 6)):
+            path = self.data / "udpos" / "test" / "de.tsv.xz"
+            artifacts.write_text(path, "")
+            continued.do_study(dataclasses.replace(study, task=task, rate="1e-3"))
+            self.assertLen(self.places("finetune.py"), expected)
+            self.assertLen(self.places("forgetting"), 4 if expected else 0)
+            self.calls.clear()
 
     def test_report(self):
         self.broken = "runs/small_mlm/peak/seed2"
@@ -140,6 +158,8 @@ class ContinuedTest(absltest.TestCase):
         # Losses after: 5.0 and 5.2 of 4.0, 6.5 and 6.7 of 5.0.
         self.assertIn(f"{start}| 4.500 | 5.850 | +29.8 | +27.5 to +32.0 |  | +27.5 | +32.0 |", text)
         self.assertIn(f"{start}| 5.000 | 4.100 | -18.0 | -20.0 to -16.0 |  | -18.0 |  |", text)
+        # 3.182 sqrt(2 / 1.75 * 4.5^2 / 2): three of four runs have two seeds, 4.5 apart.
+        self.assertIn("| *detectable* | | | | 10.8 | | | | |", text)
         self.assertIn("| relative % | de | fi |\n", text)
         self.assertIn("| MLM + TLM, a tenth of it | +2.5 | +12.0 |", text)
         self.assertIn("| MLM + TLM, peak rate | +25.0 | +30.0 |", text)
