@@ -34,8 +34,10 @@ from studies import continued_report, runs
 from studies.continued_report import RATES
 from studies.downstream import TASKS, tuning_keys
 from studies.runs import Job
+from studies.xy_lent_tasks import TaskRun
 
 ARMS = ("small", "small_mlm")
+_BEFORE = "before"
 _HELDOUT = 0.2  # of the domain, of which there is little
 _TUNED = [name for name, task in TASKS.items() if task.epochs]
 
@@ -73,7 +75,13 @@ class Study(runs.Stages):
         return (self.encoders / "encoders" / arm / f"seed{seed}").absolute()
 
     def tuned(self, arm: str, name: str, seed: int) -> pathlib.Path:
-        """Return the folder of the task, "before" or after training at a rate."""
+        """Return the folder of the task, "before" or after training at a rate.
+
+        Before, it is that of `studies.xy_lent` where this has fine-tuned the encoder.
+        """
+        there = TaskRun(self.task, arm, self.rate, seed).folder(self.encoders)
+        if name == _BEFORE and (there / "results.json").exists():
+            return there
         return self.workdir / "tasks" / self.task / self.rate / arm / name / f"seed{seed}"
 
     def execute(self, name: str, arguments: Sequence[str], folder: pathlib.Path) -> None:
@@ -163,7 +171,7 @@ def train(study: Study, arm: str, name: str, seed: int) -> bool:
     tasks = []
     if study.rate:
         fine_tune(study, arm, name, seed, folder)
-        both = [study.tuned(arm, one, seed).absolute() for one in ("before", name)]
+        both = [study.tuned(arm, one, seed).absolute() for one in (_BEFORE, name)]
         tasks = [f"--tasks={both[0]},{both[1]}"]
     rows = [(study.workdir / one).absolute() for one in ("general", "domain")]
     study.execute(
@@ -220,7 +228,7 @@ def do_study(study: Study) -> None:
     before = [
         Job(
             f"{study.task} of {arm}, seed {seed}",
-            functools.partial(fine_tune, study, arm, "before", seed, study.encoder(arm, seed)),
+            functools.partial(fine_tune, study, arm, _BEFORE, seed, study.encoder(arm, seed)),
         )
         for arm, seed in each
         if study.rate

@@ -46,14 +46,13 @@ class TaskRun:
     choice: str
     seed: int
 
-    def folder(self, study: Study) -> pathlib.Path:
-        """Return the working directory of the run."""
-        seed = f"seed{self.seed}"
-        return study.workdir / "tasks" / self.task / self.arm / self.choice / seed
+    def folder(self, workdir: pathlib.Path) -> pathlib.Path:
+        """Return the working directory of the run, below that of the study."""
+        return workdir / "tasks" / self.task / self.arm / self.choice / f"seed{self.seed}"
 
     def results(self, study: Study) -> dict[str, Any] | None:
         """Return the results of the run; None if it has not finished."""
-        path = self.folder(study) / "results.json"
+        path = self.folder(study.workdir) / "results.json"
         return artifacts.read_json(path) if path.exists() else None
 
 
@@ -103,7 +102,7 @@ def do_run(study: Study, run: TaskRun) -> bool:
         return False
     root = pathlib.Path(study.config.corpus.root).absolute()
     config = [f"--config=configs/finetune/{run.task}.py:{root}"]
-    study.call("finetune.py", run.folder(study), change_of(study, run), config)
+    study.call("finetune.py", run.folder(study.workdir), change_of(study, run), config)
     return True
 
 

@@ -136,6 +136,18 @@ class ContinuedTest(absltest.TestCase):
         given = self.changes["forgetting runs/small/peak/seed0"]
         self.assertEqual(given["tasks"], f"{both[0]},{both[1]}")
 
+    def test_what_the_study_of_encoders_has_fine_tuned(self):
+        there = self.encoders / "tasks" / "xnli" / "small" / "1e-3" / "seed0"
+        artifacts.write_text(there / "results.json", "")
+        continued.do_study(dataclasses.replace(self.study, seeds=(0,), rate="1e-3"))
+        places = self.places("finetune.py")
+        self.assertNotIn("tasks/xnli/1e-3/small/before/seed0", places)
+        self.assertLen(places, 5)
+        given = self.changes["forgetting runs/small/tenth/seed0"]
+        self.assertEqual(
+            given["tasks"], f"{there},{self.workdir / 'tasks/xnli/1e-3/small/tenth/seed0'}"
+        )
+
     def test_task_of_finished_runs(self):
         study = dataclasses.replace(self.study, seeds=(0,))
         continued.do_study(study)

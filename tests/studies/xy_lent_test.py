@@ -306,7 +306,8 @@ class XyLentTest(absltest.TestCase):
         self.assertEqual(self.places("train.py") + self.places("finetune.py"), [])
 
         # A missing run of a task takes its own encoder, a missing evaluation the frozen one too.
-        TaskRun("udpos", "small_mlm", "3e-4", 4).folder(study).joinpath("results.json").unlink()
+        run = TaskRun("udpos", "small_mlm", "3e-4", 4)
+        run.folder(study.workdir).joinpath("results.json").unlink()
         xy_lent.do_study(study)
         self.assertEqual(self.places("train.py"), ["encoders/small_mlm/seed4"])
         self.assertEqual(self.places("finetune.py"), ["tasks/udpos/small_mlm/3e-4/seed4"])
