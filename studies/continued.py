@@ -162,10 +162,8 @@ def change_of(study: Study, arm: str, name: str, seed: int) -> dict[str, Any]:
 
 
 def train(study: Study, arm: str, name: str, seed: int) -> bool:
-    """Continue training, and compare with before; return whether there was anything to do."""
+    """Continue training, and compare with before; return True."""
     folder = continued_report.run_folder(study.workdir, arm, name, seed)
-    if _is_compared(study, folder):
-        return False
     runs.share_data(study.workdir / "domain", folder)
     study.call("train.py", folder, change_of(study, arm, name, seed))
     tasks = []
@@ -223,20 +221,28 @@ def do_study(study: Study) -> None:
     Raises:
       ValueError: runs failed; all others have been executed.
     """
+    missing = [
+        (arm, name, seed)
+        for seed in study.seeds
+        for arm in ARMS
+        for name in RATES
+        if not _is_compared(study, continued_report.run_folder(study.workdir, arm, name, seed))
+    ]
+    # Results may be restored from a record, without the encoders.
+    if not missing:
+        return
     prepare(study)
-    each = [(arm, seed) for seed in study.seeds for arm in ARMS]
     before = [
         Job(
             f"{study.task} of {arm}, seed {seed}",
             functools.partial(fine_tune, study, arm, _BEFORE, seed, study.encoder(arm, seed)),
         )
-        for arm, seed in each
+        for arm, seed in dict.fromkeys((arm, seed) for arm, _, seed in missing)
         if study.rate
     ]
     jobs = [
         Job(f"{arm}, {name}, seed {seed}", functools.partial(train, study, arm, name, seed))
-        for arm, seed in each
-        for name in RATES
+        for arm, name, seed in missing
     ]
     errors = [error for wave in (before, jobs) for error in study.do(wave)]
     if errors:
