@@ -102,12 +102,16 @@ def summary_table(
     text = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
     is_loss = measure == forgetting.LOSS
     form, scale = ("{:.3f}", 1) if is_loss else ("{:.1f}", 100)
+    by_seed = {cell: [relative_of(measure, one) for one in some] for cell, some in lines.items()}
+    means = {
+        cell: [statistics.fmean(one.values()) for one in seeds] for cell, seeds in by_seed.items()
+    }
     for cell, some in lines.items():
         sides = [
             [scale * statistics.fmean(both[side] for both in change.values()) for change in some]
             for side in (0, 1)
         ]
-        seeds = [relative_of(measure, change) for change in some]
+        seeds = by_seed[cell]
         parts = {
             "en": [one for one in seeds[0] if one == "en"],
             "trained": [one for one in seeds[0] if one in languages],
@@ -116,18 +120,14 @@ def summary_table(
         cells = [
             str(len(some)),
             *(form.format(statistics.fmean(side)) for side in sides),
-            *spread([statistics.fmean(one.values()) for one in seeds], "{:+.1f}"),
+            *spread(means[cell], "{:+.1f}"),
             *(
                 spread([one[name] for one in seeds for name in names], "{:+.1f}")[0]
                 for names in parts.values()
             ),
         ]
         text.append(f"| {label(cell)} | {' | '.join(cells)} |")
-    of_seeds = [
-        [statistics.fmean(relative_of(measure, change).values()) for change in some]
-        for some in lines.values()
-    ]
-    if least := detectable(of_seeds, "{:.1f}"):
+    if least := detectable(means.values(), "{:.1f}"):
         text.append(f"| *detectable* | | | | {least} | | | | |")
     return "\n".join(text)
 

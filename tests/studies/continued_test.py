@@ -150,12 +150,11 @@ class ContinuedTest(absltest.TestCase):
         )
 
     def test_task_of_finished_runs(self):
+        artifacts.write_text(self.data / "udpos" / "test" / "de.tsv.xz", "")
         study = dataclasses.replace(self.study, seeds=(0,))
         continued.do_study(study)
         self.calls.clear()
         for task, expected in (("xnli", 6), ("xnli", 0), ("udpos", 6)):
-            path = self.data / "udpos" / "test" / "de.tsv.xz"
-            artifacts.write_text(path, "")
             continued.do_study(dataclasses.replace(study, task=task, rate="1e-3"))
             self.assertLen(self.places("finetune.py"), expected)
             self.assertLen(self.places("forgetting"), 4 if expected else 0)
