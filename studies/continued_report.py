@@ -2,7 +2,7 @@
 
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib
 
@@ -28,8 +28,9 @@ _NOTE = """\
 Trained on text of one domain in {languages}. *relative* is the loss of quality in per cent of the
 score before, as in Table 6: above 0 the model has got worse, be the measure a loss or a score; on
 the domain's own held-out rows (*domain*) it should fall. *trained*, *others*: means over languages
-with and without text of the domain. Means over seeds, and least to largest; *detectable*: the least
-difference of two *relative* that so many seeds could tell at 5 %; {steps}"""
+with and without text of the domain. *change*: after less before, a loss in nats, a score in per
+cent. Means over seeds, and least to largest; *detectable*: the least difference of two rows that so
+many seeds could tell at 5 %; {steps}"""
 
 
 def run_folder(workdir: pathlib.Path, arm: str, name: str, seed: int) -> pathlib.Path:
@@ -73,6 +74,7 @@ def write_report(
         there = {cell: some for cell, some in lines.items() if some}
         parts.append(f"## {key[0]}: {key[1]}")
         parts.append(summary_table(key[1], there, languages))
+        parts.append(change_table(key[1], there, languages))
         parts.append(language_table(key[1], there))
     parts.append("![Relative loss of quality by language](forgetting.png)")
     text = "\n\n".join(parts) + "\n"
@@ -100,8 +102,7 @@ def summary_table(
         "", "seeds", "before", "after", "relative %", "least to largest", "en", "trained", "others",
     ]  # fmt: skip
     text = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    is_loss = measure == forgetting.LOSS
-    form, scale = ("{:.3f}", 1) if is_loss else ("{:.1f}", 100)
+    form, scale = _form(measure)
     by_seed = {cell: [relative_of(measure, one) for one in some] for cell, some in lines.items()}
     means = {
         cell: [statistics.fmean(one.values()) for one in seeds] for cell, seeds in by_seed.items()
@@ -112,24 +113,63 @@ def summary_table(
             for side in (0, 1)
         ]
         seeds = by_seed[cell]
-        parts = {
-            "en": [one for one in seeds[0] if one == "en"],
-            "trained": [one for one in seeds[0] if one in languages],
-            "others": [one for one in seeds[0] if one not in languages],
-        }
         cells = [
             str(len(some)),
             *(form.format(statistics.fmean(side)) for side in sides),
             *spread(means[cell], "{:+.1f}"),
             *(
                 spread([one[name] for one in seeds for name in names], "{:+.1f}")[0]
-                for names in parts.values()
+                for names in groups_of(seeds[0], languages).values()
             ),
         ]
         text.append(f"| {label(cell)} | {' | '.join(cells)} |")
     if least := detectable(means.values(), "{:.1f}"):
         text.append(f"| *detectable* | | | | {least} | | | | |")
     return "\n".join(text)
+
+
+def change_table(
+    measure: str,
+    lines: Mapping[tuple[str, str], Sequence[Mapping[str, tuple[float, float]]]],
+    languages: Sequence[str],
+) -> str:
+    """Return a Markdown table: after less before, means over each of the groups of languages."""
+    form, scale = _form(measure)
+    signed = form.replace(":", ":+")
+    # By group and row, the means of the seeds.
+    found: dict[str, list[list[float]]] = {}
+    for some in lines.values():
+        for group, names in groups_of(some[0], languages).items():
+            means = [
+                scale * statistics.fmean(one[name][1] - one[name][0] for name in names)
+                for one in some
+                if names
+            ]
+            found.setdefault(group, []).append(means)
+    columns = ["change", *(cell for group in found for cell in (group, "least to largest"))]
+    text = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    for place, cell in enumerate(lines):
+        cells = [one for rows in found.values() for one in spread(rows[place], signed)]
+        text.append(f"| {label(cell)} | {' | '.join(cells)} |")
+    least = [one for rows in found.values() for one in (detectable(rows, form), "")]
+    if any(least):
+        text.append(f"| *detectable* | {' | '.join(least)} |")
+    return "\n".join(text)
+
+
+def groups_of(found: Iterable[str], languages: Sequence[str]) -> dict[str, list[str]]:
+    """Return English, the languages of the domain and the others, of those in `found`."""
+    names = list(found)
+    return {
+        "en": [one for one in names if one == "en"],
+        "trained": [one for one in names if one in languages],
+        "others": [one for one in names if one not in languages],
+    }
+
+
+def _form(measure: str) -> tuple[str, float]:
+    """Return the format of a measure and the factor of its values."""
+    return ("{:.3f}", 1.0) if measure == forgetting.LOSS else ("{:.1f}", 100.0)
 
 
 def language_table(
