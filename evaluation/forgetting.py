@@ -32,6 +32,11 @@ def relative(measure: str, before: float, after: float) -> float:
     return 100 * worse / before
 
 
+def form_of(measure: str) -> tuple[str, float]:
+    """Return the format of a measure in tables and the factor of its values; scores in per cent."""
+    return ("{:.3f}", 1.0) if measure == LOSS else ("{:.1f}", 100.0)
+
+
 def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
     """Write report, plot and results to `folder`; return the text of the report.
 
@@ -72,7 +77,7 @@ def read_changes(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, tuple[
 
 def change_table(measure: str, change: Change) -> str:
     """Return a Markdown table: before, after and the relative loss, a row per language."""
-    form, scale = ("{:.3f}", 1) if measure == LOSS else ("{:.1f}", 100)
+    form, scale = form_of(measure)
     rows = {
         language: (*both, relative(measure, *both)) for language, both in sorted(change.items())
     }

@@ -102,7 +102,7 @@ def summary_table(
         "", "seeds", "before", "after", "relative %", "least to largest", "en", "trained", "others",
     ]  # fmt: skip
     text = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    form, scale = _form(measure)
+    form, scale = forgetting.form_of(measure)
     by_seed = {cell: [relative_of(measure, one) for one in some] for cell, some in lines.items()}
     means = {
         cell: [statistics.fmean(one.values()) for one in seeds] for cell, seeds in by_seed.items()
@@ -134,7 +134,7 @@ def change_table(
     languages: Sequence[str],
 ) -> str:
     """Return a Markdown table: after less before, means over each of the groups of languages."""
-    form, scale = _form(measure)
+    form, scale = forgetting.form_of(measure)
     signed = form.replace(":", ":+")
     # By group and row, the means of the seeds.
     found: dict[str, list[list[float]]] = {}
@@ -165,11 +165,6 @@ def groups_of(found: Iterable[str], languages: Sequence[str]) -> dict[str, list[
         "trained": [one for one in names if one in languages],
         "others": [one for one in names if one not in languages],
     }
-
-
-def _form(measure: str) -> tuple[str, float]:
-    """Return the format of a measure and the factor of its values."""
-    return ("{:.3f}", 1.0) if measure == forgetting.LOSS else ("{:.1f}", 100.0)
 
 
 def language_table(
