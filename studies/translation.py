@@ -158,13 +158,26 @@ def do_study(study: Study) -> None:
 
 
 def _wanted(study: Study, seed: int) -> list[tuple[str, str, str]]:
-    """Task, start and scale of the runs of a seed: all scales of the first, of others the best."""
+    """Task, start and scale of the runs of a seed: all scales of the first, of others the best.
+
+    Without those whose encoder is missing.
+    """
     chosen = {
         (task, start): study.scales if seed == study.seeds[0] else [study.chosen_scale(task, start)]
         for task in study.tasks
         for start in study.starts
     }
-    return [(*one, scale) for one, scales in chosen.items() for scale in scales if scale]
+    # An encoder that is missing has failed, and would fail every run that starts from it.
+    ready = {
+        start: (study.encoder(STARTS[start].encoder, seed) / "train" / "DONE").exists()
+        for start in study.starts
+    }
+    return [
+        (task, start, scale)
+        for (task, start), scales in chosen.items()
+        for scale in scales
+        if scale and (ready[start] or study.record(task, start, scale, seed))
+    ]
 
 
 def main(_) -> None:

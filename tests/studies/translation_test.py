@@ -165,6 +165,18 @@ class TranslationTest(absltest.TestCase):
             [("train.py", "encoders/translation/seed1")],
         )
 
+    def test_a_failed_encoder_fails_once_and_no_run_starts_from_it(self):
+        def fail(script, config, change, workdir, **rest):
+            if script[0] == "train.py" and workdir.parent.name == "translation":
+                raise ValueError("no memory")
+            self.call(script, config, change, workdir, **rest)
+
+        with mock.patch.object(translation.runs, "call", fail):
+            with self.assertRaisesRegex(ValueError, "1 runs failed.*no memory"):
+                self.study(0)
+        tuned = {place for script, place in self.calls if script == "finetune.py"}
+        self.assertEqual(tuned, {f"runs/captions_en_de/random/{one}/seed0" for one in ("1", "0.3")})
+
     def test_report(self):
         text = self.study(0, 1)
         self.assertIn(
