@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import tempfile
 
 # Read when JAX starts its backend, so before anything imports it. Flags of the caller win. Most
 # programs run once here, so what optimising them would take is more than it would save. Processes
@@ -27,6 +28,16 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # Tests make tens of thousands of small files, and would wait for a disk.
+    memory = pathlib.Path("/dev/shm")
+    if (
+        "TMPDIR" not in os.environ
+        and os.access(memory, os.W_OK)
+        and shutil.disk_usage(memory).free > 2**32
+    ):
+        temporary = tempfile.TemporaryDirectory(prefix="tests_", dir=memory)
+        os.chmod(temporary.name, 0o1777)  # as of /tmp, for tests that give up their rights
+        os.environ["TMPDIR"] = temporary.name
 
 import jax
 import pytest
@@ -41,13 +52,14 @@ entry_point.collect_seldom()
 
 # Files that take more than 15 s, the longest first.
 _LONG = (
-    "end_to_end_test", "devices_test", "builders_test", "program_test", "draws_test",
-    "cross_mlm_test", "replaced_token_run_test", "replaced_token_test", "multihost_test",
-    "memory_test", "layout_test", "output_layer_test", "example_axes_test", "working_rows_test",
-    "sampling_quality_test", "accumulation_test", "finetune_test", "models_test", "decoder_test",
-    "attention_test", "masked_lm_test", "neighbours_test", "bitext_test",
-    "fused_attention_test", "fixed_point_test", "loop_test", "export_tuned_test",
-    "fine_tuning_memory_test",
+    "devices_test", "end_to_end_test", "multihost_test", "program_test", "builders_test",
+    "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test", "layout_test",
+    "example_axes_test", "accumulation_test", "finetune_test", "replaced_token_test",
+    "memory_test", "malformed_test", "masked_lm_test", "decoder_test", "translating_test",
+    "bitext_test", "fused_attention_test", "neighbours_test", "stages_test", "working_rows_test",
+    "output_layer_test", "encoder_test", "sampling_quality_test", "fine_tuning_test",
+    "decoding_test", "loop_test", "draws_sharded_test", "export_test", "models_test",
+    "fixed_point_test", "export_tuned_test",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Gradient accumulation over the parts of a batch that is too large for a single pass."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -107,6 +108,8 @@ def accumulate(
     if is_sharded:
         gradients = _by_shard(gradients, axes)
 
+    # Traced once, for the shapes and in the loop.
+    @functools.partial(jax.jit, inline=True)
     def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
         plan, touched, part_key = planned(number, extra)
         grads, (metrics, observed) = gradients(trained, fixed, plan, touched, part_key)
@@ -124,7 +127,7 @@ def accumulate(
         # A branch instead of a shorter loop keeps the trip count static, so FLOPs can be counted.
         return jax.lax.cond(number < num_used, added, lambda: totals)
 
-    shapes = jax.eval_shape(of_part, jnp.int32(0), extra)
+    shapes = jax.eval_shape(of_part, 0, extra)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
     grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
     if is_sharded:

@@ -171,9 +171,9 @@ class TranslationTest(absltest.TestCase):
                 raise ValueError("no memory")
             self.call(script, config, change, workdir, **rest)
 
-        with mock.patch.object(translation.runs, "call", fail):
-            with self.assertRaisesRegex(ValueError, "1 runs failed.*no memory"):
-                self.study(0)
+        self.enter_context(mock.patch.object(translation.runs, "call", fail))
+        with self.assertRaisesRegex(ValueError, "1 runs failed.*no memory"):
+            self.study(0)
         tuned = {place for script, place in self.calls if script == "finetune.py"}
         self.assertEqual(tuned, {f"runs/captions_en_de/random/{one}/seed0" for one in ("1", "0.3")})
 
