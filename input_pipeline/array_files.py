@@ -112,8 +112,36 @@ def sha256(path: pathlib.Path) -> str:
 
 
 @functools.lru_cache(maxsize=_MAPS_AT_ONCE)
-def _mapped(path: pathlib.Path, shape: tuple[int, int]) -> np.ndarray:
+def _mapped(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
     return load_array(path, shape, is_mapped=True)
+
+
+class ArrayFile:
+    """Array in a file, read like a memory-mapped one.
+
+    The file is checked at once, and mapped when it is read, as those of `ShardedRows`.
+    """
+
+    def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...]):
+        """Check the file, see `load_array`."""
+        found = load_array(path, shape, is_mapped=True)
+        self._path, self.shape, self.dtype = path, found.shape, found.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
+        return self._mapped()[index]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(self._mapped(), dtype)
+
+    def parts(self, first: int, stop: int) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Yield the memory-mapped array and the range in it, see `block_reader.InFiles`."""
+        yield self._mapped(), first, stop
+
+    def _mapped(self) -> np.ndarray:
+        return _mapped(self._path, self.shape)
 
 
 class ShardedRows:

@@ -10,6 +10,7 @@ buckets may lie as well.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -28,6 +29,8 @@ _ARRAYS = ("tokens", "segments", "positions")
 POSITIONS = ("continue", "restart")
 # Kinds of batches: pairs as one segment, and pairs whose sentences are separate segments.
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
+# Packed datasets whose pairs are kept once counted: every phase of a stream asks for them.
+_STORES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +206,7 @@ class PairStream:
         columns = [self._columns[pair.name, language] for language in pair.languages]
         spans = [_span(column, pair.sentences[0], pair.sentences[-1]) for column in columns]
         num_bytes = sum(
-            (stop - start) * column.ids.itemsize
+            (stop - start) * column.ids.dtype.itemsize
             for column, (start, stop) in zip(columns, spans, strict=True)
         )
         return max(num_bytes / len(pair.sentences), 1)
@@ -253,7 +256,8 @@ def join_pair(
     return np.concatenate([bos, one, eos, eos, two, eos]), len(one) + 2
 
 
-def count_pairs(store: PackedDataset) -> dict[tuple[str, Pair], int]:
+@functools.lru_cache(maxsize=_STORES)
+def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
     """Count the sentence pairs of every two languages (a, b), a < b, of each set that has any."""
     found = {}
     for name, languages in store.bitexts.items():
@@ -318,7 +322,7 @@ def pair_streams(
             "parallel text to train on in corpus.parallel and run prepare_data.py again"
         )
     streams, of_steps = [], []
-    by_bucket = _pairs_by_bucket(store, settings.buckets, _languages_of(weights))
+    by_bucket = _pairs_by_bucket(store, settings.buckets, tuple(_languages_of(weights)))
     for length, pairs in zip(settings.buckets, by_bucket, strict=True):
         # The order gives everything that is in it at least one example of a cycle.
         pairs = [pair for pair in pairs if weights[pair.name, pair.languages]]
@@ -388,9 +392,10 @@ def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
         raise ValueError("shares of language pairs are all 0; one pair at least must be drawn")
 
 
+@functools.lru_cache(maxsize=_STORES)
 def _pairs_by_bucket(
-    store: PackedDataset, buckets: Sequence[int], ordered: Sequence[Pair]
-) -> list[list[_Pair]]:
+    store: PackedDataset, buckets: tuple[int, ...], ordered: tuple[Pair, ...]
+) -> Sequence[Sequence[_Pair]]:
     """Return, for each bucket, all language pairs of all sets with their sentences in it.
 
     Args:

@@ -13,6 +13,7 @@ document, or the part of it that fits. Segments can be recovered from the tokens
 """
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from common import artifacts
-from input_pipeline.array_files import ShardedRows, load_array, sha256, shard_names
+from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, sha256, shard_names
 
 SPLITS = ("train", "heldout")
 META = "meta.json"
@@ -125,11 +126,11 @@ class TokenizedSentences:
     """Ragged array of sentences, token ids without specials.
 
     Attributes:
-      ids: [n] concatenated ids of all sentences, memory-mapped.
+      ids: [n] concatenated ids of all sentences, on disk.
       ends: [sentences] int64 end of each sentence.
     """
 
-    ids: np.ndarray
+    ids: ArrayFile
     ends: np.ndarray
 
     @property
@@ -143,9 +144,9 @@ class TokenizedSentences:
         return self.ids[start : self.ends[number]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """A packed dataset opened for reading.
+    """A packed dataset opened for reading; two are equal only if they are the same object.
 
     Attributes:
       folder: its folder.
@@ -224,11 +225,23 @@ class PackedDataset:
         return load_array(path, (None, None), is_mapped=True)
 
     def bitext(self, name: str, language: str) -> TokenizedSentences:
-        """Return one column of a set of parallel text for training."""
+        """Return one column of a set of parallel text for training, the same one for all streams.
+
+        Raises:
+          ValueError: a file is missing or damaged.
+        """
+        if (name, language) not in self._columns:
+            self._columns[name, language] = self._read_column(name, language)
+        return self._columns[name, language]
+
+    @functools.cached_property
+    def _columns(self) -> dict[tuple[str, str], TokenizedSentences]:
+        """The columns that have been read, by set and language."""
+        return {}
+
+    def _read_column(self, name: str, language: str) -> TokenizedSentences:
         ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
-        found = TokenizedSentences(
-            load_array(ids, (None,), is_mapped=True), load_array(ends, (None,))
-        )
+        found = TokenizedSentences(ArrayFile(ids, (None,)), load_array(ends, (None,)))
         count = int(found.ends[-1]) if len(found.ends) else 0
         if len(found.ids) != count:
             raise ValueError(

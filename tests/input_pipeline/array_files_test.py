@@ -40,6 +40,23 @@ class WriterTest(_FolderTest):
         self.assertEmpty(list(self.folder.iterdir()))
 
 
+class ArrayFileTest(_FolderTest):
+    @parameterized.parameters(((20,),), ((5, 4),))
+    def test_it_reads_as_the_array(self, shape):
+        whole = np.arange(20, dtype=np.uint16).reshape(shape)
+        np.save(self.folder / "a.npy", whole)
+        found = array_files.ArrayFile(self.folder / "a.npy", (None, *shape[1:]))
+        self.assertEqual((found.shape, found.dtype, len(found)), (shape, np.uint16, shape[0]))
+        np.testing.assert_array_equal(np.asarray(found, np.int32), whole)
+        np.testing.assert_array_equal(found[2:4], whole[2:4])
+        np.testing.assert_array_equal(block_reader.read_range(found, 1, 3), whole[1:3])
+
+    def test_a_file_of_another_shape(self):
+        np.save(self.folder / "a.npy", np.arange(20))
+        with self.assertRaisesRegex(ValueError, r"a.npy: an array of shape \(20,\)"):
+            array_files.ArrayFile(self.folder / "a.npy", (None, 4))
+
+
 class ShardedRowsTest(_FolderTest):
     def setUp(self):
         super().setUp()

@@ -3,9 +3,11 @@
 import collections
 import dataclasses
 import itertools
+import os
 import pathlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -23,7 +25,7 @@ from input_pipeline.bitext import (
     token_counts,
 )
 from input_pipeline.block_order import NO_BLOCKS, BlockSettings
-from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.stream import MixedStream, TrainingStream
 from models.segments import packed_segments
 from tests.factories import SPECIAL_IDS as SPECIAL
@@ -312,6 +314,20 @@ class PairStreamTest(parameterized.TestCase):
             ):
                 name, languages, number, _ = read(row)
                 self.assertEqual((what, sentence), (f"{name} {'-'.join(languages)}", number))
+
+    def test_further_streams_read_nothing_again_and_hold_no_file(self):
+        first = pair_streams(self.store, SETTINGS, seed=0)[0]
+        with mock.patch.object(TokenizedSentences, "lengths", mock.PropertyMock()) as read:
+            more = [pair_streams(self.store, SETTINGS, seed)[0] for seed in range(5)]
+        read.assert_not_called()
+        columns = [self.store.bitext("news", LANGUAGES[0]) for _ in range(2)]
+        self.assertIs(*columns)
+        opened = pathlib.Path("/proc/self/fd")
+        if opened.exists():
+            files = [os.readlink(path) for path in opened.iterdir() if path.is_symlink()]
+            self.assertEmpty([name for name in files if name.startswith(str(self.store.folder))])
+        for one, other in zip(first, more[0], strict=True):
+            np.testing.assert_array_equal(one.batch(3)["tokens"], other.batch(3)["tokens"])
 
     def test_no_bitext(self):
         store = PackedDataset(self.store.folder, 3000, 16, "", SPECIAL, {"aa": {}}, {})

@@ -154,7 +154,7 @@ class ContentsTest(_PreparationTest):
                 bitext = store.bitext(name, language)
                 cells = encoded([[row[column]] for row in text.rows])
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
-                self.assertEqual(bitext.ids.tolist(), np.concatenate(cells).tolist())
+                self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
 
     def test_repetitions_are_left_out_and_counted(self):
         with self.assertLogs(level="INFO") as logs:
