@@ -2,14 +2,16 @@
 
 Pairs at either end are those whose text is worth a look: noisy translations have high losses and
 are up-weighted, near copies and text that the model predicts without understanding are
-down-weighted.
+down-weighted. So are pairs of languages that are hard or easy for the model, whatever their text;
+the pairs of highest and lowest loss beyond their languages (`evaluation.pair_excess`), which the
+paper does not have, are listed with them.
 """
 
 import dataclasses
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
 
@@ -18,7 +20,9 @@ import matplotlib.pyplot as plt
 
 from common import artifacts
 from evaluation import markdown
+from evaluation.pair_excess import excess_losses, mean_losses
 from input_pipeline.pair_phases import PairRecord
+from input_pipeline.pair_sampling import Pair
 
 PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
@@ -96,12 +100,17 @@ def extremes(
 
 
 def write_pair_report(
-    record: PairRecord, examples: Examples, folder: pathlib.Path, number: int = 10
+    record: PairRecord,
+    languages: Mapping[str, Pair],
+    examples: Examples,
+    folder: pathlib.Path,
+    number: int = 10,
 ) -> str:
     """Write plot, report and results to `folder`; return the text of the report.
 
     Args:
       record: phases of a run.
+      languages: the two languages of each pair, by its name.
       examples: sentence pairs of a pair, as strings.
       folder: of the report.
       number: pairs at each end.
@@ -111,14 +120,25 @@ def write_pair_report(
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
-    text_of = {one.pair: list(examples(one.pair, NUM_EXAMPLES)) for one in (*up, *down)}
+    excess = excess_losses(mean_losses(record), languages)
+    known = {pair: value for pair, value in excess.items() if value is not None}
+    by_excess = sorted(known, key=lambda pair: -known[pair])
+    high, low = by_excess[:number], by_excess[::-1][:number]
+    shown = dict.fromkeys([*(one.pair for one in (*up, *down)), *high, *low])
+    text_of = {pair: list(examples(pair, NUM_EXAMPLES)) for pair in shown}
     plot_weights(up, down, folder / PLOT)
-    text = _report(record, up, down, text_of)
+    parts = [
+        *_weight_sections(record, up, down),
+        *_excess_sections(known, high, low),
+        *_example_sections({one.pair: one.ratio for one in ranked}, text_of),
+    ]
+    text = "\n\n".join(parts) + "\n"
     artifacts.write_text(folder / REPORT, text)
     results = {
         "up": [one.pair for one in up],
         "down": [one.pair for one in down],
         "pairs": [dataclasses.asdict(one) for one in ranked],
+        "excess": excess,
         "divergences": {phase.step: phase.divergence for phase in record.phases},
         "examples": text_of,
     }
@@ -126,12 +146,9 @@ def write_pair_report(
     return text
 
 
-def _report(
-    record: PairRecord,
-    up: Sequence[PairWeight],
-    down: Sequence[PairWeight],
-    text_of: dict[str, list[tuple[str, str]]],
-) -> str:
+def _weight_sections(
+    record: PairRecord, up: Sequence[PairWeight], down: Sequence[PairWeight]
+) -> list[str]:
     last = record.phases[-1]
     parts = [
         "# Pairs by their weight in the worst distribution",
@@ -143,11 +160,36 @@ def _report(
     ]
     for title, pairs in (("Up-weighted", up), ("Down-weighted", down)):
         parts += [f"## {title}", _table(pairs) if pairs else "None."]
-    parts.append("## Examples")
-    for one in (*up, *down):
-        parts += [f"### {markdown.escaped(one.pair)}, ratio {one.ratio:.3f}"]
-        parts.append(_examples_table(text_of[one.pair]) if text_of[one.pair] else "No text.")
-    return "\n\n".join(parts) + "\n"
+    return parts
+
+
+def _excess_sections(
+    known: Mapping[str, float], high: Sequence[str], low: Sequence[str]
+) -> list[str]:
+    parts = [
+        "## Beyond their languages",
+        "Loss of a pair in the second half of the phases, less the one that the other pairs of its "
+        "two languages predict. A high one may be of bad translations or of another language, a "
+        "low one of repeated or copied sentences.",
+    ]
+    if not known:
+        return [*parts, "No pair has other pairs of both languages."]
+    lines = ["| highest | excess | lowest | excess |", "|---|---:|---|---:|"]
+    lines += [
+        f"| {markdown.cell(a)} | {known[a]:+.3f} | {markdown.cell(b)} | {known[b]:+.3f} |"
+        for a, b in zip(high, low, strict=True)
+    ]
+    return [*parts, "\n".join(lines)]
+
+
+def _example_sections(
+    ratios: Mapping[str, float], text_of: Mapping[str, Sequence[tuple[str, str]]]
+) -> list[str]:
+    parts = ["## Examples"]
+    for pair, text in text_of.items():
+        parts.append(f"### {markdown.escaped(pair)}, ratio {ratios[pair]:.3f}")
+        parts.append(_examples_table(text) if text else "No text.")
+    return parts
 
 
 def _table(pairs: Sequence[PairWeight]) -> str:

@@ -12,8 +12,9 @@ on the damaged corpus, with one vocabulary, trains for every seed
   leaves what that run has not learned, and so may hide a pair that is hard for both.
 
 Each is reported by `tools.pair_weights`, with examples of the pairs at both ends. The table of
-WORKDIR/report has the ranks of the planted pairs among all, those of the same pairs undamaged
-beside them, and the pairs at the ends of the undamaged corpus, to be looked at.
+WORKDIR/report has the ranks of the planted pairs among all, by weight and by loss beyond their
+languages (`evaluation.pair_excess`), those of the same pairs undamaged beside them, and the pairs
+at the ends of the undamaged corpus, to be looked at.
 
 If it is run again after a stop, it completes missing runs; --report_only prints the table of
 finished runs.
@@ -26,7 +27,7 @@ import functools
 import os
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -159,11 +160,19 @@ def do_study(study: Study) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """Ranking of the pairs of a run, the most up-weighted first; see `evaluation.pair_report`."""
+    """Rankings of the pairs of a run, see `evaluation.pair_report`.
+
+    Attributes:
+      pairs: the most up-weighted first.
+      ratios: p / q of each pair in the last phase.
+      losses: of each pair at the last phase; None if it was not seen.
+      excess: loss of each pair beyond its languages, the highest first.
+    """
 
     pairs: Sequence[str]
     ratios: Mapping[str, float]
     losses: Mapping[str, float | None]
+    excess: Mapping[str, float]
 
     def place(self, pair: str) -> int:
         """Return the rank of a pair from the up-weighted end, 1 for the first.
@@ -175,6 +184,10 @@ class Ranks:
             raise ValueError(f"the runs have no pair {pair}; plant defects in pairs of the config")
         return self.pairs.index(pair) + 1
 
+    def place_by_excess(self, pair: str) -> int | None:
+        """Return the rank of a pair by its excess, 1 for the highest; None if it has none."""
+        return list(self.excess).index(pair) + 1 if pair in self.excess else None
+
 
 def read_ranks(study: Study, corpus: str, kind: str) -> dict[int, Ranks]:
     """Read the rankings of finished runs, by seed."""
@@ -182,11 +195,14 @@ def read_ranks(study: Study, corpus: str, kind: str) -> dict[int, Ranks]:
     for seed in study.seeds:
         path = study.run(corpus, kind, seed) / "report" / "pairs" / "pair_weights.json"
         if path.exists():
-            pairs = artifacts.read_json(path)["pairs"]
+            results = artifacts.read_json(path)
+            pairs = results["pairs"]
+            known = {pair: one for pair, one in results["excess"].items() if one is not None}
             found[seed] = Ranks(
                 [one["pair"] for one in pairs],
                 {one["pair"]: one["ratio"] for one in pairs},
                 {one["pair"]: one["loss"] for one in pairs},
+                {pair: known[pair] for pair in sorted(known, key=lambda pair: -known[pair])},
             )
     return found
 
@@ -206,10 +222,15 @@ def write_report(study: Study) -> str:
     if not found:
         raise ValueError(f"{study.workdir} has no finished runs to report")
     count = len(next(iter(next(iter(found.values())).values())).pairs)
-    parts = ["# Planted defects", _NOTE.format(count=count), rank_table(study, found)]
+    parts = ["# Planted defects", _NOTE.format(count=count), rank_table(study, found, _cell)]
+    parts += [_EXCESS_NOTE, rank_table(study, found, _excess_cell)]
     for kind, (title, _) in KINDS.items():
-        if kind != "baseline" and ("clean", kind) in found:
-            parts += [f"## Ends of the corpus as it is: {title}", ends(found["clean", kind])]
+        if ("clean", kind) in found:
+            parts.append(f"## Ends of the corpus as it is: {title}")
+            if kind != "baseline":
+                parts.append(ends({s: one.ratios for s, one in found["clean", kind].items()}))
+            parts += ["Beyond their languages:"]
+            parts.append(ends({s: one.excess for s, one in found["clean", kind].items()}))
             parts += [
                 f"Text: `{study.run('clean', kind, seed) / 'report' / 'pairs' / 'report.md'}`"
                 for seed in found["clean", kind]
@@ -225,9 +246,17 @@ the most down-weighted one; then the mean loss and the mean p / q in the last ph
 found if it is at an end where the same pair of the corpus as it is, in the line below, is not.
 Without re-weighting pairs are ranked by their loss."""
 
+_EXCESS_NOTE = """\
+Rank by the loss beyond what the other pairs of the two languages predict, 1 for the highest, and
+the mean of that loss. Sentences that are easy to predict, such as copies, are at the other end."""
 
-def rank_table(study: Study, found: Mapping[tuple[str, str], Mapping[int, Ranks]]) -> str:
-    """Return a Markdown table: ranks, losses and ratios of the damaged pairs, a line per run."""
+
+def rank_table(
+    study: Study,
+    found: Mapping[tuple[str, str], Mapping[int, Ranks]],
+    cell: Callable[[str, Sequence[Ranks]], str],
+) -> str:
+    """Return a Markdown table: a cell for each damaged pair, a line per run."""
     titles = [
         f"{_name(defect)}: {defect.kind.replace('_', ' ')} {defect.language}".rstrip()
         for defect in study.defects
@@ -237,7 +266,7 @@ def rank_table(study: Study, found: Mapping[tuple[str, str], Mapping[int, Ranks]
         "|---|---|---:|" + "---|" * len(titles),
     ]
     for (corpus, kind), by_seed in found.items():
-        cells = [_cell(_name(defect), list(by_seed.values())) for defect in study.defects]
+        cells = [cell(_name(defect), list(by_seed.values())) for defect in study.defects]
         start = [KINDS[kind][0], CORPORA[corpus], str(len(by_seed))]
         lines.append(f"| {' | '.join([*start, *cells])} |")
     return "\n".join(lines)
@@ -255,13 +284,29 @@ def _cell(pair: str, some: Sequence[Ranks]) -> str:
     return f"{places}; {mean}; {statistics.fmean(one.ratios[pair] for one in some):.2f}"
 
 
-def ends(by_seed: Mapping[int, Ranks], number: int = NUM_ENDS) -> str:
-    """Return a Markdown table: the pairs at both ends under each seed, the most extreme first."""
-    lines = ["| seed | up-weighted | down-weighted |", "|---:|---|---|"]
-    for seed, ranks in by_seed.items():
-        up = [f"{pair} {ranks.ratios[pair]:.2f}" for pair in ranks.pairs[:number]]
-        down = [f"{pair} {ranks.ratios[pair]:.2f}" for pair in ranks.pairs[::-1][:number]]
-        lines.append(f"| {seed} | {', '.join(up)} | {', '.join(down)} |")
+def _excess_cell(pair: str, some: Sequence[Ranks]) -> str:
+    places = [one.place_by_excess(pair) for one in some]
+    if None in places:
+        return "no other pairs"
+    mean = statistics.fmean(one.excess[pair] for one in some)
+    return f"{', '.join(map(str, places))}; {mean:+.2f}"
+
+
+def ends(by_seed: Mapping[int, Mapping[str, float]], number: int = NUM_ENDS) -> str:
+    """Return a Markdown table: the pairs at both ends under each seed, the most extreme first.
+
+    Args:
+      by_seed: values of the pairs, in the order of their ranks.
+      number: pairs at an end.
+    """
+    lines = ["| seed | highest | lowest |", "|---:|---|---|"]
+    for seed, values in by_seed.items():
+        pairs = list(values)
+        first, last = (
+            ", ".join(f"{pair} {values[pair]:.2f}" for pair in some[:number])
+            for some in (pairs, pairs[::-1])
+        )
+        lines.append(f"| {seed} | {first} | {last} |")
     return "\n".join(lines)
 
 

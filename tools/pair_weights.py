@@ -6,7 +6,8 @@
 Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
 its phases in DIR/train/pair_weights.json, which may still be training, and sentence pairs from
 DIR/rows. Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6,
-Figure 4). The examples are drawn by `evaluation.seed`, whatever the weights are.
+Figure 4), with the pairs whose losses their languages do not explain. The examples are drawn by
+`evaluation.seed`, whatever the weights are.
 """
 
 import pathlib
@@ -36,8 +37,8 @@ def main(_) -> None:
     record = load_pair_record(folders.train / RECORD)
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
     examples = pair_examples(store, processor, data_builders.evaluation_settings(config).seed)
-    folder = folders.report / "pairs"
-    print(pair_report.write_pair_report(record, examples, folder, _PAIRS.value))
+    folder, languages = folders.report / "pairs", {"-".join(p): p for p in language_pairs(store)}
+    print(pair_report.write_pair_report(record, languages, examples, folder, _PAIRS.value))
     print(f"report: {(folder / pair_report.REPORT).absolute()}")
 
 

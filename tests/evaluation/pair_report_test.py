@@ -1,6 +1,8 @@
 """The report of up- and down-weighted pairs, on made-up records."""
 
+import itertools
 import pathlib
+import re
 import tempfile
 
 import numpy as np
@@ -94,13 +96,23 @@ class ReportTest(absltest.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "pairs"
 
+    def report(self, one: PairRecord, examples_of=examples) -> str:
+        # The first six are the pairs of four languages, each other has a language of its own.
+        of_four = list(itertools.combinations("abcd", 2))
+        languages = {
+            name: of_four[i] if i < 6 else ("a", name) for i, name in enumerate(sorted(one.base))
+        }
+        return write_pair_report(one, languages, examples_of, self.folder)
+
     def test_report(self):
         one = record(np.random.default_rng(0).uniform(0.2, 3.0, (4, 30)))
-        text = write_pair_report(one, examples, self.folder)
+        text = self.report(one)
         self.assertEqual(text, (self.folder / "report.md").read_text())
         ranked = ranked_pairs(one)
         lines = text.splitlines()
-        shown = [line.split(" | ")[0][2:] for line in lines if line.startswith("| news")]
+        by_weight, by_excess = text.split("## Beyond their languages")
+        first = re.compile(r"^\| (news \S+) ", re.M)
+        shown = first.findall(by_weight)
         ends = [*ranked[:10], *ranked[:-11:-1]]
         self.assertEqual(shown, [end.pair for end in ends])
         self.assertIn(f"| {ends[0].pair} | {ends[0].ratio:.3f} | {ends[0].mean_ratio:.3f}", text)
@@ -116,14 +128,18 @@ class ReportTest(absltest.TestCase):
         results = artifacts.read_json(self.folder / "pair_weights.json")
         self.assertEqual([one["pair"] for one in results["pairs"]], [x.pair for x in ranked])
         self.assertEqual(results["up"] + results["down"], shown)
+        known = {pair: value for pair, value in results["excess"].items() if value is not None}
+        self.assertCountEqual(known, [f"news p{i:02}-q" for i in range(6)])
+        self.assertEqual(first.findall(by_excess), sorted(known, key=lambda pair: -known[pair]))
+        self.assertEqual(set(results["examples"]), {*shown, *known})
         self.assertGreater((self.folder / "pair_weights.png").stat().st_size, 10_000)
         self.assertLen(list(self.folder.iterdir()), 3)
 
     def test_one_end_or_none(self):
-        self.assertIn("None.", write_pair_report(record(np.ones((1, 1))), examples, self.folder))
-        text = write_pair_report(
-            record(np.array([[1.0, 1, 0]]), [1.0, 1.0, None]), lambda *_: [], self.folder
-        )
+        text = self.report(record(np.ones((1, 1))))
+        self.assertIn("None.", text)
+        self.assertIn("No pair has other pairs of both languages.", text)
+        text = self.report(record(np.array([[1.0, 1, 0]]), [1.0, 1.0, None]), lambda *_: [])
         self.assertIn("| not seen |", text)
         self.assertIn("No text.", text)
 

@@ -58,8 +58,11 @@ class DefectsTest(absltest.TestCase):
                 {"pair": pair, "ratio": 1.5 - 0.3 * place, "loss": 4.0 - place}
                 for place, pair in enumerate(ranked)
             ]
+            # In another order than the weights; a pair without others has none.
+            excess = {"de-fr": -1.0, "en-nl": 2.0, "de-it": 0.5, "en-it": None}
             artifacts.write_json(
-                workdir / "report" / "pairs" / "pair_weights.json", {"pairs": pairs}
+                workdir / "report" / "pairs" / "pair_weights.json",
+                {"pairs": pairs, "excess": excess},
             )
 
     def places(self, script: str) -> list[str]:
@@ -125,6 +128,10 @@ class DefectsTest(absltest.TestCase):
             ],
         )
         self.assertIn("among all 4", text)
+        self.assertEqual(
+            lines[8], "| by loss, not re-weighted | damaged | 2 | 3, 3; -1.00 | 1, 1; +2.00 |"
+        )
+        self.assertIn("| 3 | en-nl 2.00, de-it 0.50, de-fr -1.00 | de-fr -1.00, de-it", text)
         ends = "| 3 | en-it 1.50, de-fr 1.20, en-nl 0.90, de-it 0.60 "
         self.assertIn(f"{ends}| de-it 0.60, en-nl 0.90, de-fr 1.20, en-it 1.50 |", text)
 
