@@ -81,21 +81,25 @@ def restore(record: pathlib.Path, workdir: pathlib.Path) -> int:
 def without_sentences(results: Any) -> Any:
     """Return results without sentences of a corpus, which are not for this repository.
 
-    They are lists of `examples`, and source and reference of the `translations` of
+    They are lists of `examples`, also by pair, and source and reference of the `translations` of
     `studies.translation`. The `examples` of a fine-tuning are numbers, by language, and stay.
     """
     if not isinstance(results, dict):
         return results
     kept = {
-        key: value
-        for key, value in results.items()
-        if key != "examples" or not isinstance(value, list)
+        key: value for key, value in results.items() if key != "examples" or _is_of_numbers(value)
     }
     if "translations" in kept:
         kept["translations"] = [
             {name: one[name] for name in ("id", "prediction")} for one in kept["translations"]
         ]
     return kept
+
+
+def _is_of_numbers(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_of_numbers(one) for one in value.values())
+    return isinstance(value, int | float)
 
 
 def rounded(value: Any) -> Any:

@@ -54,9 +54,14 @@ class RecordsTest(absltest.TestCase):
     def test_no_sentence_of_a_corpus_is_kept(self):
         self.write("runs/a/report/results.json", {"loss": 1, "examples": [{"text": "Bom dia."}]})
         self.write("runs/b/results.json", {"loss": 2, "examples": {"test": {"en": 7}}})
+        of_pairs = {"up": ["de-fr"], "examples": {"de-fr": [["Bom dia.", "Guten Tag."]]}}
+        self.write("runs/c/report/pairs/pair_weights.json", of_pairs)
         records.keep(self.record, self.workdir, "abc")
         contents = [line["content"] for line in records.read(self.record).values()]
-        self.assertEqual(contents, [{"loss": 1}, {"loss": 2, "examples": {"test": {"en": 7}}}])
+        self.assertEqual(
+            contents,
+            [{"loss": 1}, {"loss": 2, "examples": {"test": {"en": 7}}}, {"up": ["de-fr"]}],
+        )
 
     def test_own_results_win_over_recorded_ones(self):
         self.write("runs/a/results.json", {"loss": 1})
