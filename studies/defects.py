@@ -11,10 +11,11 @@ on the damaged corpus, with one vocabulary, trains for every seed
 - `excess`: the same by the losses less those of the `baseline` of the same corpus and seed, which
   leaves what that run has not learned, and so may hide a pair that is hard for both.
 
-Each is reported by `tools.pair_weights`, with examples of the pairs at both ends. The table of
-WORKDIR/report has the ranks of the planted pairs among all, by weight and by loss beyond their
-languages (`evaluation.pair_excess`), those of the same pairs undamaged beside them, and the pairs
-at the ends of the undamaged corpus, to be looked at.
+Each is reported by `tools.pair_weights`, with examples of the pairs at both ends. The tables of
+WORKDIR/report have the ranks of the planted pairs among all, by weight and by loss beyond their
+languages (`evaluation.pair_excess`), those of the same pairs undamaged beside them, the pairs at
+the ends of the undamaged corpus, to be looked at, and the held-out scores with and without
+re-weighting.
 
 If it is run again after a stop, it completes missing runs; --report_only prints the table of
 finished runs.
@@ -35,8 +36,10 @@ from ml_collections import ConfigDict
 
 from common import artifacts, entry_point
 from studies import planted_defects, runs
+from studies.downstream import detectable, spread
 from studies.planted_defects import Defect
 from studies.runs import Job
+from training.metrics import read_metrics
 
 CORPORA = {"planted": "damaged", "clean": "as it is"}
 _ROBUST = {"robust.num_phases": 10, "robust.rho": 0.05, "robust.min_ratio": 0.2}
@@ -45,6 +48,11 @@ KINDS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "baseline": ("by loss, not re-weighted", {**_ROBUST, "robust.rho": 0.0}),
     "robust": ("robust, without a baseline", _ROBUST),
     "excess": ("robust, losses less the baseline's", _ROBUST),
+}
+# Titles and forms of the held-out scores, by their names in the metrics.
+SCORES = {
+    "eval/loss": ("generator's loss, nats a token", "{:.3f}"),
+    "rtd/unigram/auc": ("AUC on unigram samples", "{:.3f}"),
 }
 _SEED_OF_DAMAGE = 0
 NUM_ENDS = 10
@@ -117,7 +125,7 @@ def prepare(study: Study) -> None:
 def train(study: Study, corpus: str, kind: str, seed: int) -> bool:
     """Train and report a run, unless finished; return whether there was anything to do."""
     folder = study.run(corpus, kind, seed)
-    if (folder / "report" / "pairs" / "pair_weights.json").exists():
+    if (folder / "record.json").exists():
         return False
     runs.share_data(study.workdir / "data" / corpus, folder)
     change: dict[str, Any] = {**KINDS[kind][1], "train.seed": seed}
@@ -126,7 +134,16 @@ def train(study: Study, corpus: str, kind: str, seed: int) -> bool:
         change["robust.baseline"] = record.absolute()
     for script in (["train.py"], ["-m", "tools.pair_weights"]):
         study.call(script, corpus, folder, change)
+    artifacts.write_json(folder / "record.json", last_scores(folder / "train" / "metrics.jsonl"))
     return True
+
+
+def last_scores(metrics: pathlib.Path) -> dict[str, float]:
+    """Return the scores of the last evaluation in training, by the names of `SCORES`."""
+    found: dict[str, float] = {}
+    for one in read_metrics(metrics):
+        found |= {name: one[name] for name in SCORES if name in one}
+    return found
 
 
 def do_study(study: Study) -> None:
@@ -235,6 +252,7 @@ def write_report(study: Study) -> str:
                 f"Text: `{study.run('clean', kind, seed) / 'report' / 'pairs' / 'report.md'}`"
                 for seed in found["clean", kind]
             ]
+    parts += ["## Cost", score_table(study, list(found))]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(study.workdir / "report" / "report.md", text)
     return text
@@ -308,6 +326,33 @@ def ends(by_seed: Mapping[int, Mapping[str, float]], number: int = NUM_ENDS) -> 
         )
         lines.append(f"| {seed} | {first} | {last} |")
     return "\n".join(lines)
+
+
+def score_table(study: Study, some: Sequence[tuple[str, str]]) -> str:
+    """Return a Markdown table of the held-out scores: mean (least to largest) over the seeds."""
+    values = {
+        one: [
+            artifacts.read_json(path)
+            for seed in study.seeds
+            if (path := study.run(*one, seed) / "record.json").exists()
+        ]
+        for one in some
+    }
+    lines = [
+        f"| run | corpus | {' | '.join(title for title, _ in SCORES.values())} |",
+        "|---|---|" + "---:|" * len(SCORES),
+    ]
+    for (corpus, kind), records in values.items():
+        cells = [
+            "{} ({})".format(*spread([record[name] for record in records], form))
+            for name, (_, form) in SCORES.items()
+        ]
+        lines.append(f"| {KINDS[kind][0]} | {CORPORA[corpus]} | {' | '.join(cells)} |")
+    differences = [
+        detectable([[record[name] for record in one] for one in values.values()], form)
+        for name, (_, form) in SCORES.items()
+    ]
+    return "\n".join([*lines, f"| detectable | | {' | '.join(differences)} |"])
 
 
 def main(_) -> None:

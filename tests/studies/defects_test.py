@@ -1,3 +1,4 @@
+import json
 import pathlib
 import tempfile
 from typing import Any
@@ -51,6 +52,11 @@ class DefectsTest(absltest.TestCase):
         self.changes[place] = change
         if place == self.broken:
             raise ValueError("broken")
+        if script == ["train.py"]:
+            loss = 4.0 + 0.1 * change["train.seed"] + (change["robust.rho"] > 0)
+            records = [{"eval/loss": 9.0}, {"eval/loss": loss, "rtd/unigram/auc": 0.75}, {"a": 1.0}]
+            text = "".join(json.dumps(one) + "\n" for one in records)
+            artifacts.write_text(workdir / "train" / "metrics.jsonl", text)
         if script == ["-m", "tools.pair_weights"]:
             corpus, kind = workdir.parts[-3:-1]
             ranked = RANKS[corpus, kind]
@@ -132,6 +138,13 @@ class DefectsTest(absltest.TestCase):
             lines[8], "| by loss, not re-weighted | damaged | 2 | 3, 3; -1.00 | 1, 1; +2.00 |"
         )
         self.assertIn("| 3 | en-nl 2.00, de-it 0.50, de-fr -1.00 | de-fr -1.00, de-it", text)
+        cost = text.split("## Cost")[1]
+        self.assertIn(
+            "| robust, without a baseline | as it is | 5.150 (5.000 to 5.300) "
+            "| 0.750 (0.750 to 0.750) |",
+            cost,
+        )
+        self.assertIn("| by loss, not re-weighted | as it is | 4.150 (", cost)
         ends = "| 3 | en-it 1.50, de-fr 1.20, en-nl 0.90, de-it 0.60 "
         self.assertIn(f"{ends}| de-it 0.60, en-nl 0.90, de-fr 1.20, en-it 1.50 |", text)
 
