@@ -103,8 +103,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_lambda10": {"replaced_token.weight": 10.0},
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
-    # Pairs of one folder alone, so that a damaged file is all that there is of its pair.
-    "small_defects": {"corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",)},
+    # Pairs of one folder alone, so that a damaged file is all that there is of its pair; and so few
+    # that the model learns what a translation tells.
+    "small_defects": {
+        "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
+        "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
+        "data.pair_share": 0.9,
+    },
 }
 
 
