@@ -108,7 +108,7 @@ def accumulate(
     if is_sharded:
         gradients = _by_shard(gradients, axes)
 
-    # Traced once, for the shapes and in the loop.
+    # Traced once: in the loop as for the shapes, if those are of a number of its weak type.
     @functools.partial(jax.jit, inline=True)
     def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
         plan, touched, part_key = planned(number, extra)
