@@ -50,7 +50,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 entry_point.collect_seldom()
 
 
-# Files that take more than 15 s, the longest first.
+# Files that take some ten seconds and more, the longest first.
 _LONG = (
     "devices_test", "end_to_end_test", "multihost_test", "program_test", "builders_test",
     "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test", "layout_test",

@@ -21,7 +21,7 @@ from builders import data as data_builders
 from builders.robust import RECORD
 from common import entry_point
 from evaluation import pair_report
-from input_pipeline.bitext import language_pairs
+from input_pipeline.bitext import language_pairs, pair_names
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import load_pair_record
 
@@ -37,7 +37,8 @@ def main(_) -> None:
     record = load_pair_record(folders.train / RECORD)
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
     examples = pair_examples(store, processor, data_builders.evaluation_settings(config).seed)
-    folder, languages = folders.report / "pairs", {"-".join(p): p for p in language_pairs(store)}
+    languages = dict(zip(pair_names(store), language_pairs(store), strict=True))
+    folder = folders.report / "pairs"
     print(pair_report.write_pair_report(record, languages, examples, folder, _PAIRS.value))
     print(f"report: {(folder / pair_report.REPORT).absolute()}")
 
