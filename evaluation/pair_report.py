@@ -99,6 +99,20 @@ def extremes(
     return up[:number], down[:number]
 
 
+def ends_by_loss(
+    ranked: Sequence[PairWeight], number: int = 10
+) -> tuple[list[PairWeight], list[PairWeight]]:
+    """Select the pairs of highest and of lowest loss, the most extreme first, none in both.
+
+    Args:
+      ranked: pairs that have not been re-weighted, so that their loss is their rank.
+      number: most pairs at each end.
+    """
+    seen = [one for one in ranked if one.loss is not None]
+    middle = (len(seen) + 1) // 2
+    return seen[:middle][:number], seen[middle:][::-1][:number]
+
+
 def write_pair_report(
     record: PairRecord,
     languages: Mapping[str, Pair],
@@ -107,6 +121,8 @@ def write_pair_report(
     number: int = 10,
 ) -> str:
     """Write plot, report and results to `folder`; return the text of the report.
+
+    Without re-weighting, as with `robust.rho` 0, the pairs are reported by loss, without a plot.
 
     Args:
       record: phases of a run.
@@ -120,15 +136,21 @@ def write_pair_report(
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
+    by_loss = () if up or down else ends_by_loss(ranked, number)
     excess = excess_losses(mean_losses(record), languages)
     known = {pair: value for pair, value in excess.items() if value is not None}
     by_excess = sorted(known, key=lambda pair: -known[pair])
     high, low = by_excess[:number], by_excess[::-1][:number]
-    shown = dict.fromkeys([*(one.pair for one in (*up, *down)), *high, *low])
+    of_weights = [one.pair for some in (up, down, *by_loss) for one in some]
+    shown = dict.fromkeys([*of_weights, *high, *low])
     text_of = {pair: list(examples(pair, NUM_EXAMPLES)) for pair in shown}
-    plot_weights(up, down, folder / PLOT)
+    if by_loss:
+        of_record = _loss_sections(record, *by_loss)
+    else:
+        of_record = _weight_sections(record, up, down)
+        plot_weights(up, down, folder / PLOT)
     parts = [
-        *_weight_sections(record, up, down),
+        *of_record,
         *_excess_sections(known, high, low),
         *_example_sections({one.pair: one.ratio for one in ranked}, text_of),
     ]
@@ -159,6 +181,19 @@ def _weight_sections(
         f"![Weights of the pairs]({PLOT})",
     ]
     for title, pairs in (("Up-weighted", up), ("Down-weighted", down)):
+        parts += [f"## {title}", _table(pairs) if pairs else "None."]
+    return parts
+
+
+def _loss_sections(
+    record: PairRecord, high: Sequence[PairWeight], low: Sequence[PairWeight]
+) -> list[str]:
+    parts = [
+        "# Pairs by their loss",
+        f"None of the {len(record.base)} pairs has been re-weighted. Their losses are those of "
+        f"step {record.phases[-1].step}, of phase {len(record.phases)}.",
+    ]
+    for title, pairs in (("Highest loss", high), ("Lowest loss", low)):
         parts += [f"## {title}", _table(pairs) if pairs else "None."]
     return parts
 

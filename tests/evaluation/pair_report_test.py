@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest
 
 from common import artifacts
-from evaluation.pair_report import extremes, ranked_pairs, write_pair_report
+from evaluation.pair_report import ends_by_loss, extremes, ranked_pairs, write_pair_report
 from input_pipeline.pair_phases import PairRecord, Phase
 
 
@@ -134,6 +134,24 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(set(results["examples"]), {*shown, *known})
         self.assertGreater((self.folder / "pair_weights.png").stat().st_size, 10_000)
         self.assertLen(list(self.folder.iterdir()), 3)
+
+    def test_without_reweighting_pairs_are_those_of_highest_and_lowest_loss(self):
+        losses = [3.0, None, 1.0, 4.0, 2.0, 5.0]
+        one = record(np.ones((2, 6)), losses)
+        high, low = ends_by_loss(ranked_pairs(one), 2)
+        self.assertEqual([x.loss for x in (*high, *low)], [5.0, 4.0, 1.0, 2.0])
+        high, low = ends_by_loss(ranked_pairs(one))
+        self.assertEqual([x.loss for x in (*high, *low)], [5.0, 4.0, 3.0, 1.0, 2.0])
+        text = self.report(one)
+        titles = [line for line in text.splitlines() if line.startswith("#")][:3]
+        self.assertEqual(titles, ["# Pairs by their loss", "## Highest loss", "## Lowest loss"])
+        shown = re.findall(r"^\| (news \S+) ", text.split("## Beyond")[0], re.M)
+        self.assertEqual([losses[int(pair[6:8])] for pair in shown], [5.0, 4.0, 3.0, 1.0, 2.0])
+        for pair in shown:
+            self.assertIn(f"### {pair}, ratio 1.000", text)
+        results = artifacts.read_json(self.folder / "pair_weights.json")
+        self.assertEqual(results["up"] + results["down"], [])
+        self.assertFalse((self.folder / "pair_weights.png").exists())
 
     def test_one_end_or_none(self):
         text = self.report(record(np.ones((1, 1))))
