@@ -63,3 +63,9 @@ def excess_losses(
         name: float(one / share) if share > _LEAST_SHARE else None
         for name, one, share in zip(names, left, own_share, strict=True)
     }
+
+
+def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the pairs whose excess is known with it, the highest first."""
+    known = {pair: value for pair, value in excess.items() if value is not None}
+    return dict(sorted(known.items(), key=lambda item: -item[1]))

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 
 from common import artifacts
 from evaluation import markdown
-from evaluation.pair_excess import excess_losses, mean_losses
+from evaluation.pair_excess import excess_losses, mean_losses, ranked_by_excess
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
 
@@ -136,21 +136,18 @@ def write_pair_report(
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
-    by_loss = () if up or down else ends_by_loss(ranked, number)
+    is_reweighted = bool(up or down)
+    first, last = (up, down) if is_reweighted else ends_by_loss(ranked, number)
     excess = excess_losses(mean_losses(record), languages)
-    known = {pair: value for pair, value in excess.items() if value is not None}
-    by_excess = sorted(known, key=lambda pair: -known[pair])
-    high, low = by_excess[:number], by_excess[::-1][:number]
-    of_weights = [one.pair for some in (up, down, *by_loss) for one in some]
-    shown = dict.fromkeys([*of_weights, *high, *low])
+    known = ranked_by_excess(excess)
+    high, low = list(known)[:number], list(known)[::-1][:number]
+    shown = dict.fromkeys([*(one.pair for one in (*first, *last)), *high, *low])
     text_of = {pair: list(examples(pair, NUM_EXAMPLES)) for pair in shown}
-    if by_loss:
-        of_record = _loss_sections(record, *by_loss)
-    else:
-        of_record = _weight_sections(record, up, down)
+    if is_reweighted:
         plot_weights(up, down, folder / PLOT)
+    of_record = _weight_sections if is_reweighted else _loss_sections
     parts = [
-        *of_record,
+        *of_record(record, first, last),
         *_excess_sections(known, high, low),
         *_example_sections({one.pair: one.ratio for one in ranked}, text_of),
     ]
@@ -172,30 +169,32 @@ def _weight_sections(
     record: PairRecord, up: Sequence[PairWeight], down: Sequence[PairWeight]
 ) -> list[str]:
     last = record.phases[-1]
-    parts = [
+    return [
         "# Pairs by their weight in the worst distribution",
         f"Ratios p / q of the weight of a pair to its base weight, of {len(record.base)} pairs. "
         f"The last of {len(record.phases)} phases began with step {last.step}, at a divergence of "
         f"{last.divergence:.4g}. Look at the text of both ends: the most up-weighted pairs have "
         "the highest losses, the most down-weighted ones the lowest.",
         f"![Weights of the pairs]({PLOT})",
+        *_end("Up-weighted", up),
+        *_end("Down-weighted", down),
     ]
-    for title, pairs in (("Up-weighted", up), ("Down-weighted", down)):
-        parts += [f"## {title}", _table(pairs) if pairs else "None."]
-    return parts
 
 
 def _loss_sections(
     record: PairRecord, high: Sequence[PairWeight], low: Sequence[PairWeight]
 ) -> list[str]:
-    parts = [
+    return [
         "# Pairs by their loss",
         f"None of the {len(record.base)} pairs has been re-weighted. Their losses are those of "
         f"step {record.phases[-1].step}, of phase {len(record.phases)}.",
+        *_end("Highest loss", high),
+        *_end("Lowest loss", low),
     ]
-    for title, pairs in (("Highest loss", high), ("Lowest loss", low)):
-        parts += [f"## {title}", _table(pairs) if pairs else "None."]
-    return parts
+
+
+def _end(title: str, pairs: Sequence[PairWeight]) -> list[str]:
+    return [f"## {title}", _table(pairs) if pairs else "None."]
 
 
 def _excess_sections(

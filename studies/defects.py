@@ -35,6 +35,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from common import artifacts, entry_point
+from evaluation.pair_excess import ranked_by_excess
 from studies import planted_defects, runs
 from studies.downstream import detectable, spread
 from studies.planted_defects import Defect
@@ -220,12 +221,11 @@ def read_ranks(study: Study, corpus: str, kind: str) -> dict[int, Ranks]:
         if path.exists():
             results = artifacts.read_json(path)
             pairs = results["pairs"]
-            known = {pair: one for pair, one in results["excess"].items() if one is not None}
             found[seed] = Ranks(
                 [one["pair"] for one in pairs],
                 {one["pair"]: one["ratio"] for one in pairs},
                 {one["pair"]: one["loss"] for one in pairs},
-                {pair: known[pair] for pair in sorted(known, key=lambda pair: -known[pair])},
+                ranked_by_excess(results["excess"]),
             )
     return found
 
