@@ -8,8 +8,8 @@ and `translation_xlm_text` of `configs/veco.py`, on one vocabulary and one packe
 on the same data, and MLM on its text alone, as XLM-R. From each of `STARTS` a model is then trained
 for each of `TASKS`: captions of photographs (Multi30k) in three directions, and news. All have
 equal steps. Their learning rates are those of `configs/finetune/multi30k.py` times one of --scales:
-the one with the best development BLEU of a task and a start under the first seed; other seeds use
-that scale only. Test data select nothing.
+for each start the one with the best development BLEU of the first task under the first seed, which
+other tasks and seeds use alone. Test data select nothing.
 
 Runs of the first task are then searched again (`studies.translation_search`): greedy and with
 beams, with one checkpoint and with the mean of several.
@@ -23,6 +23,7 @@ Hardware: 2 CPU cores, many hours; --workers=1 --nopin on an accelerator.
 
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -61,12 +62,13 @@ def _results(encoder: pathlib.Path) -> pathlib.Path:
 
 def is_needed(study: Study, run: str, seed: int) -> bool:
     """Whether a run that starts from an encoder has no record yet."""
-    for task in study.tasks:
-        for start in study.starts:
-            if STARTS[start].encoder == run:
-                scale = study.chosen_scale(task, start)
-                if scale is None or not study.record(task, start, scale, seed):
-                    return True
+    for start in study.starts:
+        if STARTS[start].encoder == run:
+            scale = study.chosen_scale(start)
+            if scale is None:
+                return True
+            if not all(study.record(task, start, scale, seed) for task in study.tasks):
+                return True
     return False
 
 
@@ -115,7 +117,7 @@ def translate(study: Study, task: str, start: str, scale: str, seed: int) -> boo
 def search(study: Study, start: str, seed: int) -> bool:
     """Search with a model of the first task again; return whether there was anything to do."""
     task = study.tasks[0]
-    scale = study.chosen_scale(task, start)
+    scale = study.chosen_scale(start)
     if scale is None:
         return False
     folder = study.folder(task, start, scale, seed)
@@ -145,10 +147,15 @@ def do_study(study: Study) -> None:
             Job(f"pre-train {run}, seed {seed}", functools.partial(pretrain, study, run, seed))
             for run in used
         )
-        errors += study.do(
-            Job(", ".join((*one, f"seed {seed}")), functools.partial(translate, study, *one, seed))
-            for one in _wanted(study, seed)
-        )
+        # Other tasks are run at the scales that the first one selects.
+        for tasks in (study.tasks[:1], study.tasks[1:]):
+            errors += study.do(
+                Job(
+                    ", ".join((*one, f"seed {seed}")),
+                    functools.partial(translate, study, *one, seed),
+                )
+                for one in _wanted(study, tasks, seed)
+            )
         errors += study.do(
             Job(f"search, {start}, seed {seed}", functools.partial(search, study, start, seed))
             for start in study.starts
@@ -157,14 +164,15 @@ def do_study(study: Study) -> None:
         raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
 
 
-def _wanted(study: Study, seed: int) -> list[tuple[str, str, str]]:
-    """Task, start and scale of the runs of a seed: all scales of the first, of others the best.
+def _wanted(study: Study, tasks: Sequence[str], seed: int) -> list[tuple[str, str, str]]:
+    """Task, start and scale of the runs of a seed: all scales where they are selected by, or one.
 
     Without those whose encoder is missing.
     """
+    selects = study.tasks[0], study.seeds[0]
     chosen = {
-        (task, start): study.scales if seed == study.seeds[0] else [study.chosen_scale(task, start)]
-        for task in study.tasks
+        (task, start): study.scales if (task, seed) == selects else [study.chosen_scale(start)]
+        for task in tasks
         for start in study.starts
     }
     # An encoder that is missing has failed, and would fail every run that starts from it.
@@ -201,7 +209,9 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     runs.define_flags("Of the run `translation`.", "Of pre-training and fine-tuning.")
-    flags.DEFINE_list("tasks", list(TASKS), "Tasks to train for; the first is searched again.")
+    flags.DEFINE_list(
+        "tasks", list(TASKS), "Tasks to train for; the first selects rates and is searched again."
+    )
     flags.DEFINE_list("starts", list(STARTS), "Starting points.")
     flags.DEFINE_list("scales", ["1", "0.3"], "Factors of the learning rates.")
     flags.DEFINE_integer("steps", 1200, "Steps of each model.", lower_bound=12)

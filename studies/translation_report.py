@@ -18,7 +18,8 @@ from studies.xy_lent_report import mean_curve
 
 _NOTE = """\
 {steps:,} steps of fine-tuning for each, at the scale of the learning rates with the best
-development BLEU under seed {first} (*scale*); every seed has its own pre-training. BLEU is
+development BLEU of the first task under seed {first} (*scale*); every seed has its own
+pre-training. BLEU is
 sacreBLEU, beam 5, mean of the last 3 checkpoints; means over seeds, and least to largest. *against
 the first*: the difference of test BLEU from the first line, seed by seed. Curves: greedy, 128
 development sentences, during training, as Table 4, right."""
@@ -45,9 +46,9 @@ def write_report(study: Study) -> str:
             plot_curves(finished, TASKS[task].label, study.workdir / "report" / f"{task}.png")
             parts += [
                 f"## {TASKS[task].label}",
-                score_table(study, task, finished),
+                score_table(study, finished),
                 f"![BLEU by step]({task}.png)",
-                scale_table(study, task),
+                *([scale_table(study)] if task == study.tasks[0] else []),
                 *examples(finished, study.seeds[0]),
             ]
     if not parts:
@@ -62,12 +63,12 @@ def write_report(study: Study) -> str:
 
 def read_records(study: Study, task: str, start: str) -> dict[int, dict[str, Any]]:
     """Read the records of the finished runs at the chosen scale, by seed."""
-    scale = study.chosen_scale(task, start)
+    scale = study.chosen_scale(start)
     found = {seed: scale and study.record(task, start, scale, seed) for seed in study.seeds}
     return {seed: one for seed, one in found.items() if isinstance(one, dict)}
 
 
-def score_table(study: Study, task: str, found: Mapping[str, Records]) -> str:
+def score_table(study: Study, found: Mapping[str, Records]) -> str:
     """Return a Markdown table in per cent: a line per start."""
     first = next(iter(found))
     sentences = next(iter(found[first].values()))["sentences"]
@@ -82,7 +83,7 @@ def score_table(study: Study, task: str, found: Mapping[str, Records]) -> str:
         less = [] if start == first else [bleu[seed] - base[seed] for seed in bleu if seed in base]
         cells = [
             STARTS[start].label,
-            study.chosen_scale(task, start) or "",
+            study.chosen_scale(start) or "",
             str(len(records)),
             *spread(bleu.values(), "{:.1f}"),
             spread((100 * one["test"]["chrf"] for one in records.values()), "{:.1f}")[0],
@@ -93,14 +94,15 @@ def score_table(study: Study, task: str, found: Mapping[str, Records]) -> str:
     return "\n".join(lines)
 
 
-def scale_table(study: Study, task: str) -> str:
-    """Return a Markdown table: development BLEU under the first seed at every scale."""
+def scale_table(study: Study) -> str:
+    """Return a Markdown table: development BLEU at every scale, where the rates are selected."""
+    task, seed = study.tasks[0], study.seeds[0]
     lines = [
         f"| development BLEU at scale | {' | '.join(study.scales)} |",
         "|---|" + "---:|" * len(study.scales),
     ]
     for start in study.starts:
-        found = [study.record(task, start, one, study.seeds[0]) for one in study.scales]
+        found = [study.record(task, start, one, seed) for one in study.scales]
         cells = [f"{100 * one['validation']['bleu']:.1f}" if one else "" for one in found]
         lines.append(f"| {STARTS[start].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -152,7 +154,7 @@ def read_searches(study: Study) -> dict[str, list[list[dict[str, Any]]]]:
     """Read the searches of the first task by start, one list for each seed."""
     task, found = study.tasks[0], {}
     for start in study.starts:
-        scale = study.chosen_scale(task, start)
+        scale = study.chosen_scale(start)
         paths = [study.folder(task, start, scale or "", seed) / SEARCH for seed in study.seeds]
         if some := [artifacts.read_json(path) for path in paths if scale and path.exists()]:
             found[start] = some

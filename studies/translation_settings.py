@@ -90,7 +90,7 @@ class Study(runs.Stages):
     Attributes:
       config: config of the run `translation`.
       workdir: folder of the results.
-      tasks, starts: those to run.
+      tasks, starts: those to run; the first task selects the rates.
       seeds: of pre-training and fine-tuning; the first selects the rates.
       scales: factors of the learning rates of fine-tuning.
       steps: of fine-tuning.
@@ -121,9 +121,10 @@ class Study(runs.Stages):
         path = self.folder(task, start, scale, seed) / "record.json"
         return artifacts.read_json(path) if path.exists() else None
 
-    def chosen_scale(self, task: str, start: str) -> str | None:
+    def chosen_scale(self, start: str) -> str | None:
         """Return the scale with the best development BLEU; None while one is missing."""
-        found = {one: self.record(task, start, one, self.seeds[0]) for one in self.scales}
+        task, seed = self.tasks[0], self.seeds[0]
+        found = {one: self.record(task, start, one, seed) for one in self.scales}
         scores = {one: record["validation"]["bleu"] for one, record in found.items() if record}
         if len(scores) < len(self.scales):
             return None

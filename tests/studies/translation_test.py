@@ -120,6 +120,27 @@ class TranslationTest(absltest.TestCase):
         self.assertEqual([script for script, _ in self.calls[done:]],
                          ["build_vocab.py", "prepare_data.py"])  # fmt: skip
 
+    def test_other_tasks_use_the_scales_of_the_first(self):
+        self.study(0, 1, tasks=("captions_en_de", "news_en_de"))
+        tuned = [place for script, place in self.calls if script == "finetune.py"]
+        self.assertEqual(
+            [place for place in tuned if "news" in place],
+            [
+                f"runs/news_en_de/{one}/seed{seed}"
+                for seed in (0, 1)
+                for one in ("random/1", "veco_last/0.3")
+            ],
+        )
+        self.assertLen(tuned, 6 + 4)
+        searched = [place for name, place in self.calls if name == "studies.translation_search"]
+        self.assertLen(searched, 4)
+        self.assertTrue(all("captions_en_de" in place for place in searched))
+        text = translation_report.write_report(
+            self.of(0, 1, tasks=("captions_en_de", "news_en_de"))
+        )
+        self.assertIn("## WMT news, en-de", text)
+        self.assertEqual(text.count("development BLEU at scale"), 1)
+
     def test_changes(self):
         self.study(0)
         random = self.changes["runs/captions_en_de/random/1/seed0"]
