@@ -149,7 +149,13 @@ def write_pair_report(
     parts = [
         *of_record(record, first, last),
         *_excess_sections(known, high, low),
-        *_example_sections({one.pair: one.ratio for one in ranked}, text_of),
+        *_example_sections(
+            {
+                one.pair: f"ratio {one.ratio:.3f}" if is_reweighted else f"loss {_loss(one)}"
+                for one in ranked
+            },
+            text_of,
+        ),
     ]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(folder / REPORT, text)
@@ -217,11 +223,11 @@ def _excess_sections(
 
 
 def _example_sections(
-    ratios: Mapping[str, float], text_of: Mapping[str, Sequence[tuple[str, str]]]
+    notes: Mapping[str, str], text_of: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[str]:
     parts = ["## Examples"]
     for pair, text in text_of.items():
-        parts.append(f"### {markdown.escaped(pair)}, ratio {ratios[pair]:.3f}")
+        parts.append(f"### {markdown.escaped(pair)}, {notes[pair]}")
         parts.append(_examples_table(text) if text else "No text.")
     return parts
 
@@ -232,12 +238,15 @@ def _table(pairs: Sequence[PairWeight]) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for one in pairs:
-        loss = "not seen" if one.loss is None else f"{one.loss:.3f}"
         lines.append(
             f"| {markdown.cell(one.pair)} | {one.ratio:.3f} | {one.mean_ratio:.3f} | "
-            f"{one.base:.3g} | {loss} |"
+            f"{one.base:.3g} | {_loss(one)} |"
         )
     return "\n".join(lines)
+
+
+def _loss(one: PairWeight) -> str:
+    return "not seen" if one.loss is None else f"{one.loss:.3f}"
 
 
 def _examples_table(examples: Sequence[tuple[str, str]]) -> str:

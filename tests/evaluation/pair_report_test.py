@@ -148,7 +148,7 @@ class ReportTest(absltest.TestCase):
         shown = re.findall(r"^\| (news \S+) ", text.split("## Beyond")[0], re.M)
         self.assertEqual([losses[int(pair[6:8])] for pair in shown], [5.0, 4.0, 3.0, 1.0, 2.0])
         for pair in shown:
-            self.assertIn(f"### {pair}, ratio 1.000", text)
+            self.assertIn(f"### {pair}, loss {losses[int(pair[6:8])]:.3f}", text)
         results = artifacts.read_json(self.folder / "pair_weights.json")
         self.assertEqual(results["up"] + results["down"], [])
         self.assertFalse((self.folder / "pair_weights.png").exists())
