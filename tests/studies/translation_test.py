@@ -175,12 +175,13 @@ class TranslationTest(absltest.TestCase):
             self.assertEqual(change["translation.needs_cross_attention"], has_it, start)
 
     def test_an_encoder_is_trained_again_only_if_a_run_is_missing(self):
-        self.study(0, 1)
+        tasks = ("captions_en_de", "news_en_de")
+        self.study(0, 1, tasks=tasks)
         for path in self.workdir.glob("encoders/*/*/train/DONE"):
             path.unlink()
-        (self.workdir / "runs/captions_en_de/veco_last/0.3/seed1/record.json").unlink()
+        (self.workdir / "runs/news_en_de/veco_last/0.3/seed1/record.json").unlink()
         done = len(self.calls)
-        self.study(0, 1)
+        self.study(0, 1, tasks=tasks)
         self.assertEqual(
             [call for call in self.calls[done:] if call[0] == "train.py"],
             [("train.py", "encoders/translation/seed1")],
