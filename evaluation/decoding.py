@@ -1,6 +1,7 @@
 """Beam search and greedy decoding inside `jit`, with a cache and static shapes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ import numpy as np
 
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
+
+# Tokens that are not worth a program of their own.
+_LEAST_CAPACITY = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +106,15 @@ def beam_search(
     settings: DecodingSettings,
     ids: TokenIds,
     cache_axes: Any = 0,
+    grown: Callable[[Any, int], Any] | None = None,
 ) -> Hypotheses:
     """Search for the best continuations of each sentence's first token.
 
     At each length the K best unfinished continuations of the live hypotheses stay alive. Those that
     end among the K best of all are finished: they are kept apart, with the K best scores. Of equal
-    scores the one of the better live hypothesis is first, then that of the smaller token, and among
-    finished hypotheses the one found earlier. All is traceable by `jax.jit`; the sentences of a
-    batch do not influence each other.
+    scores the one of the better live hypothesis is first, then that of the larger logit, then of
+    the smaller token, and among finished hypotheses the one found earlier. All is traceable by
+    `jax.jit`; the sentences of a batch do not influence each other.
 
     Args:
       step: the model; NaN among its logits counts as -inf. The first tokens have index 0.
@@ -120,12 +125,14 @@ def beam_search(
       ids: of the vocabulary.
       cache_axes: axis [B K] of the arrays of the cache, for all, or a prefix of the pytree with
         None for arrays that all hypotheses share, such as a length.
+      grown: gives a cache room for a number of tokens, of `capacities`, which the search asks for
+        as it gets there; None for a cache that has room for T tokens.
 
     Returns:
       The K best hypotheses of each sentence.
     """
-    batch, beams, length = len(first_tokens), settings.beams, settings.max_length
-    empty = jnp.full((batch, beams, length), ids.pad, jnp.int32)
+    batch, beams = len(first_tokens), settings.beams
+    empty = jnp.full((batch, beams, settings.max_length), ids.pad, jnp.int32)
     none = jnp.full((batch, beams), -jnp.inf)
     state = _State(
         length=jnp.int32(0),
@@ -142,13 +149,29 @@ def beam_search(
         )
         inputs = jnp.where(state.length == 0, first_tokens[:, None], before)
         logits, cache = step(inputs.reshape(-1), state.cache, state.length)
-        log_probs = _allowed(_log_probs(logits, ids), state, settings, ids)
-        return _extended(state._replace(cache=cache), log_probs, settings, ids, cache_axes)
+        log_probs, tokens = _best_of_each(logits, state, settings, ids)
+        state = state._replace(cache=cache)
+        return _extended(state, log_probs, tokens, settings, ids, cache_axes)
 
-    def is_under_way(state: _State) -> jax.Array:
-        return (state.length < length) & ~_is_done(state, settings).all()
+    def is_under_way(capacity: int, state: _State) -> jax.Array:
+        return (state.length < capacity) & ~_is_done(state, settings).all()
 
-    return jax.lax.while_loop(is_under_way, advance, state).finished
+    for capacity in capacities(settings.max_length) if grown else (settings.max_length,):
+        if grown is not None:
+            state = state._replace(cache=grown(state.cache, capacity))
+        state = jax.lax.while_loop(functools.partial(is_under_way, capacity), advance, state)
+    return state.finished
+
+
+def capacities(max_length: int) -> list[int]:
+    """Return the numbers of tokens that a growing cache has room for, in order.
+
+    A step costs what its cache has room for, in attention and in the reordering of hypotheses, and
+    most sentences are far shorter than the longest that may come: a quarter, a half and all of
+    that. Every number is a loop of its own to compile, so that there are no more.
+    """
+    parts = (-(-max_length // 4), -(-max_length // 2))
+    return [part for part in parts if part >= _LEAST_CAPACITY] + [max_length]
 
 
 def repeat(tree: Any, beams: int) -> Any:
@@ -156,26 +179,44 @@ def repeat(tree: Any, beams: int) -> Any:
     return jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), tree)
 
 
-def _log_probs(logits: jax.Array, ids: TokenIds) -> jax.Array:
-    """Log probabilities [B K, V] float32 by the classes' softmax; -inf for all that is none."""
+def _best_of_each(
+    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
+) -> tuple[jax.Array, jax.Array]:
+    """The most probable next tokens of each hypothesis, given logits [B K, V] of all tokens.
+
+    Logits have the order of log probabilities, so that only those of the chosen are needed.
+
+    Returns:
+      log_probs: [B, K, N] float32 by the classes' softmax; N is 2 K, or V if it is smaller: each
+        hypothesis ends in one way, so that K of the best 2 K continuations do not. -inf of tokens
+        that are no class or must not come next.
+      tokens: [B, K, N] int32.
+    """
+    batch, beams = state.log_probs.shape
     is_class = np.arange(logits.shape[-1])[None] < ids.num_classes
     logits = logits.astype(jnp.float32)
     logits = jnp.where(is_class & ~jnp.isnan(logits), logits, -jnp.inf)
-    log_probs = jax.nn.log_softmax(logits)
-    return jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
+    largest = logits.max(axis=-1, keepdims=True)
+    log_sums = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
+    best, tokens = jax.lax.top_k(
+        _allowed(logits, state, settings, ids), min(2 * beams, logits.shape[-1])
+    )
+    log_probs = best - largest - log_sums
+    log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
+    return log_probs.reshape(batch, beams, -1), tokens.reshape(batch, beams, -1)
 
 
 def _allowed(
-    log_probs: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
+    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
 ) -> jax.Array:
-    """Log probabilities [B K, V] with -inf for tokens that must not come next."""
-    tokens = np.arange(log_probs.shape[-1])[None]
+    """Logits [B K, V] with -inf for tokens that must not come next."""
+    tokens = np.arange(logits.shape[-1])[None]
     is_last = state.length == settings.max_length - 1
     is_allowed = ~np.isin(tokens, ids.forbidden) & ((tokens == ids.eos) | ~is_last)
-    log_probs = jnp.where(is_allowed, log_probs, -jnp.inf)
+    logits = jnp.where(is_allowed, logits, -jnp.inf)
     size = settings.no_repeat_ngram
     if not 0 < size < settings.max_length:
-        return log_probs
+        return logits
     sequences = state.tokens.reshape(-1, settings.max_length)
     starts = np.arange(settings.max_length - size + 1)
     is_repeated = jnp.broadcast_to(starts + size <= state.length, (len(sequences), len(starts)))
@@ -184,21 +225,22 @@ def _allowed(
         is_repeated &= sequences[:, starts + i] == suffix[:, None]
     rows = np.arange(len(sequences))[:, None]
     penalties = jnp.where(is_repeated, -jnp.inf, jnp.inf)
-    return log_probs.at[rows, sequences[:, starts + size - 1]].min(penalties)
+    return logits.at[rows, sequences[:, starts + size - 1]].min(penalties)
 
 
 def _extended(
     state: _State,
     log_probs: jax.Array,
+    tokens: jax.Array,
     settings: DecodingSettings,
     ids: TokenIds,
     cache_axes: Any,
 ) -> _State:
-    """Search one token further, given log probabilities [B K, V] of the next tokens."""
-    batch, beams = state.log_probs.shape
-    totals = state.log_probs[:, :, None] + log_probs.reshape(batch, beams, -1)
-    # Each hypothesis ends in one way, so that K of the best 2 K continuations do not.
-    best, parents, tokens = _best_continuations(totals, 2 * beams)
+    """Search one token further, given the best next tokens of each hypothesis, both [B, K, N]."""
+    batch, beams, number = tokens.shape
+    totals = (state.log_probs[:, :, None] + log_probs).reshape(batch, -1)
+    best, chosen = jax.lax.top_k(totals, min(2 * beams, totals.shape[1]))
+    parents, tokens = chosen // number, _take(tokens.reshape(batch, -1), chosen)
     is_end = tokens == ids.eos
 
     ends = slice(0, beams)
@@ -218,19 +260,6 @@ def _extended(
         finished=_merged(state.finished, new, ids),
         cache=_reordered(state.cache, parents, cache_axes),
     )
-
-
-def _best_continuations(totals: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The largest log probabilities [B, count] of [B, K, V], their hypotheses and tokens.
-
-    Those of each hypothesis first, then those of all: a selection from K V at once reads no less,
-    and is slower where it sorts.
-    """
-    batch, beams, vocab_size = totals.shape
-    per_beam = min(count, vocab_size)
-    best, tokens = jax.lax.top_k(totals, per_beam)  # [B, K, per_beam]
-    best, chosen = jax.lax.top_k(best.reshape(batch, -1), min(count, beams * per_beam))
-    return best, chosen // per_beam, _take(tokens.reshape(batch, -1), chosen)
 
 
 def _merged(old: Hypotheses, new: Hypotheses, ids: TokenIds) -> Hypotheses:

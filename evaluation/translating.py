@@ -131,9 +131,8 @@ def search(
     decoder, decoder_params = objective.decoder, objective.decoder_params(params)
     table, bias = objective.output_table(params)
     states = objective.states(params, batch)
-    own, context = empty_cache(
-        decoder.settings, decoder_params["layers"], states, beams, settings.max_length
-    )
+    # The search makes room for tokens as they come.
+    own, context = empty_cache(decoder.settings, decoder_params["layers"], states, beams, 0)
 
     def step(tokens: jax.Array, own: Cache, index: jax.Array) -> tuple[jax.Array, Cache]:
         hidden, own = decoder.apply(
@@ -148,7 +147,7 @@ def search(
 
     axes = Cache(keys=1, values=1, length=None)  # type: ignore[arg-type]
     first = batch["first_token"]
-    found: Hypotheses = beam_search(step, first, own, settings, ids, axes)
+    found: Hypotheses = beam_search(step, first, own, settings, ids, axes, Cache.grown)
     return found.tokens[:, 0]
 
 

@@ -32,8 +32,12 @@ class KeysValues(NamedTuple):
 class Cache(NamedTuple):
     """Keys and values of the tokens decoded so far, in arrays of fixed capacity.
 
+    Heads come before tokens, as the product with a single query reads them: on a CPU attention to
+    arrays [B, C, H, D / H] takes six times as long.
+
     Attributes:
-      keys, values: [B, C, H, D / H]; entries after the first `length` are not read.
+      keys, values: [B, H, C, D / H]; entries after the first `length` are not read. Of several
+        layers they have a leading axis.
       length: scalar int32, tokens so far; the caller ensures that it does not exceed C.
     """
 
@@ -41,14 +45,28 @@ class Cache(NamedTuple):
     values: jax.Array
     length: jax.Array
 
+    @property
+    def capacity(self) -> int:
+        """C, tokens that there is room for."""
+        return self.keys.shape[-2]
+
+    def keys_values(self) -> KeysValues:
+        """Return all keys and values, those that are not read among them."""
+        return KeysValues(self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2))
+
     def appended(self, new: KeysValues) -> "Cache":
         """Return a copy with T more tokens, [B, T, H, D / H]."""
-        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2)
         return Cache(
-            keys=put(self.keys, new.keys, self.length),
-            values=put(self.values, new.values, self.length),
+            keys=put(self.keys, new.keys.swapaxes(1, 2), self.length),
+            values=put(self.values, new.values.swapaxes(1, 2), self.length),
             length=self.length + new.keys.shape[1],
         )
+
+    def grown(self, capacity: int) -> "Cache":
+        """Return a copy with room for `capacity` tokens, C or more."""
+        room = [(0, 0)] * (self.keys.ndim - 2) + [(0, capacity - self.capacity), (0, 0)]
+        return self._replace(keys=jnp.pad(self.keys, room), values=jnp.pad(self.values, room))
 
 
 class Attention(nn.Module):
@@ -90,7 +108,7 @@ class Attention(nn.Module):
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `capacity` tokens of each of `batch_size` sequences."""
         head_size = self.hidden_size // self.num_heads
-        shape = (batch_size, capacity, self.num_heads, head_size)
+        shape = (batch_size, self.num_heads, capacity, head_size)
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.int32(0))
 
     def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
@@ -150,10 +168,10 @@ class Attention(nn.Module):
         query = self._rotated(query, positions)
         pair = source if isinstance(source, KeysValues) else self.keys_values(source, positions)
         if cache is not None:
-            so_far = causal_mask(x.shape[1], cache.keys.shape[1], first=cache.length)
+            so_far = causal_mask(x.shape[1], cache.capacity, first=cache.length)
             mask = so_far if mask is None else mask & so_far
             cache = cache.appended(pair)
-            pair = KeysValues(cache.keys, cache.values)
+            pair = cache.keys_values()
         # GPU kernels are skipped for initialisation, so that shapes can be derived without a GPU,
         # and in decoding, where a single query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel

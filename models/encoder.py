@@ -205,7 +205,7 @@ class Encoder(nn.Module):
         s = self.settings
         positions = jnp.broadcast_to(index, tokens.shape)
         x = self.embeddings(tokens, positions, True)
-        order = self._order_of_next(index, tokens.size, cache.own.keys.shape[2])
+        order = self._order_of_next(index, tokens.size, cache.own.capacity)
         layers = layer_loop(s, s.num_layers)
         x, own = layers(self.layers, x, order, True, Context(None, context_mask), cache)
         return self.final_norm(x) if s.norm_position == "pre" else x, own

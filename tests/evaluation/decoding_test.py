@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from evaluation import decoding
 from evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search, repeat
 from models.attention import Attention, Cache
 from models.masks import causal_mask
@@ -347,7 +349,7 @@ class CacheTest(parameterized.TestCase):
         mask = np.arange(source.shape[1]) < self.lengths[rows, None]
         return repeat((self.call(source, method="source"), mask[:, None, None]), beams)
 
-    def cached(self, settings, rows=slice(None), width=5) -> Hypotheses:
+    def cached(self, settings, rows=slice(None), width=5, capacity=None) -> Hypotheses:
         first = FIRST[rows]
 
         @jax.jit
@@ -358,8 +360,10 @@ class CacheTest(parameterized.TestCase):
                 logits, cache = self.call(tokens[:, None], index, source, mask, cache=cache)
                 return logits[:, 0], cache
 
-            cache = self.call(len(first) * settings.beams, settings.max_length, method="empty")
-            return beam_search(step, first, cache, settings, IDS, Cache(0, 0, None))
+            size = settings.max_length if capacity is None else capacity
+            cache = self.call(len(first) * settings.beams, size, method="empty")
+            grown = None if capacity is None else Cache.grown
+            return beam_search(step, first, cache, settings, IDS, Cache(0, 0, None), grown)
 
         return searched(self.source[rows, :width])
 
@@ -388,6 +392,23 @@ class CacheTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
         self.assertGreater(found.lengths.max(), 4)
+
+    @parameterized.parameters(0, 3)
+    def test_a_cache_that_grows_changes_nothing(self, capacity):
+        settings = DecodingSettings(beams=3, max_length=12)
+        expected = self.cached(settings)
+        with mock.patch.object(decoding, "_LEAST_CAPACITY", 2):
+            self.assertEqual(decoding.capacities(12), [3, 6, 12])
+            found = self.cached(settings, capacity=capacity)
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+        self.assertGreater(found.lengths.max(), 6)
+
+    @parameterized.parameters(
+        (1, [1]), (30, [30]), (31, [16, 31]), (64, [16, 32, 64]), (65, [17, 33, 65])
+    )
+    def test_capacities(self, max_length, expected):
+        self.assertEqual(decoding.capacities(max_length), expected)
 
     def test_padding_of_the_source_changes_nothing(self):
         settings = DecodingSettings(beams=3, max_length=9)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -9,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from evaluation import decoding as decoding_of_beams
+from evaluation import translating
 from evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
 from evaluation.translating import Translator, search
 from input_pipeline.tasks.translation_features import TranslationFeature
 from knn_sampling.exact_layers import FullSoftmax
+from models.attention import Cache
 from models.encoder import Encoder
 from models.transformer import Context, empty_cache
 from objectives.translation import Translation, context_mask
@@ -114,6 +118,24 @@ class SearchTest(parameterized.TestCase):
         found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
         self.assertGreater(len(np.unique(found)), 5)
+
+    def test_a_cache_that_grows_equals_decoding_every_prefix(self):
+        decoding = DecodingSettings(beams=3, max_length=8, no_repeat_ngram=1)
+        settings, batch = SHALLOW[-1], batch_of(features())  # its bias has the length of the cache
+        one, values = model(settings), params(settings)
+        capacities = []
+
+        def grown(cache, capacity):
+            capacities.append(capacity)
+            return cache.grown(capacity)
+
+        with (
+            mock.patch.object(decoding_of_beams, "_LEAST_CAPACITY", 2),
+            mock.patch.object(translating, "Cache", mock.Mock(wraps=Cache, grown=grown)),
+        ):
+            found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+        self.assertEqual(capacities, [2, 4, 8])
+        np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
 
     @parameterized.parameters(*SHALLOW)
     def test_states_are_those_of_the_whole_hypothesis(self, settings):
