@@ -32,8 +32,8 @@ class KeysValues(NamedTuple):
 class Cache(NamedTuple):
     """Keys and values of the tokens decoded so far, in arrays of fixed capacity.
 
-    Heads come before tokens, as the product with a single query reads them: on a CPU attention to
-    arrays [B, C, H, D / H] takes six times as long.
+    Heads come before tokens, as the product with a single query reads them: on a CPU attention of
+    one query to arrays [160, 96, 4, 32] takes six times as long as to [160, 4, 96, 32].
 
     Attributes:
       keys, values: [B, H, C, D / H]; entries after the first `length` are not read. Of several
