@@ -19,10 +19,9 @@ from studies.xy_lent_report import mean_curve
 _NOTE = """\
 {steps:,} steps of fine-tuning for each, at the scale of the learning rates with the best
 development BLEU of the first task under seed {first} (*scale*); every seed has its own
-pre-training. BLEU is
-sacreBLEU, beam 5, mean of the last 3 checkpoints; means over seeds, and least to largest. *against
-the first*: the difference of test BLEU from the first line, seed by seed. Curves: greedy, 128
-development sentences, during training, as Table 4, right."""
+pre-training. BLEU is sacreBLEU, beam 5, mean of the last 3 checkpoints; means over seeds, and least
+to largest. *against the first*: the difference of test BLEU from the first line, seed by seed.
+Curves: greedy, 128 development sentences, during training, as Table 4, right."""
 _SEARCH_NOTE = """\
 Runs of the first task, searched again. Test BLEU and sentences a second: means over seeds, and
 least to largest. *against the first*: the difference of BLEU from the start's first line, seed by
