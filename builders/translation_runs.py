@@ -16,7 +16,6 @@ from builders.pretrained import Pretrained
 from builders.run_folder import BEST, TOKENIZER, ShouldStop, StopContext
 from builders.task_settings import TaskSettings, task_settings
 from common import artifacts
-from evaluation import translation_report
 from evaluation.batch_layout import spread_rows
 from evaluation.metrics import translation as metrics
 from evaluation.selection import ALL, Selection
@@ -186,6 +185,8 @@ def _finished(
         "decoding": {**config.decoding.to_dict(), **translator.throughput.rates()},
     }
     if hosts.is_first():
+        from evaluation import translation_report  # slow: matplotlib
+
         records = read_metrics(folder / "metrics.jsonl")
         translation_report.write(folder, builders.metadata(config), found, records)
     return found

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from scipy import special
 
 from evaluation.batch_layout import BatchLayout
-from evaluation.metrics import classification, questions, tagging
+from evaluation.metrics import questions
 from evaluation.metrics.questions import Found
 from input_pipeline.tasks.batches import length_batches
 from input_pipeline.tasks.examples import TaggedExample
@@ -198,6 +198,8 @@ def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str
     Raises:
       ValueError: an example has no label.
     """
+    from evaluation.metrics import classification  # slow: scikit-learn, scipy.stats
+
     labels = [example.label for example in data.examples]
     if None in labels:
         raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
@@ -206,6 +208,8 @@ def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str
 
 def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -> dict[str, float]:
     """The metrics of tags by the task's scorer."""
+    from evaluation.metrics import tagging  # slow: scikit-learn
+
     gold, found = (
         [[task.labels[tag] for tag in sentence] for sentence in sentences]
         for sentences in ([example.tags for example in data.examples], decided)
