@@ -10,10 +10,10 @@ share these. A run is in DIR under its own name, whichever grid it is in: severa
 share runs. The first seed of all runs comes first, and what a run gives under a seed is whole
 before the next one begins.
 
-Tables and plots, with the paper's values beside ours, go to DIR/report/GRID.md. If it is run again
-after a stop, it completes missing runs, and pre-trains only where a result is missing, see
-`studies.records`; --runs, --seeds and --tasks choose, --report_only prints the tables of finished
-runs.
+Tables and plots, with the paper's values beside ours, go to DIR/report/GRID.md, of vocabularies
+also what their ALP says of scores (`studies.grid_vocabularies`). If it is run again after a stop,
+it completes missing runs, and pre-trains only where a result is missing, see `studies.records`;
+--runs, --seeds and --tasks choose, --report_only prints the tables of finished runs.
 
 On a cluster the launchers start the same runs in the same folders: `--grid=GRID --seeds=3
 --stages=build_vocab,prepare_data` and then `--stages=train,evaluate` (docs/xlm_r.md); this command
@@ -35,7 +35,7 @@ from ml_collections import ConfigDict, config_flags
 from common import artifacts, entry_point
 from configs import grids
 from configs.grids import Grid
-from studies import grid_report, runs
+from studies import grid_report, grid_vocabularies, runs
 from studies.downstream import TASKS, retrieval_keys, tuning_keys
 from studies.runs import Job
 from training.metrics import read_metrics
@@ -130,7 +130,11 @@ def train(study: Study, name: str, seed: int) -> None:
 
 
 def record(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the results of a pre-training: losses by language, pieces, minutes of training."""
+    """Return the results of a pre-training.
+
+    Losses, and what is known of the vocabulary on held-out text, by language; number of pieces;
+    minutes of training.
+    """
     losses = artifacts.read_json(folder / "report" / "results.json")["losses"]
     minutes, last = 0.0, 0.0
     for one in read_metrics(folder / "train" / "speed.jsonl"):
@@ -142,7 +146,24 @@ def record(folder: pathlib.Path) -> dict[str, Any]:
             for language, one in losses.items()
         },
         "vocab_size": artifacts.read_json(folder / "rows" / "meta.json")["vocab_size"],
+        "vocabulary": _of_vocabulary(folder / "vocab" / "allocation.json"),
         "minutes": minutes,
+    }
+
+
+def _of_vocabulary(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Return the scores of a vocabulary's own method by language; none of a given tokenizer."""
+    if not path.exists():
+        return {}
+    allocation = artifacts.read_json(path)
+    found = allocation["scores"].get(allocation["settings"]["method"], {})
+    return {
+        language: {
+            "alp": one["alp"],
+            "tokens_per_sentence": one["tokens_per_sentence"],
+            "resource": allocation["languages"][language]["resource"],
+        }
+        for language, one in found.items()
     }
 
 
@@ -276,7 +297,9 @@ def main(_) -> None:
             logging.info("at most some %.1f hours, if nothing is done yet", hours)
         do_study(study)
     path = study.workdir / "report" / f"{flags.FLAGS.grid}.md"
-    text = grid_report.write_report(study.grid, read_runs(study), path, missing(study))
+    found = read_runs(study)
+    more = grid_vocabularies.parts(study.grid, found)
+    text = grid_report.write_report(study.grid, found, path, missing(study), more)
     print(f"{text}\nreport: {path.absolute()}")
 
 

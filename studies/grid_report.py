@@ -39,6 +39,8 @@ class Run:
       minutes: of training.
       scores: per cent, by task and language.
       examples: number of test examples, by task and language.
+      vocabulary: `alp` (nats a sentence of held-out text), `tokens_per_sentence` and `resource`
+        (third by amount of text) of each language; empty if the record has nothing of it.
     """
 
     losses: Mapping[str, Mapping[str, float]]
@@ -46,6 +48,7 @@ class Run:
     minutes: float
     scores: Mapping[str, Mapping[str, float]]
     examples: Mapping[str, Mapping[str, int]]
+    vocabulary: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 # Results by run and seed.
@@ -81,19 +84,19 @@ def read_run(record: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
 def measures(found: Runs) -> list[Measure]:
     """Return the measures that runs have, over the languages that all of them have."""
     every = [run for by_seed in found.values() for run in by_seed.values()]
-    common = _common(run.losses for run in every)
-    made = [_bits("bits/char", common)]
+    common = shared_names(run.losses for run in every)
+    made = [bits("bits/char", common)]
     for name, group in (("high", HIGH), ("low", LOW)):
         if languages := [language for language in common if language in group]:
-            made.append(_bits(f"{name}-resource", languages))
-    for task in _compared_tasks(found):
-        languages = _common(run.scores[task] for run in every if task in run.scores)
+            made.append(bits(f"{name}-resource", languages))
+    for task in compared_tasks(found):
+        languages = shared_names(run.scores[task] for run in every if task in run.scores)
         if set(languages) - {"en"}:
-            made.append(Measure(TASKS[task].title, _zero_shot(task, languages), "{:.1f}", 1))
+            made.append(transfer(task, languages))
     return made
 
 
-def _compared_tasks(found: Runs) -> list[str]:
+def compared_tasks(found: Runs) -> list[str]:
     """Return the tasks that several runs have scores of, or the only run.
 
     Grids share runs, so that one run may have scores of tasks that this grid does not ask for.
@@ -105,25 +108,29 @@ def _compared_tasks(found: Runs) -> list[str]:
     return [task for task in TASKS if number[task] >= min(2, len(found))]
 
 
-def _common(some: Iterable[Iterable[str]]) -> list[str]:
+def shared_names(some: Iterable[Iterable[str]]) -> list[str]:
     """Return the names that are in all of some collections, in order."""
     sets = [set(one) for one in some]
     return sorted(set.intersection(*sets)) if sets else []
 
 
-def _bits(title: str, languages: Sequence[str]) -> Measure:
+def bits(title: str, languages: Sequence[str]) -> Measure:
+    """Return the mean loss over some languages, in bits a character."""
+
     def of(run: Run) -> float:
         return statistics.fmean(run.losses[name]["bits_per_character"] for name in languages)
 
     return Measure(title, of, "{:.3f}", -1)
 
 
-def _zero_shot(task: str, languages: Sequence[str]) -> Callable[[Run], float | None]:
+def transfer(task: str, languages: Sequence[str]) -> Measure:
+    """Return the mean score of a task over those of some languages without training data."""
+
     def of(run: Run) -> float | None:
         found = run.scores.get(task)
         return zero_shot({name: found[name] for name in languages}) if found else None
 
-    return of
+    return Measure(TASKS[task].title, of, "{:.1f}", 1)
 
 
 def values(measure: Measure, by_seed: Mapping[int, Run]) -> list[float]:
@@ -166,7 +173,7 @@ def table(grid: Grid, found: Runs) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     cells = [least_difference(one, found) for one in chosen]
     lines.append(f"| detectable | | | | | | | {' | '.join(cells)} | |")
-    counts = [_examples(task, found) for task in _compared_tasks(found)]
+    counts = [_examples(task, found) for task in compared_tasks(found)]
     cells = [""] * (len(chosen) - sum(map(bool, counts))) + [f"{one:,}" for one in counts if one]
     lines.append(f"| examples | | | | | | | {' | '.join(cells)} | |")
     return "\n".join(lines)
@@ -175,7 +182,7 @@ def table(grid: Grid, found: Runs) -> str:
 def _examples(task: str, found: Runs) -> int:
     """Return the number of test examples of a task outside English, in the common languages."""
     every = [run for by_seed in found.values() for run in by_seed.values() if task in run.scores]
-    languages = set(_common(run.scores[task] for run in every)) - {"en"}
+    languages = set(shared_names(run.scores[task] for run in every)) - {"en"}
     return sum(every[0].examples[task][name] for name in languages) if every else 0
 
 
@@ -229,13 +236,13 @@ def effects(grid: Grid, found: Runs) -> str:
 def language_tables(grid: Grid, found: Runs) -> list[str]:
     """Return Markdown tables: bits a character, and scores, of each language that all runs have."""
     every = [run for by_seed in found.values() for run in by_seed.values()]
-    names = _common(run.losses for run in every)
-    tables = [_by_language(grid, found, "bits/char", {name: _bits("", [name]) for name in names})]
-    for task in _compared_tasks(found):
+    names = shared_names(run.losses for run in every)
+    tables = [by_columns(grid, found, "bits/char", {name: bits("", [name]) for name in names})]
+    for task in compared_tasks(found):
         title = TASKS[task].title
-        names = _common(run.scores[task] for run in every if task in run.scores)
+        names = shared_names(run.scores[task] for run in every if task in run.scores)
         chosen = {name: Measure(title, _score(task, name), "{:.1f}", 1) for name in names}
-        tables.append(_by_language(grid, found, title, chosen))
+        tables.append(by_columns(grid, found, title, chosen))
     return tables
 
 
@@ -243,8 +250,15 @@ def _score(task: str, language: str) -> Callable[[Run], float | None]:
     return lambda run: run.scores[task][language] if task in run.scores else None
 
 
-def _by_language(grid: Grid, found: Runs, title: str, chosen: Mapping[str, Measure]) -> str:
-    """Return a Markdown table: means over seeds, and the detectable differences."""
+def by_columns(grid: Grid, found: Runs, title: str, chosen: Mapping[str, Measure]) -> str:
+    """Return a Markdown table: a line per run, means over seeds, and the detectable differences.
+
+    Args:
+      grid: the grid.
+      found: its finished runs; of those without a value there is no line.
+      title: of the measures.
+      chosen: measure of each column.
+    """
     lines = [f"| {title} | {' | '.join(chosen)} |", "|---|" + "---:|" * len(chosen)]
     for name in grid.runs:
         some = {language: values(one, found.get(name, {})) for language, one in chosen.items()}
@@ -316,7 +330,9 @@ def paper_table(grid: Grid) -> str:
     return "\n".join(lines)
 
 
-def write_report(grid: Grid, found: Runs, path: pathlib.Path, state: str) -> str:
+def write_report(
+    grid: Grid, found: Runs, path: pathlib.Path, state: str, more: Sequence[str] = ()
+) -> str:
     """Write the tables and the plot of a grid; return the text.
 
     Args:
@@ -324,6 +340,7 @@ def write_report(grid: Grid, found: Runs, path: pathlib.Path, state: str) -> str
       found: its finished runs.
       path: of the page; the plot is beside it.
       state: sentence on missing runs.
+      more: sections to add.
 
     Raises:
       ValueError: there are no finished runs.
@@ -343,6 +360,7 @@ def write_report(grid: Grid, found: Runs, path: pathlib.Path, state: str) -> str
         f"![by {grid.axis}]({path.stem}.png)",
         "## Languages",
         *language_tables(grid, found),
+        *more,
     ]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(path, text)

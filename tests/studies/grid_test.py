@@ -123,6 +123,7 @@ class GridTest(absltest.TestCase):
         self.calls: list[tuple[str, str]] = []
         self.configs: dict[tuple[str, str], tuple[list[str], dict[str, Any]]] = {}
         self.broken = ""
+        self.allocation: dict[str, Any] = {}
         self.enter_context(mock.patch.object(grid.runs, "call", self.call))
         own = [f"--config={self.argument}", "--config.train.num_steps=7"]
         self.enter_context(mock.patch.object(grid.runs, "own_config", lambda: own))
@@ -139,6 +140,8 @@ class GridTest(absltest.TestCase):
             speed = '{"step": 60, "steps_per_second": 0.5}\n{"step": 120, "steps_per_second": 1}\n'
             artifacts.write_text(workdir / "train" / "speed.jsonl", speed)
             artifacts.write_json(self.workdir / "rows.json", {})
+        if script[0] == "build_vocab.py" and self.allocation:
+            artifacts.write_json(workdir / "vocab" / "allocation.json", self.allocation)
         if script[0] == "prepare_data.py":
             artifacts.write_json(workdir / "rows" / "meta.json", {"vocab_size": 8000})
         if script[0] == "evaluate.py":
@@ -221,6 +224,7 @@ class GridTest(absltest.TestCase):
         run = grid.read_runs(study)["reference"][0]
         self.assertEqual(run.minutes, 3)  # 60 steps at half a step a second, 60 at one
         self.assertEqual(run.vocab_size, 8000)
+        self.assertEmpty(run.vocabulary)  # as of a tokenizer that is given
         self.assertEqual(run.scores, {"udpos": {"de": 40, "en": 90}})
 
         record = self.workdir.parent / "xlm_r.jsonl"
@@ -231,6 +235,21 @@ class GridTest(absltest.TestCase):
         grid.do_study(self.study("reference"))
         self.assertLen(self.calls, calls)
         self.assertEqual(grid.read_runs(self.study("reference")), {"reference": {0: run}})
+
+    def test_the_vocabularys_own_scores_are_kept(self):
+        alone = {"alp": -100.0, "tokens_per_sentence": 20.0, "unknown_rate": 0.0}
+        self.allocation = {
+            "settings": {"method": "joint"},
+            "languages": {"en": {"resource": "high"}, "sw": {"resource": "low"}},
+            # The other method is one to compare with; there is no held-out text in Swahili.
+            "scores": {"uniform": {"en": {**alone, "alp": -200.0}}, "joint": {"en": alone}},
+        }
+        study = self.study("reference")
+        grid.do_study(study)
+        self.assertEqual(
+            grid.read_runs(study)["reference"][0].vocabulary,
+            {"en": {"alp": -100.0, "tokens_per_sentence": 20.0, "resource": "high"}},
+        )
 
     def test_a_failure_stops_no_other(self):
         self.broken = "runs/alpha_0.01/seed0"
