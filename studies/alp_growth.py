@@ -1,0 +1,109 @@
+"""How ALP grows with the number of pieces (VoCap, Sections 2.1.2 and 2.2.2, Figure 4).
+
+    for size in 60000 120000; do
+      python build_vocab.py --config=configs/vocabulary.py:DATA --workdir=runs/vocab$size \\
+          --config.vocab.target_size=$size
+    done
+    python -m studies.alp_growth --builds=runs/vocab60000,runs/vocab120000
+
+Prints two Markdown tables: of the curves of the last build, in how many steps of --step pieces ALP
+gains less than in the step before; and, where there are several builds, what the vocabularies of
+each method gain from the first size to the others, on held-out text.
+"""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from common import artifacts, entry_point
+from vocap.record import Record, methods, score_groups
+
+
+def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, float]:
+    """Return what the ALP of a language gains in steps of equal size, by the size reached.
+
+    Args:
+      sizes: of the trained vocabularies, ascending.
+      alp: of these, nats a sentence.
+      step: number of pieces; steps between sizes that were trained count.
+    """
+    trained = dict(zip(sizes, alp, strict=True))
+    return {
+        size: trained[size] - trained[size - step]
+        for size in trained
+        if size % step == 0 and size - step in trained
+    }
+
+
+def rises(found: Mapping[int, float], step: int) -> tuple[int, dict[int, float]]:
+    """Return how many steps follow another, and by what those gain more that gain more."""
+    pairs = [
+        (size, one - found[size - step]) for size, one in found.items() if size - step in found
+    ]
+    return len(pairs), {size: more for size, more in pairs if more > 0}
+
+
+def curve_table(record: Record, step: int) -> str:
+    """Return a Markdown table of the steps of each language, those with most text first.
+
+    Args:
+      record: allocation.json of a build.
+      step: number of pieces.
+    """
+    lines = [
+        "| language | steps | that gain less | first gain | last gain | largest rise |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    total = less = 0
+    for name, one in sorted(record["languages"].items(), key=lambda item: -item[1]["amount"]):
+        found = gains(one["sizes"], one["alp"], step)
+        count, risen = rises(found, step)
+        if not count:
+            continue
+        total, less = total + count, less + count - len(risen)
+        first, *_, last = found.values()
+        largest = max(risen, key=lambda size: risen[size], default=None)
+        rise = f"+{risen[largest]:.2f} at {largest:,}" if largest else ""
+        cells = (name, str(count), str(count - len(risen)), f"{first:.2f}", f"{last:.2f}", rise)
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(f"| all | {total} | {less} | | | |")
+    return "\n".join(lines)
+
+
+def method_table(records: Sequence[Record]) -> str:
+    """Return a Markdown table of held-out ALP by method and amount of text, at several sizes.
+
+    Args:
+      records: allocation.json of the builds, which have scores of the same languages.
+    """
+    first = records[0]
+    names = [name for name in methods(first) if all(name in methods(one) for one in records)]
+    sizes = [one["settings"]["target_size"] for one in records]
+    columns = [f"{sizes[0]:,} pieces", *(f"to {size:,}" for size in sizes[1:])]
+    lines = [f"| languages | method | {' | '.join(columns)} |", "|---|---|" + "---:|" * len(sizes)]
+    for group, languages in score_groups(first).items():
+        for name in names:
+            means = [
+                statistics.fmean(one["scores"][name][language]["alp"] for language in languages)
+                for one in records
+            ]
+            cells = [f"{means[0]:.1f}", *(f"{mean - means[0]:+.2f}" for mean in means[1:])]
+            lines.append(f"| {group} ({len(languages)}) | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    folders = [pathlib.Path(build) for build in given.builds]
+    records = [artifacts.read_json(folder / "vocab" / "allocation.json") for folder in folders]
+    print(curve_table(records[-1], given.step))
+    if len(records) > 1:
+        print(f"\n{method_table(records)}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("builds", None, "Working directories of build_vocab.py, of growing sizes.")
+    flags.DEFINE_integer("step", 1000, "Pieces of a step.", lower_bound=1)
+    entry_point.run(main, required=("builds",))
