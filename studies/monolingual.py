@@ -4,9 +4,10 @@
 
 For each language and vocabulary size: a vocabulary of that size for this language alone, an encoder
 pre-trained with it, and part-of-speech tagging and named entities in the same language, by the
-ordinary stages. Encoders of a language differ in their vocabulary only: text, sequence length,
-steps and seed are the same. Tables, plots and WORKDIR/report/cells.json show how the scores
-correlate with the ALP of the vocabulary and with its size.
+ordinary stages. Encoders of a language and a seed differ in their vocabulary only: text, sequence
+length and steps are the same. Seeds are those of pre-training and of fine-tuning. Tables, plots and
+WORKDIR/report/cells.json show how the scores correlate with the ALP of the vocabulary and with its
+size.
 
 DATA is a folder as for `configs/real_text.py`, with `udpos/{dev,test}/{language}.tsv.xz` and
 `wikiann_ner/dev/{language}.tsv.xz` besides. There is training data in English only, so, of each
@@ -17,19 +18,21 @@ file in its own order,
 - NER: the first six tenths of the development data are trained on, the next tenth selects the
   parameters, the last three tenths are tested on.
 
-If it is run again after a stop, it resumes; with more seeds or sizes it adds the missing ones. A
-language is finished before the next one starts. An infeasible size for a language's text, such as
-fewer pieces than characters, fails without affecting the others. Seeds are those of fine-tuning
-(new head, order of the examples, dropout): each size has one encoder.
+If it is run again after a stop, it resumes; with more seeds or sizes it adds the missing ones, and
+it pre-trains only where a result is missing, see `studies.records`. A language is finished before
+the next one starts. An infeasible size for a language's text, such as fewer pieces than characters,
+fails without affecting the others.
 
-Hardware: one CPU core, an hour and a half with --seeds=0,1.
+Hardware: one CPU core, four hours.
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
+import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +64,6 @@ _PRETRAINING = {
     "model.dropout_rate": 0.0,
     "output_layer.kind": "full",
     "output_layer.full_softmax_fraction": 0.0,
-    "optimizer.learning_rate": 3e-3,
     "train.batch_size": 8,
     "train.evaluate_every": 500,
     "train.checkpoint_every": 500,
@@ -69,7 +71,7 @@ _PRETRAINING = {
     "evaluation.max_sequences": 100,
     "evaluation.max_sequences_in_training": 16,
 }
-_STAGES = ("build_vocab.py", "prepare_data.py", "train.py", "evaluate.py")
+_RECORD, _RESULTS = "record.json", "results.json"
 
 _FINE_TUNING = {
     "task.max_length": 64,
@@ -90,16 +92,22 @@ _OF_TASK = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Job: encoder of one language with one vocabulary size, and its fine-tuning runs."""
+    """Job: encoders of one language with one vocabulary size, and their fine-tuning runs."""
 
     language: str
     size: int
 
     def folder(self, workdir: pathlib.Path) -> pathlib.Path:
+        """Return the folder of the vocabulary and the packed rows."""
         return workdir / "encoders" / self.language / str(self.size)
 
+    def encoder(self, workdir: pathlib.Path, seed: int) -> pathlib.Path:
+        """Return the working directory of a pre-training."""
+        return self.folder(workdir) / f"seed{seed}"
+
     def run_folder(self, workdir: pathlib.Path, task: str, seed: int) -> pathlib.Path:
-        return self.folder(workdir) / task / f"seed{seed}"
+        """Return the working directory of a fine-tuning."""
+        return self.encoder(workdir, seed) / task
 
     def pretraining(self, steps: int) -> dict[str, Any]:
         """Keys of the encoder's config that differ from `configs/real_text.py`."""
@@ -123,7 +131,7 @@ class Job:
             config.task[split] = (f"{task}/{split}/{{language}}.tsv",)
             config.task[f"{split}_languages"] = (self.language,)
         config.task.selection = "all_languages"  # of which there is one, not English
-        config.init_from = str(self.folder(workdir))
+        config.init_from = str(self.encoder(workdir, seed))
         config.model_name = f"{self.language}{self.size}"
         config.train.seed = seed
         return config
@@ -163,33 +171,62 @@ def call(script: str, data: str, workdir: pathlib.Path, change: Mapping[str, Any
     )
 
 
-def pretrain(job: Job, data: str, steps: int, workdir: pathlib.Path) -> bool:
-    """Run a job's stages, unless finished; return whether there was anything to do."""
+def prepare(job: Job, data: str, steps: int, workdir: pathlib.Path) -> None:
+    """Build the vocabulary and the packed rows of a job, unless finished."""
     change = job.pretraining(steps)
     stage = artifacts.open_stage(job.folder(workdir), {"data": data, **change})
+    if not stage.done:
+        stage.claim()
+        for script in ("build_vocab.py", "prepare_data.py"):
+            call(script, data, stage.folder, change)
+        stage.finish()
+
+
+def pretrain(job: Job, data: str, steps: int, seed: int, workdir: pathlib.Path) -> bool:
+    """Train and evaluate an encoder, unless finished; return whether there was anything to do."""
+    change = {**job.pretraining(steps), "train.seed": seed}
+    stage = artifacts.open_stage(job.encoder(workdir, seed), {"data": data, **change})
     if stage.done:
         return False
+    prepare(job, data, steps, workdir)
     stage.claim()
-    for script in _STAGES:
+    runs.share_data(job.folder(workdir), stage.folder)
+    for script in ("train.py", "evaluate.py"):
         call(script, data, stage.folder, change)
+    artifacts.write_json(stage.folder / _RECORD, record(job, stage.folder))
     stage.finish()
     return True
 
 
+def record(job: Job, encoder: pathlib.Path) -> dict[str, float]:
+    """Return the ALP of an encoder's vocabulary and its losses, as of `Cell`."""
+    built = artifacts.read_json(encoder / "vocab" / "allocation.json")["languages"][job.language]
+    losses = artifacts.read_json(encoder / "report" / _RESULTS)["losses"][job.language]
+    alp = built["alp"][built["sizes"].index(job.size)]
+    return {"alp": alp, "loss": losses["loss"], "unigram": losses["unigram"]}
+
+
 def fine_tune(
-    job: Job, configs: Mapping[str, ConfigDict], seeds: Sequence[int], workdir: pathlib.Path
+    job: Job, configs: Mapping[str, ConfigDict], seed: int, workdir: pathlib.Path
 ) -> None:
-    """Execute all fine-tuning runs of a job in this process, to avoid the startup of many."""
+    """Execute the fine-tuning runs of an encoder in this process, to avoid the startup of many."""
     for task, base in configs.items():
-        for seed in seeds:
-            folder = job.run_folder(workdir, task, seed)
-            try:
-                found = task_runs.run(job.fine_tuning(base, task, seed, workdir), folder)
-            except Stopped as stopped:
-                logging.info("%s", stopped)
-                sys.exit(EXIT_STOPPED)
-            score = 100 * found["test"][job.language]["f1"]
-            logging.info("%s, %d pieces, %s, seed %d: %.1f", *_names(job), task, seed, score)
+        folder = job.run_folder(workdir, task, seed)
+        try:
+            found = task_runs.run(job.fine_tuning(base, task, seed, workdir), folder)
+        except Stopped as stopped:
+            logging.info("%s", stopped)
+            sys.exit(EXIT_STOPPED)
+        score = 100 * found["test"][job.language]["f1"]
+        logging.info("%s, %d pieces, %s, seed %d: %.1f", *_names(job), task, seed, score)
+
+
+def is_restored(job: Job, tasks: Iterable[str], seed: int, workdir: pathlib.Path) -> bool:
+    """Whether there are all results of an encoder, but not the encoder."""
+    encoder = job.encoder(workdir, seed)
+    results = [job.run_folder(workdir, task, seed) / _RESULTS for task in tasks]
+    is_whole = all(path.exists() for path in [encoder / _RECORD, *results])
+    return is_whole and not (encoder / "train").exists()
 
 
 def _names(job: Job) -> tuple[str, int]:
@@ -209,7 +246,7 @@ def run_all(
 
     Args:
       todo: the jobs.
-      seeds: of fine-tuning.
+      seeds: of pre-training and fine-tuning.
       workdir: folder of the results.
       data: folder with the text.
       steps: of pre-training.
@@ -219,14 +256,16 @@ def run_all(
       The errors of failed jobs.
     """
     errors = []
-    for job in todo:
+    for job, seed in itertools.product(todo, seeds):
+        if is_restored(job, configs, seed, workdir):
+            continue
         try:
-            if pretrain(job, data, steps, workdir):
-                logging.info("%s, %d pieces: pre-trained", *_names(job))
-            fine_tune(job, configs, seeds, workdir)
+            if pretrain(job, data, steps, seed, workdir):
+                logging.info("%s, %d pieces, seed %d: pre-trained", *_names(job), seed)
+            fine_tune(job, configs, seed, workdir)
         except ValueError as error:
-            logging.error("%s, %d pieces: %s", *_names(job), error)
-            errors.append(f"{job.language}, {job.size} pieces: {error}")
+            logging.error("%s, %d pieces, seed %d: %s", *_names(job), seed, error)
+            errors.append(f"{job.language}, {job.size} pieces, seed {seed}: {error}")
     return errors
 
 
@@ -234,24 +273,33 @@ def run_all(
 
 
 def cells(workdir: pathlib.Path) -> Iterator[Cell]:
-    """Yield the record of each pre-trained job, with its finished fine-tuning runs."""
-    for path in sorted(workdir.glob("encoders/*/*/report/results.json")):
-        folder = path.parent.parent
-        language, size = folder.parent.name, int(folder.name)
-        loss = artifacts.read_json(path)["losses"][language]
-        built = artifacts.read_json(folder / "vocab" / "allocation.json")["languages"][language]
-        scores: dict[str, dict[int, float]] = {task: {} for task in TASKS}
-        for task in TASKS:
-            for found in sorted((folder / task).glob("seed*/results.json")):
-                one = artifacts.read_json(found)
-                scores[task][one["seed"]] = one["test"][language]["f1"]
+    """Yield the results of each language and size, of the seeds whose encoder is trained."""
+    for folder in sorted(workdir.glob("encoders/*/*")):
+        job = Job(folder.parent.name, int(folder.name))
+        seeds = sorted(
+            int(path.parent.name.removeprefix("seed")) for path in folder.glob(f"seed*/{_RECORD}")
+        )
+        if not seeds:
+            continue
+        found = [artifacts.read_json(job.encoder(workdir, seed) / _RECORD) for seed in seeds]
+        paths = {
+            task: {seed: job.run_folder(workdir, task, seed) / _RESULTS for seed in seeds}
+            for task in TASKS
+        }
         yield Cell(
-            language,
-            size,
-            alp=built["alp"][built["sizes"].index(size)],
-            loss=loss["loss"],
-            unigram=loss["unigram"],
-            scores=scores,
+            job.language,
+            job.size,
+            alp=found[0]["alp"],
+            loss=statistics.fmean(one["loss"] for one in found),
+            unigram=found[0]["unigram"],
+            scores={
+                task: {
+                    seed: artifacts.read_json(path)["test"][job.language]["f1"]
+                    for seed, path in by_seed.items()
+                    if path.exists()
+                }
+                for task, by_seed in paths.items()
+            },
         )
 
 
@@ -261,7 +309,7 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Where results go.")
     flags.DEFINE_list("languages", ["fi", "ru", "ar", "de"], "In this order.")
     flags.DEFINE_list("sizes", ["500", "1000", "2000", "4000", "8000"], "In pieces.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of fine-tuning.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of pre-training and fine-tuning.")
     flags.DEFINE_integer("steps", 2500, "Of pre-training.", lower_bound=1)
     flags.DEFINE_integer("cores", 0, "Cores to keep to; 0 for all.", lower_bound=0)
     flags.DEFINE_bool("report_only", False, "Run nothing, report what is there.")

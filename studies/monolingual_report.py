@@ -39,8 +39,8 @@ class Cell:
       language: language code.
       size: number of pieces, without special tokens.
       alp: average log probability of the training text, nats per sentence.
-      loss, unigram: cross-entropy of held-out text, nats per token, of the encoder and of the
-        unigram distribution.
+      loss, unigram: cross-entropy of held-out text, nats per token, of the encoder, its mean over
+        seeds, and of the unigram distribution.
       scores: F1 of each task and seed.
     """
 

@@ -17,7 +17,7 @@ from configs import real_text
 from configs.finetune import udpos, wikiann
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.tasks import TASKS
-from studies import monolingual, monolingual_report, splits
+from studies import monolingual, monolingual_report, records, splits
 from studies.monolingual import Job
 from studies.monolingual_report import Cell
 from training.signals import EXIT_STOPPED, Stopped
@@ -150,7 +150,7 @@ class PlanTest(parameterized.TestCase):
         one = Job("fi", 500).fine_tuning(CONFIGS[task], task, 3, workdir)
         other = Job("fi", 2000).fine_tuning(CONFIGS[task], task, 4, workdir)
         self.assertEqual((one.train.seed, other.train.seed), (3, 4))
-        self.assertEqual(one.init_from, "work/encoders/fi/500")
+        self.assertEqual(one.init_from, "work/encoders/fi/500/seed3")
         for key in ("init_from", "model_name"):
             other[key] = one[key]
         other.train.seed = 3
@@ -224,20 +224,25 @@ class RunsTest(absltest.TestCase):
     def call(self, script, data, folder, change):
         (size,) = change["vocab.sizes"]
         (language,) = change["corpus.languages"]
-        self.note(script, language, size)
+        seed = (change["train.seed"],) if "train.seed" in change else ()
+        self.note(script, language, size, *seed)
         if script == "build_vocab.py":
             built = {"sizes": [size], "alp": [-1000 / size]}
             artifacts.write_json(
                 folder / "vocab" / "allocation.json", {"languages": {language: built}}
             )
+        if script == "train.py":
+            self.assertTrue((folder / "vocab" / "allocation.json").exists())
+            artifacts.write_text(folder / "train" / "DONE", "")
         if script == "evaluate.py":
-            losses = {language: {"loss": 5.0, "unigram": 5.5}}
+            losses = {language: {"loss": 5.0 + seed[0] / 10, "unigram": 5.5}}
             artifacts.write_json(folder / "report" / "results.json", {"losses": losses})
 
     def run_fine_tuning(self, config, folder):
         (language,) = config.task.test_languages
-        size = int(pathlib.Path(config.init_from).name)
-        self.note(config.task.name, language, size, config.train.seed)
+        *_, size, seed = pathlib.Path(config.init_from).parts
+        self.assertEqual(seed, f"seed{config.train.seed}")
+        self.note(config.task.name, language, int(size), config.train.seed)
         score = {"udpos": 0.5, "wikiann": 0.25}[config.task.name] + config.train.seed / 100
         results = {"seed": config.train.seed, "test": {language: {"f1": score}}}
         artifacts.write_json(folder / "results.json", results)
@@ -251,21 +256,59 @@ class RunsTest(absltest.TestCase):
 
     def stages(self, *sizes):
         return [
-            (stage, language, size)
+            (stage, language, size, *seed)
             for language in ("fi", "ru")
             for size in sizes
-            for stage in ("build_vocab.py", "prepare_data.py", "train.py", "evaluate.py")
+            for stage, seed in (
+                ("build_vocab.py", ()),
+                ("prepare_data.py", ()),
+                ("train.py", (0,)),
+                ("evaluate.py", (0,)),
+            )
         ]
+
+    def done_stages(self):
+        return [one for one in self.done if one[0].endswith(".py")]
 
     def test_finished_stages_are_not_repeated(self):
         self.assertEmpty(self.run_all())
-        self.assertEqual([one for one in self.done if len(one) == 3], self.stages(10, 20))
+        self.assertEqual(self.done_stages(), self.stages(10, 20))
         self.assertEqual(self.done[4:6], [("udpos", "fi", 10, 0), ("wikiann", "fi", 10, 0)])
         self.done.clear()
-        self.assertEmpty(self.run_all(sizes=(10, 20, 30), seeds=(0, 1)))
-        self.assertEqual([one for one in self.done if len(one) == 3], self.stages(30))
-        runs = [one for one in self.done if len(one) == 4]
-        self.assertLen(set(runs), 2 * 3 * 2 * 2)
+        self.assertEmpty(self.run_all(sizes=(10, 20, 30)))
+        self.assertEqual(self.done_stages(), self.stages(30))
+
+    def test_another_seed_shares_text_and_has_an_encoder_of_its_own(self):
+        self.run_all(sizes=(10,))
+        self.done.clear()
+        self.assertEmpty(self.run_all(sizes=(10,), seeds=(0, 1)))
+        self.assertEqual(
+            self.done_stages(),
+            [
+                (stage, language, 10, 1)
+                for language in ("fi", "ru")
+                for stage in ("train.py", "evaluate.py")
+            ],
+        )
+        runs = {one for one in self.done if not one[0].endswith(".py")}
+        self.assertLen(runs, 2 * 2 * 2)
+
+    def test_restored_results_need_no_encoder(self):
+        self.run_all(sizes=(10,), seeds=(0, 1))
+        before = list(monolingual.cells(self.workdir))
+        kept = self.workdir / "kept.jsonl"
+        records.keep(kept, self.workdir, "abc")
+        self.workdir = self.workdir / "other"
+        records.restore(kept, self.workdir)
+        self.done.clear()
+        self.assertEmpty(self.run_all(sizes=(10,), seeds=(0, 1)))
+        self.assertEmpty(self.done)
+        self.assertEqual(list(monolingual.cells(self.workdir)), before)
+        # With one result lost, its encoder is trained again.
+        (self.workdir / "encoders/fi/10/seed1/udpos/results.json").unlink()
+        self.assertEmpty(self.run_all(sizes=(10,), seeds=(0, 1)))
+        self.assertIn(("train.py", "fi", 10, 1), self.done)
+        self.assertLen([one for one in self.done if one[0] == "train.py"], 1)
 
     def test_other_settings_are_refused(self):
         self.run_all()
@@ -278,9 +321,9 @@ class RunsTest(absltest.TestCase):
             self.assertIn(message, errors[0])
 
     def test_a_stage_that_failed_is_repeated_and_stops_no_other(self):
-        self.broken = ("train.py", "fi", 20)
-        self.assertEqual(self.run_all(), ["fi, 20 pieces: broken"])
-        self.assertNotIn(("evaluate.py", "fi", 20), self.done)
+        self.broken = ("train.py", "fi", 20, 0)
+        self.assertEqual(self.run_all(), ["fi, 20 pieces, seed 0: broken"])
+        self.assertNotIn(("evaluate.py", "fi", 20, 0), self.done)
         self.assertIn(("wikiann", "ru", 20, 0), self.done)
         found = [(one.language, one.size) for one in monolingual.cells(self.workdir)]
         self.assertCountEqual(found, [("fi", 10), ("ru", 10), ("ru", 20)])
@@ -288,8 +331,7 @@ class RunsTest(absltest.TestCase):
         self.done.clear()
         self.assertEmpty(self.run_all())
         self.assertEqual(
-            [one for one in self.done if len(one) == 3],
-            [one for one in self.stages(10, 20) if one[1:] == ("fi", 20)],
+            self.done_stages(), [("train.py", "fi", 20, 0), ("evaluate.py", "fi", 20, 0)]
         )
 
     def test_asked_to_stop(self):
@@ -303,7 +345,7 @@ class RunsTest(absltest.TestCase):
         by_name = {(one.language, one.size): one for one in monolingual.cells(self.workdir)}
         self.assertLen(by_name, 4)
         scores = {"udpos": {1: 0.51, 2: 0.52}, "wikiann": {1: 0.26, 2: 0.27}}
-        self.assertEqual(by_name["ru", 500], Cell("ru", 500, -2.0, 5.0, 5.5, scores))
+        self.assertEqual(by_name["ru", 500], Cell("ru", 500, -2.0, 5.15, 5.5, scores))
         self.assertEqual(by_name["fi", 10].alp, -100)
 
 
