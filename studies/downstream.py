@@ -82,26 +82,31 @@ def transfer_gap(found: Mapping[str, float]) -> float | None:
     return found["en"] - zero_shot(found) if "en" in found else None
 
 
-def detectable(groups: Iterable[Sequence[float]], form: str) -> str:
-    """Format the least difference of two runs that is significant at 5 %.
+def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
+    """Return the least difference of two runs that is significant at 5 %.
 
     That is t sqrt(2/n) s, with s the standard deviation of seeds, pooled over the runs, n the mean
     number of seeds of a run and t the quantile of as many degrees of freedom as s has.
 
     Args:
       groups: values of each run, by seed.
-      form: of the difference.
 
     Returns:
-      The difference; "" where no run has two seeds.
+      The difference; None where no run has two seeds.
     """
     found = [group for group in groups if group]
     freedom = sum(len(group) - 1 for group in found)
     if not freedom:
-        return ""
+        return None
     squares = sum((len(group) - 1) * statistics.variance(group) for group in found if group[1:])
     count = statistics.fmean(len(group) for group in found)
-    return form.format(stats.t.ppf(0.975, freedom) * math.sqrt(2 / count * squares / freedom))
+    return stats.t.ppf(0.975, freedom) * math.sqrt(2 / count * squares / freedom)
+
+
+def detectable(groups: Iterable[Sequence[float]], form: str) -> str:
+    """Format the least difference of two runs that is significant at 5 %; "" if there is none."""
+    least = least_detectable(groups)
+    return "" if least is None else form.format(least)
 
 
 def spread(values: Iterable[float], form: str) -> list[str]:

@@ -15,7 +15,14 @@ import matplotlib.pyplot as plt
 from common import artifacts
 from configs.grids import Grid
 from configs.xlm_r import HIGH, LOW
-from studies.downstream import TASKS, detectable, scores, spread, zero_shot
+from studies.downstream import (
+    TASKS,
+    detectable,
+    least_detectable,
+    scores,
+    spread,
+    zero_shot,
+)
 
 NOTE = f"""\
 *loss - unigram*: exact held-out loss less that of the language's unigram distribution, nats a
@@ -25,8 +32,9 @@ every run has, of high-resource ones ({", ".join(HIGH)}) and of low-resource one
 ({", ".join(LOW)}), as in the paper; less is better. Tasks: trained on English, mean of the other
 languages that every run has, per cent; *examples* is the number of test examples behind it. Cells
 are means over seeds, and least to largest. *detectable*: the least difference of two runs that is
-significant at 5 % (two-sided t test, the spread of seeds pooled over the runs); it knows nothing of
-the choice of text, languages and test examples."""
+significant at 5 % (two-sided t test, the spread of seeds pooled over the runs), beside a mean of
+several differences that of the mean; it knows nothing of the choice of text, languages and test
+examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +241,46 @@ def effects(grid: Grid, found: Runs) -> str:
     return "\n".join(lines)
 
 
+def contrasts(grid: Grid, found: Runs) -> str:
+    """Return a Markdown table: differences to the first place of an axis of names, by series.
+
+    The mean over several series has a detectable difference of its own.
+    """
+    chosen = measures(found)
+    runs = {(point.series, point.x): point.run for point in grid.points if point.run in found}
+    several = list(dict.fromkeys(series for series, _ in runs))
+    columns = [*several, *(["mean"] if len(several) > 1 else []), "detectable"]
+    first, *others = sorted({point.x for point in grid.points})
+    lines = [
+        f"| less {_tick(grid, first)} | measure | {' | '.join(columns)} |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    for x in others:
+        for measure in chosen:
+            of_series = {
+                series: [values(measure, found[runs[series, at]]) for at in (x, first)]
+                for series in several
+                if {(series, x), (series, first)} <= set(runs)
+            }
+            differences = {
+                series: statistics.fmean(own) - statistics.fmean(reference)
+                for series, (own, reference) in of_series.items()
+                if own and reference
+            }
+            if not differences:
+                continue
+            form = measure.form.replace(":", ":+")
+            cells = [form.format(differences[one]) if one in differences else "" for one in several]
+            if len(several) > 1:
+                cells.append(form.format(statistics.fmean(differences.values())))
+            least = least_detectable(values(measure, by_seed) for by_seed in found.values())
+            shown = (
+                "" if least is None else measure.form.format(least / math.sqrt(len(differences)))
+            )
+            lines.append(f"| {_tick(grid, x)} | {measure.title} | {' | '.join(cells)} | {shown} |")
+    return "\n".join(lines)
+
+
 def language_tables(grid: Grid, found: Runs) -> list[str]:
     """Return Markdown tables: bits a character, and scores, of each language that all runs have."""
     every = [run for by_seed in found.values() for run in by_seed.values()]
@@ -354,7 +402,7 @@ def write_report(
         state,
         NOTE,
         table(grid, found),
-        effects(grid, found),
+        contrasts(grid, found) if grid.ticks else effects(grid, found),
         "## The paper",
         paper_table(grid),
         f"![by {grid.axis}]({path.stem}.png)",

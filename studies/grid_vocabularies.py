@@ -7,6 +7,7 @@ shared vocabularies of a grid, language by language.
 
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +35,8 @@ languages without training data of their own. Pearson's correlation is over the 
 of their means over seeds, in brackets that of the seeds; positive where what should be good goes
 with scores: high ALP, few tokens a sentence, a low loss in bits a character. A correlation of {n}
 runs is significant at 5 % from {least:.2f} on. *all*: values less their language's mean, ALP,
-tokens and bits in relation to it; runs count once for each language, which are not independent, so
-that less than that is no proof there either."""
+tokens and bits in relation to it; *all, equal size*: less the mean of its runs of equal numbers of
+pieces. There runs count once for each language, which are not independent."""
 _MIN_RUNS = 4
 
 
@@ -103,8 +104,10 @@ def group_tables(grid: Grid, found: Runs) -> list[str]:
         one: [name for name in languages if every[0].vocabulary[name]["resource"] == one]
         for one in RESOURCES
     }
+    # Seeds share a vocabulary, so that its ALP has no spread.
+    first = {name: dict([next(iter(by_seed.items()))]) for name, by_seed in found.items()}
     tables = [
-        _by_group(grid, found, "ALP", groups, _alp),
+        _by_group(grid, first, "ALP", groups, _alp),
         _by_group(grid, found, "bits/char", groups, lambda some: bits("", some)),
     ]
     for task in compared_tasks(found):
@@ -153,41 +156,56 @@ def correlation_table(found: Runs) -> str:
     every = [run for by_seed in found.values() for run in by_seed.values()]
     for task in compared_tasks(found):
         scored = {
-            name: {seed: run for seed, run in by_seed.items() if task in run.scores}
-            for name, by_seed in found.items()
+            name: by_seed
+            for name, some in found.items()
+            if (by_seed := {seed: run for seed, run in some.items() if task in run.scores})
         }
-        scored = {name: by_seed for name, by_seed in scored.items() if by_seed}
+        sizes = {next(iter(by_seed.values())).vocab_size for by_seed in scored.values()}
         tested = _tested(task, every)
-        for languages in (*([name] for name in tested), tested):
-            label = languages[0] if len(languages) == 1 else "all"
-            cells = [_correlation(scored, task, languages, one) for one in _PREDICTORS]
+        chosen = {name: ([name], False) for name in tested} | {"all": (tested, False)}
+        if len(sizes) > 1:
+            chosen["all, equal size"] = (tested, True)
+        for label, (languages, equal) in chosen.items():
+            cells = [_correlation(scored, task, languages, one, equal) for one in _PREDICTORS]
             row = (TASKS[task].title, label, str(len(scored)), *cells)
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
-def _correlation(found: Runs, task: str, languages: Sequence[str], predictor: _Predictor) -> str:
-    """Format the correlation over the runs, and its range over seeds."""
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
-    every = sorted({seed for by_seed in found.values() for seed in by_seed})
-    mean = _rho(found, task, languages, predictor, every)
+def _correlation(
+    found: Runs, task: str, languages: Sequence[str], predictor: _Predictor, equal: bool
+) -> str:
+    """Format the correlation over the runs, and its range over the seeds that all runs have."""
+    seeds = set.intersection(*(set(by_seed) for by_seed in found.values()))
+    mean = _rho(found, task, languages, predictor, equal)
     if len(seeds) < 2:
         return f"{mean:.2f}"
-    each = [_rho(found, task, languages, predictor, [seed]) for seed in seeds]
+    of_seeds = [{name: {one: by_seed[one]} for name, by_seed in found.items()} for one in seeds]
+    each = [_rho(some, task, languages, predictor, equal) for some in of_seeds]
     return f"{mean:.2f} ({min(each):.2f} to {max(each):.2f})"
 
 
 def _rho(
-    found: Runs, task: str, languages: Sequence[str], predictor: _Predictor, seeds: Sequence[int]
+    found: Runs, task: str, languages: Sequence[str], predictor: _Predictor, equal: bool
 ) -> float:
+    """Compute Pearson's correlation of means over seeds, each less the mean of its language.
+
+    Args:
+      found: runs with scores of the task.
+      task: name of the task.
+      languages: of the scores.
+      predictor: what they are correlated with.
+      equal: whether the mean is that of runs of an equal number of pieces.
+    """
+    by_size: dict[int, list[Sequence[Run]]] = {}
+    for by_seed in found.values():
+        runs = list(by_seed.values())
+        by_size.setdefault(runs[0].vocab_size if equal else 0, []).append(runs)
     xs: list[float] = []
     ys: list[float] = []
-    for language in languages:
-        of_runs = [
-            [by_seed[seed] for seed in seeds if seed in by_seed] for by_seed in found.values()
-        ]
-        x = [statistics.fmean(predictor.of(run, language) for run in some) for some in of_runs]
-        y = [statistics.fmean(run.scores[task][language] for run in some) for some in of_runs]
+    for some, language in itertools.product(by_size.values(), languages):
+        x = [statistics.fmean(predictor.of(run, language) for run in runs) for runs in some]
+        y = [statistics.fmean(run.scores[task][language] for run in runs) for runs in some]
         level = statistics.fmean(x)
         xs += [(one - level) / abs(level) for one in x]
         ys += [one - statistics.fmean(y) for one in y]

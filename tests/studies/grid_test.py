@@ -78,6 +78,27 @@ class ReportTest(absltest.TestCase):
         self.assertNotIn("wide_15", scores)
         self.assertEqual(self.row(scores, "detectable"), ["0.0", "9.6"])
 
+    def test_places_without_a_number_are_compared_with_the_first(self):
+        corpora = grids.choose(ARGUMENT, "corpora")
+        found = {
+            "wikipedia_7": {0: made_up(2.5, 40.0), 1: made_up(2.7, 44.0)},
+            "languages_7": {0: made_up(2.0, 50.0), 1: made_up(2.2, 52.0)},
+            "wikipedia_15": {0: made_up(2.4, None)},
+            "reference": {0: made_up(2.3, 41.0)},
+        }
+        text = grid_report.contrasts(corpora, found)
+        self.assertIn("| less Wikipedia | measure | 7 languages | 15 languages | mean |", text)
+        # Variances 0.02 and 0.02, 6 / 4 seeds, and a mean of two: 4.303 sqrt(2 / 1.5 * 0.02 / 2).
+        self.assertEqual(
+            self.row(text, "CommonCrawl", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.497"]
+        )
+        # Of 15 languages there is no score of both.
+        self.assertEqual(self.row(text, "CommonCrawl", "NER, F1")[:3], ["+9.0", "", "+9.0"])
+        alone = grid_report.contrasts(grids.choose(ARGUMENT, "tokenizer"), {
+            "reference": {0: made_up(2.3, 41.0)}, "bpe": {0: made_up(2.0, 43.0)},
+        })  # fmt: skip
+        self.assertEqual(self.row(alone, "BPE", "NER, F1"), ["+2.0", ""])
+
     def test_one_seed_tells_no_error(self):
         text = grid_report.table(self.grid, {"reference": {0: made_up(2.0, 50.0)}})
         self.assertIn("| 3.000 |".replace("3.000", "2.500"), text)

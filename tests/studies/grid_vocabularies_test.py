@@ -1,5 +1,6 @@
 """The section on vocabularies of a grid's report, of made-up results."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -90,6 +91,24 @@ class VocabulariesTest(absltest.TestCase):
         cell = rows(grid_vocabularies.correlation_table(self.found))["POS, F1", "all"][1]
         self.assertEqual(cell.split()[0], f"{wanted:.2f}")
 
+    def test_at_equal_size_runs_count_by_how_they_differ_from_those_of_their_size(self):
+        # Larger vocabularies have higher ALP and lower scores; of equal size they go together.
+        alp = {"vocap": -200.0, "joint": -210.0, "vocap_16k": -150.0, "joint_16k": -155.0}
+        found = {}
+        for name, value in alp.items():
+            large = name.endswith("16k")
+            score = 50 + value / 10 - 20 * large
+            run = made_up({"de": value}, {"en": 90.0, "de": score})
+            found[name] = {0: dataclasses.replace(run, vocab_size=16_000 if large else 8000)}
+        text = grid_vocabularies.correlation_table(found)
+        cells = rows(text)
+        self.assertLess(float(cells["POS, F1", "all"][1]), -0.9)
+        # 10 of 205 and 5 of 152.5, and 1 and 0.5.
+        x = np.array([5 / 205, -5 / 205, 2.5 / 152.5, -2.5 / 152.5])
+        wanted = stats.pearsonr(x, [0.5, -0.5, 0.25, -0.25]).statistic
+        self.assertGreater(wanted, 0.9)
+        self.assertEqual(cells["POS, F1", "all, equal size"][1], f"{wanted:.2f}")
+
     def test_one_seed_has_no_range_and_equal_scores_no_correlation(self):
         found = {run: {0: made_up(self.alp[run], {"en": 90.0, "de": 5.0})} for run in RUNS}
         cells = rows(grid_vocabularies.correlation_table(found))["POS, F1", "de"]
@@ -100,6 +119,7 @@ class VocabulariesTest(absltest.TestCase):
         self.assertIn("| ALP | high (2) | mid (1) | low (1) |", alp)
         high = (self.alp["joint"]["en"] + self.alp["joint"]["de"]) / 2
         self.assertIn(f"| joint | {high:.1f} | {self.alp['joint']['hi']:.1f} |", alp)
+        self.assertTrue(alp.endswith("| detectable |  |  |  |"), alp)
         self.assertIn(f"| joint | {-high / 100:.3f} |", bits)
         # English has training data.
         self.assertIn("| POS, F1 | high (1) | mid (1) | low (1) |", pos)
