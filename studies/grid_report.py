@@ -335,7 +335,7 @@ def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
             for x, some in drawn:
                 axes.plot([x] * len(some), some, "o", color=color, alpha=0.4, ms=4)
             means = [statistics.fmean(some) for _, some in drawn]
-            axes.plot([x for x, _ in drawn], means, "-", color=color, label=series)
+            axes.plot([x for x, _ in drawn], means, color=color, label=series, **_line(grid))
         better = "more" if measure.sign > 0 else "less"
         axes.set_title(f"{measure.title} ({better} is better)", fontsize=10)
         _set_axis(grid, axes, [point.x for point in grid.points])
@@ -350,10 +350,18 @@ def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
+def _line(grid: Grid, marker: str = "") -> dict[str, Any]:
+    """Return the style of a line of means; of an axis of names, which have no order, no line."""
+    if grid.ticks:
+        return {"marker": "_", "linestyle": "", "markersize": 24, "markeredgewidth": 2}
+    return {"marker": marker, "linestyle": "-"}
+
+
 def _plot_paper(grid: Grid, axes) -> None:
     axes.set_title(f"paper: {grid.measure}", fontsize=10)
     for number, (series, by_x) in enumerate(grid.paper.items()):
-        axes.plot(list(by_x), list(by_x.values()), "s-", color=f"C{number}", label=series)
+        style = _line(grid, "s")
+        axes.plot(list(by_x), list(by_x.values()), color=f"C{number}", label=series, **style)
     axes.legend(fontsize=8)
     _set_axis(grid, axes, sorted({x for by_x in grid.paper.values() for x in by_x}))
 
