@@ -13,7 +13,7 @@ before the next one begins.
 Tables and plots, with the paper's values beside ours, go to DIR/report/GRID.md, of vocabularies
 also what their ALP says of scores (`studies.grid_vocabularies`). If it is run again after a stop,
 it completes missing runs, and pre-trains only where a result is missing, see `studies.records`;
---runs, --seeds and --tasks choose, --report_only prints the tables of finished runs.
+--runs, --seeds and --tasks choose, --report_only prints the tables of those that are finished.
 
 On a cluster the launchers start the same runs in the same folders: `--grid=GRID --seeds=3
 --stages=build_vocab,prepare_data` and then `--stages=train,evaluate` (docs/xlm_r.md); this command
@@ -238,11 +238,13 @@ def do_study(study: Study) -> None:
 
 
 def read_runs(study: Study) -> dict[str, dict[int, grid_report.Run]]:
-    """Read the finished pre-trainings of the grid with their scores, by run and seed."""
+    """Read the finished pre-trainings that were asked for with their scores, by run and seed."""
     found: dict[str, dict[int, grid_report.Run]] = {}
-    for name in study.grid.runs:
-        for path in sorted(study.workdir.glob(f"runs/{name}/seed*/record.json")):
-            seed = int(path.parent.name.removeprefix("seed"))
+    for name in study.names:
+        for seed in study.seeds:
+            path = study.record(name, seed)
+            if not path.exists():
+                continue
             results: Mapping[str, dict[str, Any]] = {
                 task: artifacts.read_json(study.task_results(task, name, seed))
                 for task in TASKS

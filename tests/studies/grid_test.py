@@ -272,6 +272,16 @@ class GridTest(absltest.TestCase):
             {"en": {"alp": -100.0, "tokens_per_sentence": 20.0, "resource": "high"}},
         )
 
+    def test_the_report_is_of_the_runs_and_seeds_asked_for(self):
+        grid.do_study(self.study("alpha_0.01", "reference", seeds=(0, 3)))
+        found = grid.read_runs(self.study("reference", seeds=(3, 4)))
+        self.assertEqual({name: list(some) for name, some in found.items()}, {"reference": [3]})
+        every = grid.read_runs(self.study(seeds=(0, 3)))
+        self.assertEqual(
+            {name: list(some) for name, some in every.items()},
+            {"alpha_0.01": [0, 3], "reference": [0, 3]},
+        )
+
     def test_a_failure_stops_no_other(self):
         self.broken = "runs/alpha_0.01/seed0"
         with self.assertRaisesRegex(ValueError, "1 runs failed: broken"):
