@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from common import artifacts, entry_point
-from vocap.record import Record, methods, score_groups
+from vocap.record import Record, by_amount, methods, score_groups
 
 
 def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, float]:
@@ -57,7 +57,7 @@ def curve_table(record: Record, step: int) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     total = less = 0
-    for name, one in sorted(record["languages"].items(), key=lambda item: -item[1]["amount"]):
+    for name, one in by_amount(record):
         found = gains(one["sizes"], one["alp"], step)
         count, risen = rises(found, step)
         if not count:

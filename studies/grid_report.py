@@ -15,14 +15,7 @@ import matplotlib.pyplot as plt
 from common import artifacts
 from configs.grids import Grid
 from configs.xlm_r import HIGH, LOW
-from studies.downstream import (
-    TASKS,
-    detectable,
-    least_detectable,
-    scores,
-    spread,
-    zero_shot,
-)
+from studies.downstream import TASKS, detectable, least_detectable, scores, spread, zero_shot
 
 NOTE = f"""\
 *loss - unigram*: exact held-out loss less that of the language's unigram distribution, nats a
@@ -246,7 +239,10 @@ def contrasts(grid: Grid, found: Runs) -> str:
 
     The mean over several series has a detectable difference of its own.
     """
-    chosen = measures(found)
+    chosen = {
+        one: least_detectable(values(one, by_seed) for by_seed in found.values())
+        for one in measures(found)
+    }
     runs = {(point.series, point.x): point.run for point in grid.points if point.run in found}
     several = list(dict.fromkeys(series for series, _ in runs))
     columns = [*several, *(["mean"] if len(several) > 1 else []), "detectable"]
@@ -256,7 +252,7 @@ def contrasts(grid: Grid, found: Runs) -> str:
         "|---|---|" + "---:|" * len(columns),
     ]
     for x in others:
-        for measure in chosen:
+        for measure, least in chosen.items():
             of_series = {
                 series: [values(measure, found[runs[series, at]]) for at in (x, first)]
                 for series in several
@@ -273,7 +269,6 @@ def contrasts(grid: Grid, found: Runs) -> str:
             cells = [form.format(differences[one]) if one in differences else "" for one in several]
             if len(several) > 1:
                 cells.append(form.format(statistics.fmean(differences.values())))
-            least = least_detectable(values(measure, by_seed) for by_seed in found.values())
             shown = (
                 "" if least is None else measure.form.format(least / math.sqrt(len(differences)))
             )

@@ -77,12 +77,7 @@ def parts(grid: Grid, found: Runs) -> list[str]:
     if len(scored) < _MIN_RUNS:
         return []
     note = NOTE.format(n=len(scored), least=significant(len(scored)))
-    return [
-        "## Vocabularies",
-        note,
-        *group_tables(grid, scored),
-        correlation_table(scored),
-    ]
+    return ["## Vocabularies", note, *group_tables(grid, scored), correlation_table(scored)]
 
 
 def significant(count: int) -> float:

@@ -277,6 +277,9 @@ class RunsTest(absltest.TestCase):
         self.done.clear()
         self.assertEmpty(self.run_all(sizes=(10, 20, 30)))
         self.assertEqual(self.done_stages(), self.stages(30))
+        self.assertEmpty(self.run_all(sizes=(10, 20, 30), seeds=(0, 1)))
+        runs = {one for one in self.done if not one[0].endswith(".py")}
+        self.assertLen(runs, 2 * 3 * 2 * 2)
 
     def test_another_seed_shares_text_and_has_an_encoder_of_its_own(self):
         self.run_all(sizes=(10,))
