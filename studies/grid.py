@@ -35,7 +35,7 @@ from ml_collections import ConfigDict, config_flags
 from common import artifacts, entry_point
 from configs import grids
 from configs.grids import Grid
-from studies import grid_report, grid_vocabularies, runs
+from studies import grid_report, grid_runs, grid_vocabularies, runs
 from studies.downstream import TASKS, retrieval_keys, tuning_keys
 from studies.runs import Job
 from training.metrics import read_metrics
@@ -237,9 +237,9 @@ def do_study(study: Study) -> None:
         raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
 
 
-def read_runs(study: Study) -> dict[str, dict[int, grid_report.Run]]:
+def read_runs(study: Study) -> dict[str, dict[int, grid_runs.Run]]:
     """Read the finished pre-trainings that were asked for with their scores, by run and seed."""
-    found: dict[str, dict[int, grid_report.Run]] = {}
+    found: dict[str, dict[int, grid_runs.Run]] = {}
     for name in study.names:
         for seed in study.seeds:
             path = study.record(name, seed)
@@ -250,7 +250,7 @@ def read_runs(study: Study) -> dict[str, dict[int, grid_report.Run]]:
                 for task in TASKS
                 if study.task_results(task, name, seed).exists()
             }
-            found.setdefault(name, {})[seed] = grid_report.read_run(
+            found.setdefault(name, {})[seed] = grid_runs.read_run(
                 artifacts.read_json(path), results
             )
     return found

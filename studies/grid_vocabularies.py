@@ -16,13 +16,14 @@ from scipy import stats
 
 from configs.grids import Grid
 from studies.downstream import TASKS
-from studies.grid_report import (
+from studies.grid_report import by_columns
+from studies.grid_runs import (
     Measure,
     Run,
     Runs,
     bits,
-    by_columns,
     compared_tasks,
+    every_run,
     shared_names,
     transfer,
 )
@@ -93,7 +94,7 @@ def group_tables(grid: Grid, found: Runs) -> list[str]:
       grid: the grid.
       found: runs whose records have their vocabularies.
     """
-    every = [run for by_seed in found.values() for run in by_seed.values()]
+    every = every_run(found)
     languages = shared_names(run.vocabulary for run in every)
     groups = {
         one: [name for name in languages if every[0].vocabulary[name]["resource"] == one]
@@ -148,7 +149,7 @@ def correlation_table(found: Runs) -> str:
         f"| task | language | runs | {' | '.join(one.title for one in _PREDICTORS)} |",
         "|---|---|---:|" + "---:|" * len(_PREDICTORS),
     ]
-    every = [run for by_seed in found.values() for run in by_seed.values()]
+    every = every_run(found)
     for task in compared_tasks(found):
         scored = {
             name: by_seed

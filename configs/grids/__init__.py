@@ -75,6 +75,15 @@ class Grid:
         """Names of the runs, each once, in the order of the points."""
         return tuple(dict.fromkeys(point.run for point in self.points))
 
+    def ordered(self) -> list[Point]:
+        """Return the points by series, in the order of their first points, and x."""
+        series = list(dict.fromkeys(point.series for point in self.points))
+        return sorted(self.points, key=lambda point: (series.index(point.series), point.x))
+
+    def tick(self, x: float) -> str:
+        """Return the label of a place on the axis."""
+        return self.ticks.get(x, f"{x:,g}" if x < 1000 else f"{x:,.0f}")
+
 
 class Line(NamedTuple):
     """Line of a table, whose runs have no number to be plotted by.

@@ -11,7 +11,7 @@ from common import artifacts
 from configs import grids
 from launch import jobs
 from studies import grid, grid_report, records
-from studies.grid_report import Run
+from studies.grid_runs import Run
 from tests.task_results import task_results
 
 ARGUMENT = "configs/xlm_r.py:small,DATA"

@@ -9,7 +9,7 @@ from scipy import stats
 
 from configs import grids
 from studies import grid_vocabularies
-from studies.grid_report import Run
+from studies.grid_runs import Run
 
 ARGUMENT = "configs/vocap_paper.py:small,DATA"
 RUNS = ("vocap", "joint", "proportional", "uniform")
