@@ -18,7 +18,7 @@ token, 1.2 below the unigram distribution's 6.93 and in no language above it, an
 found in 56 to 59 % of cases, chance 0.5 % (three seeds). `studies.crosslingual` fine-tunes it, and
 the same encoder with random parameters, on English POS and NER, with frozen embeddings and with
 everything trained: pre-training is worth 16 and 13.5 F1 of POS in other languages, 6 of NER
-(docs/results.md).
+(docs/results_encoders.md).
 `configs/crosslingual.py:runlocal` is the same on the embedded corpus in miniature.
 """
 

@@ -34,7 +34,7 @@ start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
 quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
-level and an AUC of 0.71 to 0.78 on unigram samples (six runs, docs/results.md).
+level and an AUC of 0.71 to 0.78 on unigram samples (six runs, docs/results_xy_lent.md).
 """
 
 from typing import Any
