@@ -20,9 +20,9 @@ positions go on through both sentences (`--config.data.pair_positions=restart` f
 convention).
 
 Hardware: 2 CPU cores, less than an hour. With learned positions and AdamW it gave an exact held-out
-loss of 5.93 nats a token, where the unigram distribution has 6.19 (one run; docs/results_encoders.md); with
-gated positions and Muon, as it is now, it was not run. `configs/bitext.py:runlocal` is the
-same on the embedded corpus in miniature.
+loss of 5.93 nats a token, where the unigram distribution has 6.19 (one run;
+docs/results_encoders.md); with gated positions and Muon, as it is now, it was not run.
+`configs/bitext.py:runlocal` is the same on the embedded corpus in miniature.
 """
 
 from ml_collections import ConfigDict

@@ -74,17 +74,23 @@ def is_needed(study: Study, run: str, seed: int) -> bool:
 
 def change_of(study: Study, task: str, start: str, scale: str, seed: int) -> dict[str, Any]:
     """Return the changed keys of a run of finetune.py."""
-    rates = study.config_of(task).optimizer
+    config, encoder = study.config_of(task), STARTS[start].encoder
+    if encoder is None:  # with the vocabulary alone
+        source = study.workdir
+        sizes = {f"architecture.{key}": study.config.model[key] for key in config.architecture}
+    else:
+        source, sizes = study.encoder(encoder, seed), {}
     return {
         **TASKS[task].change,
+        **sizes,
         "random_init": start == RANDOM,
         "translation.decoder_from": STARTS[start].end,
         "translation.decoder_layers": STARTS[start].layers,
-        "translation.needs_cross_attention": STARTS[start].encoder == VECO,
-        "init_from": study.encoder(STARTS[start].encoder, seed).absolute(),
+        "translation.needs_cross_attention": encoder == VECO,
+        "init_from": source.absolute(),
         "model_name": start,
-        "optimizer.learning_rate": float(scale) * rates.learning_rate,
-        "optimizer.muon_learning_rate": float(scale) * rates.muon_learning_rate,
+        "optimizer.learning_rate": float(scale) * config.optimizer.learning_rate,
+        "optimizer.muon_learning_rate": float(scale) * config.optimizer.muon_learning_rate,
         "train.num_steps": study.steps,
         "train.evaluate_every": max(1, study.steps // 6),
         "train.checkpoint_every": max(1, study.steps // 12),
@@ -142,7 +148,7 @@ def do_study(study: Study) -> None:
     prepare(study)
     errors: list[str] = []
     for seed in study.seeds:
-        used = dict.fromkeys(STARTS[start].encoder for start in study.starts)
+        used = filter(None, dict.fromkeys(STARTS[start].encoder for start in study.starts))
         errors += study.do(
             Job(f"pre-train {run}, seed {seed}", functools.partial(pretrain, study, run, seed))
             for run in used
@@ -177,8 +183,8 @@ def _wanted(study: Study, tasks: Sequence[str], seed: int) -> list[tuple[str, st
     }
     # An encoder that is missing has failed, and would fail every run that starts from it.
     ready = {
-        start: (study.encoder(STARTS[start].encoder, seed) / "train" / "DONE").exists()
-        for start in study.starts
+        start: encoder is None or (study.encoder(encoder, seed) / "train" / "DONE").exists()
+        for start, encoder in ((one, STARTS[one].encoder) for one in study.starts)
     }
     return [
         (task, start, scale)

@@ -22,20 +22,21 @@ class Start:
 
     Attributes:
       label: in tables.
-      encoder: pre-training that it starts from, or has the sizes of; of `configs/veco.py`.
+      encoder: pre-training of `configs/veco.py` that it starts from; None for random parameters, of
+        the sizes that all have.
       end: layers that the decoder starts from, the "first" or the "last".
       layers: number of layers of the decoder.
     """
 
     label: str
-    encoder: str
+    encoder: str | None
     end: str = "last"
     layers: int = 2
 
 
 RANDOM = "random"
 STARTS = {
-    RANDOM: Start("random parameters", XLM),
+    RANDOM: Start("random parameters", None),
     "xlm_text": Start("MLM, random cross-attention", XLM_TEXT),
     "xlm": Start("MLM + TLM, random cross-attention", XLM),
     "veco_first": Start("VECO, first two layers", VECO, "first"),

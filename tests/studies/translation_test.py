@@ -11,7 +11,7 @@ from absl.testing import absltest
 from common import artifacts
 from configs import veco
 from studies import records, translation, translation_report
-from studies.translation_settings import SEARCH, STARTS, TASKS, Study
+from studies.translation_settings import SEARCH, STARTS, TASKS, VECO, XLM, Study
 
 BLEU = {"random": 0.2, "xlm": 0.25, "veco_first": 0.3, "veco_last": 0.35, "veco_last_one": 0.32}
 
@@ -92,11 +92,9 @@ class TranslationTest(absltest.TestCase):
     def test_runs(self):
         self.study(0, 1)
         self.assertEqual(
-            self.calls[:6],
+            self.calls[:4],
             [
                 ("build_vocab.py", "."), ("prepare_data.py", "."),
-                ("train.py", "encoders/translation_xlm/seed0"),
-                ("evaluate.py", "encoders/translation_xlm/seed0"),
                 ("train.py", "encoders/translation/seed0"),
                 ("evaluate.py", "encoders/translation/seed0"),
             ],
@@ -145,8 +143,10 @@ class TranslationTest(absltest.TestCase):
         self.study(0)
         random = self.changes["runs/captions_en_de/random/1/seed0"]
         last = self.changes["runs/captions_en_de/veco_last/0.3/seed0"]
+        sizes = {name for name in random if name not in last}
+        self.assertEqual({name.partition(".")[0] for name in sizes}, {"architecture"})
         self.assertEqual(
-            {name for name in random if random[name] != last[name]},
+            {name for name in last if random[name] != last[name]},
             {
                 "random_init", "init_from", "model_name", "optimizer.learning_rate",
                 "optimizer.muon_learning_rate", "translation.needs_cross_attention",
@@ -156,8 +156,8 @@ class TranslationTest(absltest.TestCase):
             last["optimizer.learning_rate"], 0.3 * random["optimizer.learning_rate"]
         )
         self.assertTrue(random["random_init"])
+        self.assertEqual(random["init_from"], self.workdir.absolute())
         folder = self.workdir.absolute() / "encoders"
-        self.assertEqual(random["init_from"], folder / "translation_xlm" / "seed0")
         self.assertEqual(last["init_from"], folder / "translation" / "seed0")
         study = self.of(0, starts=("veco_last", "veco_last_one"))
         two, one = (
@@ -167,11 +167,19 @@ class TranslationTest(absltest.TestCase):
         self.assertEqual((two[layers], one[layers]), (2, 1))
         self.assertEqual({name for name in two if two[name] != one[name]}, {"model_name", layers})
 
+    def test_a_random_model_has_the_sizes_of_the_others(self):
+        study = self.of(0)
+        change = translation.change_of(study, "captions_en_de", "random", "1", 0)
+        for run in (XLM, VECO):
+            model = veco.get_config(run).model
+            for key in study.config_of("captions_en_de").architecture:
+                self.assertEqual(change[f"architecture.{key}"], model[key], key)
+
     def test_starts_from_veco_refuse_an_encoder_without_cross_attention(self):
         for start in STARTS:
             change = translation.change_of(self.of(0), "captions_en_de", start, "1", 0)
             run = pathlib.Path(change["init_from"]).parent.name
-            has_it = veco.get_config(run).model.cross_attention
+            has_it = start != "random" and veco.get_config(run).model.cross_attention
             self.assertEqual(change["translation.needs_cross_attention"], has_it, start)
 
     def test_an_encoder_is_trained_again_only_if_a_run_is_missing(self):
