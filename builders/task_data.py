@@ -61,7 +61,7 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
 
 
 def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
-    """Checks that no two labels differ only in blanks, in what is not seen, or in capitals.
+    """Check that no two labels differ only in blanks, in what is not seen, or in capitals.
 
     Capitals count in tags.
 
@@ -185,7 +185,7 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
 
 
 def _tell_undeveloped(options: TaskSettings) -> None:
-    """Warns of languages without development data, where others have some."""
+    """Warn of languages without development data, where others have some."""
     own = languages(options, "validation")
     if without := [one for one in languages(options, "train") if one not in own]:
         logging.warning(
@@ -296,7 +296,7 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
 def _check_labels(
     options: TaskSettings, split: str, language: str, examples: Sequence[Any]
 ) -> None:
-    """Checks that every example can be trained or scored on, before any time is spent on it."""
+    """Check that every example can be trained or scored on, before any time is spent on it."""
     task, kind = options.task, KINDS[options.task.kind]
     without = [one.id for one in examples if not kind.is_labelled(task, one)]
     if without:

@@ -46,7 +46,7 @@ def checked(config: ConfigDict) -> ConfigDict:
 def run(
     config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest
 ) -> dict[str, Any]:
-    """Takes a run to its end; one that has ended before does nothing.
+    """Take a run to its end; one that has ended before does nothing.
 
     Args:
       config: as of configs/finetune.
@@ -126,7 +126,7 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
 def _fine_tune(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
-    """Reads the data; returns what trains, and evaluates the parameters that did best."""
+    """Read the data; return what trains, and evaluates the parameters that did best."""
     options = task_settings(config)
     task, kind = options.task, KINDS[options.task.kind]
     tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
@@ -250,7 +250,7 @@ def _evaluate(
 def _search(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
-    """Reads the data; returns what finds translations by the encoder as it is."""
+    """Read the data; return what finds translations by the encoder as it is."""
     del stopping  # nothing is saved on the way, so it ends at once
     options, tokenizer = task_settings(config), Tokenizer(pretrained.tokenizer)
     kind = SEARCHES[options.task.kind]

@@ -48,7 +48,7 @@ class Predictor:
         pad: int,
         mesh: Mesh | None = None,
     ):
-        """Prepares predictions.
+        """Prepare predictions.
 
         Args:
           objective: the model.

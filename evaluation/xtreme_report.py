@@ -40,7 +40,7 @@ _RULES = {
 def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
-    """Writes report.md, scores.csv, averages.csv and a plot a task; returns the report's path.
+    """Write report.md, scores.csv, averages.csv and a plot a task; return the report's path.
 
     Args:
       folder: where to; other files there stay.

@@ -241,7 +241,7 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
 
 
 def read_run(folder: pathlib.Path) -> Run:
-    """Reads a run's results.
+    """Read a run's results.
 
     Raises:
       ValueError: the run is not finished, or its results are not what `finetune.py` writes.

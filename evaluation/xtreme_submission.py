@@ -23,7 +23,7 @@ UNLABELLED = "unlabelled"
 
 
 def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
-    """Writes the predictions of one model in one setting; of the best seed on development data.
+    """Write the predictions of one model in one setting; of the best seed on development data.
 
     Args:
       folder: where "predictions" goes.
@@ -62,7 +62,7 @@ def _best_seed(runs: Sequence[Run]) -> Run:
 
 
 def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
-    """Writes the languages of a run that XTREME has; yields each."""
+    """Write the languages of a run that XTREME has; yield each."""
     for language in TASKS[run.task].languages:
         predictions = run.folder / "predictions"
         path = predictions / f"{UNLABELLED}.{language}.jsonl"

@@ -17,7 +17,7 @@ _BYTES_A_PROCESS = 4 << 20
 
 
 class LocalProcesses:
-    """Runs tasks in up to `num_workers` processes, in this one where there is little to do.
+    """Runner of tasks in up to `num_workers` processes, in this one where there is little to do.
 
     A context manager, at whose exit the processes end.
     """

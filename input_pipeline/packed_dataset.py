@@ -46,7 +46,7 @@ class SpecialIds:
 
 
 class RowPacker:
-    """Packs documents of token ids into sequences, one document after the other.
+    """Packer of documents of token ids into sequences, one document after the other.
 
     Documents follow one another without gaps; a document that does not fit continues in the next
     sequence as a new segment. Only the last sequence, and ends of sequences too short for a

@@ -42,7 +42,7 @@ class RunCase(parameterized.TestCase):
 
 class KindsTest(RunCase):
     def results_of(self, config: ConfigDict) -> dict:
-        """Runs to the end, and checks the results."""
+        """Run to the end, and check the results."""
         tiny_tasks.run(config, self.folder / "run")
         return self.check(self.folder / "run")
 

@@ -324,7 +324,7 @@ def run_config(name: str, **overrides: Any) -> ConfigDict:
 
 
 def run(config: ConfigDict, folder: pathlib.Path, stops_after: int = -1) -> dict[str, Any]:
-    """Takes a run to its end, or stops it after so many steps."""
+    """Take a run to its end, or stop it after so many steps."""
     stopping = contextlib.nullcontext(lambda step: step == stops_after)
     with quick():
         return task_runs.run(config, folder, lambda: stopping)

@@ -111,7 +111,7 @@ class FeatureStream:
 def length_batches(
     features: Sequence[Feature], batch_size: int, buckets: Sequence[int], pad: int
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Yields all features once, in batches of similar lengths.
+    """Yield all features once, in batches of similar lengths.
 
     Sorted by length, padded to the shortest bucket that holds the batch; the last batch is filled
     up with empty rows of weight 0.
@@ -149,7 +149,7 @@ def padding_ratio(
 
 
 def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yields the numbers of the features of each batch, the longest ones first.
+    """Yield the numbers of the features of each batch, the longest ones first.
 
     So the batch that needs the most memory, and is slowest to compile, comes first.
     """

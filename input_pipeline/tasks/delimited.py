@@ -30,7 +30,7 @@ class _Row(NamedTuple):
 
 
 def read_texts(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
-    """Yields (language, example) of a file; the language is None unless a column tells it.
+    """Yield (language, example) of a file; the language is None unless a column tells it.
 
     Raises:
       ValueError: a file without the task's columns or without rows, a row of another width, an
@@ -41,7 +41,7 @@ def read_texts(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, Tex
 
 
 def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, str]]:
-    """Yields (language, label) of a file; as `read_texts`, of any label but missing ones."""
+    """Yield (language, label) of a file; as `read_texts`, of any label but missing ones."""
     for row in _rows(path, task):
         if row.label == _MISSING:
             raise ValueError(
@@ -52,7 +52,7 @@ def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, st
 
 
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
-    """Reads texts to predict on: a file with the task's columns but for labels, or plain lines.
+    """Read texts to predict on: a file with the task's columns but for labels, or plain lines.
 
     The id of an example is the number of its line, from 1. A file whose first line neither names
     the columns nor begins with a brace is read by `unlabelled.read_texts`, unless it is called
@@ -94,7 +94,7 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
 
 
 def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row]:
-    """Yields the rows of a file; a label that is not wanted is ""."""
+    """Yield the rows of a file; a label that is not wanted is ""."""
     wanted = _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
@@ -116,7 +116,7 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
 
 
 def _check_is_row(label: str, task: Task, where: str) -> None:
-    """Raises ValueError if a first line names columns, where they are given by number."""
+    """Raise ValueError if a first line names columns, where they are given by number."""
     if label.casefold() in _NAMES and label not in task.labels:
         raise ValueError(
             f"{where}: {label!r} seems to be the name of a column, but columns are given by "

@@ -107,7 +107,7 @@ class TaggedFeature:
 
 
 def check_length(max_length: int) -> None:
-    """Checks the length of a row.
+    """Check the length of a row.
 
     Raises:
       ValueError: it is too short.
@@ -215,7 +215,7 @@ def tagging_features(
 
 
 def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Yields first and past-last word of runs of words of at most `room` tokens, as long as can be.
+    """Yield first and past-last word of runs of words of at most `room` tokens, as long as can be.
 
     Args:
       lengths: tokens of each word, none more than `room`.

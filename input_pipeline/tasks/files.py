@@ -99,7 +99,7 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
 
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yields (file and line number for messages, line); as `read_text`.
+    """Yield (file and line number for messages, line); as `read_text`.
 
     Only a line feed ends a line: texts of the web hold other characters that Python counts as
     line ends.

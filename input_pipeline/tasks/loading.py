@@ -61,7 +61,7 @@ def load_examples(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> list[Any]:
-    """Reads the examples of a language.
+    """Read the examples of a language.
 
     Args:
       readers: those of the task's kind.
@@ -107,7 +107,7 @@ def load_pairs(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> SentencePairs:
-    """Reads the two sides of a search for translations, a language and English.
+    """Read the two sides of a search for translations, a language and English.
 
     Args:
       reader: that of the task's kind.
@@ -152,7 +152,7 @@ def load_translations(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> list[TranslationExample]:
-    """Reads the pairs of a direction.
+    """Read the pairs of a direction.
 
     Args:
       task: whose pairs they are.
@@ -201,7 +201,7 @@ def load_labels(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> list[str]:
-    """Reads the names of the labels of a language's files, as often as they occur.
+    """Read the names of the labels of a language's files, as often as they occur.
 
     Args:
       readers: those of a kind with classes.
@@ -286,7 +286,7 @@ def available_languages(
 
 
 def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Any]:
-    """Yields the examples in one of the wanted languages; None wants all."""
+    """Yield the examples in one of the wanted languages; None wants all."""
     for source in sources:
         for code, example in source:
             if wanted is None or (code or _DEFAULT_LANGUAGE) in wanted:
@@ -294,7 +294,7 @@ def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iter
 
 
 def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
-    """Numbers the examples; checks the ids of those that have one of their own."""
+    """Number the examples; check the ids of those that have one of their own."""
     found: dict[str, Any] = {}
     for number, example in enumerate(examples):
         if not example.id:

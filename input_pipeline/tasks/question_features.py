@@ -178,7 +178,7 @@ def _windows(
     max_length: int,
     stride: int,
 ) -> Iterator[QuestionFeature]:
-    """Yields the windows of a question over its context, of which there is at least one."""
+    """Yield the windows of a question over its context, of which there is at least one."""
     span = token_span(offsets, answers[0]) if answers else None
     head = np.concatenate([[special.bos], question, [special.eos, special.eos]])
     room = max_length - len(head) - 1

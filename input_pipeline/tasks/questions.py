@@ -16,7 +16,7 @@ from input_pipeline.tasks.tasks import Task
 
 
 def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, QuestionExample]]:
-    """Yields (language, example) of a file; the language is None unless TyDiQA's ids tell it.
+    """Yield (language, example) of a file; the language is None unless TyDiQA's ids tell it.
 
     Where a question stands there more than once, each time with other answers, as in XTREME's
     translations, the answers are put together.
@@ -60,7 +60,7 @@ def language_of_id(question_id: str, task: Task) -> str | None:
 
 
 def check_answers(examples: Iterable[QuestionExample], where: str) -> None:
-    """Checks that every answer is at its place.
+    """Check that every answer is at its place.
 
     Raises:
       ValueError: with the first one that is not, and how many are not.

@@ -18,7 +18,7 @@ def aligned_pairs(source: Sequence[str], target: Sequence[str]) -> SentencePairs
 
 
 def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
-    """Reads Tatoeba: one file of two columns, or two files (LASER), one sentence a line.
+    """Read Tatoeba: one file of two columns, or two files (LASER), one sentence a line.
 
     Raises:
       ValueError: a line without two columns, or files of unequal length.
@@ -36,7 +36,7 @@ def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
 
 
 def read_mining(paths: Sequence[pathlib.Path]) -> SentencePairs:
-    """Reads BUCC 2018: the text, the English text, and the gold pairs unless they are hidden.
+    """Read BUCC 2018: the text, the English text, and the gold pairs unless they are hidden.
 
     Lines are id, tab, sentence; those of the gold file id, tab, English id.
 

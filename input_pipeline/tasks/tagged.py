@@ -28,7 +28,7 @@ _Word = tuple[str, str, str | None]  # where, word, tag
 
 
 def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedExample]]:
-    """Yields (None, example) of each sentence of a file; ids are left empty.
+    """Yield (None, example) of each sentence of a file; ids are left empty.
 
     CoNLL-U is known by its ten columns. Otherwise the first cell of a line is a word and the last
     one its tag, or those of the columns that the task names by number; a file with one column has
@@ -53,7 +53,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
 
 
 def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
-    """Yields (None, tag) of each word of a file; as `read_tagged`, of any tag."""
+    """Yield (None, tag) of each word of a file; as `read_tagged`, of any tag."""
     for sentence in _checked(path, task):
         for word in sentence:
             tag = _named_tag(word)
@@ -67,7 +67,7 @@ def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
 
 
 def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
-    """Reads sentences to predict on: one of words separated by blanks a line, or CoNLL.
+    """Read sentences to predict on: one of words separated by blanks a line, or CoNLL.
 
     CoNLL is known by tabs, by lines that all end with a tag, or by the file's name (*.conll,
     *.conllu, *.iob, *.bio); its tags are not looked at. The id of an example is the number of its
@@ -154,7 +154,7 @@ def _named_tag(word: _Word) -> str:
 
 
 def _sentences(path: pathlib.Path, task: Task) -> Iterator[list[_Word]]:
-    """Yields the words of each sentence as they are in the file."""
+    """Yield the words of each sentence as they are in the file."""
     columns = _columns(task)
     sentence: list[_Word] = []
     has_tabs, lines = _cells(path)

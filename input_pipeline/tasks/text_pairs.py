@@ -33,7 +33,7 @@ class _Columns:
 
 
 def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
-    """Yields (language, example) of a file; the language is None unless a column tells it.
+    """Yield (language, example) of a file; the language is None unless a column tells it.
 
     Ids are left empty. Rows labelled "-" are left out; so are broken rows of QQP and PAWS-X, up to
     one in a hundred.

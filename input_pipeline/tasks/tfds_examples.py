@@ -37,7 +37,7 @@ def read_examples(
     looked_for: list[str],
     data_dir: str | None,
 ) -> Iterator[tuple[str | None, Any]]:
-    """Yields (language, example) of a split; the language is None unless the example tells it.
+    """Yield (language, example) of a split; the language is None unless the example tells it.
 
     Args:
       convert: from rows to examples.
@@ -58,7 +58,7 @@ def read_examples(
 def text_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, TextExample]]:
-    """Yields texts and pairs; see `Convert`."""
+    """Yield texts and pairs; see `Convert`."""
     _check_labels(features[task.tfds_label], task, where)
     for number, row in enumerate(rows):
         yield from _text_example(row, task, language, f"{where}, example {number}")
@@ -67,7 +67,7 @@ def text_examples(
 def tagged_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[None, TaggedExample]]:
-    """Yields tagged sentences; see `Convert`."""
+    """Yield tagged sentences; see `Convert`."""
     _check_labels(features[task.tfds_label].feature, task, where)
     for row in rows:
         words = tuple(word.decode("utf-8") for word in row["tokens"])
@@ -77,7 +77,7 @@ def tagged_examples(
 def question_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, QuestionExample]]:
-    """Yields questions, after a look at all their answers; see `Convert`."""
+    """Yield questions, after a look at all their answers; see `Convert`."""
     examples = [_question(row) for row in rows]
     questions.check_answers(examples, where)
     for example in examples:
@@ -87,7 +87,7 @@ def question_examples(
 def translation_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[None, TranslationExample]]:
-    """Yields pairs of a direction such as "en-de"; see `Convert`.
+    """Yield pairs of a direction such as "en-de"; see `Convert`.
 
     Raises:
       ValueError: the dataset does not have both languages.
@@ -135,7 +135,7 @@ def _load(
 
 
 def _check_labels(feature: Any, task: Task, where: str) -> None:
-    """Checks that labels with names of their own are numbered as in the task."""
+    """Check that labels with names of their own are numbered as in the task."""
     if not task.labels or task.labels[0].isdecimal():
         return
     names = tuple(feature.names[: len(task.labels)])

@@ -138,7 +138,7 @@ def token_batches(
     pad: int,
     multiple: int = 1,
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Yields all features once, sorted by length within their buckets, the longest buckets last.
+    """Yield all features once, sorted by length within their buckets, the longest buckets last.
 
     Args:
       features, tokens, buckets, pad, multiple: as `TokenStream`.
@@ -170,7 +170,7 @@ def _buckets_of(features: Sequence[SizedFeature], buckets: Sequence[int]) -> np.
 def _cut(
     order: np.ndarray, of_features: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields bucket and features of whole batches, what is left over in the next longer bucket.
+    """Yield bucket and features of whole batches, what is left over in the next longer bucket.
 
     Only the last one, of the longest bucket that is left, may not be whole.
     """

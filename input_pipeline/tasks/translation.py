@@ -62,7 +62,7 @@ def matching(
 
 
 def read_files(paths: Sequence[pathlib.Path], language: str) -> list[TranslationExample]:
-    """Reads pairs from two files of which the i-th lines belong together, or one of two columns.
+    """Read pairs from two files of which the i-th lines belong together, or one of two columns.
 
     Pairs with an empty side are left out, with a warning that names their lines.
 
@@ -88,7 +88,7 @@ def read_files(paths: Sequence[pathlib.Path], language: str) -> list[Translation
 
 
 def without_empty(pairs: Sequence[Pair], where: str, unit: str) -> Iterator[Pair]:
-    """Yields the pairs of which no side is empty, and warns of the others.
+    """Yield the pairs of which no side is empty and warn of the others.
 
     Args:
       pairs: sources and targets.

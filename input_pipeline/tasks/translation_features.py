@@ -149,7 +149,7 @@ def translation_features(
 def _warn_of_cuts(
     what: str, texts: Sequence[np.ndarray], room: int, ids: Sequence[str], unit: Unit
 ) -> None:
-    """Logs how many texts are longer than `room` tokens, and the first of them."""
+    """Log how many texts are longer than `room` tokens, and the first of them."""
     long = [id for id, tokens in zip(ids, texts, strict=True) if len(tokens) > room]
     if long:
         names = ", ".join(long[:_NAMED])

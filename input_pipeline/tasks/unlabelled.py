@@ -12,7 +12,7 @@ from input_pipeline.tasks.tasks import Task
 
 
 def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
-    """Reads a text a line, or two with a tab between them where the task is on pairs.
+    """Read a text a line, or two with a tab between them where the task is on pairs.
 
     Args:
       path: a file, see `files.read_text`.
@@ -29,12 +29,12 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
 
 
 def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample]:
-    """Reads a sentence of words separated by blanks a line; as `read_texts`."""
+    """Read a sentence of words separated by blanks a line; as `read_texts`."""
     return [TaggedExample(name, tuple(line.split()), ()) for name, _, line in _lines(path)]
 
 
 def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
-    """Reads a question and its context with a tab between them a line; as `read_texts`.
+    """Read a question and its context with a tab between them a line; as `read_texts`.
 
     A file called *.json, or *.json with .gz, .xz or .bz2, has the form of SQuAD instead.
     """
@@ -45,7 +45,7 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
 
 
 def read_sentences(path: pathlib.Path) -> Sentences:
-    """Reads sentences, one a line.
+    """Read sentences, one a line.
 
     Raises:
       ValueError: no such file.
@@ -55,7 +55,7 @@ def read_sentences(path: pathlib.Path) -> Sentences:
 
 
 def _cells(path: pathlib.Path, task: Task, wanted: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the number of each line and its one cell or two, which `wanted` names."""
+    """Yield the number of each line and its one cell or two, which `wanted` names."""
     count = 1 if wanted == "one text" else 2
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in line.split("\t")]
@@ -69,7 +69,7 @@ def _cells(path: pathlib.Path, task: Task, wanted: str) -> Iterator[tuple[str, l
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
-    """Yields the number of each line that is not empty, its place for messages, and the line."""
+    """Yield the number of each line that is not empty, its place for messages, and the line."""
     for number, (where, line) in enumerate(files.numbered_lines(_existing(path)), start=1):
         if line.strip():
             yield str(number), where, line

@@ -25,7 +25,7 @@ def _pack(documents: list[np.ndarray], length: int = 16) -> np.ndarray:
 
 
 def _segments(row: np.ndarray) -> tuple[list[list[int]], int]:
-    """Reads a row token by token: its segments, and the number of padding tokens at its end."""
+    """Read a row token by token: its segments, and the number of padding tokens at its end."""
     segments: list[list[int]] = []
     tokens = row.tolist()
     while tokens and tokens[0] == _SPECIAL.bos:

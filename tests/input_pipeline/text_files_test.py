@@ -40,7 +40,7 @@ class _FolderTest(parameterized.TestCase):
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def write(self, name: str, text: str | bytes) -> pathlib.Path:
-        """Writes a file, compressed as its name says."""
+        """Write a file, compressed as its name says."""
         data = text.encode() if isinstance(text, str) else text
         path = self.folder / name
         path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))

@@ -18,7 +18,7 @@ ARTICLE = (
 
 
 def texts(*values: str):
-    """Makes every mocked dataset hold these texts."""
+    """Make every mocked dataset hold these texts."""
 
     def as_dataset(builder, *args, **kwargs):
         import tensorflow as tf

@@ -41,7 +41,7 @@ class OwnFormTest(FolderTest):
         )
 
     def change_config(self, **changes: Any) -> None:
-        """Writes other values into config.json; None takes a key out."""
+        """Write other values into config.json; None takes a key out."""
         path = self.folder / "config.json"
         config = artifacts.read_json(path) | changes
         artifacts.write_json(path, {k: v for k, v in config.items() if v is not None})

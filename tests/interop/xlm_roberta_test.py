@@ -352,7 +352,7 @@ class ReadTest(FolderTest):
 
 class WriteTest(FolderTest):
     def write(self, settings: EncoderSettings = SETTINGS) -> None:
-        """Writes parameters, those on devices, to the folder."""
+        """Write parameters, those on devices, to the folder."""
         params, sizes = jax.tree.map(jnp.asarray, params_of(settings)), dataclasses.asdict(settings)
         model_folder.write_model(self.folder, params, sizes, tokenizer())
 

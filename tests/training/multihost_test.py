@@ -53,7 +53,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def hosts(folder: pathlib.Path) -> Iterator[None]:
-    """Runs the worker on all hosts meanwhile, and kills them all in the middle of a step.
+    """Run the worker on all hosts meanwhile, and kill them all in the middle of a step.
 
     Where one fails or hangs before, shows what all said.
     """
@@ -83,7 +83,7 @@ def hosts(folder: pathlib.Path) -> Iterator[None]:
 
 
 def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
-    """Writes what the commands of `run_commands` need, besides the checkpoints of the run.
+    """Write what the commands of `run_commands` need, besides the checkpoints of the run.
 
     They are the vocabulary and the rows of `program_test.store`, with parallel text, and configs.
     """

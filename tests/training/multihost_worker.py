@@ -37,7 +37,7 @@ VARIANT, HALF, WHOLE = "plain", 4, 8
 
 
 def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, data=None) -> None:
-    """Trains as train.py does, with a checkpoint and an evaluation half-way and at the end."""
+    """Train as train.py does, with a checkpoint and an evaluation half-way and at the end."""
     config, store = program_test.config(VARIANT), program_test.store()
     settings = dataclasses.replace(
         builders.train_settings(config),

@@ -159,7 +159,7 @@ class ResumeTest(TestCase):
         folder: pathlib.Path,
         stop_at: int | None = None,
     ):
-        """Trains with evaluations; returns the last state and what each step was given."""
+        """Train with evaluations; return the last state and what each step was given."""
         seen = []
 
         def train_step(objective, state, batch):

@@ -19,7 +19,7 @@ NLI = (
 
 
 def rows(*values: dict):
-    """Makes every mocked dataset hold these rows, and checks that they are of its form."""
+    """Make every mocked dataset hold these rows, and check that they are of its form."""
 
     def as_dataset(builder, *args, **kwargs):
         import tensorflow as tf
