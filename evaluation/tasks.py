@@ -170,7 +170,7 @@ def answers(
 
 
 def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
-    """By how much "no answer" must score above the best span to be given, best for this data.
+    """Margin of "no answer" over the best span from which on it is given, the best for this data.
 
     None for tasks in which every question has an answer (all but SQuAD 2.0).
     """

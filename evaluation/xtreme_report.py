@@ -181,7 +181,7 @@ def task_table(of_task: Sequence[Variant], published: Published) -> str:
 
 
 def _selection(of_task: Sequence[Variant]) -> str:
-    """By which rule the checkpoints were selected, and of which runs where it differs."""
+    """Return the rule that selected the checkpoints, and of which runs where it differs."""
     rules: dict[str, list[str]] = {}
     for name, one in zip(names(of_task, seeds=False), of_task, strict=True):
         rules.setdefault(one.runs[0].rule, []).append(name)
@@ -345,7 +345,7 @@ def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
 
 
 def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
-    """By model and setting; cross-lingual transfer first. Variants of one task are told apart."""
+    """Group by model and setting, cross-lingual transfer first; tell variants of a task apart."""
     found: dict[str, list[Variant]] = {}
     for of_task in _by_task(variants).values():
         for one, name in zip(of_task, names(of_task, seeds=False), strict=True):

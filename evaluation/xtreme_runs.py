@@ -101,7 +101,7 @@ class Variant:
 
     @property
     def hyperparameters(self) -> str:
-        """As text, sorted by name."""
+        """Text of the hyperparameters, sorted by name."""
         pairs = sorted(self.runs[0].hyperparameters.items())
         return ", ".join(f"{name} {_plain(value)}" for name, value in pairs)
 
@@ -366,7 +366,7 @@ def _same(one: Run, other: Run, what: str, here: Any, there: Any) -> None:
 
 
 def chosen(found: Iterable[Variant]) -> list[Variant]:
-    """Of the hyperparameters tried, the best on the development data, as the papers choose.
+    """Choose the best of the hyperparameters tried on the development data, as the papers do.
 
     Of each task, model, setting and all else that is not tried, see `place`. Where a variant tells
     no such score, all are kept.

@@ -1,4 +1,4 @@
-"""How ALP grows with the number of pieces (VoCap, Sections 2.1.2 and 2.2.2, Figure 4).
+"""Growth of ALP with the number of pieces (VoCap, Sections 2.1.2 and 2.2.2, Figure 4).
 
     for size in 60000 120000; do
       python build_vocab.py --config=configs/vocabulary.py:DATA --workdir=runs/vocab$size \\

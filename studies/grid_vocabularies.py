@@ -43,7 +43,7 @@ _MIN_RUNS = 4
 
 @dataclasses.dataclass(frozen=True)
 class _Predictor:
-    """What scores are correlated with.
+    """Quantity that scores are correlated with.
 
     Attributes:
       title: of its column.

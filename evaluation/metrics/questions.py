@@ -61,7 +61,7 @@ def normalize_squad(text: str) -> str:
 
 
 def normalize_mlqa(text: str, language: str) -> str:
-    """As `normalize_squad`, with all of Unicode's punctuation and the articles of the language.
+    """Normalise as `normalize_squad`, for all of Unicode's punctuation and a language's articles.
 
     Chinese is cut into words by white space, and each Han character is a word.
     The rule of MLQA's evaluation script, version 1.
@@ -184,7 +184,7 @@ def _check(gold: Gold, predictions: Mapping[str, str]) -> None:
 def _scores(
     gold: Gold, predictions: Mapping[str, str], normalize: Normalize, *, empty_is_answer: bool
 ) -> dict[str, dict[str, float]]:
-    """By question id "f1" and "exact_match"; 0 for a question without prediction."""
+    """Return "f1" and "exact_match" by question id; 0 for a question without prediction."""
     found = {}
     for question, answers in gold.items():
         if question not in predictions:
@@ -253,7 +253,7 @@ class Found:
 
     @property
     def null_difference(self) -> float:
-        """By how much "no answer" scores above the best span; see `withhold`."""
+        """Score of "no answer" less that of the best span; see `withhold`."""
         return self.null_score - self.best.score
 
 
