@@ -8,7 +8,7 @@ Five rounds of tasks; those of a round are independent of each other:
 4. write: the chosen blocks of a part are tokenised and packed into files of sequences.
 5. count: the token counts of a language's parts are added up.
 
-A task writes its results to the folder `work` of the dataset, last a note of what it was made from.
+A task writes its results to the folder `work` of the dataset, last a note of its provenance.
 A task whose note is there and agrees is not run again. When all are done, the files are moved to
 the dataset's folder, and `meta.json` is written. No result depends on who runs the tasks, in what
 order, or how often they were killed.
