@@ -33,7 +33,7 @@ from configs.veco import SMALL
 from evaluation import translation_report as run_report
 from studies import runs, translation_report
 from studies.runs import Job
-from studies.translation_settings import RANDOM, SEARCH, STARTS, TASKS, VECO, Study
+from studies.translation_settings import SEARCH, STARTS, TASKS, VECO, Study
 from training.metrics import read_metrics
 
 
@@ -83,7 +83,7 @@ def change_of(study: Study, task: str, start: str, scale: str, seed: int) -> dic
     return {
         **TASKS[task].change,
         **sizes,
-        "random_init": start == RANDOM,
+        "random_init": encoder is None,
         "translation.decoder_from": STARTS[start].end,
         "translation.decoder_layers": STARTS[start].layers,
         "translation.needs_cross_attention": encoder == VECO,

@@ -88,7 +88,7 @@ def read_files(paths: Sequence[pathlib.Path], language: str) -> list[Translation
 
 
 def without_empty(pairs: Sequence[Pair], where: str, unit: str) -> Iterator[Pair]:
-    """Yield the pairs of which no side is empty and warn of the others.
+    """Yield the pairs of which no side is empty, and warn of the others.
 
     Args:
       pairs: sources and targets.
