@@ -118,7 +118,7 @@ class Study(runs.Stages):
         return self.workdir / "runs" / task / start / scale / f"seed{seed}"
 
     def record(self, task: str, start: str, scale: str, seed: int) -> dict[str, Any] | None:
-        """Return the record of a finished run, see `write_record`; None if it has not finished."""
+        """Return the record of a finished run, see `studies.translation`; None if unfinished."""
         path = self.folder(task, start, scale, seed) / "record.json"
         return artifacts.read_json(path) if path.exists() else None
 
