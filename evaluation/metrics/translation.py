@@ -3,6 +3,7 @@
 By sacreBLEU (Post 2018), whose signatures name all that a score depends on.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,11 @@ from sacrebleu.metrics.chrf import CHRF
 METRICS = ("bleu", "chrf", "tokenized_bleu")
 # Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
 # cut into words. Results with MeCab for Japanese and Korean differ.
-_TOKENIZERS = {"zh": "zh", **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char")}
+_TOKENIZERS = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char"),
+    **dict.fromkeys(("jpn", "kor", "tha", "lao", "khm", "mya"), "char"),
+}
 _DEFAULT_TOKENIZER = "13a"
 
 
@@ -36,7 +41,7 @@ def scores(
 
     Args:
       references, hypotheses: a translation of each sentence, in the same order; may be empty.
-      language: code of the target language, for its tokenizer.
+      language: code of the target language, for its tokenizer; with script or region or without.
       is_tokenized: whether the text is tokenised, with blanks between tokens.
 
     Raises:
@@ -63,7 +68,8 @@ def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
 
 
 def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
-    tokenizer = _TOKENIZERS.get(language, _DEFAULT_TOKENIZER)
+    without_script = re.split("[-_]", language)[0].lower()
+    tokenizer = _TOKENIZERS.get(without_script, _DEFAULT_TOKENIZER)
     # "force" does not change scores: no warning about text that looks tokenised.
     return {
         "bleu": BLEU(tokenize=tokenizer, force=True),

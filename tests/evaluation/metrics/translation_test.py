@@ -79,6 +79,9 @@ class TranslationTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("zh", "今天下雨了", "今天又下雨了"),
+        ("zh_Hant", "今天下雨了", "今天又下雨了"),
+        ("zho-TW", "今天下雨了", "今天又下雨了"),
+        ("jpn", "今日は雨です", "今日も雨です"),
         ("ja", "今日は雨です", "今日も雨です"),
         ("th", "วันนี้ฝนตก", "วันนี้ฝนไม่ตก"),
         ("ko", "오늘은비가온다", "오늘은비가안온다"),
