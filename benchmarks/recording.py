@@ -220,7 +220,7 @@ def _of_fine_tuning(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _json_lines(path: pathlib.Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def saved_params(checkpoints: pathlib.Path) -> dict[str, Any]:

@@ -19,6 +19,25 @@ def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
     artifacts.write_text(path, text)
 
 
+def read_lines(path: pathlib.Path) -> list[Any]:
+    """Read predictions.
+
+    Raises:
+      ValueError: a line is not JSON.
+    """
+    # Texts keep what else Python takes for the end of a line, such as U+2028.
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}:{number}: not JSON ({error.msg}); run the evaluation again"
+            ) from None
+    return found
+
+
 def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the task's reported metric of each test language, of the results of a run."""
     # Not the first of the file, whose keys are sorted.

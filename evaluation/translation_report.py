@@ -1,6 +1,5 @@
 """Report of a run that translates: scores, signatures, BLEU by step, and examples to read."""
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from common import artifacts
 from evaluation.markdown import cell
-from evaluation.task_results import described_choice
+from evaluation.task_results import described_choice, read_lines
 
 NUM_EXAMPLES = 10
 REPORT, PLOT = "report.md", "bleu.png"
@@ -86,7 +85,7 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
 def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, str]]:
     """Read `NUM_EXAMPLES` of the predictions of a run on test data, evenly spaced."""
     path = folder / "predictions" / f"test.{direction}.jsonl"
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = read_lines(path)
     count = min(NUM_EXAMPLES, len(found))
     return [found[number] for number in np.arange(count) * len(found) // count]
 

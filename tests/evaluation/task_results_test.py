@@ -18,6 +18,16 @@ class TaskResultsTest(parameterized.TestCase):
             path.read_text(encoding="utf-8"), '{"id": "1", "prediction": "猫"}\n{"id": "0"}\n'
         )
 
+    def test_lines_are_read_as_written(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        path = folder / "test.en.jsonl"
+        for found in ([], [{"id": "0", "prediction": "a\u2028b\x85c\nd"}, {"id": "1"}]):
+            task_results.write_lines(path, found)
+            self.assertEqual(task_results.read_lines(path), found)
+        path.write_text('{"id": "0"}\n{"id"', encoding="utf-8")
+        with self.assertRaisesRegex(ValueError, "test.en.jsonl:2: not JSON .*; run the eval"):
+            task_results.read_lines(path)
+
     def test_the_table_has_every_language_and_the_mean(self):
         results = {
             "test": {"de": {"f1": 0.5, "accuracy": 0.25}, "en": {"f1": 0.25, "accuracy": 1.0}},
