@@ -7,7 +7,8 @@ sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a l
 them (BUCC); one object of answers by question id.
 
 XTREME's own tests have no labels: predict.py writes what a run predicts for them to
-`RUN/predictions/unlabelled.LANGUAGE.jsonl`, which is taken before the predictions of scored tests.
+`RUN/predictions/unlabelled.LANGUAGE.jsonl`. Where there are any, nothing else is taken of that
+task: what a run was scored on is then other text, such as development data.
 """
 
 import json
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from common import artifacts
+from evaluation import task_results
 from evaluation.xtreme_runs import XTREME, Run, Variant
 from input_pipeline.tasks.tasks import TASKS
 
@@ -43,7 +45,7 @@ def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str,
                 "other hyperparameters and no score on development data; leave all but one out of "
                 "--runs"
             )
-        runs[one.task] = _best_seed(one.runs)
+        runs[one.task] = _best_seed([run for run in one.runs if _has_unlabelled(run)] or one.runs)
     missing = {}
     for task in XTREME:
         name = TASKS[task].xtreme_name
@@ -61,16 +63,21 @@ def _best_seed(runs: Sequence[Run]) -> Run:
     return max(runs, key=lambda run: -1 if run.selected is None else run.selected)
 
 
+def _has_unlabelled(run: Run) -> bool:
+    return any((run.folder / "predictions").glob(f"{UNLABELLED}.*.jsonl"))
+
+
 def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
     """Write the languages of a run that XTREME has; yield each."""
+    is_scored = not _has_unlabelled(run)
     for language in TASKS[run.task].languages:
-        predictions = run.folder / "predictions"
-        path = predictions / f"{UNLABELLED}.{language}.jsonl"
-        is_scored = not path.is_file()
+        path = run.folder / "predictions" / f"{UNLABELLED}.{language}.jsonl"
         if is_scored:
-            path = predictions / f"{run.split}.{language}.jsonl"
+            path = path.with_name(f"{run.split}.{language}.jsonl")
             if run.split != "test" or language not in run.scores:
                 continue
+        elif not path.is_file():
+            continue
         form = _FORMATS[TASKS[run.task].kind]
         lines = _read(path, run, language, form, is_scored=is_scored)
         text = "\n".join(form.rows(lines, path))
@@ -95,18 +102,13 @@ def _read(
             f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
             "again"
         )
-    lines = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError:
-            found = None
+    lines = task_results.read_lines(path)
+    for number, found in enumerate(lines, 1):
         if not isinstance(found, dict) or not set(form.keys) <= set(found):
             raise ValueError(
                 f"{path}:{number}: not an object with {', '.join(form.keys)}; run the "
                 "evaluation again"
             )
-        lines.append(found)
     wanted = run.examples.get(language, len(lines))
     if is_scored and form.is_per_example and len(lines) != wanted:
         raise ValueError(

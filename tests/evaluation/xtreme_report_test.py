@@ -467,8 +467,9 @@ class SubmissionTest(Case):
 
     def test_predictions_of_unlabelled_tests_come_first(self):
         # Of predict.py; their examples are others than those that scores are of.
-        folder = self.write("a", {"de": 0.5}, examples={"test": {"de": 1}})
-        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
+        folder = self.write("a", {"de": 0.5, "fr": 0.5}, examples={"test": {"de": 1, "fr": 1}})
+        for language in ("de", "fr"):
+            self.predict(folder, language, [{"id": "0", "prediction": "neutral"}])
         for language in ("de", "sw"):
             lines = [{"id": str(i), "prediction": "entailment"} for i in range(2)]
             self.predict(folder, language, lines)
