@@ -59,6 +59,7 @@ def main(_) -> None:
         output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
         allocation=_allocation(folders),
         metrics=read_metrics(folders.train / "metrics.jsonl"),
+        full_softmax_from=masked_lm.full_softmax_from,
     )
     print(path.read_text(encoding="utf-8"))
     print(f"report: {path.absolute()}")

@@ -46,6 +46,7 @@ def write_report(
     output_layer: OutputLayerSettings,
     allocation: Mapping[str, Any] | None,
     metrics: Sequence[Mapping[str, float]],
+    full_softmax_from: int | None,
 ) -> pathlib.Path:
     """Write report.md, its plots and results.json into `folder`; return the report's path.
 
@@ -56,11 +57,11 @@ def write_report(
       output_layer: of the run.
       allocation: record of the vocabulary's build; None of one that was not built here.
       metrics: of training.
+      full_softmax_from: step from which on training is exact, see `MaskedLM`; None for no such
+        phase.
     """
     artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
-    exact_from = results.step
-    if output_layer.is_sampled:
-        exact_from -= round(output_layer.full_softmax_fraction * results.step)
+    exact_from = results.step if full_softmax_from is None else full_softmax_from
     plot_loss(metrics, _mean_losses(results)[1], exact_from, folder / "loss.png")
     sections = [
         "# Report",

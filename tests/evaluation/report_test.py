@@ -160,6 +160,72 @@ class DetectionTest(absltest.TestCase):
             np.testing.assert_allclose(lines[label].get_ydata(), expected)
 
 
+class PlotsOfTrainingTest(parameterized.TestCase):
+    # A record of step n is of the n-th step, which is exact if n is above `exact_from`.
+    metrics = (
+        *({"step": step, "train/loss": 6.0 - step, "train/candidates": 100.0 + step,
+           "train/overflow": 10.0 * step} for step in (1, 2, 3, 4)),
+        {"step": 4, "eval/loss": 1.5, "eval/loss/en": 1.0, "eval/loss/sw": 2.0},
+    )  # fmt: skip
+
+    def drawn(self, plot, *arguments):
+        found = {}
+        with mock.patch.object(report, "_save", lambda figure, _: found.update(figure=figure)):
+            plot(self.metrics, *arguments, pathlib.Path("plot.png"))
+        return found["figure"].axes[0]
+
+    def lines(self, axes) -> dict[str, list[list[float]]]:
+        return {
+            line.get_label().partition(" (")[0]: [list(one) for one in line.get_data()]
+            for line in axes.get_lines()
+        }
+
+    def shaded(self, axes) -> list[tuple[float, float]]:
+        return [
+            (patch.get_x(), patch.get_x() + patch.get_width())
+            for patch in axes.patches
+            if patch.get_label() == "steps with the exact softmax"
+        ]
+
+    def test_losses(self):
+        axes = self.drawn(report.plot_loss, 5.0, 3)
+        lines = self.lines(axes)
+        self.assertEqual(lines["training"], [[1, 2, 3, 4], [5.0, 4.0, 3.0, 2.0]])
+        self.assertEqual(lines["exact, held-out rows, mean of languages"], [[4], [1.5]])
+        self.assertEqual(lines["unigram, mean of languages"][1], [5.0, 5.0])
+
+    def test_candidates_end_where_exact_steps_begin(self):
+        axes = self.drawn(report.plot_candidates, 200, 3)
+        lines = self.lines(axes)
+        self.assertEqual(lines["|V'|, before the cut"], [[1, 2, 3], [101.0, 102.0, 103.0]])
+        self.assertEqual(lines["overflow"], [[1, 2, 3], [10.0, 20.0, 30.0]])
+
+    @parameterized.parameters((3, [(3, 4)]), (4, []), (9, []))
+    def test_exact_steps_are_shaded(self, exact_from, expected):
+        # 9: of a run that was stopped before it came to them.
+        for plot, first in ((report.plot_loss, 5.0), (report.plot_candidates, 200)):
+            self.assertEqual(self.shaded(self.drawn(plot, first, exact_from)), expected)
+
+    def test_they_are_those_of_the_run(self):
+        found = []
+        for plot in ("plot_loss", "plot_candidates"):
+            keep = lambda *arguments: found.append(arguments[2])  # noqa: E731
+            self.enter_context(mock.patch.object(report, plot, keep))
+        for start in (9, 40):
+            report.write_report(
+                pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())),
+                results(),
+                store=store(),
+                output_layer=factories.output_layer_settings(
+                    kind="knn", full_softmax_fraction=0.1
+                ),
+                allocation=None,
+                metrics=self.metrics,
+                full_softmax_from=start,
+            )
+        self.assertEqual(found, [9, 9, 40, 40])
+
+
 class WriteReportTest(parameterized.TestCase):
     def write(
         self, kind: str, metrics=METRICS, allocation=ALLOCATION, **found
@@ -172,6 +238,7 @@ class WriteReportTest(parameterized.TestCase):
             output_layer=factories.output_layer_settings(kind=kind, full_softmax_fraction=0.1),
             allocation=allocation,
             metrics=metrics,
+            full_softmax_from=9 if kind == "knn" else None,
         )
         self.assertEqual(path, folder / "report.md")
         return path.read_text(encoding="utf-8"), folder
