@@ -37,7 +37,7 @@ def run(
 
     Raises:
       ValueError: jobs failed.
-      SystemExit: a job was asked to stop, and has saved its state.
+      SystemExit: a job was asked to stop.
     """
     failed = []
     for number, job in enumerate(found, start=1):
@@ -56,14 +56,28 @@ def run(
 
 
 def _execute(command: str) -> int:
-    """Run a command in the repository; on Ctrl-C wait for its own graceful stop."""
+    """Run a command in the repository, and wait for it when it is stopped.
+
+    Raises:
+      SystemExit: SIGTERM or Ctrl-C has stopped it without a saved state, as of most stages.
+    """
+    asked: list[int] = []
     with subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=jobs.ROOT) as process:
-        signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # the command receives it too, and saves
-                continue
+
+        def stop(number: int, _) -> None:
+            asked.append(number)
+            if number == signal.SIGTERM:  # Ctrl-C reaches the command by itself
+                process.send_signal(number)
+
+        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            status = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if asked and status != jobs.EXIT_STOPPED:
+        sys.exit(128 + asked[0])  # as of a shell
+    return status
 
 
 def main(_) -> None:

@@ -1,6 +1,10 @@
 """Jobs one after the other on this machine: order, failures, stops."""
 
-from absl.testing import absltest
+import os
+import signal
+import threading
+
+from absl.testing import absltest, parameterized
 
 from launch import jobs, local
 
@@ -10,7 +14,7 @@ FOUND = jobs.expand(
 )
 
 
-class LocalTest(absltest.TestCase):
+class LocalTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.started: list[str] = []
@@ -55,6 +59,28 @@ class LocalTest(absltest.TestCase):
     def test_commands_are_those_of_a_shell(self):
         self.assertEqual(local._execute("bash -c 'exit 3'"), 3)
         self.assertEqual(local._execute("test -f finetune.py"), 0)  # in the repository
+
+    @parameterized.parameters(
+        ("sleep 60", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("bash -c 'trap \"exit 75\" TERM; sleep 60 & wait'", signal.SIGTERM, jobs.EXIT_STOPPED),
+        # Ctrl-C goes to all processes of a terminal, so this command does not get it.
+        ("sleep 1", signal.SIGINT, 128 + signal.SIGINT),
+    )
+    def test_a_stop_is_no_failure(self, command, number, status):
+        before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        started = []
+
+        def execute(stage: str) -> int:
+            started.append(stage)
+            return local._execute(command)
+
+        with self.assertRaises(SystemExit) as stopped:
+            local.run(FOUND, "py", execute, keep_going=True)
+        self.assertEqual(stopped.exception.code, status)
+        self.assertLen(started, 1)
+        after = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+        self.assertEqual(after, before)
 
 
 if __name__ == "__main__":
