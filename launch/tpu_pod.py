@@ -24,7 +24,9 @@ from common import entry_point
 from launch import jobs
 
 _POLL_SECONDS = 30.0
-_ENDED = ("", "FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+# A query may fail once, while the request waits and is paid for.
+_UNANSWERED = 5
+_ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,15 +189,20 @@ def _make_ready(
 ) -> None:
     """Ensure an active slice on which the code is installed."""
     state = _state(pod, execute)
-    if state and state in _ENDED:
+    if state in _ENDED:
         _must(execute, pod.delete())
         state = ""
     if not state:
         _must(execute, pod.create())
+    unanswered = 0  # in a row
     while (state := _state(pod, execute)) != "ACTIVE":
-        if state in _ENDED:
-            raise ValueError(f"the queue gave {pod.name} no slice: {state or 'it is not queued'}")
-        logging.info("%s: %s", pod.name, state)
+        unanswered = 0 if state else unanswered + 1
+        if state in _ENDED or unanswered > _UNANSWERED:
+            raise ValueError(
+                f"the queue gave {pod.name} no slice: {state or 'gcloud does not find it'}; if it "
+                "is still queued, the same command goes on, --delete gives it back"
+            )
+        logging.info("%s: %s", pod.name, state or "no answer")
         sleep(_POLL_SECONDS)
     _must(execute, pod.copy(archive))
     _must(execute, pod.install())
@@ -204,7 +211,7 @@ def _make_ready(
 
 
 def _state(pod: Pod, execute: Execute) -> str:
-    """State of the queued resource; "" if it does not exist."""
+    """State of the queued resource; "" if it does not exist, or gcloud could not be asked."""
     status, output = execute(pod.describe())
     return output.strip() if status == 0 else ""
 
@@ -255,7 +262,9 @@ if __name__ == "__main__":
     flags.DEFINE_bool("spot", False, "Cheaper, and taken away at any time.")
     flags.DEFINE_string("python", "python3.11", "Interpreter on the hosts, 3.11 or later.")
     flags.DEFINE_string("setup", "", "Run on every host first, e.g. to mount a bucket.")
-    flags.DEFINE_integer("restarts", 20, "How often an interrupted stage is started again.")
+    flags.DEFINE_integer(
+        "restarts", 20, "How often an interrupted stage is started again.", lower_bound=0
+    )
     flags.DEFINE_bool("delete", False, "Give the slice back, and do nothing else.")
     required = ("config", "workdir", "zone", "accelerator", "runtime")
     entry_point.run(main, required, may_be_remote=True)

@@ -22,8 +22,10 @@ STOPPED, PREEMPTED = jobs.EXIT_STOPPED, 255
 class Cloud:
     """Stands in for gcloud: a slice that is granted after one look, and statuses of training."""
 
-    def __init__(self, *statuses: int, exists: str = "", granted: str = "ACTIVE"):
-        self.state, self.granted = exists, granted
+    def __init__(
+        self, *statuses: int, exists: str = "", granted: str = "ACTIVE", unanswered: int = 0
+    ):
+        self.state, self.granted, self.unanswered = exists, granted, unanswered
         self.statuses = list(statuses)
         self.done: list[str] = []
 
@@ -31,6 +33,9 @@ class Cloud:
         verb = command[4]
         if verb == "describe":
             now = self.state
+            if now and self.unanswered:
+                self.unanswered -= 1
+                return 1, ""
             if self.state == "WAITING_FOR_RESOURCES":
                 self.state = self.granted
             return (0, now + "\n") if now else (1, "")
@@ -153,6 +158,7 @@ class RunTest(parameterized.TestCase):
         (Cloud(0), "create scp venv train.py"),
         (Cloud(0, exists="ACTIVE"), "scp venv train.py"),
         (Cloud(0, exists="SUSPENDED"), "delete create scp venv train.py"),
+        (Cloud(0, unanswered=tpu_pod._UNANSWERED), "create scp venv train.py"),
         (Cloud(STOPPED, STOPPED, 0), "create scp venv train.py train.py train.py"),
         (Cloud(PREEMPTED, 0), "create scp venv train.py delete create scp venv train.py"),
     )
@@ -167,6 +173,7 @@ class RunTest(parameterized.TestCase):
     @parameterized.parameters(
         (Cloud(1, 0), "train.py ended with status 1", "create scp venv train.py"),
         (Cloud(0, granted="FAILED"), "no slice: FAILED", "create"),
+        (Cloud(0, unanswered=9), "gcloud does not find it; .* --delete gives it back", "create"),
         (Cloud(*[STOPPED] * 9), "4 times", "create scp venv train.py train.py train.py train.py"),
     )
     def test_other_failures_end_it(self, cloud, message, expected):
