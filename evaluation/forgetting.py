@@ -1,5 +1,6 @@
 """Gains and losses of continued training, by language (XY-LENT Section 8, Table 6, Figure 5)."""
 
+import math
 import pathlib
 import statistics
 from collections.abc import Mapping
@@ -23,13 +24,14 @@ Changes = Mapping[tuple[str, str], Change]
 NOTE = """\
 *relative*: (before - after) / before, as in Table 6, turned for the loss, so that what is positive
 is a loss of quality: forgetting. *exact loss* is in nats a token, of the masked LM or the generator
-on held-out text; scores are in per cent, and an AUC of 50 is chance. Means are of the columns."""
+on held-out text; scores are in per cent, and an AUC of 50 is chance. Means are of the columns; of a
+score that was 0 there is no relative change."""
 
 
 def relative(measure: str, before: float, after: float) -> float:
-    """Return the relative loss of quality in per cent; negative for a gain."""
+    """Return the relative loss of quality in per cent: negative for a gain, NaN if it was 0."""
     worse = after - before if measure == LOSS else before - after
-    return 100 * worse / before
+    return 100 * worse / before if before else math.nan
 
 
 def form_of(measure: str) -> tuple[str, float]:
@@ -44,7 +46,16 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
       changes: scores by data and measure, each with languages.
       title: what was compared.
       folder: of the report.
+
+    Raises:
+      ValueError: nothing has a score in a language both before and after.
     """
+    changes = {of: change for of, change in changes.items() if change}
+    if not changes:
+        raise ValueError(
+            "no language has a score both before and after; compare runs on rows, or tasks, of "
+            "the same languages"
+        )
     plot_changes(changes, folder / PLOT)
     parts = [f"# Forgetting\n\n{markdown.escaped(title)}", NOTE]
     for (data, measure), change in changes.items():
@@ -81,11 +92,16 @@ def change_table(measure: str, change: Change) -> str:
     rows = {
         language: (*both, relative(measure, *both)) for language, both in sorted(change.items())
     }
-    means = [statistics.fmean(column) for column in zip(*rows.values(), strict=True)]
+    columns = (
+        [one for one in column if not math.isnan(one)]
+        for column in zip(*rows.values(), strict=True)
+    )
+    means = [statistics.fmean(column) if column else math.nan for column in columns]
     lines = ["| language | before | after | relative % |", "|---|---:|---:|---:|"]
     for name, (before, after, change_of_language) in [*rows.items(), ("**mean**", means)]:
         cells = [form.format(scale * before), form.format(scale * after)]
-        lines.append(f"| {name} | {' | '.join(cells)} | {change_of_language:+.1f} |")
+        cells.append("" if math.isnan(change_of_language) else f"{change_of_language:+.1f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

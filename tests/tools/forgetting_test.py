@@ -197,6 +197,30 @@ class RelativeTest(absltest.TestCase):
         self.assertAlmostEqual(forgetting.relative(LOSS, 4.0, 5.0), 25.0)
         self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
 
+    def test_a_score_of_0_has_no_relative_change(self):
+        change = {"de": (0.5, 0.25), "sw": (0.0, 0.25)}
+        table = forgetting.change_table("f1", change).splitlines()
+        self.assertEqual(
+            table[2:],
+            [
+                "| de | 50.0 | 25.0 | +50.0 |",
+                "| sw | 0.0 | 25.0 |  |",
+                "| **mean** | 25.0 | 25.0 | +50.0 |",
+            ],
+        )
+        table = forgetting.change_table("f1", {"sw": (0.0, 0.25)}).splitlines()
+        self.assertEqual(table[3], "| **mean** | 0.0 | 25.0 |  |")
+
+    def test_what_has_no_common_language_is_left_out(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        changes = {("task", "f1"): {"sw": (0.0, 0.25)}, ("rows", LOSS): {}}
+        text = forgetting.write_report(changes, "made up", folder)
+        self.assertIn("task: f1", text)
+        self.assertNotIn("rows", text)
+        self.assertTrue((folder / forgetting.PLOT).exists())
+        with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
+            forgetting.write_report({("rows", LOSS): {}}, "made up", folder)
+
 
 if __name__ == "__main__":
     absltest.main()
