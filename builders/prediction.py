@@ -121,8 +121,17 @@ def search_lines(
 def mining_threshold(
     config: ConfigDict, workdir: pathlib.Path | None, language: str
 ) -> float | None:
-    """Smallest score of a mined pair: the config's, or the run's threshold for the language."""
+    """Return the smallest score of a mined pair: the run's for the language, or the config's.
+
+    Raises:
+      ValueError: the run has thresholds, and none for the language.
+    """
     thresholds: dict[str, Any] = {}
     if workdir is not None:
         thresholds = artifacts.read_json(workdir / RESULTS).get("thresholds", {})
+    if thresholds and language not in thresholds:
+        raise ValueError(
+            f"--language is {language!r}; {workdir} has thresholds of {', '.join(thresholds)}: "
+            "choose one, or give --config with task.threshold, and init_from, instead"
+        )
     return thresholds.get(language, config.task.threshold)

@@ -229,7 +229,10 @@ class SearchTest(absltest.TestCase):
         config = prediction.run_config(folder)
         known = json.loads((folder / "results.json").read_text())["thresholds"]["zh"]
         self.assertEqual(prediction.mining_threshold(config, folder, "zh"), known)
-        self.assertIsNone(prediction.mining_threshold(config, folder, "de"))
+        for language in ("de", ""):
+            message = rf"--language is '{language}'; .* has thresholds of zh: choose one"
+            with self.assertRaisesRegex(ValueError, message):
+                prediction.mining_threshold(config, folder, language)
         config.task.threshold = 1.5
         self.assertEqual(prediction.mining_threshold(config, None, "zh"), 1.5)
 
