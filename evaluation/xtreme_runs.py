@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import glob
-import json
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -252,10 +251,7 @@ def read_run(folder: pathlib.Path) -> Run:
             f"{folder}: no {RESULTS}; the run has not finished (start it again to resume) or this "
             "is no folder of a run"
         )
-    try:
-        found = artifacts.read_json(path)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error}); run the fine-tuning again") from None
+    found = artifacts.read_json(path)
     problem = _problem(found)
     if problem:
         raise ValueError(f"{path}: {problem}; are these results of fine-tuning?")

@@ -6,7 +6,6 @@ Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -279,8 +278,6 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
             f"{path} does not exist; give the folder that save_pretrained or tools.export_model "
             "wrote"
         ) from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error}); copy or download it again") from None
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if model_type not in tuple(_FORMS):  # a list is not hashable
         raise ValueError(

@@ -216,9 +216,7 @@ class PlotsOfTrainingTest(parameterized.TestCase):
                 pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())),
                 results(),
                 store=store(),
-                output_layer=factories.output_layer_settings(
-                    kind="knn", full_softmax_fraction=0.1
-                ),
+                output_layer=factories.output_layer_settings(kind="knn", full_softmax_fraction=0.1),
                 allocation=None,
                 metrics=self.metrics,
                 full_softmax_from=start,
