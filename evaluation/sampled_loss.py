@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -68,20 +67,25 @@ class SampledLoss:
         for number, batch in enumerate(self._batches):
             key = jax.random.fold_in(self._key, number)
             placed = self._layout.placed(batch)
-            found = jax.device_get(self._losses(state.params, state.extra, *placed, key))
+            losses = self._losses(state.params, state.extra, *placed, key, state.step)
+            found = jax.device_get(losses)
             for name, (total, weight) in found.items():
                 before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = before + float(total), weight_before + float(weight)
         return {f"sampling/{name}": value for name, value in means(totals).items()}
 
-    def _losses_of(self, params, extra: Extra, tokens: jax.Array, key: jax.Array) -> LossAndMetrics:
-        """Return both losses of a batch [B, L] at the same masked positions, without dropout."""
+    def _losses_of(
+        self, params, extra: Extra, tokens: jax.Array, key: jax.Array, step: jax.Array
+    ) -> LossAndMetrics:
+        """Return both losses of a batch [B, L] at the same masked positions, without dropout.
+
+        With the mask rate and the statistics of training at `step`, scalar int32.
+        """
 
         def found(objective: MaskedLM) -> LossAndMetrics:
             plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
             return objective.loss(params, gathered_rows(params, touched), plan, None)[0]
 
-        step = jnp.int32(0)
         sampled = found(self._objective)
         return {
             "sampled_loss": sampled["loss"],

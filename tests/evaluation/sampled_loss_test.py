@@ -51,9 +51,16 @@ def store() -> PackedDataset:
     return PackedDataset(pathlib.Path(folder.name), VOCAB, L, "", SPECIAL, languages, {})
 
 
-def evaluate(objective: MaskedLM, rows: PackedDataset, **kwargs) -> dict[str, float]:
-    extra = jax.jit(lambda params: factories.first_extra(objective, params))(params())
-    state = types.SimpleNamespace(params=params(), extra=extra)
+def evaluate(
+    objective: MaskedLM,
+    rows: PackedDataset,
+    step: int = 0,
+    extra_of: MaskedLM | None = None,
+    **kwargs,
+) -> dict[str, float]:
+    first = extra_of or objective
+    extra = jax.jit(lambda params: factories.first_extra(first, params))(params())
+    state = types.SimpleNamespace(params=params(), extra=extra, step=jnp.int32(step))
     settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
     return dict(SampledLoss(objective, rows, **settings)(state))
 
@@ -96,6 +103,23 @@ class SampledLossTest(parameterized.TestCase):
     def test_there_is_no_dropout(self):
         without = evaluate(objective_with(LAYER, dropout_rate=0.0), store())
         self.assertEqual(without, values_of(LAYER))
+
+    def test_statistics_and_mask_rate_are_those_of_the_step(self):
+        layer = dataclasses.replace(LAYER, kind="target_sampling", log_q_correction=True)
+        first = objective_with(layer)
+        skewed = first.statistics.probabilities * jnp.arange(1, PADDED + 1)
+        later = first.statistics._replace(probabilities=skewed / skewed.sum())
+        both = dataclasses.replace(first, later_statistics=((5, later),))
+        before, after = (evaluate(both, store(), step=step) for step in (4, 5))
+        self.assertEqual(before, evaluate(first, store()))
+        always = dataclasses.replace(first, statistics=later)
+        self.assertEqual(after, evaluate(always, store(), extra_of=first))
+        self.assertNotEqual(before["sampling/sampled_loss"], after["sampling/sampled_loss"])
+        mask = dataclasses.replace(first.mask, rate=0.5, final_rate=0.125)
+        long, short = (dataclasses.replace(first, mask=mask, num_steps=n) for n in (8, 4))
+        last = evaluate(long, store(), step=7)
+        self.assertEqual(last, evaluate(short, store(), step=3))
+        self.assertNotEqual(last, evaluate(long, store(), step=3))
 
     def test_masks_and_batches_are_those_of_the_seed(self):
         other = evaluate(objective_with(LAYER), store(), seed=1)
