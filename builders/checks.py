@@ -18,13 +18,14 @@ _AT_LEAST_0: _Limits = (0, True, math.inf)
 _AT_LEAST_1: _Limits = (1, True, math.inf)
 _ABOVE_0: _Limits = (0, False, math.inf)
 _BELOW_1: _Limits = (0, True, 1)
+_INT32: _Limits = (0, True, 2**31)  # of scalars of a program
 _LIMITS: dict[_Limits, tuple[str, ...]] = {
     _AT_LEAST_0: (
         "corpus.max_train_bytes", "corpus.block_bytes", "vocab.alpha", "vocab.beta",
         "vocab.em_iterations", "data.alpha",
         "data.pair_alpha", "model.num_layers", "model.distance_slope", "optimizer.learning_rate",
         "optimizer.muon_learning_rate", "optimizer.warmup_steps", "optimizer.weight_decay",
-        "optimizer.clip_norm", "optimizer.decay_power", "train.seed", "evaluation.seed",
+        "optimizer.clip_norm", "optimizer.decay_power",
         "evaluation.max_sequences", "evaluation.max_sequences_in_training",
         "evaluation.retrieval_layer", "evaluation.retrieval_max_sentences", "task.layer",
     ),
@@ -39,6 +40,7 @@ _LIMITS: dict[_Limits, tuple[str, ...]] = {
         "task.n_best",
     ),
     _ABOVE_0: ("model.rotary_theta", "optimizer.epsilon", "train.epochs"),
+    _INT32: ("train.seed", "evaluation.seed"),
     _BELOW_1: (
         "model.dropout_rate", "model.attention_dropout_rate", "optimizer.beta1", "optimizer.beta2",
         "optimizer.muon_momentum", "optimizer.warmup_share",
@@ -133,7 +135,7 @@ def _check_limits(key: str, value: float) -> None:
     for (low, is_allowed, high), keys in _LIMITS.items():
         is_high = value >= high
         if key in keys and (value < low or (value == low and not is_allowed) or is_high):
-            below = "" if high == math.inf else f" and below {high:g}"
+            below = "" if high == math.inf else f" and below {high}"
             raise ValueError(
                 f"{key} is {value}, must be {'at least' if is_allowed else 'above'} {low:g}{below}"
             )

@@ -70,10 +70,11 @@ class DataSettings:
     pair_pivot: str
 
     def __post_init__(self):
-        if any(step < 1 for step, _ in self.alpha_phases):
+        starts = [step for step, _ in self.alpha_phases]
+        if min(starts, default=1) < 1 or sorted(set(starts)) != starts:
             raise ValueError(
-                f"data.alpha_phases are {self.alpha_phases}; a phase must begin at step 1 or "
-                "later, data.alpha is that of the first"
+                f"data.alpha_phases are {self.alpha_phases}; phases must begin at step 1 or later, "
+                "each later than the one before it; data.alpha is that of the first"
             )
         shares = (self.pair_share, self.contrast_share)
         if min(shares) < 0 or sum(shares) >= 1:

@@ -262,7 +262,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "train": {
         "objective": ("masked", "no.module:build", "configs.base:nothing"),
         "data.alpha": ("-1.0", "nan"),
-        "data.alpha_phases": ("((0,0.5),)",),
+        "data.alpha_phases": ("((0,0.5),)", "((8,0.5),(4,1.0))", "((4,0.5),(4,1.0))"),
         "data.loader": ("tfdata", "''"),
         "data.prefetch": ("0",),
         "data.pair_share": ("1.0", "-0.5"),
@@ -322,7 +322,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "train.batch_size": ("0", "9"),
         "train.accumulation_steps": ("0", "3"),
         "train.batch_warmup_steps": ("5",),
-        "train.seed": ("-1",),
+        "train.seed": ("-1", "2147483648"),
         "train.init_from": ("DIR/none", "DIR/text"),
         "train.log_every": ("0",),
         "train.evaluate_every": ("0",),
