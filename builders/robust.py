@@ -143,8 +143,18 @@ class ReweightedData:
         return min(later, default=self.config.train.num_steps)
 
     def renew(self, step: int, learned: Callable[[], Extra]) -> None:
-        """Forget phases of a future that was lost, and solve the one that begins with `step`."""
+        """Forget phases of a future that was lost, and solve the one that begins with `step`.
+
+        Raises:
+          ValueError: an earlier phase, which the run has used, is not in the record.
+        """
         record = self.record.as_of(step)
+        used = {phase for phase in self._phase_steps if phase < step}
+        if missing := sorted(used - {phase.step for phase in record.phases}):
+            raise ValueError(
+                f"{self.path} has no phases of steps {missing}, which the run of {step} steps has "
+                "used; restore the file, or train in another --workdir"
+            )
         if step in self._phase_steps and step not in {phase.step for phase in record.phases}:
             found = np.asarray(mean_pair_losses(PairSums(*learned()[PAIR_LOSSES])), np.float64)
             losses = dict(zip(map("-".join, self._pairs), found.tolist(), strict=True))

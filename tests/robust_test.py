@@ -1,17 +1,18 @@
 """Phases solved from losses: moving averages, best response and record together; their stream."""
 
 import pathlib
+import re
 import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
-from builders import model, streams
+from builders import model, robust, streams
 from builders.robust import baseline_losses, with_next_phase
 from input_pipeline.bitext import PAIRS, language_pairs
-from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
+from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record, write_pair_record
 from objectives.best_response import RobustSettings, best_response
 from objectives.pair_losses import (
     init_pair_losses,
@@ -116,6 +117,34 @@ class PhasesTest(absltest.TestCase):
             again, same, _ = run(range(stop, 80), states[stop], kept)
             self.assertEqual(same, record)
             jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+class RecordTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (3, (), [2]), (4, (5,), [2]), (6, (), [2, 5]), (6, (2,), [5]), (7, (5,), [2])
+    )
+    def test_a_run_does_not_go_on_without_a_phase_that_it_has_used(self, step, kept, missing):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        store = program_test.write_store(folder, ("aa", "bb", "cc"))
+        config = program_test.config("rows")
+        config.objective, config.robust.num_phases = "replaced_token", 2
+        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
+
+        def resumed(kept: tuple[int, ...]) -> None:
+            """Go on from a checkpoint of `step` with the phases of these steps on record."""
+            new = robust.training_data(config, store, model.mesh(config), folder / "none")
+            base = new.record.base
+            unseen = dict.fromkeys(base)
+            phases = tuple(Phase(first, base, unseen, 0.0, None) for first in kept)
+            if kept:
+                write_pair_record(folder / robust.RECORD, PairRecord(base, phases))
+            data = robust.training_data(config, store, model.mesh(config), folder)
+            data.renew(step, self.fail)  # nothing is learned from this state
+
+        message = rf"{robust.RECORD} has no phases of steps {re.escape(str(missing))}, .*; restore"
+        with self.assertRaisesRegex(ValueError, message):
+            resumed(kept)
+        resumed((2, 5))
 
 
 class StreamTest(absltest.TestCase):
