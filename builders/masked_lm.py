@@ -187,15 +187,21 @@ def _parts(setup: Setup) -> dict[str, Any]:
 
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
     """Raise ValueError if a group can have more distinct targets than the capacity of its V'."""
-    sequences = setup.batch_size // settings.num_groups(setup.batch_size)
-    has_pairs = setup.config.data.pair_share or setup.config.data.contrast_share
-    masks = (mask, mask.of_pairs()) if has_pairs else (mask,)
-    targets = sequences * max(one.slots(setup.store.length) for one in masks)
+    data, length = data_settings(setup.config), setup.store.length
+    batches = [(setup.batch_size, length, mask)]
+    if data.pair_share or data.contrast_share:  # short pairs are more to a batch
+        tokens, of_pairs = setup.batch_size * length, mask.of_pairs()
+        batches += [(tokens // bucket, bucket, of_pairs) for bucket in data.pair_buckets]
+    groups = []
+    for size, length, masking in batches:
+        sequences = size // max(settings.num_groups(size), 1)
+        groups.append((sequences * masking.slots(length), sequences, length))
+    targets, sequences, length = max(groups)
     if settings.kind == "knn" and settings.capacity < min(targets, setup.store.vocab_size):
         raise ValueError(
             f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
-            f"can have {targets} distinct targets, all of which must fit; raise the capacity or "
-            "lower output_layer.group_size or train.batch_size"
+            f"of {length} tokens can have {targets} distinct targets, all of which must fit; raise "
+            "the capacity or lower output_layer.group_size or train.batch_size"
         )
 
 

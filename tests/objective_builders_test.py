@@ -54,6 +54,24 @@ class FitTest(parameterized.TestCase):
             config.output_layer.kind = kind
             objective_of(config)
 
+    def test_all_targets_of_a_batch_of_short_pairs_must_fit_the_candidates(self):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,  # 20 slots of a row of 128, 3 of a row of 16
+                "data.pair_share": 0.5,
+                "data.pair_buckets": (16,),
+                "output_layer.group_size": 0,
+                "output_layer.capacity": 96,
+            }
+        )
+        objective_of(config)
+        config.output_layer.capacity = 95
+        self.assert_refused(
+            config, "output_layer.capacity is 95, .* 32 sequences of 16 tokens can have 96 .*"
+        )
+        config.output_layer.group_size = 4  # as many of both kinds
+        objective_of(config)
+
     def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
         config = runlocal(**{"train.batch_size": 4000, "output_layer.capacity": 600})
         objective_of(config)
