@@ -41,7 +41,7 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     peak_step = max(warmup_steps - 1, 0)  # the first of the peak, counted from 0
     decay_steps = max(num_steps - 1 - peak_step, 1)
     if settings.schedule == "wsd":
-        decay_steps = max(round(settings.decay_fraction * num_steps), 1)
+        decay_steps = wsd_decay_steps(settings, num_steps)
     if warmup_steps + decay_steps > num_steps:
         raise ValueError(
             f"optimizer.decay_fraction is {settings.decay_fraction}: its {decay_steps} steps and "
@@ -63,6 +63,11 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
         schedules.append(optax.constant_schedule(peak))
         boundaries.append(max(num_steps - 1 - decay_steps, 0))
     return optax.join_schedules([*schedules, decay], boundaries)
+
+
+def wsd_decay_steps(settings: Any, num_steps: int) -> int:
+    """Number of steps in which "wsd" decays; all but the first, which has the peak, at most."""
+    return max(min(round(settings.decay_fraction * num_steps), num_steps - 1), 1)
 
 
 def _inverse_sqrt(peak: float, peak_step: int, final: float) -> optax.Schedule:

@@ -78,8 +78,9 @@ class ScheduleTest(parameterized.TestCase):
         np.testing.assert_allclose(found[79:-2], expected, rtol=1e-5)
         self.assertLess(found[80], 1)
 
-    def test_wsd_of_all_steps_is_polynomial(self):
-        found = rates(schedule="wsd", decay_fraction=0.99, decay_power=2.0)
+    @parameterized.parameters(0.99, 1.0)
+    def test_wsd_of_all_steps_is_polynomial(self, fraction):
+        found = rates(schedule="wsd", decay_fraction=fraction, decay_power=2.0)
         np.testing.assert_array_equal(found, rates(decay_power=2.0))
 
     @parameterized.parameters(*SCHEDULES)
