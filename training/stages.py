@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 
 from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from training.schedules import wsd_decay_steps
 from training.subtrees import excluding, merged, selected
 
 
@@ -61,11 +62,19 @@ def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
         )
     found.append(Stage("", start, num_steps, settings.frozen))
     for stage in found if settings.stages and settings.restart_schedule else ():
-        if stage.end - stage.start <= settings.warmup_steps:
+        steps, needed = stage.end - stage.start, ""
+        decay_steps = wsd_decay_steps(settings, steps) if settings.schedule == "wsd" else 0
+        if steps <= settings.warmup_steps:
+            needed = f"more than optimizer.warmup_steps {settings.warmup_steps}"
+        elif steps < settings.warmup_steps + decay_steps:
+            needed = (
+                f"at least optimizer.warmup_steps {settings.warmup_steps} and the {decay_steps} "
+                f"steps of optimizer.decay_fraction {settings.decay_fraction}"
+            )
+        if needed:
             raise ValueError(
-                f"optimizer.stages: {stage}, must be more than optimizer.warmup_steps "
-                f"{settings.warmup_steps}; change either, or set optimizer.restart_schedule to "
-                "False for one schedule over all stages"
+                f"optimizer.stages: {stage}, must be {needed}; change either, or set "
+                "optimizer.restart_schedule to False for one schedule over all stages"
             )
     return tuple(found)
 

@@ -21,6 +21,7 @@ from training.metrics import read_metrics
 from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.signals import Stopped
+from training.stages import stages_of
 from training.step import TrainFunctions
 
 V, NUM_STEPS, SWITCH = 30, 8, 3
@@ -301,6 +302,17 @@ class SettingsTest(parameterized.TestCase):
             factories.train_functions(
                 SkipGram(V, 4), dataclasses.replace(OPTIMIZER, stages=stages), num_steps=NUM_STEPS
             )
+
+    def test_a_stage_too_short_for_its_warm_up_and_decay(self):
+        settings = dataclasses.replace(STAGED, schedule="wsd", decay_fraction=0.5)
+        message = (
+            "'input' alone, steps 0 to 3, must be at least optimizer.warmup_steps 2 and the 2 "
+            "steps of optimizer.decay_fraction 0.5; change either, or set"
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            stages_of(settings, NUM_STEPS)
+        stages_of(dataclasses.replace(settings, decay_fraction=0.4), NUM_STEPS)
+        stages_of(dataclasses.replace(settings, restart_schedule=False), NUM_STEPS)
 
     def test_one_schedule_needs_no_steps_of_warm_up_in_each(self):
         settings = dataclasses.replace(OPTIMIZER, stages=(("input", 1),), restart_schedule=False)
