@@ -184,9 +184,9 @@ def find_parts(job: Job, found: plans.Found) -> list[Part]:
         if task.key == "parallel"
         for split, origin in zip(SPLITS, (selection.TRAIN, selection.HELDOUT), strict=True)
         for language in task.languages
-        for piece in plans.cut_file(
-            language, job.work / task.column(language, split), job.settings.shard_bytes, origin
-        )
+        for path in [job.work / task.column(language, split)]
+        if path.stat().st_size  # no cell of a language may lie in the blocks of a side
+        for piece in plans.cut_file(language, path, job.settings.shard_bytes, origin)
     ]
     return plans.group([*found.pieces, *columns], job.settings.shard_bytes)
 

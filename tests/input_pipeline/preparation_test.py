@@ -115,14 +115,25 @@ def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
     ]
 
 
+# A set in three languages, the last of which has cells in the first of its blocks alone.
+_SPARSE = "id\ten\tsw\tde\n" + txt(
+    [[f"{i}\tc {i} {j}\td {i} {j}\t{'' if i else f'e {j}'}" for j in range(3)] for i in range(30)]
+)
+
+
 class ContentsTest(_PreparationTest):
     @parameterized.parameters(
         {},
         {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
         {"max_train_bytes": 1500},
         {"languages": ("sw", "en"), "exclude": ()},
+        {"parallel_heldout_fraction": 0.0},
+        {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
+        {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},
     )
-    def test_it_holds_the_text_of_the_corpus_in_memory(self, **changes):
+    def test_it_holds_the_text_of_the_corpus_in_memory(self, more=(), **changes):
+        for name, text in dict(more).items():
+            self.write(name, text)
         job = self.job(**changes)
         store = prepare(job)
         corpus = load_corpus(job.spec)
