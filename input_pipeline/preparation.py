@@ -84,11 +84,16 @@ class Job:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Settings that every task's results depend on."""
+        """What every task's results depend on: settings, and the test sets as they are now."""
         spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
         settings = dataclasses.asdict(self.settings)
         del settings["num_workers"]
-        return {"corpus": spec, "store": settings, "tokenizer": self.tokenizer}
+        return {
+            "corpus": spec,
+            "store": settings,
+            "tokenizer": self.tokenizer,
+            "exclude": plans.states(sources.find_excluded(self.spec)),
+        }
 
     def note(self, name: str) -> pathlib.Path:
         return self.work / f"{name}.json"
@@ -196,7 +201,7 @@ def begin(job: Job, model: bytes) -> None:
     path = job.work / "job.json"
     provenance = json.loads(json.dumps(job.provenance))
     if path.exists() and artifacts.read_object(path) != provenance:
-        logging.info("%s: made under other settings; beginning anew", job.work)
+        logging.info("%s: made under other settings or test sets; beginning anew", job.work)
         shutil.rmtree(job.work)
     artifacts.write_bytes(job.work / "spm.model", model)
     artifacts.write_json(path, provenance)

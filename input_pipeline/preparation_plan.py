@@ -145,6 +145,11 @@ def stat(path: pathlib.Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
+    """Return path, size and time of the last change (ns) of files."""
+    return tuple((str(path), *stat(path)) for path in paths)
+
+
 def cut_file(
     language: str, path: pathlib.Path, shard_bytes: int, origin: int = selection.TEXT
 ) -> Iterator[Piece]:
@@ -190,7 +195,7 @@ def find_inputs(spec: CorpusSpec, shard_bytes: int) -> Found:
         )
         name = next(one for one in candidates if one not in taken)
         taken.add(name)
-        files = tuple((str(path), *stat(path)) for path in source.files)
+        files = states(source.files)
         tasks.append(SourceTask(number, name, source.key, source.languages, files))
     pieces = [
         piece

@@ -298,6 +298,19 @@ class TasksTest(_PreparationTest):
         prepare(self.job(seed=1))
         self.assertEqual(contents(job.folder), contents(self.folder / "other"))
 
+    def test_a_test_set_that_has_changed_begins_anew(self):
+        def killed(function, job, tasks, name) -> None:
+            if name == "tokenise":
+                raise KeyboardInterrupt
+            in_order(function, job, tasks, name)
+
+        with self.assertRaises(KeyboardInterrupt):
+            prepare(self.job(), killed)
+        (self.root / "tested.ids").write_text("one 2 0.\none 2 1.\none 30 0.\na 7 1.\n")
+        prepare(self.job())
+        prepare(self.job("clean"))
+        self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
+
     def test_little_text_leaves_nothing_behind_an_error(self):
         with mock.patch.object(preparation, "_KEPT_FROM", 1 << 20):
             self.write("sw.txt", "\0")
