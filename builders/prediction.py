@@ -10,10 +10,9 @@ from builders import fine_tuning as builders
 from builders import task_data
 from builders.pretrained import read_pretrained
 from builders.run_folder import BEST, RESULTS, TOKENIZER
-from builders.task_kinds import KINDS, SEARCHES
+from builders.task_kinds import KINDS, SEARCHES, default_config
 from builders.task_settings import Tokenizer, task_settings
 from common import artifacts
-from configs.finetune import base
 from evaluation.tasks import Line
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs, Sentences
@@ -37,9 +36,10 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
     recorded = artifacts.read_object(workdir / "settings.json")
     for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
         recorded.pop(name, None)
-    defaults = base.base("", "")
-    for name in ("task", "model"):  # which all tasks have, and may have keys newer than the run
-        recorded[name] = {**defaults[name].to_dict(), **recorded.get(name, {})}
+    # All sections may have keys that are newer than the run.
+    for name, default in default_config(recorded.get("task", {}).get("name")).to_dict().items():
+        found = recorded.get(name, default)
+        recorded[name] = {**default, **found} if isinstance(default, dict) else found
     return ConfigDict(recorded)
 
 

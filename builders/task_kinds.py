@@ -10,8 +10,10 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
+from ml_collections import ConfigDict
 
 from builders.task_settings import TaskSettings
+from configs.finetune import base, translation
 from evaluation import search, tasks
 from evaluation.tasks import Line, TaskData
 from input_pipeline.tasks import (
@@ -27,7 +29,7 @@ from input_pipeline.tasks import (
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
 from input_pipeline.tasks.question_features import question_features
-from input_pipeline.tasks.tasks import Task
+from input_pipeline.tasks.tasks import TASKS, Task
 from interop import task_heads
 from models.heads import ClassificationHead, SpanHead, TaggingHead
 from objectives import fine_tuning
@@ -214,3 +216,9 @@ SEARCHES: dict[str, SearchKind] = {
         options=("layer", "margin"),
     ),
 }
+
+
+def default_config(name: Any) -> ConfigDict:
+    """Return the config of a task of this name, with the default of every section and key."""
+    is_translation = name in TASKS and TASKS[name].kind == TRANSLATION
+    return translation.get_config() if is_translation else base.base("", "")

@@ -14,17 +14,14 @@ from builders import checks, task_data, translation, translation_runs
 from builders import fine_tuning as builders
 from builders.pretrained import Pretrained, read_pretrained
 from builders.run_folder import RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
-from builders.task_kinds import KINDS, SEARCHES, TRANSLATION
+from builders.task_kinds import KINDS, SEARCHES, TRANSLATION, default_config
 from builders.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from common import artifacts
-from configs.finetune import base
-from configs.finetune import translation as translation_config
 from evaluation.selection import ALL, Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
-from input_pipeline.tasks.tasks import TASKS
 from interop.params_file import read_params, write_params
 from training import hosts
 from training.loop import train
@@ -38,9 +35,7 @@ def checked(config: ConfigDict) -> ConfigDict:
     """Return a config that has all sections and keys of its kind of tasks; see `checks.checked`."""
     section = config.get("task") if isinstance(config, ConfigDict) else None
     name = section.get("name") if isinstance(section, ConfigDict) else None
-    is_translation = name in TASKS and TASKS[name].kind == TRANSLATION
-    defaults = translation_config.get_config() if is_translation else base.base("", "")
-    return checks.checked(config, defaults)
+    return checks.checked(config, default_config(name))
 
 
 def run(
@@ -65,7 +60,9 @@ def run(
     procedure = _procedure(task_settings(config).task.kind)
     pretrained = procedure.read(config)
     stage = artifacts.open_stage(
-        folder, _settings(config, pretrained), defaults=base.base("", "").to_dict()
+        folder,
+        _settings(config, pretrained),
+        defaults=default_config(config.task.name).to_dict(),
     )
     if stage.done:
         return artifacts.read_json(folder / RESULTS)

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import prediction, task_data
+from builders import prediction, task_data, tuned_export
 from builders.task_kinds import KINDS
 from builders.task_settings import Tokenizer, task_settings
 from input_pipeline.tasks import unlabelled
@@ -143,6 +143,21 @@ class FineTunedTest(parameterized.TestCase):
                     np.testing.assert_allclose(*values, atol=1e-5)
                 else:
                     self.assertEqual(one[key], two[key])
+
+    def test_a_run_made_before_a_key_existed_is_read_with_its_default(self):
+        finished, folder = tiny_tasks.finished("udpos"), tiny_tasks.scratch() / "older" / "run"
+        shutil.copytree(finished, folder)
+        tiny_tasks.without_keys(folder, "optimizer.embedding_update", "optimizer.frozen")
+        model = prediction.FineTuned(folder)
+        (lines,) = model(model.read(self.write_mine(folder)))
+        path = folder / "predictions" / "test.en.jsonl"
+        expected = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        self.assert_equal_lines(lines, expected)
+        cards = []
+        for run, name in ((finished, "export"), (folder, "export_of_older")):
+            tuned_export.export(run, folder.with_name(name))
+            cards.append((folder.with_name(name) / "README.md").read_text(encoding="utf-8"))
+        self.assertEqual(*cards)
 
     def test_another_tokenizer_is_named(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "run"

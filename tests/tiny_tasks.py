@@ -336,3 +336,13 @@ def finished(name: str) -> pathlib.Path:
     folder = scratch() / "runs" / name
     run(run_config(name), folder)
     return folder
+
+
+def without_keys(folder: pathlib.Path, *keys: str) -> None:
+    """Make a run one that was made before these keys, "section.key", existed."""
+    path = folder / "settings.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for key in keys:
+        section, name = key.split(".")
+        del settings[section][name]
+    path.write_text(json.dumps(settings), encoding="utf-8")

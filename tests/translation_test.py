@@ -12,7 +12,13 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import fine_tuning, translation, translation_prediction
+from builders import (
+    fine_tuning,
+    prediction,
+    translation,
+    translation_prediction,
+    translation_runs,
+)
 from builders.task_settings import task_settings
 from common import artifacts
 from configs.finetune import multi30k, wmt14
@@ -203,6 +209,19 @@ class StartTest(RunCase):
         self.assertEqual(model.symbols, {"de": piece})
         self.assertIn(piece, model.token_ids().forbidden)
         self.assertEqual(model.encoder.vocab_size, tiny_tasks.VOCAB)
+
+
+class OlderRunTest(RunCase):
+    @mock.patch.object(translation_runs, "prepare", return_value=lambda: {})
+    def test_a_run_made_before_a_key_existed_is_read_with_its_default(self, prepare):
+        config, folder = tiny_translation.config(), self.folder / "run"
+        results = tiny_tasks.run(config, folder)
+        expected = prediction.run_config(folder)
+        tiny_tasks.without_keys(folder, "architecture.embedding_norm", "optimizer.muon_momentum")
+        self.assertEqual(prediction.run_config(folder), expected)
+        self.assertNotIn("embedding_update", expected.optimizer)
+        self.assertEqual(tiny_tasks.run(config, folder), results)
+        prepare.assert_called_once()  # and not for the run that has ended
 
 
 class PredictTest(RunCase):
