@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from unittest import mock
 
@@ -20,6 +21,7 @@ from absl.testing import absltest, parameterized
 
 from objectives.objective import Objective
 from tests import factories
+from training import progress
 from training.checkpoint import Checkpoints, SaveError, restore_latest
 from training.loop import train
 from training.metrics import read_metrics
@@ -428,6 +430,27 @@ class RecordsTest(TestCase):
                 # The toy has one product of matrices, in exact steps two.
                 flops = 2 * (4 * 4 + 2 * 2) / 2 * 7 * (2 if record["step"] > 8 else 1)
                 self.assertAlmostEqual(record["flop_utilization"] / rate, flops / 1e9)
+
+    def test_speed_is_without_evaluations(self):
+        now = [0.0]
+
+        class Clocked(Data):
+            def batches(self, steps: range):
+                for batch in super().batches(steps):
+                    now[0] += 1
+                    yield batch
+
+        def evaluator(state):
+            now[0] += 100
+            return {}
+
+        clock = types.SimpleNamespace(monotonic=lambda: now[0])
+        with mock.patch.object(progress, "time", clock):
+            train(self.functions, SETTINGS, self.folder, Clocked(), [evaluator])
+        records = read_metrics(self.folder / "speed.jsonl")
+        found = [record["steps_per_second"] for record in records]
+        # Step 2 is read one step late, the others before an evaluation or a save.
+        np.testing.assert_allclose(found, [2 / 3, 2, 1, 1, 1])
 
     def test_a_profile_of_the_steps_asked_for(self):
         with (

@@ -158,6 +158,19 @@ class MuonTest(parameterized.TestCase):
                 matrix = matrix - 0.5 / 0.2 * rates[step] * update
                 np.testing.assert_allclose(params["layers"]["kernel"][layer], matrix, rtol=1e-4)
 
+    def test_a_matrix_of_fewer_outputs_than_inputs_is_not_scaled(self):
+        settings = dataclasses.replace(self.SETTINGS, warmup_steps=0)
+
+        def moved(gradient: np.ndarray) -> np.ndarray:
+            params = {"layers": {"kernel": np.zeros_like(gradient)}}
+            optimizer, grads = compiled(settings), {"layers": {"kernel": gradient}}
+            found, _ = optimizer.update(grads, {}, params, optimizer.init(params))
+            return np.asarray(found["layers"]["kernel"])
+
+        wide = layered_gradients(0)["layers"]["kernel"]
+        expected = np.swapaxes(moved(wide), 1, 2) / np.sqrt(6 / 3)
+        np.testing.assert_allclose(moved(np.swapaxes(wide, 1, 2)), expected, rtol=1e-4)
+
     def test_all_else_follows_adamw(self):
         adamw = layered_steps(dataclasses.replace(self.SETTINGS, kind="adamw"))
         for found, expected in zip(layered_steps(self.SETTINGS), adamw, strict=True):
