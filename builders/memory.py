@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from builders import model, objectives
 from builders.data import settings
 from builders.masked_lm import encoder_of, masked_lm_of, packed_term
+from builders.streams import check_batches
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from interop import vocabulary
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
@@ -78,12 +79,13 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
       stage: index of the stage (`optimizer.stages`), by default of the last one.
 
     Raises:
-      ValueError: the mesh or the batch does not fit the devices.
+      ValueError: the mesh, the batch or its parts do not fit the devices.
     """
     mesh_settings = settings(MeshSettings, config.mesh, "mesh")
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
+    check_batches(config, store, mesh)
     objective = objectives.objective(config, store, mesh)
     of_stages = [model.train_functions(config, objective, mesh)]
     while of_stages[-1].following is not None:
@@ -108,9 +110,11 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
+    of_state = state_bytes(state, in_stage)
+    of_state["gradients"] *= 1 if parts == 1 else 2  # those of a part, and their sum
     return Estimate(
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
-        bytes={**state_bytes(state, in_stage), "activations": activations},
+        bytes={**of_state, "activations": activations},
         layout=parameter_table(state.params),
         stage=str(in_stage),
     )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
 
-from builders import memory
+from builders import data, memory
 from configs import quickstart, veco, vocap_paper, xlm_r, xy_lent
 from models.encoder import Encoder
 from objectives.batch import Batch
@@ -93,6 +94,25 @@ def sized(size: str, fsdp: int, model: int):
     return config
 
 
+def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
+    """Bytes that a step on packed sequences takes on a device, by the compiler's own count."""
+    settings = data.settings(MeshSettings, config.mesh, "mesh")
+    mesh = make_mesh(settings, jax.devices()[:num_devices])
+    objective = memory.objectives.objective(config, memory.absent_rows(config), mesh)
+    functions = memory.model.train_functions(config, objective, mesh)
+    layout, size = batch_sharding(mesh), config.train.batch_size
+    arrays = {"tokens": (size, config.store.length), "language": (size,)}
+    batch = Batch(
+        {
+            name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
+            for name, shape in arrays.items()
+        },
+        "packed",
+    )
+    step = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
+    return step.memory_analysis().temp_size_in_bytes
+
+
 class EstimateTest(parameterized.TestCase):
     @parameterized.parameters(*STATES)
     def test_state_of_the_papers_sizes(self, size, devices, fsdp, model):
@@ -116,6 +136,21 @@ class EstimateTest(parameterized.TestCase):
         found = memory.estimate(config, 8).bytes
         self.assertAlmostEqual(found["activations"] * 16 / whole["activations"], 1, delta=0.01)
         self.assertEqual(found["optimizer"], whole["optimizer"])
+        self.assertEqual(found["gradients"], 2 * whole["gradients"])  # of a part, and their sum
+        config.train.accumulation_steps = 3
+        with self.assertRaisesRegex(ValueError, "must be a multiple of 24: .* of the 3 parts"):
+            memory.estimate(config, 8)
+
+    @parameterized.parameters(1, 4)
+    def test_step_of_parts_takes_what_is_estimated(self, parts: int):
+        config = quickstart.get_config("runlocal")
+        config.vocab.target_size, config.store.length = 20_000, 64
+        config.model.update(embedding_size=128, hidden_size=128, num_layers=2, mlp_size=256)
+        config.output_layer.kind = "full"
+        config.train.update(batch_size=8, accumulation_steps=parts)
+        estimated = memory.estimate(config, 1).bytes
+        expected = estimated["activations"] + estimated["gradients"]
+        self.assertBetween(temporary_bytes(config, 1) / expected, 0.8, 1.1)
 
     def test_every_run_of_the_paper_is_a_program(self):
         for run in vocap_paper.RUNS:
@@ -309,21 +344,7 @@ class ReplacedTokenTest(parameterized.TestCase):
         config.mask.rate = sharded.M / sharded.L
         config.data.pair_share = 0.0
         estimated = memory.estimate(config, 8).bytes
-        settings = MeshSettings(data, fsdp, model, config.mesh.vocab_multiple, config.mesh.rules)
-        mesh = make_mesh(settings)
-        objective = memory.objectives.objective(config, memory.absent_rows(config), mesh)
-        functions = memory.model.train_functions(config, objective, mesh)
-        layout = batch_sharding(mesh)
-        arrays = {"tokens": (sharded.B, sharded.L), "language": (sharded.B,)}
-        batch = Batch(
-            {
-                name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
-                for name, shape in arrays.items()
-            },
-            "packed",
-        )
-        step = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
-        measured = step.memory_analysis().temp_size_in_bytes
+        measured = temporary_bytes(config, 8)
         expected = estimated["activations"] + estimated["gradients"]
         self.assertBetween(measured / expected, 0.85, 1.1)  # most gradients come after the peak
 
