@@ -50,6 +50,7 @@ class Study(runs.Stages):
 
     Attributes:
       argument: value of --config.
+      overrides: values of the flags --config.KEY, by key, which stages have from the command line.
       grid: the grid.
       names: runs to do.
       workdir: folder of the results.
@@ -60,6 +61,7 @@ class Study(runs.Stages):
     """
 
     argument: str
+    overrides: Mapping[str, Any]
     grid: Grid
     names: Sequence[str]
     workdir: pathlib.Path
@@ -69,8 +71,10 @@ class Study(runs.Stages):
     pin: bool
 
     def config_of(self, name: str) -> ConfigDict:
-        """Return the config of a run."""
-        return grids.load(grids.config_of(self.argument, name))
+        """Return the config of a run, as its stages have it: flags prevail over the grid."""
+        config = grids.load(grids.config_of(self.argument, name))
+        config.update_from_flattened_dict(self.overrides)
+        return config
 
     def encoder(self, name: str, seed: int) -> pathlib.Path:
         """Return the working directory of a pre-training."""
@@ -82,7 +86,9 @@ class Study(runs.Stages):
 
     def data(self, name: str) -> pathlib.Path:
         """Return the folder with the vocabulary and the packed rows of a run."""
-        return self.workdir / grids.data_folder(self.config_of(name))
+        # By the config without flags, as the launchers do; the stages in it refuse other flags.
+        config = grids.load(grids.config_of(self.argument, name))
+        return self.workdir / grids.data_folder(config)
 
     def task_folder(self, task: str, name: str, seed: int) -> pathlib.Path:
         """Return the working directory of a fine-tuning."""
@@ -281,6 +287,7 @@ def settings() -> Study:
     grid = grids.choose(argument, given.grid)
     return Study(
         argument,
+        config_flags.get_override_values(given["config"]),
         grid,
         runs.chosen("runs", given.runs, grid.runs) or grid.runs,
         pathlib.Path(given.workdir),

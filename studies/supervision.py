@@ -355,6 +355,7 @@ def main(_) -> None:
     names = grids.load(grids.config_of(argument, ONE)).corpus.languages
     study = grid.Study(
         argument,
+        config_flags.get_override_values(given["config"]),
         grids.choose(argument, "languages"),
         [ONE, *(f"only_{name}" for name in names), *(f"only_wikipedia_{name}" for name in LOW)],
         pathlib.Path(given.workdir),

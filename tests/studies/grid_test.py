@@ -146,8 +146,13 @@ class GridTest(absltest.TestCase):
         self.broken = ""
         self.allocation: dict[str, Any] = {}
         self.enter_context(mock.patch.object(grid.runs, "call", self.call))
-        own = [f"--config={self.argument}", "--config.train.num_steps=7"]
-        self.enter_context(mock.patch.object(grid.runs, "own_config", lambda: own))
+        self.overrides: dict[str, Any] = {"train.num_steps": 7}
+        self.enter_context(mock.patch.object(grid.runs, "own_config", self.own_config))
+
+    def own_config(self):
+        """The flags of a command that define its config."""
+        changed = (f"--config.{key}={value}" for key, value in self.overrides.items())
+        return [f"--config={self.argument}", *changed]
 
     def call(self, script, config, change, workdir, **_):
         """Stands for the stages."""
@@ -176,7 +181,10 @@ class GridTest(absltest.TestCase):
     def study(self, *names: str, seeds=(0,), tasks=("udpos",)) -> grid.Study:
         found = grids.choose(self.argument, "alpha")
         return grid.Study(
-            self.argument, found, names or found.runs, self.workdir, seeds, tasks, 1, False
+            *(self.argument, self.overrides, found, names or found.runs, self.workdir, seeds),
+            tasks=tasks,
+            workers=1,
+            pin=False,
         )
 
     def test_runs_share_text_and_are_done_once(self):
@@ -219,6 +227,32 @@ class GridTest(absltest.TestCase):
         self.calls.clear()
         grid.do_study(study)
         self.assertEmpty(self.calls)
+
+    def test_flags_of_the_config_hold_for_fine_tuning(self):
+        artifacts.write_text(self.data / "tatoeba_retrieval/de-en.tsv.xz", "")
+        for overrides, layer, length, languages in (
+            ({}, 1, 64, ("de", "en")),
+            ({"model.num_layers": 6, "store.length": 128}, 4, 128, ("de", "en")),
+            ({"corpus.languages": ("xx", "en")}, 1, 64, ("en", "xx")),
+        ):
+            self.overrides = overrides
+            study = self.study("reference", tasks=("udpos", "tatoeba"))
+            artifacts.write_json(study.record("reference", 0), {"losses": {}})
+            change = grid.change_of(study, "udpos", "reference", 0)
+            self.assertEqual(change["task.max_length"], length)
+            self.assertCountEqual(change["task.test_languages"], languages)
+            if "xx" not in languages:
+                change = grid.change_of(study, "tatoeba", "reference", 0)
+                self.assertEqual(change["task.layer"], layer)
+
+    def test_a_flag_prevails_over_what_the_grid_changes(self):
+        # As it does for the stages: the grid is in the value of --config, which flags follow.
+        self.assertEqual(self.study().config_of("alpha_0.01").data.alpha, 0.01)
+        self.overrides = {"data.alpha": 0.5}
+        self.assertEqual(self.study().config_of("alpha_0.01").data.alpha, 0.5)
+        # The launchers lay the text out without flags.
+        self.overrides = {"store.length": 128}
+        self.test_launched_runs_are_taken_up()
 
     def test_large_encoders_are_tested_in_all_languages_of_the_corpus_by_the_tasks_settings(self):
         self.argument = f"configs/xlm_r.py:ablation,{self.data}"

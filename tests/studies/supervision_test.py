@@ -4,6 +4,7 @@ import importlib
 import lzma
 import pathlib
 import tempfile
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -55,10 +56,14 @@ class SupervisionTest(absltest.TestCase):
             results["examples"] = {"test": dict.fromkeys(test, 10)}
             artifacts.write_json(workdir / "results.json", results)
 
-    def study(self, *seeds: int) -> grid.Study:
+    def study(self, *seeds: int, **overrides: Any) -> grid.Study:
         names = [supervision.ONE, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
         found = grids.choose(self.argument, "languages")
-        return grid.Study(self.argument, found, names, self.workdir, seeds, ("wikiann",), 1, False)
+        return grid.Study(
+            *(self.argument, overrides, found, names, self.workdir, seeds, ("wikiann",)),
+            workers=1,
+            pin=False,
+        )
 
     def test_runs_and_table(self):
         study = self.study(0, 1)
@@ -115,6 +120,15 @@ class SupervisionTest(absltest.TestCase):
             self.assertEqual(change["optimizer.frozen"], frozen)
             config = importlib.import_module("configs.finetune.wikiann").get_config("DATA")
             config.update_from_flattened_dict({**change, "task.root": "", "init_from": ""})
+
+    def test_flags_of_the_config_hold_for_fine_tuning(self):
+        run = Run("wikiann", "all", "", 4)
+        self.assertEqual(supervision.change_of(self.study(4), run)["task.max_length"], 64)
+        languages = ("fr", "sw", "tr", "de")
+        study = self.study(4, **{"store.length": 128, "corpus.languages": languages})
+        change = supervision.change_of(study, run)
+        self.assertEqual(change["task.max_length"], 128)
+        self.assertEqual(change["task.test_languages"], ("sw", "de"))
 
     def test_training_data_are_not_tested_on(self):
         supervision.do_study(self.study(0))
