@@ -108,7 +108,10 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     if not tables:
         raise ValueError("there are no tables to merge")
     _check_parts(tables)
-    out = pathlib.Path(out)
+    return _merge_in_rounds(tables, pathlib.Path(out))
+
+
+def _merge_in_rounds(tables: Sequence[pathlib.Path], out: pathlib.Path) -> Size:
     with _temporary_folder(out) as folder:
         merged = 0
         while len(tables) > _MAX_OPEN_FILES:
@@ -220,7 +223,7 @@ class BoundedCounter:
         packed = self._counter.packed()
         if self._parts:
             self._spill(packed)
-            return merge_tables(self._parts, self._out)
+            return _merge_in_rounds(self._parts, self._out)
         with artifacts.atomic_path(self._out) as aside:
             return _write_packed(aside, self._counter.num_sentences, packed, _COMPRESSION)
 
@@ -393,15 +396,16 @@ def _write_packed(
 
 def _check_parts(paths: Sequence[pathlib.Path]) -> None:
     """Check that each set of numbered parts is complete: a missing one would go unnoticed."""
-    found: dict[tuple[str, str, int], set[int]] = {}
+    found: dict[tuple[pathlib.Path, str, str, int], set[int]] = {}
     for path in paths:
-        if match := _SHARD.fullmatch(str(path)):
+        # Not the whole path: a folder may be called job-3-of-8.
+        if match := _SHARD.fullmatch(path.name):
             name, number, total, suffix = match.groups()
-            found.setdefault((name, suffix, int(total)), set()).add(int(number))
-    for (name, suffix, total), numbers in found.items():
+            found.setdefault((path.parent, name, suffix, int(total)), set()).add(int(number))
+    for (folder, name, suffix, total), numbers in found.items():
         if missing := sorted(set(range(total)) - numbers):
             raise ValueError(
-                f"{name}-NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
+                f"{folder / name}-NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
                 f"{len(missing)} in all; copy all parts, or let the count finish"
             )
 

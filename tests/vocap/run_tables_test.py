@@ -173,16 +173,22 @@ class MergeTest(_FolderTest):
         with self.assertRaisesRegex(ValueError, r"part-NNNNN-of-00003.*parts \[1\] are missing"):
             run_tables.merge_tables([paths[0], other, paths[2]], self.out)
 
+    def test_a_folder_is_no_part_whatever_its_name(self):
+        path = self.table_of(TEXT, "job-1-of-2/en.runs.gz")
+        self.assert_merges([path], path.read_bytes())
+
     def test_nothing_to_merge(self):
         with self.assertRaisesRegex(ValueError, "no tables to merge"):
             run_tables.merge_tables([], self.out)
 
 
 class CountToTableTest(_FolderTest):
-    @parameterized.parameters(1, 30, 400, 2000, 10**9)
-    def test_the_table_does_not_depend_on_the_memory(self, max_runs):
+    @parameterized.product(
+        max_runs=(1, 30, 400, 2000, 10**9), name=("out", "en-00003-of-00032.runs.gz")
+    )
+    def test_the_table_does_not_depend_on_the_memory(self, max_runs, name):
         expected = self.table_of(TEXT, "expected").read_bytes()
-        out = self.folder / "new" / "out"
+        out = self.folder / "new" / name
         with (
             mock.patch.object(run_tables, "_BATCH_SENTENCES", 20),
             mock.patch.object(run_tables, "_write_packed", wraps=run_tables._write_packed) as write,
@@ -191,7 +197,7 @@ class CountToTableTest(_FolderTest):
         self.assertEqual(out.read_bytes(), expected)
         table = run_tables.read_table(out)
         self.assertEqual(size, (table.num_sentences, len(table.text)))
-        self.assertEqual(self.files(), ["expected", "new", "new/out"])
+        self.assertEqual(self.files(), ["expected", "new", f"new/{name}"])
         if max_runs < 2000:
             self.assertGreater(write.call_count, 1)
         for call in write.call_args_list:
