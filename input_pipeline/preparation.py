@@ -213,7 +213,7 @@ def _largest_first(parts: Sequence[Part]) -> list[Part]:
 
 def prepare_source(job: Job, task: SourceTask) -> None:
     """Split a source of parallel text; write its tokens, and its columns as text (round 1)."""
-    source = sources.find_parallel(job.spec)[task.number]
+    source = task.source(job.spec)
     exclusion = job.exclusion
     exclusion.tally()
     with contextlib.ExitStack() as stack:
@@ -223,10 +223,12 @@ def prepare_source(job: Job, task: SourceTask) -> None:
                 column.add([row[number] for row in rows], side)
         for column in columns:
             column.finish()
+    digest = input_records.source_digest(source)
+    task.check_unchanged()
     job.write_note(
         task.note,
         task.fingerprint,
-        digest=input_records.source_digest(source),
+        digest=digest,
         tally=exclusion.tally(),
         files=job.describe(*(name for column in columns for name in column.arrays)),
     )

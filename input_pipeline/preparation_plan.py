@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from common import artifacts
 from input_pipeline import selection, sources, text_files
 from input_pipeline.array_files import shard_names
-from input_pipeline.sources import CorpusSpec
+from input_pipeline.sources import CorpusSpec, ParallelSource
 
 _COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 
@@ -46,11 +46,7 @@ class Piece:
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the file is another than when the preparation was planned."""
-        if (self.size, self.modified) != stat(pathlib.Path(self.path)):
-            raise ValueError(
-                f"{self.path}: has changed while it was read; run the same command again when "
-                "nothing writes to it"
-            )
+        _check_unchanged([(self.path, self.size, self.modified)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +107,22 @@ class SourceTask:
     def text_bytes(self) -> int:
         return sum(size for _, size, _ in self.files)
 
+    def source(self, spec: CorpusSpec) -> ParallelSource:
+        """Find its source, whatever other sources there are by now.
+
+        Raises:
+          ValueError: a file is another than when the preparation was planned, or one has come.
+        """
+        self.check_unchanged()
+        for source in sources.find_parallel(spec):
+            if source.key == self.key and states(source.files) == self.files:
+                return source
+        raise _changed(pathlib.Path(self.files[0][0]).parent)
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if a file is another than when the preparation was planned."""
+        _check_unchanged(self.files)
+
 
 @dataclasses.dataclass(frozen=True)
 class LanguageTask:
@@ -148,6 +160,20 @@ def stat(path: pathlib.Path) -> tuple[int, int]:
 def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
     """Return path, size and time of the last change (ns) of files."""
     return tuple((str(path), *stat(path)) for path in paths)
+
+
+def _check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
+    """Raise ValueError if one of `files`, see `states`, is another by now."""
+    for path, *state in files:
+        if state != list(stat(pathlib.Path(path))):
+            raise _changed(path)
+
+
+def _changed(path: str | pathlib.Path) -> ValueError:
+    return ValueError(
+        f"{path}: has changed while it was read; run the same command again when nothing writes to "
+        "it"
+    )
 
 
 def cut_file(

@@ -15,7 +15,13 @@ import sentencepiece as spm
 import zstandard
 from absl.testing import absltest, parameterized
 
-from input_pipeline import packed_dataset, preparation, text_files, tokenization
+from input_pipeline import (
+    input_records,
+    packed_dataset,
+    preparation,
+    text_files,
+    tokenization,
+)
 from input_pipeline.corpus import load_corpus
 from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import PackedDataset
@@ -327,6 +333,39 @@ class TasksTest(_PreparationTest):
 
         with self.assertRaisesRegex(ValueError, "sw.txt: has changed while it was read"):
             prepare(self.job(), writing)
+
+    @parameterized.parameters("en-sw.tsv", "eval/en.txt", "eval/de.txt")
+    def test_parallel_text_that_changes_before_it_is_read(self, name):
+        def writing(function, job, tasks, round_) -> None:
+            if round_ == "parallel text":
+                with (self.root / name).open("a") as file:
+                    file.write("\nmore\tmore\n")
+            in_order(function, job, tasks, round_)
+
+        named = name if (self.root / name).exists() else "eval"
+        with self.assertRaisesRegex(ValueError, f"{named}: has changed while it was read"):
+            prepare(self.job(), writing)
+
+    def test_parallel_text_that_changes_while_it_is_read(self):
+        def digest(source) -> str:
+            with (self.root / "en-sw.tsv").open("a") as file:
+                file.write("\nmore\tmore\n")
+            return ""
+
+        self.enterContext(mock.patch.object(input_records, "source_digest", digest))
+        with self.assertRaisesRegex(ValueError, "en-sw.tsv: has changed while it was read"):
+            prepare(self.job())
+
+    def test_parallel_text_that_comes_later_is_not_taken_for_another(self):
+        def writing(function, job, tasks, name) -> None:
+            if name == "parallel text":
+                self.write("a.en-sw.tsv", "another\tset\n\n" * 30)
+            in_order(function, job, tasks, name)
+
+        prepare(self.job("clean"))
+        store = prepare(self.job(), writing)
+        self.assertEqual(list(store.bitexts), ["en-sw"])
+        self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
 
     def test_a_process_that_is_killed_is_named(self):
         with LocalProcesses(2, bytes_a_process=1) as execute:
