@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from input_pipeline.packed_dataset import META, PackedDataset
 from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings, sample_pairs
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
+from vocap import run_tables
 from vocap.build import VocabularySettings
 
 T = TypeVar("T")
@@ -295,7 +295,7 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
     folder = pathlib.Path(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
     # Each would be taken for a separate language.
-    if parts := sorted(name for name in found if re.search("-[0-9]+-of-[0-9]+$", name)):
+    if parts := sorted(name for name in found if run_tables.PART.fullmatch(name)):
         raise ValueError(
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
             "tools.count_text --merge"

@@ -317,10 +317,17 @@ class VocabularyTest(parameterized.TestCase):
         (("en",), ["en.heldout.runs.gz"], "no tables of en "),
         ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; make them with tools.count_text"),
         ((), [], "no tables <lang>.runs.gz"),
-        (
-            (),
-            ["sw.runs.gz", "en-00000-of-00002.runs.gz", "en-00001-of-00002.runs.gz"],
-            "en-00000-of-00002.runs.gz is a part of a table; .* --merge",
+        *(
+            (
+                (),
+                [
+                    "sw.runs.gz",
+                    f"en{mark}00000-of-00002.runs.gz",
+                    f"en{mark}00001-of-00002.runs.gz",
+                ],
+                f"en[{mark}]00000-of-00002.runs.gz is a part of a table; .* --merge",
+            )
+            for mark in "-_."
         ),
     )
     def test_a_folder_of_tables_that_will_not_do_is_named(self, languages, names, message):

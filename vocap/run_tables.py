@@ -47,7 +47,8 @@ _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
-_SHARD = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\b(.*)")
+# Name of a numbered part, with the separators of `input_pipeline.text_files`.
+PART = re.compile(r"(.*[-_.])([0-9]+)-of-([0-9]+)\b(.*)")
 _AGAIN = "copy the file again, or count the text again"
 
 
@@ -99,7 +100,8 @@ def read_table(path: Path) -> runs.RunTable:
 def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     """Merge tables into one in constant memory; many tables are merged in rounds.
 
-    Files called `NAME-00003-of-00032.runs.gz` are parts of one table and must all be given.
+    Files called `NAME-00003-of-00032.runs.gz`, also with `_` or `.` behind NAME, are parts of one
+    table and must all be given.
 
     Raises:
       ValueError: no table is given, parts are missing, or a table is malformed (see `read_table`).
@@ -399,13 +401,13 @@ def _check_parts(paths: Sequence[pathlib.Path]) -> None:
     found: dict[tuple[pathlib.Path, str, str, int], set[int]] = {}
     for path in paths:
         # Not the whole path: a folder may be called job-3-of-8.
-        if match := _SHARD.fullmatch(path.name):
+        if match := PART.fullmatch(path.name):
             name, number, total, suffix = match.groups()
             found.setdefault((path.parent, name, suffix, int(total)), set()).add(int(number))
     for (folder, name, suffix, total), numbers in found.items():
         if missing := sorted(set(range(total)) - numbers):
             raise ValueError(
-                f"{folder / name}-NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
+                f"{folder / name}NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
                 f"{len(missing)} in all; copy all parts, or let the count finish"
             )
 

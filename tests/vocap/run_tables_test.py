@@ -164,13 +164,15 @@ class MergeTest(_FolderTest):
         self.assertEqual(sum(number - 1 for number in opened), 69)
         self.assertEqual(self.files(), sorted([*before, "merged"]))
 
-    def test_missing_parts_are_noticed(self):
-        paths = [self.folder / f"part-{i:05d}-of-00003.runs.gz" for i in range(3)]
+    @parameterized.parameters("-", "_", ".")
+    def test_missing_parts_are_noticed(self, separator):
+        paths = [self.folder / f"part{separator}{i:05d}-of-00003.runs.gz" for i in range(3)]
         for i, path in enumerate(paths):
             self.table_of(TEXT[i::3], path.name)
         self.assert_merges(paths, self.table_of(TEXT, "whole").read_bytes())
         other = self.table_of(["a"], "other.gz")
-        with self.assertRaisesRegex(ValueError, r"part-NNNNN-of-00003.*parts \[1\] are missing"):
+        message = rf"part[{separator}]NNNNN-of-00003.*parts \[1\] are missing"
+        with self.assertRaisesRegex(ValueError, message):
             run_tables.merge_tables([paths[0], other, paths[2]], self.out)
 
     def test_a_folder_is_no_part_whatever_its_name(self):
