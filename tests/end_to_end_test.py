@@ -215,7 +215,7 @@ class EndToEndTest(parameterized.TestCase):
 
     def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
         workdir = self.new_workdir("vocab")
-        trained = snapshot(workdir / "vocab" / "cache" / "v1" / "vocabularies")
+        trained = snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies")
         for alpha, remade in (("0.1", True), ("0.1", False), ("0.7", True)):
             before = (workdir / "vocab" / "spm.model").read_bytes()
             log = self.log_of("build_vocab", workdir, f"--config.vocab.alpha={alpha}")
@@ -223,7 +223,7 @@ class EndToEndTest(parameterized.TestCase):
             model = (workdir / "vocab" / "spm.model").read_bytes()
             self.assertEqual(model != before, remade)
         self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
-        self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v1" / "vocabularies"), trained)
+        self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies"), trained)
 
     def test_stages_out_of_order(self):
         empty = self.new_workdir()

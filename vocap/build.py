@@ -20,7 +20,7 @@ from vocap import bpe, comparison, merge, methods, nested, run_tables, runs, uni
 from vocap.allocation import language_probabilities
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 # Sentences, or a table of runs that was counted elsewhere.
 Source = Sequence[str] | pathlib.Path

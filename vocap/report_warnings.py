@@ -9,6 +9,7 @@ from vocap.record import Record, allocated, by_amount, methods, score_groups
 _MANY_UNKNOWN = 0.01  # of the tokens
 _MUCH_LEFT = 0.1  # of |ALP|, between the allocated and the largest size
 _UNLIKE = 1.5  # factor between the sentence lengths, or the gains, of languages
+_ROUNDING = 2**-23  # of a coverage, which is compared in single precision
 _NAMED = 8  # languages named in a warning
 
 
@@ -118,11 +119,13 @@ def _uncovered(record: Record) -> Iterator[str]:
     found = [
         f"{name} ({one['uncovered']:.2%})"
         for name, one in by_amount(record)
-        if one["uncovered"] > allowed + 1e-9
+        if one["uncovered"] > allowed + _ROUNDING
     ]
     if not found:
         return
-    remedy = "Training saw the most frequent text only; raise vocab.max_characters."
+    remedy = "Raise it."
+    if record["settings"]["max_characters"]:
+        remedy = "Training saw the most frequent text only; raise vocab.max_characters."
     if record["settings"]["method"] in ("joint", "clustered", "bpe"):
         remedy = (
             "It holds for the languages that are trained together, where a small one counts "

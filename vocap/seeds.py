@@ -6,10 +6,11 @@ the suffixes of the distinct script runs are sorted instead, weighted by the cou
 table holds the byte that follows the end of a run. Since a seed is a range of sorted suffixes, its
 occurrences are known without a trie.
 
-SentencePiece 0.2.3 differs in two details. It counts the suffixes of the last sentence twice
+SentencePiece 0.2.3 differs in three details. It counts the suffixes of the last sentence twice
 wherever they end a sentence, so that its seeds depend on the order of sentences. And where an
 uncovered character follows the end of a run, it sees the first byte of its replacement, a block
-character.
+character. And it compares coverage in single precision, where all but 1 in 33 million characters
+are as good as all: at a coverage of 1 it loses the rarest characters of a larger text.
 """
 
 import dataclasses
@@ -67,7 +68,8 @@ class Seeds:
 def cover(table: RunTable, character_coverage: float) -> TrainingText:
     """Find the characters that must be pieces, and cut the runs at all others.
 
-    The most frequent characters are required, until they make up `character_coverage` of the text.
+    The most frequent characters are required, until they make up `character_coverage` of the text;
+    at 1 every character is.
     """
     counts = np.repeat(table.counts, np.diff(table.text.offsets))
     alphabet, inverse = np.unique(table.text.characters, return_inverse=True)
@@ -78,6 +80,7 @@ def cover(table: RunTable, character_coverage: float) -> TrainingText:
     reached = (before / max(frequency.sum(), 1)).astype(np.float32) >= np.float32(
         character_coverage
     )
+    reached &= character_coverage < 1
     required = np.sort(by_frequency[~reached])
     dense = np.full(len(alphabet), -1, np.int32)
     dense[required] = np.arange(len(required))

@@ -15,6 +15,7 @@ RECORD = {
         "compare": ["uniform", "joint"],
         "sizes": [8, 40, 80],
         "character_coverage": 0.98,
+        "max_characters": 1000,
     },
     "languages": {
         name: {
@@ -110,6 +111,20 @@ class WarningsTest(absltest.TestCase):
         self.assertIn("vocab.max_characters", text)
         self.record["settings"]["method"] = "joint"
         self.assertIn("train them apart", self.only_warning())
+
+    def test_coverage_is_compared_in_single_precision(self):
+        for coverage in (0.9995, 1.0):
+            self.record["settings"]["character_coverage"] = coverage
+            # As 1 of 40 million characters.
+            self.record["languages"]["yd"]["uncovered"] = 1 - coverage + 2.5e-8
+            self.assertEmpty(warnings(self.record))
+            self.record["languages"]["yd"]["uncovered"] = 1 - coverage + 2e-7
+            self.assertIn("have no piece", self.only_warning())
+
+    def test_no_limit_on_the_text_is_no_cause_of_uncovered_characters(self):
+        self.record["settings"]["max_characters"] = 0
+        self.record["languages"]["yd"]["uncovered"] = 0.021
+        self.assertRegex(self.only_warning(), r"yd \(2.10%\). Raise it.$")
 
     def test_methods_that_do_better(self):
         scores = self.record["scores"]["uniform"]

@@ -141,6 +141,14 @@ class CoverTest(parameterized.TestCase):
         self.assertLen(seeds.cover(table, just_below).alphabet, 2)
         self.assertLen(seeds.cover(table, just_below + 1e-6).alphabet, 3)
 
+    def test_full_coverage_requires_the_rarest_character_of_large_text(self):
+        table = runs.RunTable(
+            runs.pack(["\u2581a", "\u2581b"]), np.array([40_000_000, 1]), np.zeros(2, np.int16), 10
+        )
+        covered = seeds.cover(table, 1.0)
+        self.assertEqual("".join(map(chr, covered.alphabet)), "ab\u2581")
+        self.assertEqual(covered.num_unknown, 0)
+
 
 class FindSeedsTest(parameterized.TestCase):
     @parameterized.product(text=sorted(TEXTS), coverage=[1.0, 0.9])
