@@ -254,8 +254,9 @@ def _legend_below(figure, axes) -> None:
 
 
 def _line_styles() -> Iterator[dict[str, Any]]:
-    """Yield ten colours, then the same colours with other dash patterns."""
-    for dash, color in itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors):
+    """Yield ten colours, then the same colours with other dash patterns, then all again."""
+    styles = itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors)
+    for dash, color in itertools.cycle(styles):
         yield {"color": color, "linestyle": dash, "linewidth": 1.3}
 
 

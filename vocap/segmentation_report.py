@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import pathlib
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -144,7 +145,8 @@ def _plot(values: Mapping[str, Mapping[str, float]], label: str, path: pathlib.P
     first = next(by_language for by_language in values.values() if by_language)
     names = sorted(_languages(values), key=lambda one: (-first.get(one, 0.0), one))
     figure, axes = plt.subplots(figsize=(8, 1.4 + _ROW * len(names)), layout="constrained")
-    for (tokenizer, by_language), marker in zip(values.items(), "o^sDvP*Xd<>", strict=False):
+    markers = itertools.cycle("o^sDvP*Xd<>")
+    for (tokenizer, by_language), marker in zip(values.items(), markers, strict=False):
         rows = [i for i, name in enumerate(names) if name in by_language]
         axes.plot([by_language[names[i]] for i in rows], rows, marker, ms=5, label=tokenizer)
     axes.set_yticks(range(len(names)), names, fontsize=8)

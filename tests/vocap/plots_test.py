@@ -2,7 +2,10 @@
 
 import pathlib
 import tempfile
+from unittest import mock
 
+import matplotlib.pyplot as plt
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from vocap import plots
@@ -40,6 +43,21 @@ def record(num_languages: int, **changed) -> dict:
     }
 
 
+def drawn(plot, shown: dict) -> list[list[tuple[list[float], list[float]]]]:
+    """Coordinates of the lines of each panel."""
+    found: list[list[tuple[list[float], list[float]]]] = []
+
+    def read(figure, _):
+        for axes in figure.axes:
+            lines = [(line.get_xdata(), line.get_ydata()) for line in axes.get_lines()]
+            found.append([(np.asarray(x).tolist(), np.asarray(y).tolist()) for x, y in lines])
+        plt.close(figure)
+
+    with mock.patch.object(plots, "_save", read):
+        plot(shown, pathlib.Path("plot.png"))
+    return found
+
+
 class PlotsTest(parameterized.TestCase):
     def height(self, plot, shown: dict) -> int:
         path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "plot.png"
@@ -53,6 +71,11 @@ class PlotsTest(parameterized.TestCase):
     def test_many_languages_have_a_panel_for_each_third(self, plot):
         few, many = self.height(plot, record(20)), self.height(plot, record(21))
         self.assertAlmostEqual(many / few, 3, delta=0.1)
+
+    # A line and a dot of each language; the cut in each panel.
+    @parameterized.parameters((plots.plot_curves, 260), (plots.plot_gains, 263))
+    def test_no_language_is_without_a_line_for_want_of_styles(self, plot, expected):
+        self.assertEqual(sum(map(len, drawn(plot, record(130)))), expected)
 
     @parameterized.parameters(plots.plot_sizes, plots.plot_margins)
     def test_each_language_has_its_row(self, plot):

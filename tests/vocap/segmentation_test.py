@@ -3,7 +3,9 @@
 import math
 import pathlib
 import tempfile
+from unittest import mock
 
+import matplotlib.pyplot as plt
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -119,6 +121,16 @@ class ReportTest(absltest.TestCase):
             self.assertTrue((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG"))
         lines = (folder / "scores.csv").read_text(encoding="utf-8").splitlines()
         self.assertEqual(lines[2], "ours,ja,10,5.0,,2.0,0.02,-90.0,3.0")
+
+    def test_twelve_tokenizers_are_all_in_a_plot(self):
+        values = {f"tokenizer {i}": {"en": 1.0 + i} for i in range(12)}
+        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "plot.png"
+        with mock.patch.object(plt, "close") as close:
+            segmentation_report._plot(values, "tokens", path)
+        (figure,) = close.call_args.args
+        self.addCleanup(plt.close, figure)
+        labels = [line.get_label() for line in figure.axes[0].get_lines()]
+        self.assertEqual(labels, list(values))
 
 
 if __name__ == "__main__":
