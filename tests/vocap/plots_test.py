@@ -77,6 +77,23 @@ class PlotsTest(parameterized.TestCase):
     def test_no_language_is_without_a_line_for_want_of_styles(self, plot, expected):
         self.assertEqual(sum(map(len, drawn(plot, record(130)))), expected)
 
+    def test_the_dot_of_a_curve_is_at_the_allocated_size(self):
+        curve, dot = drawn(plots.plot_curves, record(1))[0]
+        self.assertEqual(curve, ([20, 40, 60], [-50.0, -40.0, -38.0]))
+        self.assertEqual(dot, ([40], [-40.0]))
+
+    @parameterized.parameters((40, "less"), (20, "more"))
+    def test_the_dot_of_gains_is_on_its_step(self, allocated, side):
+        steps = {"less": None, "more": _STEP, side: {**_STEP, "gain": 0.1**0.7 * 10 / 20}}
+        shown = record(1, allocated=allocated, **steps)
+        (sizes, heights), (x, y), cut = drawn(plots.plot_gains, shown)[0]
+        self.assertEqual(sizes, [20, 40, 60])
+        np.testing.assert_allclose(heights, 1000 * 0.1**0.7 * np.array([0.5, 0.1, 0.1]))
+        self.assertEqual(x, [allocated])
+        # The step to 40 is drawn from 20 on.
+        np.testing.assert_allclose(y, heights[0])
+        np.testing.assert_allclose(cut[1], 2.0)
+
     @parameterized.parameters(plots.plot_sizes, plots.plot_margins)
     def test_each_language_has_its_row(self, plot):
         # No row is squeezed: 80 languages more need 80 times the height of a label.

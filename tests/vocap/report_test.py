@@ -470,6 +470,16 @@ class PageTest(parameterized.TestCase):
         record["settings"]["initial_sizes"] = {"xa": 30}
         self.assertIn("of the sizes in vocab.allocation hold", report.summary(record))
 
+    def test_the_summary_tells_shares_and_the_gain_at_the_cut(self):
+        record = allocation_record(*build())
+        record.update(first_pieces=50, pieces=200, steps=record["steps"][:3], cut=2e-3)
+        text = report.summary(record)
+        self.assertIn(
+            "vocabularies hold 50 pieces together, 25% of all; 3 steps gave out the other 150.",
+            text,
+        )
+        self.assertIn("At the cut 1,000 pieces gained 2 weighted nats of ALP: each step", text)
+
     def test_the_summary_names_who_got_most_and_least(self):
         record = allocation_record(*build())
         sizes = {name: one["allocated"] for name, one in record["languages"].items()}
