@@ -163,8 +163,10 @@ def build_vocabulary(
     Raises:
       ValueError: a language has no feasible size, or the target size cannot be reached.
     """
-    if settings.amounts:  # before hours of training
+    # Before hours of training.
+    if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
+    _check_initial_sizes(settings, train)
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}
@@ -194,6 +196,21 @@ def build_vocabulary(
             for method in progress(wanted, "comparison", len(wanted))
         },
     )
+
+
+def _check_initial_sizes(settings: VocabularySettings, languages: Iterable[str]) -> None:
+    """Check the sizes to begin at as far as is possible without curves; see `allocation`."""
+    if unknown := sorted(set(settings.initial_sizes) - set(languages)):
+        raise ValueError(
+            f"vocab.allocation has sizes for {', '.join(unknown)}, but the languages are "
+            f"{', '.join(sorted(languages))}; remove them, or add the languages to the corpus"
+        )
+    for language, size in settings.initial_sizes.items():
+        if size not in settings.sizes:
+            raise ValueError(
+                f"vocab.allocation has the size {size} for {language}, which is none of "
+                f"vocab.sizes, {', '.join(map(str, settings.sizes))}; choose one of them, or add it"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -281,6 +281,15 @@ class ResultTest(BuildTest):
         with self.assertRaisesRegex(ValueError, "vocab.method is 'uniform'; only 'vocap' can beg"):
             dataclasses.replace(SETTINGS, method="uniform", initial_sizes={"xb": 75})
 
+    @parameterized.parameters(
+        ({"zz": 30}, "vocab.allocation has sizes for zz, but the languages are xa, xb, yc; remove"),
+        ({"xb": 77}, "the size 77 for xb, which is none of vocab.sizes, 8, 30, 45, 60, 75, 90; ch"),
+    )
+    def test_sizes_to_begin_at_that_cannot_be_are_refused_before_training(self, sizes, message):
+        with watched() as calls, self.assertRaisesRegex(ValueError, message):
+            run(self.new_cache(), initial_sizes=sizes)
+        calls["train_vocabularies"].assert_not_called()
+
     def test_progress_is_told(self):
         cache, all_methods = self.new_cache(), ["vocap", *SETTINGS.compare]
         for num_languages in (3, 0):  # the second time nothing is to do
