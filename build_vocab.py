@@ -41,7 +41,7 @@ def main(_) -> None:
         return
     settings = builders.vocabulary_settings(config)
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
-    train, heldout, origin = _sources(config, folders.vocab, cache)
+    train, heldout, origin = _sources(config, folders, cache)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
     defaults = builders.recorded_defaults()
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
@@ -85,7 +85,7 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
 
 
 def _sources(
-    config: ConfigDict, folder: pathlib.Path, cache: pathlib.Path
+    config: ConfigDict, folders: builders.Folders, cache: pathlib.Path
 ) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
     """Training and held-out text of each language, and the settings that identify the text."""
     if config.vocab.tables:
@@ -93,7 +93,7 @@ def _sources(
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
-    if counted_text.is_streamed(spec, folder, config.vocab.trainer):
+    if counted_text.is_streamed(spec, folders, config.vocab.trainer):
         found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
         return (
             found.train,

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from builders.data import Folders
 from common import artifacts
 from input_pipeline.corpus_stream import CorpusStream
 from input_pipeline.sources import CorpusSpec
@@ -35,16 +36,17 @@ class Counted(NamedTuple):
     digest: str
 
 
-def is_streamed(spec: CorpusSpec, folder: pathlib.Path, trainer: str) -> bool:
+def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
     """Whether a vocabulary is built from tables of the text in place of the text.
 
     Args:
       spec: of the corpus.
-      folder: of the vocabulary, which may be of a version that held all text.
+      folders: of the working directory, whose vocabulary may be of text that was held.
       trainer: "sentencepiece" reads sentences, so that text of any size is held.
     """
-    settings = folder / "settings.json"
-    if settings.exists():
+    settings = folders.vocab / "settings.json"
+    # A hash of the other kind would differ, and be refused, though the text is the same.
+    if folders.has_rows and settings.exists():
         text = artifacts.read_object(settings).get("text", _BLOCKS)
         if not text.startswith(_BLOCKS):
             return False

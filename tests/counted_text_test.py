@@ -9,8 +9,10 @@ from absl.testing import absltest, parameterized
 
 from builders import counted_text
 from builders.data import Folders
+from common import artifacts
 from configs import quickstart
 from input_pipeline.corpus import load_corpus
+from input_pipeline.packed_dataset import META
 from input_pipeline.sources import CorpusSpec
 from tests import commands
 from vocap import run_tables, runs
@@ -95,9 +97,21 @@ class CountedTextTest(parameterized.TestCase):
             self.assertEqual(self.build("streamed"), loaded)  # up to date
             tables = list((self.root / "streamed").rglob("counted/*.runs.gz"))
             self.assertLen(tables, 4)
-        # Made from text in memory, it is compared with text in memory.
+        # Made from text in memory, it is compared with text in memory where no other may be made.
+        artifacts.write_text(Folders(self.root / "loaded").rows / META, "{}")
         with mock.patch.object(counted_text, "STREAMED_FROM", 0):
             self.assertEqual(self.build("loaded"), loaded)
+
+    def test_text_that_has_grown_is_streamed(self):
+        self.build("grown")
+        more = "\n".join(sentence(random.Random(1), "abcdefg") for _ in range(60))
+        (self.root / "text" / "en.txt").write_text(more, encoding="utf-8")
+        expected = self.build("loaded")
+        with (
+            mock.patch.object(counted_text, "STREAMED_FROM", 0),
+            mock.patch.object(build_vocab, "load_corpus", side_effect=AssertionError),
+        ):
+            self.assertEqual(self.build("grown"), expected)
 
 
 if __name__ == "__main__":
