@@ -13,12 +13,13 @@ from common import artifacts
 from vocap import lattice, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
-from vocap.runs import MAX_LINE_BYTES, RunTable
+from vocap.runs import MAX_LINE_BYTES, RunTable, Text
 
 TRAINERS = ("nested", "sentencepiece")
 ALP_PROBABILITIES = ("corpus", "model")
 _NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
 _LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
+_CHARACTERS_AT_ONCE = 10_000_000  # of a text to segment, whose lattice takes 40 bytes for each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +232,19 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
       [V + 1] float64.
     """
     scores = nested.with_unknown(log_probs)
-    return trie.match(table.text).best_paths(scores).counts(table.counts, len(scores))
+    offsets, begin = table.text.offsets, 0
+    counts = np.zeros(len(scores))
+    while begin < len(table.text):
+        limit = offsets[begin] + _CHARACTERS_AT_ONCE
+        end = max(begin + 1, int(np.searchsorted(offsets, limit, "right")) - 1)
+        text = Text(
+            table.text.characters[offsets[begin] : offsets[end]],
+            offsets[begin : end + 1] - offsets[begin],
+        )
+        paths = trie.match(text).best_paths(scores)
+        counts += paths.counts(table.counts[begin:end], len(scores))
+        begin = end
+    return counts
 
 
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:

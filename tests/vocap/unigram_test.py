@@ -6,6 +6,7 @@ import math
 import pathlib
 import random
 import tempfile
+from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
@@ -159,6 +160,31 @@ class TrainVocabulariesTest(parameterized.TestCase):
     def test_the_reference_needs_sentences(self):
         with self.assertRaisesRegex(ValueError, "needs text; tables of runs do not suffice"):
             unigram.train_vocabularies(runs.count_runs(made_up_text()), REFERENCE)
+
+    @parameterized.parameters(1, 5, 10, 11, 40)
+    def test_text_is_segmented_in_slices(self, size):
+        # "ab" and "cde" fill 5 characters, "abcdeabcdex" is longer than 10.
+        strings = ["ab", "cde", "abcdeabcdex", "bc", "e", "abab", "cdecde"]
+        table = runs.RunTable(
+            runs.pack(strings), np.arange(1, 8), np.zeros(7, np.int16), num_sentences=9
+        )
+        trie, scores = lattice.build_trie(["a", "b", "c", "d", "e", "ab", "cde"]), np.full(7, -2.0)
+        whole = unigram.segmented_counts(trie, scores, table)
+        match, sizes = lattice.Trie.match, []
+
+        def watched(trie, text):
+            sizes.append(len(text.characters))
+            return match(trie, text)
+
+        with (
+            mock.patch.object(unigram, "_CHARACTERS_AT_ONCE", size),
+            mock.patch.object(lattice.Trie, "match", watched),
+        ):
+            found = unigram.segmented_counts(trie, scores, table)
+        np.testing.assert_array_equal(found, whole, strict=True)
+        self.assertEqual(sum(sizes), len(table.text.characters))
+        self.assertLessEqual(max(sizes), max(size, 11))
+        self.assertEqual(len(sizes) > 1, size < sum(map(len, strings)))
 
     def test_alp_of_fractional_counts(self):
         table = runs.count_runs(made_up_text())
