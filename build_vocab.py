@@ -8,8 +8,8 @@ DIR/rows exists, it recomputes only what depends on them. With --config.vocab.ta
 the tables of run counts that tools.count_text writes instead of text.
 
 With --config.vocab.tokenizer=PATH nothing is built: DIR/vocab/spm.model becomes an existing
-tokenizer, a unigram model of SentencePiece or a tokenizer.json, such as XLM-R's, with the special
-tokens at this project's ids.
+tokenizer, a SentencePiece model, unigram or BPE, or a Unigram tokenizer.json, such as XLM-R's, with
+the special tokens at this project's ids.
 """
 
 import dataclasses

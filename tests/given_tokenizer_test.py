@@ -1,5 +1,6 @@
 """Tokenizers that are there already, in place of one that is built."""
 
+import io
 import pathlib
 import tempfile
 from unittest import mock
@@ -65,6 +66,19 @@ class GivenTokenizerTest(absltest.TestCase):
         self.build(other)
         with self.assertRaisesRegex(ValueError, "made under another config"):
             self.build(self.parent / "one.model")
+
+    def test_a_bpe_model_of_sentencepiece(self):
+        content = io.BytesIO()
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
+            model_type="bpe", vocab_size=16, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        self.build(self.write("bpe.model", content.getvalue()))
+        found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
+        self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
+        expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
+        for text in ("ab abc cdab", "abcabc h"):
+            self.assertEqual(found.encode(text, out_type=str), expected.encode(text, out_type=str))
 
     def test_a_folder_of_hugging_face(self):
         huggingface.export_tokenizer(model(), self.parent / "hf")

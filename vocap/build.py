@@ -46,7 +46,7 @@ class VocabularySettings:
         `unigram.TrainerSettings`; the sizes are those of single languages.
       max_characters: limit on the text of one training, of a single language or of several
         together: the most frequent runs of each language are kept, up to this many characters in
-        all; 0 for no limit. Training takes about 50 bytes of memory per character.
+        all; 0 for no limit. Training takes about 80 bytes of memory per character.
       em_iterations: EM iterations that score the merged pieces.
       num_workers: languages built in parallel.
       seed: of the sentence sampling with which the trainer "sentencepiece" mixes languages.
