@@ -36,6 +36,10 @@ class LocalProcesses:
         return self
 
     def __exit__(self, *_) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the processes, after the tasks that they are at."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -46,7 +50,8 @@ class LocalProcesses:
         """Run `function` on the job and each task.
 
         Raises:
-          ValueError: a task does, after which no other is begun; or a process was killed.
+          ValueError: a task does, after which no other is begun and all have ended; or a process
+            was killed.
         """
         if not tasks:
             return
@@ -54,8 +59,12 @@ class LocalProcesses:
         is_little = min(self._num_workers, len(tasks), 1 + total // self._bytes_a_process) < 2
         start, busy = time.perf_counter(), 0.0
         times = self._here(function, job, tasks) if is_little else self._there(function, job, tasks)
-        for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
-            busy += seconds
+        try:
+            for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
+                busy += seconds
+        except BaseException:
+            self._stop()  # who handles the error may remove the folder that tasks write to
+            raise
         logging.info(
             "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time",
             name,

@@ -159,7 +159,7 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
     try:
         _run(job, found, execute)
     except (ValueError, OSError):
-        if sum(piece.text_bytes for piece in found.pieces) < _KEPT_FROM:
+        if sum(one.text_bytes for one in (*found.pieces, *found.tasks)) < _KEPT_FROM:
             shutil.rmtree(job.work, ignore_errors=True)
         raise
     return input_records.text_digest(_inputs(job, found))
@@ -197,10 +197,11 @@ def find_parts(job: Job, found: plans.Found) -> list[Part]:
 
 
 def begin(job: Job, model: bytes) -> None:
-    """Make the folder `work`; that of other settings goes."""
+    """Make the folder `work`; that of other settings, or of none that are known, goes."""
     path = job.work / "job.json"
     provenance = json.loads(json.dumps(job.provenance))
-    if path.exists() and artifacts.read_object(path) != provenance:
+    is_known = path.exists() and artifacts.read_object(path) == provenance
+    if job.work.exists() and not is_known:
         logging.info("%s: made under other settings or test sets; beginning anew", job.work)
         shutil.rmtree(job.work)
     artifacts.write_bytes(job.work / "spm.model", model)

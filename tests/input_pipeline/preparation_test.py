@@ -6,6 +6,7 @@ import gzip
 import itertools
 import pathlib
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Sequence
 from unittest import mock
@@ -111,6 +112,19 @@ class _PreparationTest(parameterized.TestCase):
     def job(self, name: str = "rows", settings=_SETTINGS, **changes) -> Job:
         digest = packed_dataset.tokenizer_hash(_MODEL)
         return Job(self.folder / name, self.spec(**changes), settings, digest)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    number: int
+    text_bytes: int = 1
+
+
+def fail_or_wait(job: Job, task: _Task) -> None:
+    if not task.number:
+        raise ValueError("wrong")
+    time.sleep(1)
+    job.write_note(str(task.number), "")
 
 
 def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
@@ -323,6 +337,37 @@ class TasksTest(_PreparationTest):
             with self.assertRaisesRegex(ValueError, "sw.txt, line 1: a NUL byte"):
                 prepare(self.job())
         self.assertEmpty(list((self.folder / "rows").iterdir()))
+
+    def test_parallel_text_counts_as_text_that_is_kept_behind_an_error(self):
+        def failing(function, job, tasks, name) -> None:
+            if name == "scan":
+                raise ValueError
+            in_order(function, job, tasks, name)
+
+        job = self.job()
+        found = preparation.find(job)
+        size = sum(one.text_bytes for one in (*found.pieces, *found.tasks))
+        for limit, is_kept in ((size, True), (size + 1, False)):
+            with (
+                mock.patch.object(preparation, "_KEPT_FROM", limit),
+                self.assertRaises(ValueError),
+            ):
+                prepare(job, failing)
+            self.assertEqual(job.work.exists(), is_kept)
+
+    def test_notes_of_unknown_settings_are_not_used(self):
+        job = self.job()
+        job.write_note("scan-en-00000-of-00001", "unknown")
+        preparation.begin(job, _MODEL)
+        self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
+
+    def test_no_task_goes_on_behind_an_error(self):
+        job = self.job()
+        with LocalProcesses(2, bytes_a_process=1) as execute:
+            with self.assertRaisesRegex(ValueError, "wrong"):
+                execute(fail_or_wait, job, [_Task(number) for number in range(6)], "tasks")
+            left = sorted(job.work.glob("*"))
+        self.assertEqual(sorted(job.work.glob("*")), left)
 
     def test_a_file_that_changes_while_it_is_read(self):
         def writing(function, job, tasks, name) -> None:
