@@ -13,8 +13,9 @@ from input_pipeline.sources import Row
 from input_pipeline.text_files import Document
 
 T = TypeVar("T")
-# A word's label, such as NOUN, O or B-PER; a column of nothing but labels is not text.
-_TAG = re.compile(r"[A-Z_]+(-[A-Za-z]+)?")
+# A word's label, such as NOUN, B-PER, I-WORK_OF_ART, PRP$ or, of punctuation, `` and -LRB-; a
+# column of nothing but labels is not text. Numbers and words in small letters are none.
+_TAG = re.compile(r"[A-Z][A-Z0-9_$]*([-.:|/+][A-Za-z0-9_$]+)*|-[LR][RCS]B-|[!-/:-@\[-`{-~]{1,2}")
 
 
 def letters(sentence: str) -> str:
@@ -27,12 +28,16 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
     """Yield the sentences of a test set, whose format is inferred from its lines.
 
     For a file of tagged words (a word, a tab and a label such as NOUN or B-PER on each line, a
-    blank line after a sentence) a sentence is its words joined without spaces; for any other file,
-    a line or a tab-separated cell.
+    blank line after a sentence) a sentence is its words joined without spaces; for JSON lines, one
+    of their text; for any other file, a line or a tab-separated cell.
 
     Raises:
-      ValueError: the file is malformed, see `text_files.read_lines`.
+      ValueError: the file is malformed, see `text_files.read_sentences`.
     """
+    file_type = text_files.file_format(path)
+    if file_type is not None and file_type[1] == "jsonl":
+        yield from text_files.read_sentences(path)
+        return
     rows = [line.split("\t") for line in text_files.read_lines(path)]
     if not all(row == [""] or (len(row) == 2 and _TAG.fullmatch(row[1])) for row in rows):
         yield from itertools.chain.from_iterable(rows)
@@ -49,7 +54,7 @@ class Exclusion:
         """Read the files at `paths`, see `sentences_of`.
 
         Raises:
-          ValueError: a file is malformed, see `text_files.read_lines`.
+          ValueError: a file is malformed, see `text_files.read_sentences`.
         """
         self._sentences = {
             letters(sentence) for path in paths for sentence in sentences_of(path)

@@ -35,9 +35,9 @@ class CorpusSpec:
       max_train_bytes_of: the same of single languages, in place of `max_train_bytes`, so that a
         study can have languages of much and of little text.
       seed: of the choice of the blocks.
-      exclude: test sets, as glob patterns of files of lines, of tab-separated cells or of tagged
-        words: sentences of `text`, and rows of `parallel`, that occur in one of them are dropped
-        (see `input_pipeline.exclusion`).
+      exclude: test sets, as glob patterns of files of lines, of tab-separated cells, of tagged
+        words or of JSON lines: sentences of `text`, and rows of `parallel`, that occur in one of
+        them are dropped (see `input_pipeline.exclusion`).
       heldout_by: "text": a hash of a block's text chooses what is held out (see
         `input_pipeline.blocks`); "position": a hash of its number in its language.
       deduplicate: whether repetitions of a block's text are dropped within a language.

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from input_pipeline.exclusion import Exclusion, letters
+from input_pipeline.exclusion import Exclusion, letters, sentences_of
 
 
 class ExclusionTest(parameterized.TestCase):
@@ -35,6 +35,26 @@ class ExclusionTest(parameterized.TestCase):
     )  # fmt: skip
     def test_not_found(self, sentence):
         self.assertNotIn(sentence, self.exclusion)
+
+    @parameterized.parameters(
+        ("B-WORK_OF_ART", "I-WORK_OF_ART"), ("B-T047", "O"), ("B-creative-work", "O"),
+        ("PRP$", "NN|SYM"), ("WP$", "``"), ("-LRB-", ","), ("I-geo", "_"), ("$,", "B-NP.2"),
+    )  # fmt: skip
+    def test_labels_of_tagged_words(self, one, two):
+        path = self.folder / "tagged.tsv"
+        path.write_text(f"The\tO\nlast\t{one}\nday\t{two}\n", encoding="utf-8")
+        self.assertEqual(list(sentences_of(path)), ["Thelastday"])
+
+    @parameterized.parameters("0", "cat", "Ich", "ÄÖ", "是", "。", "...", "I see")
+    def test_cells_that_are_no_labels(self, cell):
+        path = self.folder / "cells.tsv"
+        path.write_text(f"I\tOK\nsee\t{cell}\n", encoding="utf-8")
+        self.assertEqual(list(sentences_of(path)), ["I", "OK", "see", cell])
+
+    def test_json_lines(self):
+        path = self.folder / "en.jsonl"
+        path.write_text('{"text": "One.\\nTwo\\tcells."}\n\n{"text": "3"}\n', encoding="utf-8")
+        self.assertEqual(list(sentences_of(path)), ["One.", "Two\tcells.", "3"])
 
     @parameterized.parameters(("कि", "क"), ("Ä", "A"), ("3.5", "36"))
     def test_letters_keep_marks_and_digits(self, one, other):
