@@ -25,7 +25,16 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 
     Returns:
       [N] int64.
+
+    Raises:
+      ValueError: N is greater than `total`.
     """
+    if len(shares) > total:
+        raise ValueError(
+            f"{len(shares)} languages, or pairs of languages in sets of parallel text, are to be "
+            f"drawn, but at most {total} can be; name fewer in corpus.languages or corpus.parallel "
+            "and run prepare_data.py again, or join sets of parallel text"
+        )
     exact = shares * total
     counts = np.maximum(np.floor(exact).astype(np.int64), 1)
     while counts.sum() != total:

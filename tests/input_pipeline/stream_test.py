@@ -50,6 +50,12 @@ class LargestRemainderTest(parameterized.TestCase):
         counts = largest_remainder(np.array([1e-12, 1 - 2e-12, 1e-12]), total)
         np.testing.assert_array_equal(counts, [1, total - 2, 1])
 
+    def test_as_many_shares_as_examples_and_one_too_many(self):
+        shares = np.array([0.4, 0.3, 0.2, 0.1])
+        np.testing.assert_array_equal(largest_remainder(shares, 4), np.ones(4))
+        with self.assertRaisesRegex(ValueError, "^4 languages.* at most 3 can be; name fewer"):
+            largest_remainder(shares, 3)
+
 
 class PermuteTest(parameterized.TestCase):
     @parameterized.parameters(*_SIZES)
