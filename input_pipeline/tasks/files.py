@@ -164,5 +164,6 @@ def _warn_once(message: str) -> None:
 
 
 def _expression(wildcards: str) -> str:
-    """The regular expression of a part of a pattern."""
-    return re.escape(wildcards).replace(r"\*\*", ".*").replace(r"\*", "[^/]*").replace(r"\?", ".")
+    """The regular expression of a part of a pattern; its `**/` may be no folder at all."""
+    escaped = re.escape(wildcards).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*")
+    return escaped.replace(r"\*", "[^/]*").replace(r"\?", ".")

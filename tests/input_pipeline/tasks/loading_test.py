@@ -473,6 +473,12 @@ class FilesTest(Folder):
         self.assertEqual(files.languages_of_names(self.root, pattern), {"de", "zh_Hant"})
         self.assertEqual(files.languages_of_names(self.root, "*/{language}.json"), {"de"})
 
+    def test_two_stars_are_any_number_of_folders(self):
+        for name in ("train.de.tsv", "x/train.fr.tsv", "x/y/train.sw.tsv", "untrain.th.tsv"):
+            self.write(name, "{}")
+        pattern = "**/train.{language}.tsv"
+        self.assertEqual(files.languages_of_names(self.root, pattern), {"de", "fr", "sw"})
+
     def test_a_language_without_data(self):
         for code in ("sw", "de", "dde"):
             self.write(f"dev/{code}.tsv", self.text("x | 1"))
