@@ -182,13 +182,19 @@ class TextTest(_CorpusTest):
         self.write("en.txt", _txt(_documents("en", 5)))
         alone = self.load(text=(".",))
         for name in ("train.docs.txt", "README.md", "en.ids.xz", "core.tsv", ".en.txt", "de/x.txt",
-                     "sw.csv"):  # fmt: skip
+                     "sw.csv", "sw.json"):  # fmt: skip
             self.write(name, "not of this corpus\n\nnor this\n")
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(self.load(text=(".",)), alone)
-        self.assertLen(logs.output, 2)
+        self.assertLen(logs.output, 3)
         self.assertRegex(logs.output[0], "sw.csv: skipped, it is no .txt or .jsonl")
-        self.assertRegex(logs.output[1], "train.docs.txt: skipped, 'train.docs' is no language")
+        self.assertRegex(logs.output[1], "sw.json: skipped, it is no .txt or .jsonl")
+        self.assertRegex(logs.output[2], "train.docs.txt: skipped, 'train.docs' is no language")
+
+    def test_an_ending_in_capitals_is_read(self):
+        self.write("en.TXT", _txt(_documents("en", 5)))
+        self.write("sw.JSONL", "".join(f'{{"text": "sw {i}"}}\n' for i in range(5)))
+        self.assertEqual(set(self.load(text=(".",)).train), {"en", "sw"})
 
 
 class ParallelTest(_CorpusTest):
