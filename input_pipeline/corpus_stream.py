@@ -24,9 +24,6 @@ from input_pipeline.exclusion import Exclusion, log_excluded
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.text_files import Document
 
-# Bytes of text in a byte of a compressed file, about.
-_COMPRESSION = 4
-
 
 class CorpusStream:
     """Text of the languages of `spec`, read anew each time that it is asked for."""
@@ -49,11 +46,7 @@ class CorpusStream:
         """Bytes of text, about: compressed files are not read."""
         paths = [file.path for file in self._files]
         paths += [path for one in self._parallel for path in one.files]
-        plain = {path: text_files.file_format(path) for path in paths}
-        return sum(
-            path.stat().st_size * (_COMPRESSION if found and found[2] else 1)
-            for path, found in plain.items()
-        )
+        return sum(text_files.text_bytes(path, path.stat().st_size) for path in set(paths))
 
     def select(self, language: str) -> tuple[np.ndarray, str]:
         """Choose among the blocks of a language, for which its text is read once.

@@ -13,8 +13,6 @@ from input_pipeline import selection, sources, text_files
 from input_pipeline.array_files import shard_names
 from input_pipeline.sources import CorpusSpec, ParallelSource
 
-_COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
-
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -41,8 +39,7 @@ class Piece:
         """Bytes of text, estimated where the file is compressed."""
         if self.end is not None:
             return self.end - self.start
-        file_type = text_files.file_format(pathlib.Path(self.path))
-        return self.size * (_COMPRESSION if file_type and file_type[2] else 1)
+        return text_files.text_bytes(pathlib.Path(self.path), self.size)
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the file is another than when the preparation was planned."""
@@ -105,7 +102,8 @@ class SourceTask:
 
     @property
     def text_bytes(self) -> int:
-        return sum(size for _, size, _ in self.files)
+        """Bytes of text, estimated where files are compressed."""
+        return sum(text_files.text_bytes(pathlib.Path(path), size) for path, size, _ in self.files)
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
         """Find its source, whatever other sources there are by now.

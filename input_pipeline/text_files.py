@@ -29,6 +29,7 @@ OPENERS: dict[str, Callable[..., Any]] = {
     "bz2": bz2.open,
     "zst": zstd.open_file,
 }
+_COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 _DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
@@ -55,6 +56,12 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
             ".bz2 or .zst: recompress the file, or move it out of the folder"
         )
     return None
+
+
+def text_bytes(path: pathlib.Path, size: int) -> int:
+    """Return the bytes of text in a file of `size` bytes, estimated where it is compressed."""
+    file_type = file_format(path)
+    return size * (_COMPRESSION if file_type and file_type[2] else 1)
 
 
 def is_language(code: str) -> bool:

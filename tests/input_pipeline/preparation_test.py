@@ -187,6 +187,20 @@ class ContentsTest(_PreparationTest):
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
                 self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
 
+    def test_text_of_compressed_files_is_estimated(self):
+        self.write("de.txt.gz", txt(documents("und", 30)))
+        self.write("de-en.tsv.zst", "und\tand\n\n" * 5)
+        found = preparation.find(self.job(parallel=("*.tsv*",)))
+        text_bytes = {
+            pathlib.Path(path).name: one.text_bytes
+            for one in (*found.pieces, *found.tasks)
+            for path in [getattr(one, "path", None) or one.files[0][0]]
+        }
+        sizes = {name: (self.root / name).stat().st_size for name in ("de.txt.gz", "de-en.tsv.zst")}
+        for name, size in sizes.items():
+            self.assertEqual(text_bytes[name], 4 * size)
+        self.assertEqual(text_bytes["en-sw.tsv"], (self.root / "en-sw.tsv").stat().st_size)
+
     def test_repetitions_are_left_out_and_counted(self):
         with self.assertLogs(level="INFO") as logs:
             store = prepare(self.job())
