@@ -15,7 +15,8 @@ from knn_sampling.rounding import greatest_lengths, rounding_bound
 
 SCORES = ("float32", "bfloat16_exact")
 LARGE_TABLE = 32_768  # rows from which on scores default to bfloat16_exact
-_SCORES_AT_A_TIME = 2**28
+# Bounds the scores of a block of queries, and the rows gathered to recompute some of them.
+_NUMBERS_AT_A_TIME = 2**28
 # Tokens per group in the two-stage selection. The first stage ranks V / 32 maxima, the second 32 k
 # scores, which balances the two near V = 50K to 100K for k = 50.
 _GROUP = 32
@@ -60,8 +61,9 @@ def nearest_neighbours(
       query_ids: [Q] int32 query tokens, without a mesh; None for all V rows.
       mesh: devices that hold the table; None for a single one.
       vocab_axes, embed_axes: mesh axes that the table's dimensions are sharded over. The search
-        shards its rows over all of them, so that no device holds more than its share.
-      block_size: queries per device scored at a time, block_size * V scores; None to derive it.
+        shards its rows over all of them, S devices, so that none holds more than its share.
+      block_size: queries per device at a time, for block_size * V scores and, with
+        "bfloat16_exact", S * block_size * 2 k rows to recompute; None to derive it.
       scores: "float32"; "bfloat16_exact", where products in bfloat16 select 2 k tokens, float32
         orders them and recomputes the lists that rounding may have changed; None to derive it.
 
@@ -75,7 +77,10 @@ def nearest_neighbours(
     """
     vocab_size = len(table)
     scores = scores or ("float32" if vocab_size < LARGE_TABLE else "bfloat16_exact")
-    block_size = _block_size(vocab_size) if block_size is None else block_size
+    if block_size is None:
+        shards = math.prod(mesh.shape[axis] for axis in vocab_axes + embed_axes) if mesh else 1
+        recomputed = 0 if scores == "float32" else shards * 2 * k * table.shape[1]
+        block_size = _block_size(vocab_size, recomputed)
     _check(vocab_size, k, num_valid, block_size, scores)
     search = functools.partial(_search, k=k, block_size=block_size, scores=scores)
     if mesh is not None:
@@ -86,9 +91,17 @@ def nearest_neighbours(
     return search(_Shard(table, 0, num_valid), ids)
 
 
-def _block_size(vocab_size: int) -> int:
+def _block_size(vocab_size: int, recomputed: int) -> int:
+    """Derive the queries per device at a time.
+
+    Args:
+      vocab_size: V.
+      recomputed: numbers in the rows that a device gathers for a query of each of its team; 0 for
+        none.
+    """
     most = 256 if jax.default_backend() == "cpu" else 4096  # 256 was measured best on a CPU
-    return min(max(_SCORES_AT_A_TIME // vocab_size // 64 * 64, 64), most)
+    block = min(max(_NUMBERS_AT_A_TIME // vocab_size // 64 * 64, 64), most)
+    return max(min(block, _NUMBERS_AT_A_TIME // max(recomputed, 1)), 1)
 
 
 def _check(vocab_size: int, k: int, num_valid: int, block_size: int, scores: str) -> None:

@@ -1,6 +1,7 @@
 """The index equals a sort of all scores: on one device and on meshes, in float32 and by proof."""
 
 import functools
+import math
 import re
 from unittest import mock
 
@@ -222,17 +223,21 @@ class NearestNeighboursTest(parameterized.TestCase):
         self.assertEqual(text.count("HIGHEST"), 2 * text.count("dot_general["))
 
     @parameterized.parameters(
-        ("cpu", 5_120, 256),
-        ("cpu", 1_000_000, 256),
-        ("cpu", 2_000_000, 128),
-        ("cpu", 9_000_000, 64),
-        ("gpu", 5_120, 4096),
-        ("gpu", 500_032, 512),
-        ("tpu", 9_000_000, 64),
+        ("cpu", 5_120, 0, 256),
+        ("cpu", 1_000_000, 0, 256),
+        ("cpu", 2_000_000, 0, 128),
+        ("cpu", 9_000_000, 0, 64),
+        ("gpu", 5_120, 0, 4096),
+        ("gpu", 500_032, 100 * 768, 512),
+        ("gpu", 500_032, 128 * 100 * 768, 27),
+        ("tpu", 9_000_000, 0, 64),
+        ("tpu", 9_000_000, 2**29, 1),
     )
-    def test_derived_block_sizes(self, backend: str, vocab_size: int, expected: int):
+    def test_derived_block_sizes(
+        self, backend: str, vocab_size: int, recomputed: int, expected: int
+    ):
         with mock.patch.object(jax, "default_backend", return_value=backend):
-            self.assertEqual(neighbours._block_size(vocab_size), expected)
+            self.assertEqual(neighbours._block_size(vocab_size, recomputed), expected)
 
     @parameterized.parameters((32_767, "float32"), (32_768, "bfloat16_exact"))
     def test_derived_choices_are_those_named(self, vocab_size: int, scores: str):
@@ -340,10 +345,12 @@ class ShardedTest(parameterized.TestCase):
             table, k=5, num_valid=701, block_size=16, scores=scores, **split
         )
         text = lowered.compile().as_text()
-        # Teams of 4: 180 rows each, which make 6 groups of 32, 192 rows.
-        sizes = {int(size) for size in re.findall(r"\[(\d+),24\]", text)}
+        # Teams of 4: 180 rows each, which make 6 groups of 32, 192 rows; 64 queries, of which each
+        # has 2 k rows recomputed.
+        shapes = re.findall(r"\[([\d,]+),24\]", text)
+        sizes = {math.prod(map(int, shape.split(","))) for shape in shapes}
         self.assertContainsSubset({180, 192, 64}, sizes)
-        self.assertLessEqual(max(sizes), 192)
+        self.assertEqual(max(sizes), 192 if scores == "float32" else 64 * 10)
         gathered = re.findall(r"= (\S+) all-gather\(", text)
         self.assertContainsSubset({"f32[64,24]{1,0}"}, set(gathered))  # queries of a team
         self.assertLen(set(gathered), 1)
@@ -351,6 +358,26 @@ class ShardedTest(parameterized.TestCase):
         # 90 queries of each device, in 6 blocks of 16, for a team of 4.
         self.assertIn('"known_trip_count":{"n":"6"}', text)
         self.assertRegex(text, r"f32\[64,(32,6|192)\]\S* dot\(")
+
+    @parameterized.parameters(2, 8)
+    def test_the_memory_of_a_block_does_not_grow_with_the_team(self, num_devices: int):
+        mesh, most = mesh_of(fsdp=num_devices), 2**18
+        layout = NamedSharding(mesh, P(None, "fsdp"))
+        table = jax.ShapeDtypeStruct((4096, 64), jnp.float32, sharding=layout)
+        search = functools.partial(
+            nearest_neighbours.__wrapped__,
+            k=20,
+            num_valid=4096,
+            mesh=mesh,
+            embed_axes=("fsdp",),
+            scores="bfloat16_exact",
+        )
+        with mock.patch.object(neighbours, "_NUMBERS_AT_A_TIME", most):
+            compiled = jax.jit(search).lower(table).compile()
+        # Rows and groups of 4 and 2 bytes; scores and recomputed rows of a block, each with copies.
+        share = table.size // num_devices
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(temporary, 4 * 4 * share + 2 * 4 * most)
 
     def test_errors(self):
         search = functools.partial(nearest_neighbours, small_integers(10, 2), k=2, num_valid=10)
