@@ -347,9 +347,11 @@ class MaskedLM(Objective):
 
     def due(self, step: int) -> tuple[str, ...]:
         layer = self.output_layer
-        if not isinstance(layer, KNNSampling) or step % layer.refresh_every:
+        if not isinstance(layer, KNNSampling):
             return ()
-        return (NEIGHBOURS, self.inclusion_name) if layer.log_q_correction else (NEIGHBOURS,)
+        index = () if step % layer.refresh_every else (NEIGHBOURS,)
+        changes = index or any(step == first for first, _ in self.later_statistics)
+        return (*index, self.inclusion_name) if layer.log_q_correction and changes else index
 
     def refresh(
         self, params, extra: Extra, names: tuple[str, ...], step: jax.Array

@@ -116,7 +116,8 @@ class Progress:
     def after_refresh(self, step: int, report: LossAndMetrics) -> None:
         """Record the report of a refresh before step `step`."""
         # Recorded under its own step, since a resume repeats both.
-        self._pending_refresh = (step + 1, report)
+        if report:
+            self._pending_refresh = (step + 1, report)
 
     def flush_metrics(self) -> None:
         """Read, check and record the metrics that are still on the device."""

@@ -196,6 +196,17 @@ class ScheduleTest(parameterized.TestCase):
         self.assertEqual(tuple(found), due)
         self.assertEqual(objective.due(0), (NEIGHBOURS,) if due else ())
 
+    def test_the_shares_of_a_phase_are_due_where_it_begins(self):
+        for corrected, expected in ((True, ("inclusion_mlm",)), (False, ())):
+            layer = factories.output_layer_settings(
+                kind="knn", refresh_every=3, log_q_correction=corrected
+            )
+            later = ((4, factories.token_statistics(VOCAB, PADDED)),)
+            objective = factories.masked_lm(layer, later_statistics=later)
+            self.assertEqual(objective.due(4), expected)
+            self.assertEqual(objective.due(3), (NEIGHBOURS, *expected))
+            self.assertEmpty(objective.due(5))
+
     def test_the_last_phase_is_one_object(self):
         objective = dataclasses.replace(objective_with(), full_softmax_from=6)
         phases = [objective.at_step(step) for step in range(10)]

@@ -297,6 +297,7 @@ class IntervalsTest(TestCase):
             return state, report
 
         self.train(functions=dataclasses.replace(functions, refresh=refresh))
+        self.assertNotIn(["step"], [list(one) for one in self.records()])  # nothing to report
         # Before steps 4 and 6 an evaluation or a checkpoint has seen to it.
         self.assertEqual(behind, [False, True, False, False])
 
