@@ -273,12 +273,15 @@ class MaskedLM(Objective):
         groups, slots = plan.sample.candidates.ids.shape
         most = f"{groups} x {slots:,} candidates and {batch_size * length:,} tokens"
         if not touched:
-            return (
-                f"all {vocab_size:,} table rows in every step: {most} are not fewer; the metric "
-                "table_rows says how many a step needs, output_layer.row_capacity bounds them"
-            )
+            why = f"output_layer.row_capacity is {self.row_capacity:,}, not fewer"
+            if not self.row_capacity:
+                why = (
+                    f"{most} are not fewer; the metric table_rows says how many a step needs, "
+                    "output_layer.row_capacity bounds them"
+                )
+            return f"all {vocab_size:,} table rows in every step: {why}"
         rows = touched[self.table_path].shape[0]
-        why = "output_layer.row_capacity" if self.row_capacity else most
+        why = "output_layer.row_capacity" if rows == self.row_capacity else most
         return f"at most {rows:,} of {vocab_size:,} table rows a step: {why}"
 
     def _by_language(
