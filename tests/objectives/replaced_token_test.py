@@ -257,6 +257,39 @@ class LossTest(parameterized.TestCase):
             float(found["trtd/discriminator_loss"][0]), float(other["mrtd/discriminator_loss"][0])
         )
 
+    def test_losses_of_language_pairs_are_those_of_their_examples(self):
+        objective = dataclasses.replace(replaced_token(), num_pairs=3)
+        pairs, tokens = [2, 0, 2, 1], np.array(batch()["tokens"])
+        tokens[3] = PAD  # an example without text
+        arrays = {"tokens": tokens, "language": np.zeros(4, np.int32), "pair": np.array(pairs)}
+        given = Batch(jax.tree.map(jnp.asarray, arrays), PACKED)
+        plan, _ = jax.jit(objective.plan)({}, given, KEY, jnp.int32(0))
+        observed = jax.jit(objective.loss)(params(), {}, plan, KEY)[1]
+        step = jax.device_get(_step(objective, params(), plan, {}, KEY))
+        of_text = logits_of_encoder(objective, params(), step.ids).astype(np.float64)
+        table, bias = objective.generator.output_table(params())
+        of_masked = (step.hidden @ table.T + bias)[..., :NUM_VALID].astype(np.float64)
+        masked, losses = jax.device_get(plan.generator.masked), np.zeros((2, 3))
+        for row, pair in enumerate(pairs[:3]):
+            mlm = [
+                np.log(np.exp(logits).sum()) - logits[target]
+                for logits, target, weight in zip(
+                    of_masked[row], masked.targets[row], masked.weights[row], strict=True
+                )
+                if weight
+            ]
+            detection = [
+                np.log1p(np.exp(-logit if is_replaced else logit))
+                for logit, is_replaced, token in zip(
+                    of_text[row], step.is_replaced[row], tokens[row], strict=True
+                )
+                if token not in SPECIAL
+            ]
+            losses[:, pair] += (np.mean(mlm) + SETTINGS.weight * np.mean(detection), 1)
+        self.assertEqual(losses[1].tolist(), [1, 0, 2])
+        np.testing.assert_allclose(observed.loss, losses[0], rtol=1e-5)
+        np.testing.assert_array_equal(observed.weight, losses[1])
+
     def test_dropout_is_the_discriminators(self):
         objective = replaced_token(dropout_rate=0.5)
         one, two = (of_step(objective, params(), key).metrics for key in (KEY, None))
