@@ -111,6 +111,15 @@ class DistanceTableTest(parameterized.TestCase):
         np.testing.assert_allclose(after[:, 1], [-0.5, -0.25, -0.125])
         np.testing.assert_array_equal(after[:, 0], 0)
 
+    def test_a_bucket_begins_at_its_mean_distance(self):
+        distances, buckets = np.abs(np.arange(-16, 17)), distance_buckets(8, 16, 17)
+        found = self.table(0.5, num_heads=1)[0, 19 - 16 : 19 + 17]
+        shared = [bucket for bucket in set(buckets) if len(set(distances[buckets == bucket])) > 1]
+        self.assertNotEmpty(shared)
+        for bucket in set(buckets):
+            expected = -0.5 * distances[buckets == bucket].mean()
+            np.testing.assert_allclose(found[buckets == bucket], expected, rtol=1e-6)
+
     def test_no_slope_is_zero(self):
         np.testing.assert_array_equal(self.table(0.0), 0)
 
