@@ -376,17 +376,24 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
 
     Keys that do not affect results may differ (docs/training.md has the list).
     """
+    rows = artifacts.read_object(folders.rows / "settings.json")
+    defaults = recorded_defaults()
+    return artifacts.open_stage(
+        folders.train,
+        {"rows": rows, **training_settings(config)},
+        defaults={"rows": defaults, **defaults},
+    )
+
+
+def training_settings(config: ConfigDict) -> dict[str, Any]:
+    """Return the keys of a config that affect training, without those of earlier stages."""
     is_dense = config.optimizer.embedding_update == "dense"
     recorded = {k: v for k, v in config.to_dict().items() if k not in _ELSEWHERE}
     # The loading of batches and the sharding of arrays do not affect results.
     _drop(recorded["data"], ("loader", "prefetch", "read_threads", "read_ahead"))
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
     _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
-    rows = artifacts.read_object(folders.rows / "settings.json")
-    defaults = recorded_defaults()
-    return artifacts.open_stage(
-        folders.train, {"rows": rows, **recorded}, defaults={"rows": defaults, **defaults}
-    )
+    return recorded
 
 
 def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:

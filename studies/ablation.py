@@ -163,6 +163,7 @@ def main(_) -> None:
     workdir, seeds = pathlib.Path(given.workdir), [int(seed) for seed in given.seeds]
     runs.chosen("changes", given.changes, CHANGES)
     if not given.report_only:
+        runs.claim(workdir, given.config)
         do_study(given.changes, seeds, workdir, workers=given.workers, pin=given.pin)
     print(write_report(given.changes, seeds, workdir))
     print(f"report: {(workdir / 'report' / 'report.md').absolute()}")

@@ -221,6 +221,7 @@ def do_study(study: Study) -> None:
     Raises:
       ValueError: runs failed; all others have been executed.
     """
+    runs.claim(study.workdir, study.config, domain=study.domain, steps=study.steps)
     missing = [
         (arm, name, seed)
         for seed in study.seeds

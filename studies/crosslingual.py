@@ -317,6 +317,7 @@ def main(_) -> None:
         given.pin,
     )
     if not given.report_only:
+        runs.claim(study.workdir, given.config)
         do_study(study)
     print(write_report(study))
     print(f"report: {(study.workdir / 'report' / 'report.md').absolute()}")

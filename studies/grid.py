@@ -301,6 +301,7 @@ def settings() -> Study:
 def main(_) -> None:
     study = settings()
     if not flags.FLAGS.report_only:
+        runs.claim(study.workdir, flags.FLAGS.config)
         hours = study.grid.minutes * len(study.names) * len(study.seeds) / study.workers / 60
         if hours:
             logging.info("at most some %.1f hours, if nothing is done yet", hours)

@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from builders import data
+from common import artifacts
+from configs import grids
 from training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+_RESULTS = ("record.json", "results.json")  # of a finished run, which is not done again
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
@@ -93,6 +97,28 @@ def execute(
     if done.returncode:
         last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
         raise ValueError(f"{name} failed; {log} ends with: {last}")
+
+
+def claim(workdir: pathlib.Path, config: ConfigDict, **own: Any) -> None:
+    """Refuse a study's working directory whose runs were made under other settings.
+
+    A finished run is not done again, and would pass for one of the settings of now. A folder
+    without a record of them, new or restored by `studies.records`, takes those of now, and so does
+    one without results.
+
+    Args:
+      workdir: of the study.
+      config: that the runs share, or change.
+      own: settings of the study that change results, not those that choose what is run.
+
+    Raises:
+      ValueError: the folder has other settings; the message names each that differs.
+    """
+    settings = {**data.training_settings(config), **grids.data_settings(config), **own}
+    results = (path for name in _RESULTS for path in workdir.glob(f"*/**/{name}"))
+    artifacts.open_stage(
+        workdir, settings, defaults=data.recorded_defaults(), replace=not any(results)
+    ).claim()
 
 
 def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:

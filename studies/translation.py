@@ -208,6 +208,7 @@ def main(_) -> None:
         given.pin,
     )
     if not given.report_only:
+        runs.claim(study.workdir, given.config, steps=study.steps)
         do_study(study)
     print(translation_report.write_report(study))
     print(f"report: {(study.workdir / 'report' / 'report.md').absolute()}")

@@ -188,13 +188,18 @@ def run_folder(run: str, seed: int) -> str:
     return f"runs/{run}/seed{seed}"
 
 
+def data_settings(config: ConfigDict) -> dict[str, Any]:
+    """Return the keys of a config that affect its vocabulary and packed rows, but for the root."""
+    sections = {name: config[name].to_dict() for name in ("corpus", "vocab", "store")}
+    for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
+        del sections[section][key]  # which change no row
+    return sections
+
+
 def data_folder(config: ConfigDict) -> str:
     """Return the folder of a run's vocabulary and packed rows below that of its grids.
 
     It is one for runs with equal text, vocabulary and sequence length.
     """
-    sections = {name: config[name].to_dict() for name in ("corpus", "vocab", "store")}
-    for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del sections[section][key]  # which change no row
-    text = json.dumps(sections, sort_keys=True, default=list)
+    text = json.dumps(data_settings(config), sort_keys=True, default=list)
     return f"data/{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -160,6 +160,25 @@ class ContinuedTest(absltest.TestCase):
             self.assertLen(self.places("forgetting"), 4 if expected else 0)
             self.calls.clear()
 
+    def test_other_settings_are_refused(self):
+        artifacts.write_text(self.data / "news" / "de.txt.xz", "")
+        study = dataclasses.replace(self.study, seeds=(0,))
+        # Nothing is made yet of a domain that is not there.
+        with self.assertRaisesRegex(ValueError, "--domain"):
+            continued.do_study(dataclasses.replace(study, domain="none"))
+        continued.do_study(study)
+        config = study.config.copy_and_resolve_references()
+        config.mask.rate = 0.5
+        for change, message in (
+            ({"steps": 100}, "steps: there 200, now 100"),
+            ({"domain": "news"}, "domain: there 'tico19', now 'news'"),
+            ({"config": config}, "mask.rate: there .*, now 0.5"),
+        ):
+            with self.assertRaisesRegex(ValueError, f"another config:\n  {message}"):
+                continued.do_study(dataclasses.replace(study, **change))
+        continued.do_study(dataclasses.replace(study, seeds=(0, 2), workers=2))
+        self.assertLen(self.places("train.py"), 8)
+
     def test_report(self):
         self.broken = "runs/small_mlm/peak/seed2"
         with self.assertRaisesRegex(ValueError, "1 of 8 runs failed: broken"):

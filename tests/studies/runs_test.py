@@ -6,6 +6,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from common import artifacts
+from configs import quickstart
 from studies import runs
 from studies.runs import Job
 from training.signals import EXIT_STOPPED
@@ -68,6 +70,45 @@ class CallTest(absltest.TestCase):
         with self.assertRaises(SystemExit) as caught:
             self.call(EXIT_STOPPED)
         self.assertEqual(caught.exception.code, EXIT_STOPPED)
+
+
+class ClaimTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "one"
+
+    def claim(self, steps: int = 5, **keys):
+        config = quickstart.get_config("runlocal")
+        config.update_from_flattened_dict(keys)
+        runs.claim(self.workdir, config, steps=steps)
+
+    def test_results_are_of_one_setting(self):
+        self.claim(4)
+        self.claim()  # there are no results yet
+        artifacts.write_json(self.workdir / "runs" / "a" / "seed0" / "record.json", {})
+        self.claim()
+        self.claim(**{"store.num_workers": 7, "train.log_every": 9, "corpus.root": "/elsewhere"})
+        for steps, keys, message in (
+            (4, {}, "steps: there 5, now 4"),
+            (5, {"train.num_steps": 99}, "train.num_steps: there .*, now 99"),
+            (5, {"store.length": 16}, "store.length: there .*, now 16"),
+        ):
+            with self.assertRaisesRegex(
+                ValueError, f"one was made under another config:\n  {message}"
+            ):
+                self.claim(steps, **keys)
+
+    def test_a_folder_without_settings_takes_those_of_now(self):
+        artifacts.write_json(self.workdir / "runs" / "a" / "seed0" / "results.json", {})
+        self.claim(4)  # as restored by `studies.records`
+        with self.assertRaisesRegex(ValueError, "steps: there 4, now 5"):
+            self.claim(5)
+
+    def test_every_study_claims_its_folder(self):
+        for path in (runs.ROOT / "studies").glob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if " runs.define_flags(" in text:
+                self.assertIn(" runs.claim(", text, path.name)
 
 
 class DoEachTest(absltest.TestCase):
