@@ -27,9 +27,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from common import entry_point
+from common import artifacts, entry_point
 from configs.xy_lent import SMALL
 from evaluation import forgetting
+from evaluation.task_results import reported_scores
 from studies import continued_report, runs
 from studies.continued_report import RATES
 from studies.downstream import TASKS, tuning_keys
@@ -187,13 +188,24 @@ def train(study: Study, arm: str, name: str, seed: int) -> bool:
     return True
 
 
-def _is_compared(study: Study, folder: pathlib.Path) -> bool:
-    """Whether a run has been compared, by the task too if there is one."""
-    found = folder / "forgetting"
+def _is_compared(study: Study, arm: str, name: str, seed: int) -> bool:
+    """Whether a run has been compared, by the task at its rate too if there is one."""
+    found = continued_report.run_folder(study.workdir, arm, name, seed) / "forgetting"
     if not (found / forgetting.RESULTS).exists():
         return False
-    measures = [measure for data, measure in forgetting.read_changes(found) if data == "task"]
-    return not study.rate or any(measure.startswith(f"{study.task},") for measure in measures)
+    if not study.rate:
+        return True
+    tuned = study.tuned(arm, name, seed) / "results.json"
+    if not tuned.exists():
+        return False
+    # A comparison does not name the rate, but has the scores at it.
+    scores = reported_scores(artifacts.read_json(tuned))
+    return any(
+        data == "task"
+        and measure.startswith(f"{study.task},")
+        and all(scores.get(language) == after for language, (_, after) in change.items())
+        for (data, measure), change in forgetting.read_changes(found).items()
+    )
 
 
 def fine_tune(study: Study, arm: str, name: str, seed: int, encoder: pathlib.Path) -> bool:
@@ -227,7 +239,7 @@ def do_study(study: Study) -> None:
         for seed in study.seeds
         for arm in ARMS
         for name in RATES
-        if not _is_compared(study, continued_report.run_folder(study.workdir, arm, name, seed))
+        if not _is_compared(study, arm, name, seed)
     ]
     # Results may be restored from a record, without the encoders.
     if not missing:

@@ -9,7 +9,9 @@ from absl.testing import absltest
 from common import artifacts
 from configs import xy_lent
 from evaluation import forgetting
+from evaluation.task_results import reported_scores
 from studies import continued, continued_report
+from tests.task_results import task_results
 
 # Exact loss of German and Finnish before and after, of which the domain has German.
 LOSSES = {
@@ -48,7 +50,9 @@ class ContinuedTest(absltest.TestCase):
         if place == self.broken:
             raise ValueError("broken")
         if script[0] == "finetune.py":
-            artifacts.write_text(workdir / "results.json", "")
+            score = 100 * change["optimizer.learning_rate"]
+            task = workdir.relative_to(self.workdir / "tasks").parts[0]
+            artifacts.write_json(workdir / "results.json", task_results(task, {"de": score}))
 
     def execute(self, arguments, **_):
         """Stands for `tools.forgetting`."""
@@ -62,8 +66,11 @@ class ContinuedTest(absltest.TestCase):
             for key, change in LOSSES[rate].items()
         }
         if "tasks" in given:
-            task = given["tasks"].removeprefix(f"{self.workdir}/tasks/").partition("/")[0]
-            changes["task", f"{task}, score"] = {"de": (0.5, 0.4)}
+            results = artifacts.read_json(
+                pathlib.Path(given["tasks"].split(",")[1], "results.json")
+            )
+            score = reported_scores(results)["de"]
+            changes["task", f"{results['task']}, score"] = {"de": (0.5, score)}
         self.calls.append(("forgetting", str(output.parent.relative_to(self.workdir))))
         forgetting.write_report(changes, "made up", output)
 
@@ -139,7 +146,7 @@ class ContinuedTest(absltest.TestCase):
 
     def test_what_the_study_of_encoders_has_fine_tuned(self):
         there = self.encoders / "tasks" / "xnli" / "small" / "1e-3" / "seed0"
-        artifacts.write_text(there / "results.json", "")
+        artifacts.write_json(there / "results.json", task_results("xnli", {"de": 0.5}))
         continued.do_study(dataclasses.replace(self.study, seeds=(0,), rate="1e-3"))
         places = self.places("finetune.py")
         self.assertNotIn("tasks/xnli/1e-3/small/before/seed0", places)
@@ -154,10 +161,13 @@ class ContinuedTest(absltest.TestCase):
         study = dataclasses.replace(self.study, seeds=(0,))
         continued.do_study(study)
         self.calls.clear()
-        for task, expected in (("xnli", 6), ("xnli", 0), ("udpos", 6)):
-            continued.do_study(dataclasses.replace(study, task=task, rate="1e-3"))
-            self.assertLen(self.places("finetune.py"), expected)
-            self.assertLen(self.places("forgetting"), 4 if expected else 0)
+        for task, rate, tuned, compared in (
+            ("xnli", "1e-3", 6, 4), ("xnli", "1e-3", 0, 0), ("udpos", "1e-3", 6, 4),
+            ("udpos", "3e-3", 6, 4), ("udpos", "1e-3", 0, 4), ("udpos", "1e-3", 0, 0),
+        ):  # fmt: skip
+            continued.do_study(dataclasses.replace(study, task=task, rate=rate))
+            self.assertLen(self.places("finetune.py"), tuned)
+            self.assertLen(self.places("forgetting"), compared)
             self.calls.clear()
 
     def test_other_settings_are_refused(self):
