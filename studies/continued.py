@@ -123,18 +123,27 @@ def _corpus_keys(study: Study) -> dict[str, Any]:
     }
 
 
-def prepare(study: Study) -> None:
+def prepare(study: Study, encoders: Sequence[tuple[str, int]]) -> None:
     """Pack the domain's text with the vocabulary of the encoders, and link their rows.
 
+    Args:
+      study: the study.
+      encoders: arms and seeds of the encoders to continue from.
+
     Raises:
-      ValueError: there are no encoders, or no text.
+      ValueError: an encoder is not there, or there is no text.
     """
-    change, first = _corpus_keys(study), study.encoder(ARMS[0], study.seeds[0])
-    if not (first / "train" / "DONE").exists():
-        raise ValueError(
-            f"--encoders: {first} is no finished run; run studies.xy_lent with the arms "
-            f"{', '.join(ARMS)}"
+    change, folders = _corpus_keys(study), [study.encoder(*one) for one in encoders]
+    if absent := [str(one) for one in folders if not (one / "train" / "DONE").exists()]:
+        arms, seeds = (
+            ",".join(dict.fromkeys(map(str, some))) for some in zip(*encoders, strict=True)
         )
+        raise ValueError(
+            f"--encoders: no finished run in {', '.join(absent)}; run studies.xy_lent with "
+            f"--arms={arms} --seeds={seeds}, and where results were restored without encoders, "
+            "remove record.json of these folders first, by which it takes them for done"
+        )
+    first = folders[0]
     runs.share_data(first, study.workdir / "general")
     domain = study.workdir / "domain"
     domain.mkdir(parents=True, exist_ok=True)
@@ -244,13 +253,14 @@ def do_study(study: Study) -> None:
     # Results may be restored from a record, without the encoders.
     if not missing:
         return
-    prepare(study)
+    encoders = list(dict.fromkeys((arm, seed) for arm, _, seed in missing))
+    prepare(study, encoders)
     before = [
         Job(
             f"{study.task} of {arm}, seed {seed}",
             functools.partial(fine_tune, study, arm, _BEFORE, seed, study.encoder(arm, seed)),
         )
-        for arm, seed in dict.fromkeys((arm, seed) for arm, _, seed in missing)
+        for arm, seed in encoders
         if study.rate
     ]
     jobs = [

@@ -10,7 +10,8 @@ from common import artifacts
 from configs import xy_lent
 from evaluation import forgetting
 from evaluation.task_results import reported_scores
-from studies import continued, continued_report
+from studies import continued, continued_report, xy_lent_settings
+from studies import xy_lent as xy_lent_study
 from tests.task_results import task_results
 
 # Exact loss of German and Finnish before and after, of which the domain has German.
@@ -35,7 +36,9 @@ class ContinuedTest(absltest.TestCase):
             xy_lent.get_config(f"small,{self.data}"), self.encoders, self.workdir, "tico19",
             steps=200, seeds=(0, 2), task="xnli", rate="", workers=1, pin=False,
         )  # fmt: skip
-        artifacts.write_text(self.study.encoder("small", 0) / "train" / "DONE", "")
+        for arm in continued.ARMS:
+            for seed in self.study.seeds:
+                artifacts.write_text(self.study.encoder(arm, seed) / "train" / "DONE", "")
         self.calls: list[tuple[str, str]] = []
         self.changes: dict[str, dict[str, Any]] = {}
         self.broken = ""
@@ -189,6 +192,24 @@ class ContinuedTest(absltest.TestCase):
         continued.do_study(dataclasses.replace(study, seeds=(0, 2), workers=2))
         self.assertLen(self.places("train.py"), 8)
 
+    def test_encoders_that_were_restored_as_results_alone(self):
+        folder = self.study.encoder("small_mlm", 2)
+        (folder / "train" / "DONE").unlink()
+        artifacts.write_json(folder / "record.json", {})
+        xy = xy_lent_settings.Study(
+            *(self.study.config, self.encoders, ["small_mlm"], [2], (), ()), workers=1, pin=False
+        )
+        message = f"in {folder}; .* --arms=small,small_mlm --seeds=0,2, .* remove record.json"
+        for _ in range(2):
+            self.assertFalse(xy_lent_study.is_needed(xy, "small_mlm", 2))
+            with self.assertRaisesRegex(ValueError, message):
+                continued.do_study(self.study)
+        (folder / "record.json").unlink()
+        self.assertTrue(xy_lent_study.is_needed(xy, "small_mlm", 2))
+        self.assertEmpty(self.calls)
+        continued.do_study(dataclasses.replace(self.study, seeds=(0,)))
+        self.assertLen(self.places("train.py"), 4)
+
     def test_report(self):
         self.broken = "runs/small_mlm/peak/seed2"
         with self.assertRaisesRegex(ValueError, "1 of 8 runs failed: broken"):
@@ -214,7 +235,7 @@ class ContinuedTest(absltest.TestCase):
     def test_refusals(self):
         with self.assertRaisesRegex(ValueError, "--domain: .*none has no <language>.txt in a lang"):
             continued.do_study(dataclasses.replace(self.study, domain="none"))
-        with self.assertRaisesRegex(ValueError, "seed1 is no finished run; run studies.xy_lent"):
+        with self.assertRaisesRegex(ValueError, "no finished run in .*/small/seed1, .*/seed1; run"):
             continued.do_study(dataclasses.replace(self.study, seeds=(1,)))
         with self.assertRaisesRegex(ValueError, "no finished runs"):
             self.report(self.study)
