@@ -72,6 +72,10 @@ class BookTest(parameterized.TestCase):
             grid = grids.choose(given["config"], given["grid"])
             self.assertLessEqual(set(filter(None, given.get("runs", "").split(","))), {*grid.runs})
 
+    def test_notes_follow_commands(self):
+        for one in ALL.values():
+            self.assertRegex(one.command_note, "^($|; |, | and )", one.number)
+
     def test_a_claim_that_cannot_be_is_named(self):
         names = ("claim", "place", "paper", "here", "remark", "command_note")
         fields = {**dict.fromkeys(names, "a"), "hours": 1}
@@ -87,6 +91,37 @@ class BookTest(parameterized.TestCase):
             path.write_text(json.dumps(book))
             with self.assertRaisesRegex(ValueError, "more than one claim C1;"):
                 claims.read(path)
+
+
+class ConclusionsTest(absltest.TestCase):
+    """docs/conclusions.md, written by hand, says of each claim what its verdict is."""
+
+    def setUp(self):
+        super().setUp()
+        text = (claims.ROOT / "docs" / "conclusions.md").read_text(encoding="utf-8")
+        self.named: dict[str, set[str]] = {}
+        for part in re.split("^## ", text, flags=re.MULTILINE)[1:]:
+            title, _, body = part.partition("\n")
+            self.named[title] = {
+                f"C{number}"
+                for first, last in re.findall(r"\bC(\d+)(?:\s+to\s+C(\d+))?", body)
+                for number in range(int(first), int(last or first) + 1)
+            }
+
+    def test_every_claim_is_named(self):
+        self.assertEqual(set().union(*self.named.values()), set(ALL))
+
+    def test_claims_stand_where_their_verdict_belongs(self):
+        survives, fails, open_ = (
+            self.named[title] for title in ("Survives", "Does not", "Three seeds do not tell")
+        )
+        of = {
+            verdict: {number for number, one in ALL.items() if one.verdict == verdict}
+            for verdict in claims.VERDICTS
+        }
+        self.assertEmpty((survives | open_) & of["does not"] - fails)
+        self.assertEmpty(open_ & of["holds"] - survives)
+        self.assertEmpty(fails & of["holds"] - survives)
 
 
 class RunTest(absltest.TestCase):
