@@ -5,8 +5,8 @@ running softmax (FlashAttention, Dao et al. 2022) and its gradient by recomputat
 array over all pairs of queries and keys is materialised. It knows masks and segments, no bias of
 the scores and no dropout on weights.
 
-The kernel has been run in Pallas' interpret mode, and compiled for TPU v4, v5e, v5p and v6e. It has
-not been run or timed on a TPU here.
+The kernel has been run in Pallas' interpret mode, and compiled for TPU v5p in whole steps
+(docs/scaling.md). It has not been run or timed on a TPU here.
 """
 
 import functools
