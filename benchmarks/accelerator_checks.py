@@ -7,7 +7,7 @@
 | softmax | blockwise softmax against optax: loss and gradients |
 | neighbours | the neighbour index against sorted float64 products |
 | row_adamw | row AdamW against dense `optax.adamw`, over steps that touch few rows |
-| cudnn, pallas | fused attention against plain attention in an encoder: states and gradients |
+| cudnn, cudnn_relative, pallas | fused attention against plain, in an encoder: states, gradients |
 | export | the training step, exported by `jax.export` and read back, against the step itself |
 | deterministic | two runs of equal steps, in two processes, by `--xla_gpu_deterministic_ops` |
 
@@ -48,7 +48,7 @@ _ONLY = flags.DEFINE_string("only", None, "Run this check here; what the others 
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _STEPS = 5
-Position = Literal["learned", "gated"]
+Position = Literal["learned", "relative", "gated"]
 
 
 class Outcome(NamedTuple):
@@ -214,6 +214,7 @@ CHECKS: dict[str, Callable[[], Outcome]] = {
     "neighbours": check_neighbours,
     "row_adamw": check_row_adamw,
     "cudnn": lambda: check_attention("cudnn", "learned"),
+    "cudnn_relative": lambda: check_attention("cudnn", "relative"),
     "pallas": lambda: check_attention("pallas", "gated"),
     "export": check_export,
     "deterministic": check_deterministic,

@@ -199,7 +199,8 @@ class Attention(nn.Module):
             if kernel == "pallas" and isinstance(bias, DistanceBias) and bias.positions is None:
                 return _pallas(query, pair, bias, gate, segments)
         if isinstance(bias, DistanceBias):
-            # cuDNN's kernel has a gradient only for a bias shared by all examples.
+            # One for all examples, to which JAX adds the mask before it calls cuDNN's kernel: that
+            # has a bias [B, H, Q, K] and a gradient as large.
             bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
         if bias is not None:
             _, num_queries, num_heads, _ = query.shape
