@@ -31,6 +31,7 @@ POSITIONS = ("continue", "restart")
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
 # Packed datasets whose pairs are kept once counted: every phase of a stream asks for them.
 _STORES = 2
+_TOKENS_AT_ONCE = 1 << 20  # that are counted; each takes some 20 bytes meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,10 +361,25 @@ def token_counts(
                 weights[one] += each
                 weights[two] += each
         for language, column in columns.items():
-            of_tokens = np.repeat(weights[language], column.lengths)
-            counts += np.bincount(column.ids, of_tokens, store.vocab_size)
+            counts += _weighted_counts(column, weights[language], store.vocab_size)
             total += len(column.ids)
     return counts * (total / max(counts.sum(), 1e-30))
+
+
+def _weighted_counts(
+    column: TokenizedSentences, weights: np.ndarray, vocab_size: int
+) -> np.ndarray:
+    """Add up the weights [N] of the sentences of each token, range by range: [V] float64."""
+    counts, lengths, first = np.zeros(vocab_size), column.lengths, 0
+    while first < len(weights):
+        start = _span(column, first, first)[0]
+        stop = np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right")
+        stop = max(int(stop), first + 1)  # a sentence at least
+        ids = column.ids[start : int(column.ends[stop - 1])]
+        # One token after another, in which the sum of floats does not depend on the ranges.
+        np.add.at(counts, ids, np.repeat(weights[first:stop], lengths[first:stop]))
+        first = stop
+    return counts
 
 
 def _sentence_weights(

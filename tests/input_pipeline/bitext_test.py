@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import dataset
+from input_pipeline import bitext, dataset
+from input_pipeline.array_files import ArrayFile
 from input_pipeline.bitext import (
     PAIRS,
     SEPARATE_PAIRS,
@@ -259,6 +260,24 @@ class PairStreamTest(parameterized.TestCase):
         self.assertAlmostEqual(expected.sum(), total)
         np.testing.assert_allclose(found / found.sum(), expected / total, atol=1e-3)
         self.assertGreater(expected.max() / total, 0.015)
+
+    @parameterized.parameters(1, 7, 100)
+    def test_tokens_are_counted_range_by_range(self, at_once):
+        shares = {pair: share / 3 for pair, share in SHARES.items()}
+        expected = token_counts(self.store, 0.3, shares)
+        columns = [self.store.bitext(name, one) for name, (of, _) in SETS.items() for one in of]
+        longest = max(int(column.lengths.max()) for column in columns)
+        sizes, read = [], ArrayFile.__getitem__
+
+        def recorded(file: ArrayFile, index: slice) -> np.ndarray:
+            sizes.append(len(read(file, index)))
+            return read(file, index)
+
+        self.enterContext(mock.patch.object(ArrayFile, "__getitem__", recorded))
+        self.enterContext(mock.patch.object(bitext, "_TOKENS_AT_ONCE", at_once))
+        np.testing.assert_array_equal(token_counts(self.store, 0.3, shares), expected)
+        self.assertEqual(sum(sizes), sum(len(column.ids) for column in columns))
+        self.assertLessEqual(max(sizes), max(at_once, longest))
 
     def test_positions(self):
         for positions in ("continue", "restart"):
