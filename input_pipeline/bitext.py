@@ -373,8 +373,8 @@ def _weighted_counts(
     counts, lengths, first = np.zeros(vocab_size), column.lengths, 0
     while first < len(weights):
         start = _span(column, first, first)[0]
-        whole = int(np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right"))
-        stop = max(whole, first + 1)  # a sentence at least
+        stop = int(np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right"))
+        stop = max(stop, first + 1)  # a sentence at least
         ids = column.ids[start : int(column.ends[stop - 1])]
         # One token after another, in which the sum of floats does not depend on the ranges.
         np.add.at(counts, ids, np.repeat(weights[first:stop], lengths[first:stop]))

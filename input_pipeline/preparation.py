@@ -159,8 +159,7 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
     try:
         _run(job, found, execute)
     except (ValueError, OSError):
-        text = sum(piece.text_bytes for piece in found.pieces)
-        if text + sum(task.text_bytes for task in found.tasks) < _KEPT_FROM:
+        if found.text_bytes < _KEPT_FROM:
             shutil.rmtree(job.work, ignore_errors=True)
         raise
     return input_records.text_digest(_inputs(job, found))

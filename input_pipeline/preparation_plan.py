@@ -148,6 +148,11 @@ class Found:
     tasks: tuple[SourceTask, ...]
     pieces: tuple[Piece, ...]
 
+    @property
+    def text_bytes(self) -> int:
+        parallel = sum(task.text_bytes for task in self.tasks)
+        return parallel + sum(piece.text_bytes for piece in self.pieces)
+
 
 def stat(path: pathlib.Path) -> tuple[int, int]:
     """Return size and time of the last change (ns) of a file."""

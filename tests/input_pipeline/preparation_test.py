@@ -359,8 +359,7 @@ class TasksTest(_PreparationTest):
             in_order(function, job, tasks, name)
 
         job = self.job()
-        found = preparation.find(job)
-        size = sum(one.text_bytes for one in (*found.pieces, *found.tasks))
+        size = preparation.find(job).text_bytes
         for limit, is_kept in ((size, True), (size + 1, False)):
             with (
                 mock.patch.object(preparation, "_KEPT_FROM", limit),
