@@ -33,7 +33,8 @@ def read(record: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Return the lines of a record by path; none if there is no such file."""
     if not record.exists():
         return {}
-    lines = record.read_text(encoding="utf-8").splitlines()
+    # Not splitlines(), which also cuts at what JSON leaves as it is, such as U+2028.
+    lines = filter(None, record.read_text(encoding="utf-8").split("\n"))
     return {line["path"]: line for line in map(json.loads, lines)}
 
 

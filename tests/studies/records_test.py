@@ -17,7 +17,7 @@ class RecordsTest(absltest.TestCase):
         artifacts.write_json(self.workdir / place, value)
 
     def test_results_return_where_they_were(self):
-        one = {"loss": 4.5, "languages": {"sw": [1, 2.25]}, "text": "näh", "none": None}
+        one = {"loss": 4.5, "languages": {"sw": [1, 2.25]}, "text": "n\u2028äh\x85", "none": None}
         self.write("runs/a/seed0/report/results.json", one)
         self.write("runs/a/seed0/settings.json", {"not": "a result"})
         self.write("results.json", {"not": "of a run"})
