@@ -72,9 +72,12 @@ class Study(runs.Stages):
 
     def config_of(self, name: str) -> ConfigDict:
         """Return the config of a run, as its stages have it: flags prevail over the grid."""
-        config = grids.load(grids.config_of(self.argument, name))
+        config = self._without_flags(name)
         config.update_from_flattened_dict(self.overrides)
         return config
+
+    def _without_flags(self, name: str) -> ConfigDict:
+        return grids.load(grids.config_of(self.argument, name))
 
     def encoder(self, name: str, seed: int) -> pathlib.Path:
         """Return the working directory of a pre-training."""
@@ -87,8 +90,7 @@ class Study(runs.Stages):
     def data(self, name: str) -> pathlib.Path:
         """Return the folder with the vocabulary and the packed rows of a run."""
         # By the config without flags, as the launchers do; the stages in it refuse other flags.
-        config = grids.load(grids.config_of(self.argument, name))
-        return self.workdir / grids.data_folder(config)
+        return self.workdir / grids.data_folder(self._without_flags(name))
 
     def task_folder(self, task: str, name: str, seed: int) -> pathlib.Path:
         """Return the working directory of a fine-tuning."""
