@@ -149,6 +149,11 @@ def _task(facts: Facts) -> str:
         found.append(f"Labels: {_joined([f'`{label}`' for label in head.labels])}.")
     elif head.class_suffix == task_heads.SEQUENCES:
         found.append("Its output is a number.")
+    if options.reads_mean:
+        found.append(
+            "Its head reads the mean of the last states of all tokens but padding, in place of the "
+            "state of `<s>`."
+        )
     if head.class_suffix == task_heads.TOKENS:
         pooled = "of its first token" if options.pooling == "first" else "of its tokens, averaged"
         found.append(f"A word's scores are those {pooled}, before any softmax.")

@@ -142,7 +142,9 @@ _CLASSIFICATION = TaskKind(
     features=lambda options, *args: features.text_features(
         *args, separate_segments=options.cross_attention
     ),
-    head=lambda options, rate: ClassificationHead(len(options.task.labels), rate),
+    head=lambda options, rate: ClassificationHead(
+        len(options.task.labels), rate, options.text_pooling
+    ),
     loss=fine_tuning.classification_loss,
     decide=lambda options, data, outputs: tasks.classes(outputs),
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
@@ -156,7 +158,7 @@ KINDS: dict[str, TaskKind] = {
     "regression": dataclasses.replace(
         _CLASSIFICATION,
         readers=_CLASSIFICATION.readers._replace(labels=None),
-        head=lambda options, rate: ClassificationHead(1, rate),
+        head=lambda options, rate: ClassificationHead(1, rate, options.text_pooling),
         loss=fine_tuning.regression_loss,
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),

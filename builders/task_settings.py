@@ -53,6 +53,7 @@ class TaskSettings:
         other by the cross-attention of the encoder, see `objectives.fine_tuning`; for
         classification and regression of pairs.
       pooling: of tagging, see `models.heads.TaggingHead`.
+      text_pooling: of classification and regression, see `models.heads.ClassificationHead`.
       layer: of retrieval and mining, whose states make a sentence's vector.
       margin: of mining, see `evaluation.metrics.retrieval.mine`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
@@ -83,6 +84,7 @@ class TaskSettings:
     max_answer_length: int
     n_best: int
     pooling: str
+    text_pooling: str
     cross_attention: bool
     layer: int
     margin: str
@@ -105,8 +107,14 @@ class TaskSettings:
                 f"task.labels is {self.labels[:3]}, but {self.name} has labels of its own; leave "
                 "it empty"
             )
-        if self.pooling not in ("mean", "first"):
-            raise ValueError(f"task.pooling is {self.pooling!r}, must be mean or first")
+        for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
+            if value not in ("mean", "first"):
+                raise ValueError(f"task.{key} is {value!r}, must be mean or first")
+        if self.cross_attention and self.text_pooling != "first":
+            raise ValueError(
+                f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "
+                "head reads the first states of both texts; set either back"
+            )
         if self.cross_attention and not self.task.is_of_pairs:
             raise ValueError(
                 f"task.cross_attention is True, but {self.name} is no classification or regression "
@@ -122,6 +130,11 @@ class TaskSettings:
         pair = (self.pair_column,) if self.pair_column else ()
         columns = Columns((self.text_column,), pair, (self.label_column,))
         return task.with_labels(tuple(self.labels), columns)
+
+    @property
+    def reads_mean(self) -> bool:
+        """Whether the head reads the mean state of a text, or pair of texts."""
+        return self.task.kind in ("classification", "regression") and self.text_pooling == "mean"
 
     @property
     def lengths(self) -> tuple[int, ...]:

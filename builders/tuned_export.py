@@ -72,8 +72,8 @@ def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
     the mean of the dense layers.
     """
     kind = KINDS[options.task.kind]
-    # The head of crossed pairs reads two states, which no class does.
-    suffix = "" if options.cross_attention else kind.class_suffix
+    # No class reads the two states of crossed pairs, or a text's mean state.
+    suffix = "" if options.cross_attention or options.reads_mean else kind.class_suffix
     return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params)
 
 

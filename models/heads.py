@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from models.pooling import mean_state
+
 _INIT_STDDEV = 0.02
 
 
@@ -18,23 +20,27 @@ def _dense(features: int, name: str) -> nn.Dense:
 
 
 class ClassificationHead(nn.Module):
-    """Scores of classes from the state of `<s>`: dropout, dense, tanh, dropout, dense (RoBERTa).
+    """Scores of classes from one state: dropout, dense, tanh, dropout, dense (RoBERTa).
 
     Attributes:
       num_outputs: number of classes, or 1 for a regression.
       dropout_rate: before each dense layer.
+      pooling: "first", the state of `<s>`, or "mean" of the states of all tokens but padding.
     """
 
     num_outputs: int
     dropout_rate: float
+    pooling: str = "first"
 
     @nn.compact
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """[B, L, D] hidden states -> [B, num_outputs] float32."""
+        """[B, L, D] hidden states, `segments` [B, L] for the mean -> [B, num_outputs] float32."""
         dropout = nn.Dropout(self.dropout_rate, deterministic=deterministic)
-        x = dropout(hidden[:, 0].astype(jnp.float32))
+        is_mean = self.pooling == "mean"
+        state = mean_state(hidden, batch["segments"] > 0) if is_mean else hidden[:, 0]
+        x = dropout(state.astype(jnp.float32))
         x = jnp.tanh(_dense(x.shape[-1], "dense")(x))
         return _dense(self.num_outputs, "output")(dropout(x))
 

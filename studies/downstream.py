@@ -54,6 +54,7 @@ def tuning_keys(task: Task, rate: str) -> dict[str, Any]:
     """Return the keys of fine-tuning that differ from a task's config, at a learning rate."""
     return {
         **task.change,
+        "task.text_pooling": "mean",  # after so few steps <s> holds nothing of its text
         "optimizer.frozen": ("embeddings",),
         "optimizer.learning_rate": float(rate),
         "model.attention_dropout_rate": 0.0,

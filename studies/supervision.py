@@ -53,6 +53,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "xnli": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
 }
 _SHARED = {
+    "task.text_pooling": "mean",
     "task.buckets": (32,),
     "model.attention_dropout_rate": 0.0,
     "train.batch_size": 16,

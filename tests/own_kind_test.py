@@ -27,10 +27,16 @@ class KindsTest(absltest.TestCase):
 
         self.assertEqual(head("xnli"), ClassificationHead(3, 0.1))
         self.assertEqual(head("glue", "stsb,"), ClassificationHead(1, 0.1))
+        of_mean = head("xnli", task__text_pooling="mean")
+        self.assertEqual(of_mean, ClassificationHead(3, 0.1, "mean"))
+        of_mean = head("glue", "stsb,", task__text_pooling="mean")
+        self.assertEqual(of_mean, ClassificationHead(1, 0.1, "mean"))
         self.assertEqual(head("wikiann", task__pooling="first"), TaggingHead(7, 0.1, "first"))
         self.assertEqual(head("xquad"), SpanHead())
         with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be mean or first"):
             head("wikiann", task__pooling="last")
+        with self.assertRaisesRegex(ValueError, "task.text_pooling is 'mean', .* first states"):
+            head("xnli", task__text_pooling="mean", task__cross_attention=True)
 
     def test_a_kind_is_tuned_or_searches(self):
         self.assertEmpty(KINDS.keys() & SEARCHES.keys())

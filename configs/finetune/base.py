@@ -61,6 +61,7 @@ def base(
     config.task.max_answer_length = 30
     config.task.n_best = 20
     config.task.pooling = "mean"
+    config.task.text_pooling = "first"  # "mean" for small encoders, whose <s> may hold nothing
     config.task.cross_attention = False
     config.task.layer = 8
     config.task.margin = "ratio"

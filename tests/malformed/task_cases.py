@@ -380,6 +380,7 @@ def _encoders() -> Iterator[Case]:
         ("an encoder that is a file", "init_from=DIR/encoder/config.json", ("init_from",)),
         ("rows longer than the encoder", "task.max_length=512", ("task.max_length", "512")),
         ("an unknown pooling", "task.pooling=max", ("task.pooling", "'max'")),
+        ("an unknown pooling of texts", "task.text_pooling=cls", ("task.text_pooling", "'cls'")),
         ("an unknown task", "task.name=udposs", ("task.name", "'udposs'")),
         ("rows of no tokens", "task.max_length=0", ("task.max_length",)),
         ("no epochs", "train.epochs=0", ("train.epochs",)),

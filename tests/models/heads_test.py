@@ -58,6 +58,19 @@ class HeadsTest(parameterized.TestCase):
         x = np.tanh(HIDDEN[:, 0] @ dense["kernel"] + dense["bias"])
         np.testing.assert_allclose(found, x @ output["kernel"] + output["bias"], rtol=1e-5)
 
+    def test_classes_are_told_by_the_mean_state(self):
+        segments = np.array([[1] * 7, [1] * 4 + [0] * 3, [1, 2, 2, 2, 2, 0, 0]], np.int32)
+        others = np.where(segments[:, :, None] > 0, HIDDEN, 1e6)  # padding does not matter
+        batch = {"segments": jnp.asarray(segments)}
+        params, found = self.apply(ClassificationHead(5, 0.1, "mean"), batch, others)
+        dense, output = params["dense"], params["output"]
+        state = np.stack(
+            [HIDDEN[row, : np.sum(segments[row] > 0)].mean(axis=0) for row in range(3)]
+        )
+        x = np.tanh(state @ dense["kernel"] + dense["bias"])
+        expected = x @ output["kernel"] + output["bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
     @parameterized.parameters("mean", "first")
     def test_tags_are_those_of_the_words(self, pooling):
         params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": jnp.asarray(WORDS)})

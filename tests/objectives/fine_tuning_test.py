@@ -26,6 +26,10 @@ SETTINGS = factories.encoder_settings(
 
 KINDS = {
     "classification": (ClassificationHead(LABELS, 0.3), fine_tuning.classification_loss),
+    "classification by the mean": (
+        ClassificationHead(LABELS, 0.3, "mean"),
+        fine_tuning.classification_loss,
+    ),
     "regression": (ClassificationHead(1, 0.3), fine_tuning.regression_loss),
     "tagging": (TaggingHead(LABELS, 0.3, "mean"), fine_tuning.tagging_loss),
     "extractive_qa": (SpanHead(), fine_tuning.span_loss),
@@ -92,7 +96,7 @@ def terms(kind: str, outputs: np.ndarray, found: dict[str, np.ndarray]) -> list[
     losses = []
     for row in range(B - 1):
         out = outputs[row]
-        if kind == "classification":
+        if kind.startswith("classification"):
             losses.append(-log_likelihood(out, found["labels"][row]))
         elif kind == "regression":
             losses.append((out[0] - found["labels"][row]) ** 2)

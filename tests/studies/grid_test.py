@@ -240,6 +240,7 @@ class GridTest(absltest.TestCase):
             artifacts.write_json(study.record("reference", 0), {"losses": {}})
             change = grid.change_of(study, "udpos", "reference", 0)
             self.assertEqual(change["task.max_length"], length)
+            self.assertEqual(change["task.text_pooling"], "mean")
             self.assertCountEqual(change["task.test_languages"], languages)
             if "xx" not in languages:
                 change = grid.change_of(study, "tatoeba", "reference", 0)
@@ -266,6 +267,7 @@ class GridTest(absltest.TestCase):
         _, change = self.configs["finetune.py", "tasks/udpos/reference/seed0"]
         self.assertEqual(change["task.test_languages"], ("de", "en"))
         self.assertNotIn("optimizer.frozen", change)
+        self.assertNotIn("task.text_pooling", change)
         self.assertNotIn("optimizer.learning_rate", change)
         self.assertNotIn("task.max_length", change)
         _, change = self.configs["finetune.py", "tasks/tatoeba/reference/seed0"]

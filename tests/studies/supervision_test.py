@@ -118,6 +118,7 @@ class SupervisionTest(absltest.TestCase):
             self.assertEqual(change["random_init"], setting == "random")
             frozen = ("embeddings",) if setting.startswith("en") else ()
             self.assertEqual(change["optimizer.frozen"], frozen)
+            self.assertEqual(change["task.text_pooling"], "mean")
             config = importlib.import_module("configs.finetune.wikiann").get_config("DATA")
             config.update_from_flattened_dict({**change, "task.root": "", "init_from": ""})
 

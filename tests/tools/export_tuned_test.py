@@ -145,6 +145,27 @@ class CardTest(ExportCase):
 
 
 class OwnFormTest(ExportCase):
+    def test_mean_states_keep_their_form(self):
+        finished, workdir = tiny_tasks.finished("cola"), self.parent / "run"
+        shutil.copytree(finished, workdir)
+        settings = artifacts.read_json(workdir / "settings.json")
+        settings["task"]["text_pooling"] = "mean"
+        artifacts.write_json(workdir / "settings.json", settings)
+        examples = [TextExample(str(i), text, None, None) for i, text in enumerate(("cat", "dog"))]
+        # Without layers the state of <s> is the same for all texts, but not the mean.
+        by_first, by_mean = (
+            [line["probabilities"] for line in lines]
+            for (lines,) in (prediction.FineTuned(one)(examples) for one in (finished, workdir))
+        )
+        self.assertEqual(by_first[0], by_first[1])
+        self.assertNotEqual(by_mean[0], by_mean[1])
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, "no class .* kind classification. .* head's tensors beside")
+        card = (self.output / "README.md").read_text(encoding="utf-8")
+        self.assertIn("Its head reads the mean of the last states of all tokens but padding", card)
+        self.assertNotIn("XLMRobertaForSequenceClassification", card)
+
     def test_crossed_pairs_keep_their_form(self):
         workdir = tiny_tasks.finished("pawsx")
         result = self.export(workdir)
