@@ -203,6 +203,8 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
         }
         if config.optimizer.frozen:
             varied["frozen"] = ", ".join(config.optimizer.frozen)
+        if options.reads_mean:
+            varied["text_pooling"] = options.text_pooling
     return {
         "task": options.name,
         "model": f"{name}, random" if config.random_init else name,

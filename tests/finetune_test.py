@@ -184,6 +184,15 @@ class KindsTest(RunCase):
         self.assertEqual(results["test"]["zh"]["f1"], 0)
         self.assertEqual(results["validation"]["zh"]["recall"], 1.0)
 
+    def test_a_run_by_the_mean_state_is_told_from_one_by_the_first(self):
+        for name, pooling, expected in (
+            ("xnli", "mean", {"text_pooling": "mean"}), ("xnli", "first", {}), ("udpos", "mean", {})
+        ):  # fmt: skip
+            config = tiny_tasks.config(name, task__text_pooling=pooling)
+            varied = builders.run_metadata(config)["hyperparameters"]
+            found = {key: value for key, value in varied.items() if key == "text_pooling"}
+            self.assertEqual(found, expected)
+
     def test_frozen_embeddings_stay_and_layers_learn(self):
         config = tiny_tasks.config("udpos", train__epochs=1.0)
         config.optimizer.frozen = ("embeddings",)
