@@ -134,7 +134,7 @@ class TaskSettings:
     @property
     def reads_mean(self) -> bool:
         """Whether the head reads the mean state of a text, or pair of texts."""
-        return self.task.kind in ("classification", "regression") and self.text_pooling == "mean"
+        return self.task.is_of_texts and self.text_pooling == "mean"
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -89,6 +89,11 @@ class Task:
         return self.columns is not None and bool(self.columns.pair)
 
     @property
+    def is_of_texts(self) -> bool:
+        """Whether it is classification or regression, of one text or of a pair."""
+        return self.kind in ("classification", "regression")
+
+    @property
     def has_spans(self) -> bool:
         """Whether it is tagging of spans, as of names."""
         return self.kind == "tagging" and self.scorer == "entities"

@@ -45,9 +45,8 @@ class TasksTest(parameterized.TestCase):
         self.assertIn(task.kind, {*KINDS, *SEARCHES, TRANSLATION})
         self.assertNotEmpty(task.metrics)
         self.assertEqual(list(task.languages), sorted(task.languages))
-        is_text = task.kind in ("classification", "regression")
-        self.assertEqual(task.columns is not None, is_text)
-        if is_text:
+        self.assertEqual(task.columns is not None, task.is_of_texts)
+        if task.is_of_texts:
             # As many texts from tensorflow-datasets as from files.
             self.assertEqual(bool(task.columns.pair), task.tfds_texts[1] is not None)
             for names in task.headerless:
