@@ -25,7 +25,8 @@ figures are missing, and chosen here: sequences of 512 tokens that attention see
 documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in XLM); Adam's betas,
 epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of warm-up; the learning rates
 (Base: its authors' notes; Large and the ablations: guesses); updates, batch and alpha of the
-ablations; the languages beyond XNLI's 15; the values between the ends of the axes.
+ablations; the languages beyond XNLI's 15; the values on the axes of alpha and of the batch, and
+those between the ends of the others.
 
 DATA of `base`, `large` and `xl` is a folder of CommonCrawl text, `<lang>.txt.gz`; of `ablation` one
 with such folders `wikipedia` and `commoncrawl`, and `segmented` for the grid `tokenizer`; of
@@ -42,7 +43,7 @@ from ml_collections import ConfigDict
 
 from configs import base, bitext, real_text, small
 
-# The seven with data of all tasks (Section 3.2) and XNLI's fifteen; those beyond are chosen.
+# The seven with data of all tasks (Section 3) and XNLI's fifteen; those beyond are chosen.
 _7 = ("de", "en", "fr", "ru", "sw", "ur", "zh")
 _15 = (*_7, "ar", "bg", "el", "es", "hi", "th", "tr", "vi")
 _BEYOND_15 = ("af", "eu", "fa", "fi", "he", "hu", "it", "ml", "my", "nl", "ta", "te")
@@ -67,7 +68,7 @@ SMALL_LANGUAGES: dict[int, tuple[str, ...]] = {
     30: _SMALL_30,
     60: (*_SMALL_30, *_BEYOND_30, "cy", "hy", "mt"),
 }
-HIGH, LOW = ("en", "fr"), ("sw", "ur")  # high- and low-resource (Section 3.2)
+HIGH, LOW = ("en", "fr"), ("sw", "ur")  # high- and low-resource (Section 3)
 
 # Gigabytes of CommonCrawl and of Wikipedia (VoCap, Tables 7 and 8), for the amounts of `small`.
 GIGABYTES = {
@@ -249,7 +250,7 @@ def _published() -> ConfigDict:
 
 
 def _ablation() -> ConfigDict:
-    """XLM-100 on Wikipedia: BERT-Base and 150K pieces (Section 3.1)."""
+    """XLM-100 on Wikipedia: BERT-Base and 150K pieces (Section 3)."""
     config = _published()
     config.corpus.text = ("wikipedia",)
     config.vocab.target_size = 150_000

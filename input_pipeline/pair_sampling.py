@@ -238,9 +238,9 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     """Solve Eq. 2: the P nearest to Q, by KL(P || Q), with marginals p^(1/T).
 
     P = diag(u) Q diag(v), found by scaling rows and columns in turn (Sinkhorn and Knopp), in logs.
-    The paper has the kernel Q + epsilon, which gives pairs without data a little mass. Here the
-    kernel is Q itself, its limit as epsilon goes to zero: P is positive exactly where Q is, and at
-    T = 1 it is Q. Where no distribution over the pairs of Q has the marginals, the two sides of the
+    The paper has the kernel Q + epsilon, and reports no mass on pairs without data. Here the kernel
+    is Q itself, its limit as epsilon goes to zero: P is positive exactly where Q is, and at T = 1
+    it is Q. Where no distribution over the pairs of Q has the marginals, the two sides of the
     iteration keep a distance; their mean is returned, and `is_feasible` is false.
 
     Args:

@@ -21,7 +21,7 @@ def _table2(prefix: str, minutes: float) -> Grid:
         keys=("objective", "model.cross_attention", "data.pair_share"),
         ticks=_TICKS,
         paper=_PAPER,
-        note="XLM is masked LM, on pairs TLM. Nine languages; the steps are not stated.",
+        note="XLM is masked LM, on pairs TLM. Nine languages; 240,000 steps (Table 7).",
         minutes=minutes,
         is_small=prefix == "small",
     )

@@ -146,7 +146,7 @@ def _batch(word: str) -> Grid:
         points=tuple(points),
         keys=("train.batch_size", "train.num_steps"),
         is_log=True,
-        note="In a figure only, 2K to 8K: larger is better.",
+        note="In a figure only: larger is better.",
         minutes=5.0 if word == "small" else 0.0,
     )
 
