@@ -56,7 +56,8 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
 
     The id of an example is the number of its line, from 1. A file whose first line neither names
     the columns nor begins with a brace is read by `unlabelled.read_texts`, unless it is called
-    *.csv, *.tsv, *.json or *.jsonl; but *.tsv may be of two texts a line.
+    *.csv, *.tsv, *.json or *.jsonl; but *.tsv may be of two texts a line. Where columns go by
+    number, the file may have that of the labels as in training, or not.
 
     Raises:
       ValueError: no such file; as `read_texts`; as `unlabelled.read_texts`.
@@ -95,24 +96,46 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
 
 def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row]:
     """Yield the rows of a file; a label that is not wanted is ""."""
-    wanted = _wanted(task, has_labels)
+    text, wanted = files.read_text(path), _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
             f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, "
             "must be different columns; correct them"
         )
+    with_label = _wanted(task)
+    is_numbered, needed = tables.is_numbered(with_label), wanted
+    if is_numbered and not has_labels and _shows_labels(path, text, task):
+        needed = with_label  # a first column alone would take each line as a whole
     number = 0
-    for number, (line, cells) in enumerate(
-        tables.read_records(path, files.read_text(path), wanted), start=1
-    ):
+    for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
         where = f"{path}, line {line}"
         found = [_cell(cells[column], column, where) for column in wanted]
         texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
-        if number == 1 and tables.is_numbered(wanted):
-            _check_is_row(label, task, where)
+        if number == 1 and is_numbered:
+            _check_is_row(str(cells.get(with_label[-1], "")), task, where)
         yield _Row(line, where, _language(cells, where), tuple(texts), label)
     if not number:
         raise ValueError(f"{path}: has no rows below the names of its columns; add some")
+
+
+def _shows_labels(path: pathlib.Path, text: str, task: Task) -> bool:
+    """Whether most rows of a file, by some separator, have a label in its numbered column."""
+    number = int(_wanted(task)[-1])
+    return any(
+        2 * sum(cell is not None and _may_be_label(cell, task) for cell in cells) > len(cells)
+        for cells in tables.numbered_column(path, text, number)
+    )
+
+
+def _may_be_label(cell: str, task: Task) -> bool:
+    """Whether a cell is a label, the name of its column, or a mark such as "?" for none."""
+    if cell.casefold() in _NAMES or not any(map(str.isalnum, cell)):
+        return True
+    try:
+        task.label(cell, "")
+    except ValueError:
+        return False
+    return True
 
 
 def _check_is_row(label: str, task: Task, where: str) -> None:

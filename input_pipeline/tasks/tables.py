@@ -9,6 +9,7 @@ line ends; between tabs a quotation mark is text, but for a cell that is quoted 
 file of tabs whose lines differ in width is CSV if its rows then do not.
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -72,6 +73,19 @@ def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterat
             names = list(cells)
             renamed = {names[_place(one, names, f"{path}, line {number}")]: one for one in wanted}
         yield number, {renamed.get(name, name): cell for name, cell in cells.items()}
+
+
+def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list[str | None]]:
+    """Yield the cells of a column by each separator, None of rows that lack it.
+
+    Where quotes are at fault, the rows before are all.
+    """
+    for separator in _SEPARATORS:
+        found: list[str | None] = []
+        with contextlib.suppress(ValueError):
+            for _, cells in _split(path, _EXCEL.sub("", text, count=1), separator):
+                found.append(cells[number - 1].strip() if number <= len(cells) else None)
+        yield found
 
 
 def _place(column: str, names: Sequence[str], where: str) -> int:

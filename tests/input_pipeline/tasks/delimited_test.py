@@ -204,6 +204,31 @@ class UnlabelledTest(Case):
         with self.assertRaisesRegex(ValueError, "no column 'text'.*plain lines must be called"):
             self.predict("sentence,label\na,pos\n", NAMED, "mine.CSV")
 
+    @parameterized.parameters(
+        ('the cat,pos\n"a, b",neg\n', ["the cat", "a, b"]),
+        ("sep=;\nthe cat;pos\na, b;neg\n", ["the cat", "a, b"]),
+        ("the cat\tpos\na, b\tneg\n", ["the cat", "a, b"]),
+        ('the cat,?\n"a, b",\n', ["the cat", "a, b"]),  # labels that are not known
+        ("a, b\nc, d\n", ["a, b", "c, d"]),  # without labels
+        ('"a, b"\nc\n', ["a, b", "c"]),
+        ("Well, pos, or not\nthe cat\nc; d\n", ["Well, pos, or not", "the cat", "c; d"]),
+    )
+    def test_of_a_text_in_the_first_column_labels_are_cut_off(self, text, expected):
+        rows = self.predict(text, Columns(("1",), (), ("2",)), "mine.csv")
+        self.assertEqual([one.text for one in rows], expected)
+
+    @parameterized.parameters(
+        ("text,label\nthe cat,pos\n", "line 1: 'label' seems to be the name of a column"),
+        ("the cat,pos\na, b,neg\nc,pos\n", "line 2: 3 columns, expected 2 .* commas"),
+        ('the cat,pos\n"a" b,neg\n', "line 2: not CSV of commas"),
+        ("a;b,pos\nc;d,neg\n", "commas and semicolons both cut all lines"),
+    )
+    def test_what_is_refused_in_training_is_refused(self, text, error):
+        columns = Columns(("1",), (), ("2",))
+        for read in (self.read, lambda *args: self.predict(*args, "mine.csv")):
+            with self.assertRaisesRegex(ValueError, f"mine.csv.*{error}"):
+                read(text, columns)
+
 
 class TagsTest(Case):
     def read_tags(self, text: str, columns=("1", "-1"), labels=("B-X", "I-X", "O")) -> list:
