@@ -16,6 +16,7 @@ from builders import evaluators, masked_lm, objectives, robust, streams
 from builders import model as builders
 from common import artifacts
 from configs import base, quickstart
+from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from objectives.cross_mlm import VecoSettings
 from objectives.replaced_token import ReplacedTokenSettings
@@ -133,6 +134,22 @@ class ConfigsTest(parameterized.TestCase):
         module = importlib.import_module(f"configs.{name}")
         self.assertIn(f"configs/{name}.py", module.__doc__)
         self.assertIn("Hardware:", module.__doc__)
+
+
+class QuickstartTest(absltest.TestCase):
+    def test_of_text_of_ones_own_no_block_is_on_both_sides(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        sentences = [f"Document {i} has a sentence." for i in range(40)]
+        text = "\n\n".join(sentences * 2)
+        pathlib.Path(folder, "en.txt").write_text(text, encoding="utf-8")
+        corpus = load_corpus(data_builders.corpus_spec(quickstart.get_config(folder)))
+        heldout = corpus.sentences("en", "heldout")
+        self.assertNotEmpty(heldout)
+        self.assertCountEqual([*corpus.sentences("en"), *heldout], sentences)
+
+    def test_the_embedded_corpus_is_held_out_as_recorded(self):
+        corpus = quickstart.get_config().corpus
+        self.assertEqual((corpus.heldout_by, corpus.deduplicate), ("position", False))
 
 
 def runlocals() -> dict[str, tuple[str, ConfigDict]]:
