@@ -11,6 +11,7 @@ it stops before the first task; input_pipeline/preparation_beam.py runs them on 
 import dataclasses
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -79,14 +80,14 @@ def main(_) -> None:
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
-    """Log the parallel text that `corpus.languages` leaves out, and patterns without any.
+    """Log the parallel text that is left out, and patterns without any.
 
     Raises:
       ValueError: the run trains on pairs, and `corpus.parallel` names none that can be used.
     """
     left_out = sources.find_left_out(job.spec)
     shown = [f"{path} ({', '.join(languages)})" for path, languages in left_out.items()]
-    listed = ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
+    evaluated = [f"{path} (corpus.parallel_eval)" for path in sources.find_evaluated_only(job.spec)]
     data = builders.data_settings(config)
     has_pairs = any(task.key == "parallel" for task in found.tasks)
     if job.spec.parallel and not has_pairs and (data.pair_share or data.contrast_share):
@@ -94,8 +95,8 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
             f"data.pair_share is {data.pair_share} and data.contrast_share {data.contrast_share}, "
             f"but corpus.parallel, {job.spec.parallel} below {job.spec.root}, has no text in two "
             f"languages of corpus.languages, {job.spec.languages or 'all'}; left out are "
-            f"{listed or 'no files'}: correct the patterns, add languages, or other spellings to "
-            "corpus.language_codes, or set both shares to 0"
+            f"{_listed([*shown, *evaluated]) or 'no files'}: correct the patterns, add languages, "
+            "or other spellings to corpus.language_codes, or set both shares to 0"
         )
     if unmatched := sources.find_unmatched(job.spec):
         logging.info("corpus.parallel: no file below %s is %s", job.spec.root, ", ".join(unmatched))
@@ -103,8 +104,15 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
         logging.info(
             "%d sources of parallel text, of fewer than two of corpus.languages, are left out: %s",
             len(left_out),
-            listed,
+            _listed(shown),
         )
+    if evaluated:
+        logging.info("corpus.parallel: not trained on are %s", _listed(evaluated))
+
+
+def _listed(shown: Sequence[str]) -> str:
+    """Sources in a line."""
+    return ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
 
 
 def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import glob
+import itertools
 import logging
 import pathlib
 import re
@@ -26,7 +27,7 @@ class CorpusSpec:
       parallel: aligned text that is trained on, language by language, except for its held-out
         blocks: TSV files or folders of `<lang>.txt` files that are aligned by line, or by
         `<lang>.ids` files, as glob patterns.
-      parallel_eval: the same, for evaluation only.
+      parallel_eval: the same, for evaluation only, also where `parallel` matches it.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
       heldout_fraction: share of a language's blocks held out for evaluation.
@@ -163,8 +164,8 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
       ValueError: a path does not exist, a header is malformed, or a language has two columns.
     """
     found = []
-    for key, patterns in (("parallel", spec.parallel), ("parallel_eval", spec.parallel_eval)):
-        for path in _matching_paths(root_of(spec), key, patterns):
+    for key, paths in _parallel_paths(spec).items():
+        for path in paths:
             source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
             repeated = {one for one in source.languages if source.languages.count(one) > 1}
             if repeated:
@@ -175,6 +176,22 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
             if len(source.languages) > 1:
                 found.append(source)
     return found
+
+
+def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
+    """Find what `parallel` matches and is not trained on, since `parallel_eval` names it."""
+    evaluated = _parallel_paths(spec)["parallel_eval"]
+    matches = dict.fromkeys(_matching_paths(root_of(spec), "parallel", spec.parallel))
+    return [path for path in matches if path in evaluated]
+
+
+def _parallel_paths(spec: CorpusSpec) -> dict[str, list[pathlib.Path]]:
+    """Find the paths of parallel text of each config key; none is twice or of both keys."""
+    root = root_of(spec)
+    parallel = dict.fromkeys(_matching_paths(root, "parallel", spec.parallel))
+    evaluated = dict.fromkeys(_matching_paths(root, "parallel_eval", spec.parallel_eval))
+    trained = [path for path in parallel if path not in evaluated]
+    return {"parallel": trained, "parallel_eval": list(evaluated)}
 
 
 def find_unmatched(spec: CorpusSpec) -> list[str]:
@@ -189,12 +206,8 @@ def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
     Raises:
       ValueError: as `find_parallel`.
     """
-    paths = [
-        path
-        for key, patterns in (("parallel", spec.parallel), ("parallel_eval", spec.parallel_eval))
-        for path in _matching_paths(root_of(spec), key, patterns)
-    ]
-    languages = {path: _languages_of(path, spec) for path in paths}
+    paths = _parallel_paths(spec).values()
+    languages = {path: _languages_of(path, spec) for path in itertools.chain(*paths)}
     return {
         path: found
         for path, found in languages.items()

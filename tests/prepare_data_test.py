@@ -11,6 +11,7 @@ from absl.testing import absltest
 from common import artifacts
 from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.sources import CorpusSpec
 from tests import commands, tiny_tasks
 from tests.malformed import templates
@@ -63,6 +64,22 @@ class PrepareDataTest(absltest.TestCase):
         told = "\n".join(logs.output)
         self.assertRegex(told, r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n")
         self.assertRegex(told, r"no file below \S*text is \*\.xz\n")
+
+    def test_parallel_text_for_evaluation_is_not_trained_on_and_told(self):
+        tiny_tasks.write(self.folder / "text/flores.en-sw.tsv", "one\ttwo\n")
+        shutil.rmtree(self.rows)
+        changes = {"corpus__parallel": "('*.tsv*',)", "data__pair_share": "0.5"}
+        with self.assertLogs(level="INFO") as logs:
+            done = self.run_command(corpus__parallel_eval="('flores.en-sw.tsv',)", **changes)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval\)\n"
+        self.assertRegex("\n".join(logs.output), told)
+        store = PackedDataset.open(self.rows)
+        self.assertEqual(list(store.bitexts), ["en-sw"])
+        self.assertEqual(list(store.parallel), ["en-sw", "flores.en-sw"])
+        shutil.rmtree(self.rows)
+        refusal = r"left out are \S*text/en-sw\.tsv \(corpus\.parallel_eval\).*: correct"
+        self.assert_refused(refusal, corpus__parallel_eval="('*.tsv',)", **changes)
 
     def test_of_files_that_were_touched_only_those_are_read(self):
         os.utime(self.folder / "text/sw.txt", (1, 1))

@@ -288,6 +288,19 @@ class ParallelTest(_CorpusTest):
             [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
         )
 
+    def test_each_source_is_read_once_and_for_evaluation_only_if_so_named(self):
+        for name in ("en-de", "en-sw", "eval/en-de"):
+            self.write(f"{name}.tsv", f"{name}\tx\n")
+        spec = self.spec(
+            parallel=("*.tsv", "./en-de.tsv", "**/*.tsv"), parallel_eval=("en-sw.tsv", "eval/*")
+        )
+        found = [(one.key, *one.files) for one in sources.find_parallel(spec)]
+        evaluated = [self.root / "en-sw.tsv", self.root / "eval/en-de.tsv"]
+        expected = [("parallel", self.root / "en-de.tsv")]
+        expected += [("parallel_eval", path) for path in evaluated]
+        self.assertEqual(found, expected)
+        self.assertEqual(sources.find_evaluated_only(spec), evaluated)
+
     def test_parallel_text_without_two_wanted_languages_is_told(self):
         self.write("de-fr.tsv", "A\tb\n")
         self.write("eng-fr.tsv", "a\tb\n")

@@ -214,8 +214,9 @@ class ContentsTest(_PreparationTest):
         self.assertGreater(both["train"]["tokens"], once["train"]["tokens"])
 
     def test_sets_of_one_name_are_numbered(self):
-        self.write("other/en-sw.tsv", "x\ty\n\n" * 5)
-        store = prepare(self.job(parallel=("**/*.tsv",), parallel_eval=("other/*.tsv",)))
+        for folder in ("other", "third"):
+            self.write(f"{folder}/en-sw.tsv", "x\ty\n\n" * 5)
+        store = prepare(self.job(parallel=("**/*.tsv",), parallel_eval=("third/*.tsv",)))
         self.assertEqual(list(store.parallel), ["en-sw", "en-sw-2", "en-sw-3"])
         self.assertEqual(list(store.bitexts), ["en-sw", "en-sw-2"])
         self.assertLen(store.parallel_rows("en-sw-3", "sw"), 5)
