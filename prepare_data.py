@@ -90,7 +90,7 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
     evaluated = [f"{path} (corpus.parallel_eval)" for path in sources.find_evaluated_only(job.spec)]
     data = builders.data_settings(config)
     has_pairs = any(task.key == "parallel" for task in found.tasks)
-    if job.spec.parallel and not has_pairs and (data.pair_share or data.contrast_share):
+    if not has_pairs and (data.pair_share or data.contrast_share):
         raise ValueError(
             f"data.pair_share is {data.pair_share} and data.contrast_share {data.contrast_share}, "
             f"but corpus.parallel, {job.spec.parallel} below {job.spec.root}, has no text in two "

@@ -166,7 +166,7 @@ def prepare(text: pathlib.Path, workdir: pathlib.Path, *, kill_at: int = 0) -> W
     """Run prepare_data.py; kill it and its processes when `kill_at` parts are tokenised."""
     command = [
         sys.executable, "prepare_data.py", f"--config=configs/quickstart.py:{text}",
-        f"--workdir={workdir}", "--config.corpus.parallel=()",
+        f"--workdir={workdir}", "--config.corpus.parallel=()", "--config.data.contrast_share=0.0",
         "--config.corpus.heldout_fraction=0.001", "--config.corpus.heldout_by=text",
         "--config.corpus.deduplicate=True", "--config.corpus.block_bytes=8192",
         f"--config.store.length={_LENGTH.value}", f"--config.store.num_workers={_WORKERS.value}",

@@ -113,13 +113,14 @@ def domain_languages(study: Study) -> tuple[str, ...]:
     return found
 
 
-def _corpus_keys(study: Study) -> dict[str, Any]:
+def _data_keys(study: Study) -> dict[str, Any]:
     return {
         "corpus.text": (study.domain,),
         "corpus.parallel": (),
         "corpus.parallel_eval": (),
         "corpus.languages": domain_languages(study),
         "corpus.heldout_fraction": _HELDOUT,
+        "data.pair_share": 0.0,
     }
 
 
@@ -133,7 +134,7 @@ def prepare(study: Study, encoders: Sequence[tuple[str, int]]) -> None:
     Raises:
       ValueError: an encoder is not there, or there is no text.
     """
-    change, folders = _corpus_keys(study), [study.encoder(*one) for one in encoders]
+    change, folders = _data_keys(study), [study.encoder(*one) for one in encoders]
     if absent := [str(one) for one in folders if not (one / "train" / "DONE").exists()]:
         arms, seeds = (
             ",".join(dict.fromkeys(map(str, some))) for some in zip(*encoders, strict=True)
@@ -159,8 +160,7 @@ def change_of(study: Study, arm: str, name: str, seed: int) -> dict[str, Any]:
     scale, optimizer = RATES[name][1], config.optimizer
     return {
         **SMALL[arm],
-        **_corpus_keys(study),
-        "data.pair_share": 0.0,
+        **_data_keys(study),
         "optimizer.learning_rate": scale * optimizer.learning_rate,
         "optimizer.muon_learning_rate": scale * optimizer.muon_learning_rate,
         "optimizer.warmup_steps": max(1, study.steps // 10),

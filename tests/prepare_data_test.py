@@ -81,6 +81,13 @@ class PrepareDataTest(absltest.TestCase):
         refusal = r"left out are \S*text/en-sw\.tsv \(corpus\.parallel_eval\).*: correct"
         self.assert_refused(refusal, corpus__parallel_eval="('*.tsv',)", **changes)
 
+    def test_a_run_on_pairs_without_parallel_text_is_refused(self):
+        shutil.rmtree(self.rows)
+        refusal = r"contrast_share 0\.5, but corpus\.parallel, \(\) below .* set both shares to 0"
+        changes = {"corpus__parallel": "()"}
+        self.assert_refused(refusal, data__contrast_share="0.5", **changes)
+        self.assertEqual(self.run_command(**changes).returncode, 0)
+
     def test_of_files_that_were_touched_only_those_are_read(self):
         os.utime(self.folder / "text/sw.txt", (1, 1))
         self.assertEqual(self.assert_ends_well(), ["sw.txt"])

@@ -90,6 +90,7 @@ class ContinuedTest(absltest.TestCase):
         self.assertEqual(
             (domain["corpus.text"], domain["corpus.languages"]), (("tico19",), ("de",))
         )
+        self.assertEqual((domain["corpus.parallel"], domain["data.pair_share"]), ((), 0))
         first = self.encoders / "encoders" / "small" / "seed0"
         for link, target in (("domain/vocab", "vocab"), ("general/rows", "rows")):
             path = self.workdir / link
