@@ -9,11 +9,11 @@ a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chi
 (tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD).
 Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
 translations; --language then takes the threshold of a run of BUCC. The output has one JSON object
-per line, with probabilities of classes, tags and answers; ids are line numbers. A run on a user's
-own texts (configs/finetune/text.py) takes CSV, TSV or JSON lines with its columns, too. A run that
-translates writes one line of text for each line of FILE, in the direction --language if it has
-several; after a stop the same command goes on. On several hosts, start the same command on each
-with the flags that train.py has; the first writes.
+per line, with probabilities of classes, tags and answers; ids are line numbers, or those of objects
+where JSON has several on a line. A run on a user's own texts (configs/finetune/text.py) takes CSV,
+TSV or JSON with its columns, too. A run that translates writes one line of text for each line of
+FILE, in the direction --language if it has several; after a stop the same command goes on. On
+several hosts, start the same command on each with the flags that train.py has; the first writes.
 docs/fine_tuning.md and docs/translation.md have more.
 """
 

@@ -54,32 +54,41 @@ def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, st
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
     """Read texts to predict on: a file with the task's columns but for labels, or plain lines.
 
-    The id of an example is the number of its line, from 1. A file whose first line neither names
-    the columns nor begins with a brace is read by `unlabelled.read_texts`, unless it is called
-    *.csv, *.tsv, *.json or *.jsonl; but *.tsv may be of two texts a line. Where columns go by
-    number, the file may have that of the labels as in training, or not.
+    The id of an example is the number of its line, from 1, or that of its object in JSON with
+    several on a line. A file whose first line neither names the columns nor begins with a brace is
+    read by `unlabelled.read_texts`, unless it is called *.csv, *.tsv, *.json or *.jsonl; but *.tsv
+    may be of two texts a line. In a *.txt the first line must name two columns or more, or be JSON.
+    Where columns go by number, the file may have that of the labels as in training, or not.
 
     Raises:
       ValueError: no such file; as `read_texts`; as `unlabelled.read_texts`.
     """
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
-    rows = _rows(path, task, has_labels=False)
     try:
-        return [_example(str(row.line), row, None) for row in rows]
+        rows = list(_rows(path, task, has_labels=False))
     except ValueError as error:
+        if _is_called(path, ".txt"):
+            raise
         raise ValueError(f"{error}; a file of plain lines must be called *.txt") from error
+    lines = [row.line for row in rows]
+    ids = lines if len(set(lines)) == len(lines) else range(1, len(lines) + 1)
+    return [_example(str(number), row, None) for number, row in zip(ids, rows, strict=True)]
 
 
 def _is_table(path: pathlib.Path, task: Task) -> bool:
     """Whether a user's own text has columns, rather than a text or a pair a line."""
     wanted = _wanted(task, has_labels=False)
-    if tables.has_names(files.read_text(path), wanted):
+    if tables.has_names(files.read_text(path), wanted, may_be_lines=_is_called(path, ".txt")):
         return True
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]  # the last may be a compression
-    if ".tsv" in suffixes and task.is_of_pairs and not tables.is_numbered(wanted):
+    if _is_called(path, ".tsv") and task.is_of_pairs and not tables.is_numbered(wanted):
         return False
-    return any(suffix in suffixes for suffix in _TABLES)
+    return _is_called(path, *_TABLES)
+
+
+def _is_called(path: pathlib.Path, *suffixes: str) -> bool:
+    """Whether the name of a file ends so, before a compression or not."""
+    return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
 def _example(name: str, row: _Row, label: int | float | None) -> TextExample:

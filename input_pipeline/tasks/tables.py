@@ -34,14 +34,29 @@ def is_numbered(columns: Sequence[str]) -> bool:
     return all(column.isdecimal() for column in columns)
 
 
-def has_names(text: str, columns: Sequence[str]) -> bool:
-    """Return whether a file names columns: JSON objects, or a first line that does."""
+def has_names(text: str, columns: Sequence[str], *, may_be_lines: bool) -> bool:
+    """Return whether a file names columns: JSON objects, or a first line that does.
+
+    Args:
+      text: its content.
+      columns: those that must be named.
+      may_be_lines: whether a first line that is no JSON, or no more than a name, is a text.
+    """
     if text.lstrip().startswith("{"):
-        return True
-    first = _first_line(text)
+        return not may_be_lines or _is_json(text.lstrip().partition("\n")[0])
+    cells = [_first(_first_line(text), separator) for separator in _SEPARATORS]
+    least = 2 if may_be_lines else 1
     return not is_numbered(columns) and any(
-        _has_all(columns, _first(first, separator)) for separator in _SEPARATORS
+        _has_all(columns, one) for one in cells if len(one) >= least
     )
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    return True
 
 
 def places(column: str, names: Sequence[str]) -> list[int]:

@@ -198,6 +198,21 @@ class UnlabelledTest(Case):
             pair = self.predict("x\ty\n", PAIRS, name)
             self.assertEqual(pair, [TextExample("1", "x", "y", None)])
 
+    def test_objects_on_one_line_are_numbered(self):
+        for text in ('[{"text":"a"},{"text":"b"}]', '{"text":"a"} {"text":"b"}\n'):
+            found = [(one.id, one.text) for one in self.predict(text, name="mine.json")]
+            self.assertEqual(found, [("1", "a"), ("2", "b")])
+        found = self.predict('[\n{"text": "a"},\n{"text": "b"}\n]\n', name="mine.json")
+        self.assertEqual([one.id for one in found], ["2", "3"])
+
+    @parameterized.parameters("{laughs} hello\nbye\n", "text\nbye\n", "{\n}\n", "TEXT\n")
+    def test_lines_of_a_txt_that_look_like_json_or_a_name(self, text):
+        self.assertEqual([one.text for one in self.predict(text)], text.splitlines())
+
+    def test_a_table_called_txt_is_not_told_to_be_called_so(self):
+        with self.assertRaisesRegex(ValueError, "line 2: 1 columns.* a line end$"):
+            self.predict("text,label\na\n")
+
     def test_the_name_of_a_table_makes_its_lines_rows(self):
         rows = self.predict("neg,a b\npos,c\n", NUMBERED, "mine.csv")
         self.assertEqual([one.text for one in rows], ["a b", "c"])
