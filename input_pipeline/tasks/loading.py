@@ -186,7 +186,7 @@ def load_translations(
                 )
             names.append(rest.pop(0))
         paths = [translation.matching(root, name, language, language_codes) for name in names]
-        found += translation.read_files(paths, language)
+        found += translation.read_files(paths, language, language_codes)
     if not found:
         raise _no_data(task, language, looked_for, set())
     return _with_ids(found, f"{task.name}, {language}")

@@ -61,7 +61,9 @@ def matching(
     return found[0]
 
 
-def read_files(paths: Sequence[pathlib.Path], language: str) -> list[TranslationExample]:
+def read_files(
+    paths: Sequence[pathlib.Path], language: str, language_codes: Mapping[str, str]
+) -> list[TranslationExample]:
     """Read pairs from two files of which the i-th lines belong together, or one of two columns.
 
     Pairs with an empty side are left out, with a warning that names their lines.
@@ -70,12 +72,14 @@ def read_files(paths: Sequence[pathlib.Path], language: str) -> list[Translation
       paths: source and target, or a TSV file of both. They are its columns in this order, unless
         its first line names the two languages. UTF-8, plain, `.gz`, `.xz` or `.bz2`.
       language: the direction.
+      language_codes: other names of a language in a first line, such as {"deu": "de"}.
 
     Raises:
       ValueError: files of unequal length, a line without two columns, more than one in a hundred
         pairs with an empty side, or none without.
     """
-    pairs = _columns(paths[0], language) if len(paths) == 1 else _aligned(*paths)
+    is_one = len(paths) == 1
+    pairs = _columns(paths[0], language, language_codes) if is_one else _aligned(*paths)
     where = " and ".join(map(str, paths))
     target_language = direction(language)[1]
     found = [
@@ -122,7 +126,7 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> list[Pair]:
     return list(zip(one, two, strict=True))
 
 
-def _columns(path: pathlib.Path, language: str) -> list[Pair]:
+def _columns(path: pathlib.Path, language: str, language_codes: Mapping[str, str]) -> list[Pair]:
     pairs: list[Pair] = []
     for where, line in files.numbered_lines(path):
         cells = [cell.strip() for cell in line.split("\t")]
@@ -132,8 +136,8 @@ def _columns(path: pathlib.Path, language: str) -> list[Pair]:
                 "hold no tab"
             )
         pairs.append((cells[0], cells[1]))
-    pair = direction(language)
-    if pairs[0] in (pair, pair[::-1]):
-        is_turned = pairs[0] != pair
+    pair, names = direction(language), tuple(language_codes.get(one, one) for one in pairs[0])
+    if names in (pair, pair[::-1]):
+        is_turned = names != pair
         pairs = [one[::-1] if is_turned else one for one in pairs[1:]]
     return pairs

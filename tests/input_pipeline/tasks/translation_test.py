@@ -88,11 +88,18 @@ class TranslationTest(parameterized.TestCase):
         self.assertEqual(texts, [("A.", "B."), *PAIRS, ("A.", "B.")])
         self.assertEqual([one.id for one in found], list("01234"))
 
-    def test_other_codes_in_names(self):
+    def test_other_codes_in_names_and_first_lines(self):
         _, two = self.write_sides()
         two.rename(self.root / "train.deu")
         patterns = ["train.{source}", "train.{target}"]
         self.assertEqual(self.load(*patterns, codes={"deu": "de"}), EXAMPLES)
+        rows = "".join(f"{one}\t{two}\n" for one, two in PAIRS)
+        self.write("named.tsv", "en\tdeu\n" + rows)
+        codes = {"eng": "en", "deu": "de"}
+        self.write("others.tsv", "eng\tdeu\n" + rows)
+        for name in ("named.tsv", "others.tsv"):
+            self.assertEqual(self.load(name, codes=codes), EXAMPLES)
+            self.assertEqual(self.load(name, language="de-en", codes=codes), TURNED)
         self.write_sides()
         with self.assertRaisesRegex(ValueError, "2 files of .*train.de and .*train.deu"):
             self.load(*patterns, codes={"deu": "de"})
