@@ -35,6 +35,7 @@ class Accumulation:
         """Parts in use at a step, int32: each number from 1 to A for equally many steps."""
         if not self.warmup_steps:
             return jnp.int32(self.steps)
+        step = jnp.minimum(step, self.warmup_steps)  # of a long run, the product is over 2^31
         return jnp.minimum(1 + step * self.steps // self.warmup_steps, self.steps)
 
 
