@@ -234,7 +234,8 @@ class Checkpoints:
         """Restore the parameters of `step`, with pending updates applied."""
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
-        if self.is_up_to_date(step):
+        # Hosts that load different items would wait in different collectives for each other.
+        if _on_all_hosts(self.is_up_to_date(step)):
             return self.restore_params(step, abstract.params)
         return of_stage.apply_pending_updates(self.restore(step, abstract)).params
 

@@ -213,6 +213,14 @@ class ParamsTest(TestCase):
         self.assertEqual(step, 1)
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
+    def test_all_hosts_load_the_same_item(self):
+        self.save(1)
+        answers = [False, True]  # another host cannot read whether updates are pending
+        with mock.patch.object(checkpoint, "_on_all_hosts", side_effect=answers) as agreed:
+            _, params = restore_latest_params(self.folder, functions_of_run())
+        self.assertEqual(agreed.mock_calls, [mock.call(True), mock.call(True)])
+        np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
+
     def test_damaged_ones_are_passed_over(self):
         self.save(1, 2)
         for path in (self.folder / "2").rglob("*"):
