@@ -50,6 +50,7 @@ def main(_) -> None:
         folders.vocab,
         {**origin, "vocab": own},
         defaults=defaults,
+        uncompared=builders.PLACE_OF_TEXT,
         replace=not folders.has_rows,
     )
     if stage.done:

@@ -126,6 +126,7 @@ def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
             "store": {k: v for k, v in config.store.items() if k != "num_workers"},
         },
         defaults=builders.recorded_defaults(),
+        uncompared=builders.PLACE_OF_TEXT,
         # A preparation that did not end has written nothing that is read.
         replace=not (job.folder / META).exists(),
     )

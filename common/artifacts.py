@@ -15,7 +15,7 @@ import os
 import pathlib
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _SETTINGS = "settings.json"
@@ -152,6 +152,7 @@ class Stage:
     folder: pathlib.Path
     settings: Any
     defaults: Any = None
+    uncompared: Sequence[str] = ()
 
     @property
     def done(self) -> bool:
@@ -164,8 +165,11 @@ class Stage:
         return path.exists() and self._recorded() == self.settings
 
     def _recorded(self) -> Any:
-        """Settings of the folder, with defaults for settings newer than the folder."""
-        return _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
+        """Settings of the folder, with defaults for newer ones, and uncompared ones as wanted."""
+        found = _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
+        for path in self.uncompared:
+            found = _with_wanted(found, self.settings, path.split("."))
+        return found
 
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
@@ -207,7 +211,12 @@ class Stage:
 
 
 def open_stage(
-    folder: str | os.PathLike[str], settings: Any, *, defaults: Any = None, replace: bool = False
+    folder: str | os.PathLike[str],
+    settings: Any,
+    *,
+    defaults: Any = None,
+    uncompared: Sequence[str] = (),
+    replace: bool = False,
 ) -> Stage:
     """Open `folder` for a stage with `settings` (JSON-able).
 
@@ -220,6 +229,8 @@ def open_stage(
       defaults: values, in the structure of `settings`, for settings missing from the record of an
         older folder because the code did not have them yet. Without a default, such a folder is
         refused.
+      uncompared: paths of settings, keys joined by dots, that are recorded and may differ, such as
+        that of a folder whose contents other settings identify.
       replace: whether to replace results of other settings instead of refusing them. For a stage
         that writes each of its files atomically and reuses none of the old ones.
 
@@ -229,7 +240,7 @@ def open_stage(
     folder = pathlib.Path(folder)
     # Tuples become lists, as when read back.
     settings, defaults = json.loads(json.dumps([settings, defaults]))
-    stage = Stage(folder, settings, defaults)
+    stage = Stage(folder, settings, defaults, uncompared)
     if (folder / _SETTINGS).exists() and not replace:
         found = stage._recorded()
         if found != settings:
@@ -248,6 +259,16 @@ def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
     absent = {key: defaults[key] for key in defaults if key in wanted and key not in found}
     nested = {key: _filled(one, wanted.get(key), defaults.get(key)) for key, one in found.items()}
     return {**absent, **nested}
+
+
+def _with_wanted(found: Any, wanted: Any, path: Sequence[str]) -> Any:
+    """Replace the value at a path of keys by that of `wanted`, where both have one."""
+    if not path:
+        return wanted
+    key, *rest = path
+    if not all(isinstance(one, dict) and key in one for one in (found, wanted)):
+        return found
+    return {**found, key: _with_wanted(found[key], wanted[key], rest)}
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:

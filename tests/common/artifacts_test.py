@@ -120,6 +120,20 @@ class StageTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"more: there '\(absent\)'"):
             artifacts.open_stage(self.folder, now)
 
+    def test_uncompared_settings_are_recorded_and_may_differ(self):
+        artifacts.open_stage(self.folder, self.settings).finish()
+        moved = {**self.settings, "text": {"seed": 3, "path": "b"}}
+        stage = artifacts.open_stage(self.folder, moved, uncompared=["text.path", "lost", "text.a"])
+        self.assertTrue(stage.done)
+        stage.claim()
+        self.assertEqual(artifacts.read_json(self.folder / "settings.json")["text"]["path"], "a")
+        for changed, line in (
+            ({**moved, "text": {"seed": 4, "path": "b"}}, r"text\.seed: there 3, now 4\nChoose"),
+            ({**moved, "text": {"seed": 3}}, r"text\.path: there 'a', now '\(absent\)'"),
+        ):
+            with self.assertRaisesRegex(ValueError, line):
+                artifacts.open_stage(self.folder, changed, uncompared=["text.path"])
+
     def test_only_the_settings_of_the_last_that_finished_are_done(self):
         first, other = self.settings, {**self.settings, "more": 5}
         artifacts.open_stage(self.folder, first).finish()

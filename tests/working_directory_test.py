@@ -1,0 +1,76 @@
+"""A working directory from stage to stage: text that has moved, lost files, other sections."""
+
+import pathlib
+import random
+import shutil
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+
+from tests import commands, tiny_tasks
+from tests.malformed import templates
+
+VOCABULARY = {
+    "vocab__target_size": "120", "vocab__sizes": "(20,40,60)", "vocab__compare": "()",
+    "vocab__num_workers": "1",
+}  # fmt: skip
+STAGES = ("build_vocab", "prepare_data", "train")
+
+
+def write_text(folder: pathlib.Path) -> None:
+    rng = random.Random(0)
+    for language, letters in (("en", "abcdefg"), ("sw", "hijklmn")):
+        words = ["".join(rng.choices(letters, k=rng.randint(1, 6))) for _ in range(2000)]
+        sentences = (" ".join(words[at : at + 6]) for at in range(0, len(words), 6))
+        tiny_tasks.write(folder / f"{language}.txt", "\n\n".join(sentences) + "\n")
+
+
+class WorkingDirectoryTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.made = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "made"
+        write_text(cls.made / "text")
+        cls.logs = {stage: cls.execute(cls.made, stage) for stage in STAGES}
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        shutil.copytree(self.made / "work", self.folder / "work")
+
+    @classmethod
+    def execute(cls, folder: pathlib.Path, stage: str, **changes: str) -> str:
+        """Warnings of a stage that ends well, on the text of all tests unless changes say other."""
+        keys = {**VOCABULARY, "corpus__root": str(cls.made / "text"), **changes}
+        arguments = [one.replace("DIR", str(folder)) for one in templates.run_config(**keys)]
+        with mock.patch.object(commands.load("train"), "train"):  # its stage, without steps
+            done = commands.execute(stage, *arguments)
+        if done.returncode:
+            raise AssertionError(done.stderr)
+        return done.stderr
+
+    def files(self) -> dict[pathlib.Path, bytes]:
+        found = (path for path in self.folder.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in found}
+
+    def test_text_that_has_moved_is_the_same_text(self):
+        shutil.copytree(self.made / "text", self.folder / "moved")
+        before = self.files()
+        for stage in STAGES:
+            self.execute(self.folder, stage, corpus__root=str(self.folder / "moved"))
+        self.assertEqual(self.files(), before)
+        # Nor does it matter where the text was that the rows were made of anew.
+        shutil.rmtree(self.folder / "work/rows")
+        for stage in STAGES[1:]:
+            self.execute(self.folder, stage, corpus__root=str(self.folder / "moved"))
+        with self.assertRaisesRegex(AssertionError, r"corpus\.seed: there 0, now 1\n.*Choose"):
+            self.execute(self.folder, "prepare_data", corpus__seed="1")
+        (self.folder / "moved/sw.txt").write_text("the fox\n\nruns .\n", encoding="utf-8")
+        for stage in STAGES[:2]:
+            with self.assertRaisesRegex(AssertionError, r"another config:\n  text: there"):
+                self.execute(self.folder, stage, corpus__root=str(self.folder / "moved"))
+
+
+if __name__ == "__main__":
+    absltest.main()
