@@ -53,7 +53,7 @@ def main(_) -> None:
         uncompared=builders.PLACE_OF_TEXT,
         replace=not folders.has_rows,
     )
-    if stage.done:
+    if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
         return
     # A vocabulary of other settings stays as it is until the new one is built.
@@ -75,7 +75,7 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
         raise ValueError(f"vocab.tokenizer: {error}") from error
     digest = hashlib.sha256(model).hexdigest()
     stage = artifacts.open_stage(folders.vocab, {"tokenizer": digest}, replace=not folders.has_rows)
-    if stage.done:
+    if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
         return
     with stage.held():

@@ -12,6 +12,11 @@ from safetensors.numpy import save_file
 from common import artifacts
 
 _NOTES = "notes"
+# A finished run does nothing, and a resumed one begins after its last evaluation.
+_REMEDY = (
+    "DONE and checkpoints in the folder of the run, and run finetune.py with this --workdir, which "
+    "trains anew"
+)
 
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
@@ -37,9 +42,11 @@ def read_params(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
                     place = place.setdefault(folder, {})
                 place[last] = file.get_tensor(name)
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; run finetune.py with this --workdir") from None
+        raise ValueError(f"{path} does not exist; copy it again, or delete {_REMEDY}") from None
     except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); run finetune.py again") from None
+        raise ValueError(
+            f"{path}: cannot be read ({error}); copy it again, or delete it, {_REMEDY}"
+        ) from None
     return params, notes
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -12,7 +13,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
-from builders import task_data, task_runs
+from builders import prediction, task_data, task_runs
 from builders.pretrained import read_pretrained
 from builders.task_settings import task_settings
 from common import artifacts
@@ -373,6 +374,23 @@ class ResumeTest(RunCase):
             with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 1"):
                 tiny_tasks.run(tiny_tasks.run_config("cola", train__seed=1), folder)
         self.assertEqual(self.snapshot(folder), before)
+
+    @parameterized.parameters("does not exist", "cannot be read")
+    def test_lost_parameters_are_made_anew_as_the_error_says(self, fault):
+        folder = self.folder / "run"
+        shutil.copytree(tiny_tasks.finished("cola"), folder)
+        best = folder / "best.safetensors"
+        best.unlink() if fault == "does not exist" else best.write_bytes(b"cut")
+        remedy = "DONE and checkpoints in the folder of the run, and run finetune.py"
+        with self.assertRaisesRegex(ValueError, f"{fault}.* or delete (it, )?{remedy}") as error:
+            prediction.FineTuned(folder)
+        if "delete it" in str(error.exception):
+            best.unlink()
+        (folder / "DONE").unlink()
+        shutil.rmtree(folder / "checkpoints")
+        tiny_tasks.run(tiny_tasks.run_config("cola"), folder)
+        self.assertEqual(self.snapshot(folder), self.snapshot(tiny_tasks.finished("cola")))
+        prediction.FineTuned(folder)
 
     def test_a_folder_in_which_another_process_is_at_work_is_refused(self):
         config = tiny_tasks.run_config("cola")

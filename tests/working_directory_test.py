@@ -71,6 +71,26 @@ class WorkingDirectoryTest(absltest.TestCase):
             with self.assertRaisesRegex(AssertionError, r"another config:\n  text: there"):
                 self.execute(self.folder, stage, corpus__root=str(self.folder / "moved"))
 
+    def test_a_lost_vocabulary_is_built_again(self):
+        path = self.folder / "work/vocab/spm.model"
+        content = path.read_bytes()
+        path.unlink()
+        with self.assertRaisesRegex(AssertionError, "spm.model does not exist; run build_vocab.py"):
+            self.execute(self.folder, "prepare_data")
+        self.execute(self.folder, "build_vocab")
+        self.assertEqual(path.read_bytes(), content)
+        self.execute(self.folder, "prepare_data")
+
+    def test_a_lost_tokenizer_is_taken_again(self):
+        path = self.folder / "given.model"
+        shutil.copy(self.folder / "work/vocab/spm.model", path)
+        shutil.rmtree(self.folder / "work")
+        for _ in range(2):
+            self.execute(self.folder, "build_vocab", vocab__tokenizer=str(path))
+            (self.folder / "work/vocab/spm.model").unlink()
+        self.execute(self.folder, "build_vocab", vocab__tokenizer=str(path))
+        self.assertTrue((self.folder / "work/vocab/spm.model").exists())
+
 
 if __name__ == "__main__":
     absltest.main()

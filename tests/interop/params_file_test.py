@@ -48,7 +48,9 @@ class ParamsFileTest(absltest.TestCase):
         self.assertEqual([path.name for path in self.path.parent.iterdir()], [self.path.name])
 
     def test_files_that_are_none(self):
-        with self.assertRaisesRegex(ValueError, "does not exist; run finetune.py"):
+        with self.assertRaisesRegex(
+            ValueError, "does not exist; copy .* delete DONE and checkpoints .* run finetune.py"
+        ):
             read_params(self.path)
         self.path.write_bytes(b"nothing of the kind")
         with self.assertRaisesRegex(ValueError, "best.safetensors: cannot be read"):
