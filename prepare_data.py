@@ -44,6 +44,7 @@ def main(_) -> None:
         return
     tokenizer = folders.read_tokenizer()
     check_tokenizer(tokenizer, folders.tokenizer)
+    builders.warn_of_other_sections(config, {folders.vocab: ("corpus", "vocab")})
     spec, settings = builders.corpus_spec(config), builders.packed_dataset_settings(config)
     job = Job(folders.rows.absolute(), spec, settings, tokenizer_hash(tokenizer))
     if (job.folder / META).exists() and _stage(config, job, _recorded_text(config, job)).done:

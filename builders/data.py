@@ -2,9 +2,10 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from common import artifacts
@@ -362,6 +363,12 @@ _RECORDING = (
 )  # fmt: skip
 # These as well, except with row-wise updates, where applying pending updates changes rounding.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
+# Keys of the sections of earlier stages: paths, and what changes none of their results.
+_WITHOUT_EFFECT = {
+    "corpus": ("root",),
+    "vocab": ("tokenizer", "tables", "amounts", "allocation", "compare", "num_workers"),
+    "store": ("num_workers",),
+}
 # Recorded and not compared: the digest `text` of the same record identifies what lies there.
 PLACE_OF_TEXT = ("corpus.root",)
 
@@ -373,19 +380,51 @@ def recorded_defaults() -> dict[str, Any]:
     return defaults
 
 
+def warn_of_other_sections(
+    config: ConfigDict, earlier: Mapping[pathlib.Path, Sequence[str]]
+) -> None:
+    """Warn where the config differs from the records of earlier stages; their results are used.
+
+    They may differ: a vocabulary of one text serves rows of another.
+
+    Args:
+      config: of a later stage.
+      earlier: sections that the stage of a folder has read, by folder.
+    """
+    found, defaults = [], recorded_defaults()
+    for folder, names in earlier.items():
+        sections = {name: config[name].to_dict() for name in names}
+        for name, section in sections.items():
+            _drop(section, _WITHOUT_EFFECT[name])
+        if lines := artifacts.differences(folder, sections, defaults=defaults):
+            found += [f"{folder}:", *lines]
+    if found:
+        logging.warning(
+            "the config differs from those of earlier stages, whose results are used as they are:\n"
+            "%s\nWhere keys of corpus differ, text that is held out of one stage may be what "
+            "another one learns from. For results of this config run all stages in another "
+            "--workdir, or set the keys back",
+            "\n".join(found),
+        )
+
+
 def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
-    Keys that do not affect results may differ (docs/training.md has the list).
+    Keys that do not affect results may differ (docs/training.md has the list); those of earlier
+    stages are warned of.
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = recorded_defaults()
-    return artifacts.open_stage(
+    stage = artifacts.open_stage(
         folders.train,
         {"rows": rows, **training_settings(config)},
         defaults={"rows": defaults, **defaults},
         uncompared=[f"rows.{path}" for path in PLACE_OF_TEXT],
     )
+    earlier = {folders.vocab: ("vocab",), folders.rows: ("corpus", "store")}
+    warn_of_other_sections(config, earlier)
+    return stage
 
 
 def training_settings(config: ConfigDict) -> dict[str, Any]:

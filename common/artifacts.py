@@ -252,6 +252,27 @@ def open_stage(
     return stage
 
 
+def differences(
+    folder: str | os.PathLike[str], sections: dict[str, dict[str, Any]], *, defaults: Any = None
+) -> list[str]:
+    """Return one line for each setting that differs from the record of a folder, if it has one.
+
+    Args:
+      folder: of a stage.
+      sections: JSON-able settings by section. Sections and keys that they or the record lack are
+        not compared.
+      defaults: as of `open_stage`.
+    """
+    path = pathlib.Path(folder) / _SETTINGS
+    recorded = read_object(path) if path.exists() else {}
+    wanted, defaults = json.loads(json.dumps([sections, defaults]))
+    wanted = {key: value for key, value in wanted.items() if isinstance(recorded.get(key), dict)}
+    found = _filled({name: recorded[name] for name in wanted}, wanted, defaults)
+    for name, section in wanted.items():
+        found[name] = {key: value for key, value in found[name].items() if key in section}
+    return list(_differences(found, wanted))
+
+
 def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
     """Add to `found` the defaults of keys that only `wanted` has."""
     if not (isinstance(found, dict) and isinstance(wanted, dict) and isinstance(defaults, dict)):

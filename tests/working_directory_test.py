@@ -2,12 +2,14 @@
 
 import pathlib
 import random
+import re
 import shutil
 import tempfile
 from unittest import mock
 
 from absl.testing import absltest
 
+from common import artifacts
 from tests import commands, tiny_tasks
 from tests.malformed import templates
 
@@ -90,6 +92,41 @@ class WorkingDirectoryTest(absltest.TestCase):
             (self.folder / "work/vocab/spm.model").unlink()
         self.execute(self.folder, "build_vocab", vocab__tokenizer=str(path))
         self.assertTrue((self.folder / "work/vocab/spm.model").exists())
+
+    def test_other_sections_of_earlier_stages_are_warned_of(self):
+        told = "differs from those of earlier stages, whose results are used as they are:\n"
+        for stage in STAGES:
+            self.assertNotIn(told, self.logs[stage])
+        vocab, rows = (f"{re.escape(str(self.folder))}/work/{name}:" for name in ("vocab", "rows"))
+        for changes, lines in (
+            ({"store__length": "64"}, rf"{rows}\n  store\.length: there 32, now 64\n"),
+            ({"corpus__seed": "9"}, rf"{rows}\n  corpus\.seed: there 0, now 9\n"),
+            (
+                {"vocab__target_size": "700", "corpus__seed": "9"},
+                rf"{vocab}\n  vocab\.target_size: there 120, now 700\n"
+                rf"{rows}\n  corpus\.seed: there 0, now 9\n",
+            ),
+        ):
+            self.assertRegex(self.execute(self.folder, "train", **changes), told + lines + "Where")
+        # What changes no vocabulary is no difference, nor are keys that its record does not have.
+        unchanging = {"vocab__compare": "('joint',)", "vocab__num_workers": "3"}
+        path = self.folder / "work/vocab/settings.json"
+        recorded = artifacts.read_object(path)
+        del recorded["vocab"]["em_iterations"]
+        artifacts.write_json(path, recorded)
+        self.assertNotIn(told, self.execute(self.folder, "train", **unchanging))
+
+        shutil.rmtree(self.folder / "work/rows")
+        changes = {
+            "corpus__seed": "1", "corpus__heldout_fraction": "0.3", "vocab__target_size": "700",
+            "corpus__languages": "('en',)",
+        }  # fmt: skip
+        self.assertRegex(
+            self.execute(self.folder, "prepare_data", **changes),
+            rf"{told}{vocab}\n  corpus\.heldout_fraction: there \S+, now 0\.3\n"
+            r"  corpus\.languages: there \['en', 'sw'\], now \['en'\]\n"
+            r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nWhere",
+        )
 
 
 if __name__ == "__main__":
