@@ -4,7 +4,8 @@ import contextlib
 import pathlib
 from collections.abc import Callable
 
-BEST, RESULTS, TOKENIZER = "best.safetensors", "results.json", "spm.model"
+BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
+TOKENIZER = "spm.model"
 _BY_LANGUAGE = "best_by_language"
 
 # steps taken -> whether to stop

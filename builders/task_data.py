@@ -195,6 +195,23 @@ def _tell_undeveloped(options: TaskSettings) -> None:
         )  # fmt: skip
 
 
+def data_files(options: TaskSettings) -> list[pathlib.Path]:
+    """The files that a run reads; none of tensorflow-datasets.
+
+    Raises:
+      ValueError: there are none.
+    """
+    is_search = options.task.kind in SEARCHES  # without training, in the languages of its test
+    found = []
+    for split in SPLITS[1:] if is_search else SPLITS:
+        if split == "test" and not _has_test(options):
+            continue
+        for language in languages(options, "test" if is_search else split):
+            _, root, patterns, _, codes, _ = options.source(split, language)
+            found += loading.matching_files(root, patterns, language, codes)
+    return found
+
+
 def seen_in_training(data: Mapping[str, Sequence[TaskData]]) -> dict[str, int]:
     """The number of test examples of each language of which the text is one of training.
 

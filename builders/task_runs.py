@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tqdm
+from absl import logging
 from ml_collections import ConfigDict
 
-from builders import checks, task_data, translation, translation_runs
+from builders import checks, run_data, task_data, translation, translation_runs
 from builders import fine_tuning as builders
 from builders.pretrained import Pretrained, read_pretrained
-from builders.run_folder import RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
+from builders.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
 from builders.task_kinds import KINDS, SEARCHES, TRANSLATION, default_config
 from builders.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from common import artifacts
@@ -53,11 +54,12 @@ def run(
 
     Raises:
       ValueError: the config, the encoder or the data are at fault, the folder belongs to another
-        config, or another process is at work in it.
+        config or other data, or another process is at work in it.
       Stopped: it was asked to stop; the same call goes on.
     """
     config = task_data.with_labels(config, _labels_of_finished(folder))
-    procedure = _procedure(task_settings(config).task.kind)
+    options = task_settings(config)
+    procedure = _procedure(options.task.kind)
     pretrained = procedure.read(config)
     stage = artifacts.open_stage(
         folder,
@@ -65,10 +67,17 @@ def run(
         defaults=default_config(config.task.name).to_dict(),
     )
     if stage.done:
+        run_data.check_ended(folder, lambda: procedure.files(options))
+        logging.info("%s is up to date", folder)
         return artifacts.read_json(folder / RESULTS)
     # Before the folder is claimed, so that data that is at fault can be named anew.
     work = procedure.prepare(config, pretrained, folder, stopping)
+    data = run_data.digests(procedure.files(options))
+    run_data.check_resumed(folder, data)
+    is_new = not (folder / "settings.json").exists()
     with hosts.held(stage):
+        if is_new and hosts.is_first():
+            artifacts.write_json(folder / DATA, data)
         results = {**procedure.metadata(config), **work()}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
@@ -89,19 +98,26 @@ class _Procedure(NamedTuple):
     Attributes:
       read: config -> what the run starts from.
       prepare: (config, what it starts from, folder, stopping) -> the work, after the data are read.
+      files: settings of the task -> files of its data, which `prepare` reads.
       metadata: config -> that of the results.
     """
 
     read: Callable[[ConfigDict], Pretrained]
     prepare: Callable[..., Callable[[], dict[str, Any]]]
+    files: Callable[[TaskSettings], Sequence[pathlib.Path]]
     metadata: Callable[[ConfigDict], dict[str, Any]]
 
 
 def _procedure(kind: str) -> _Procedure:
     if kind == TRANSLATION:
-        return _Procedure(translation.read_start, translation_runs.prepare, translation.metadata)
+        return _Procedure(
+            translation.read_start,
+            translation_runs.prepare,
+            translation_runs.data_files,
+            translation.metadata,
+        )
     prepare = _search if kind in SEARCHES else _fine_tune
-    return _Procedure(_read_encoder, prepare, builders.run_metadata)
+    return _Procedure(_read_encoder, prepare, task_data.data_files, builders.run_metadata)
 
 
 def _read_encoder(config: ConfigDict) -> Pretrained:

@@ -24,6 +24,7 @@ from evaluation.tasks import TaskData
 from evaluation.translating import Translator
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import translation
+from input_pipeline.tasks.tfds_examples import is_tfds
 from interop.params_file import read_params, write_params
 from training import hosts
 from training.checkpoint import restore_mean_params
@@ -33,6 +34,21 @@ from training.signals import Stopped
 
 _SPLITS = ("train", "validation", "test")
 Data = dict[str, list[TaskData]]  # by split
+
+
+def data_files(options: TaskSettings) -> list[pathlib.Path]:
+    """The files that a run reads; none of tensorflow-datasets.
+
+    Raises:
+      ValueError: one is missing.
+    """
+    found = []
+    for split in _SPLITS:
+        for direction in builders.directions(options, split):
+            _, root, patterns, _, codes, _ = options.source(split, direction)
+            own = (pattern for pattern in patterns if not is_tfds(pattern))
+            found += [translation.matching(root, pattern, direction, codes) for pattern in own]
+    return found
 
 
 def prepare(

@@ -140,7 +140,7 @@ class TextsTest(Case):
 
 
 class FilesTest(Case):
-    """Messages about files before anything is trained."""
+    """Files, and messages about them, before anything is trained."""
 
     ROWS = "text,label\n" + "".join(f"the cat {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
 
@@ -156,6 +156,14 @@ class FilesTest(Case):
             self.write(name, self.ROWS)
         found = self.warnings_of("validation")
         self.assertRegex(found, "no development data in de: .* selected on en alone, and nothing")
+
+    def test_the_files_of_a_run(self):
+        names = ["test.de.csv", "train.de.csv", "train.en.csv"]
+        for name in (*names, "train.en.csv~"):
+            self.write(name, self.ROWS)
+        options = task_settings(self.config("text", task__labels=("yes", "no")))
+        found = task_data.data_files(options)
+        self.assertEqual(sorted(path.name for path in found), names)
 
     def test_files_of_other_names_are_left_out(self):
         for name in ("train.en.csv", "train.en.csv~", "train.en.csv.bak", "train.pt-BR.csv"):

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -118,6 +119,18 @@ class LearningTest(RunCase):
         # Without an average the best parameters in training are taken.
         self.assertIn(results["selected"]["step"], (4, 8))
         self.assertIsNone(results["selected"]["averaged_steps"])
+
+    def test_other_data_are_refused(self):
+        recorded = artifacts.read_json(whole_run() / "data.json")
+        root = tiny_translation.data_folder()
+        expected = {str(root / f"{split}.{language}") for split in ("train", "dev", "test")
+                    for language in ("en", "de")}  # fmt: skip
+        self.assertEqual(set(recorded), expected)
+        shutil.copytree(whole_run(), self.folder / "run")
+        recorded[min(expected)] = "another"
+        artifacts.write_json(self.folder / "run/data.json", recorded)
+        with self.assertRaisesRegex(ValueError, r"other data:\n  \S*dev\.de: changed\nRestore"):
+            tiny_tasks.run(tiny_translation.config(), self.folder / "run")
 
     @parameterized.parameters(6, 8)  # between checkpoints, and in the evaluation
     def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):

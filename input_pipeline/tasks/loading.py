@@ -246,15 +246,31 @@ def sources(
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> set[tuple[Any, ...]]:
     """Identities of a language's files and datasets: the same for two names of one file."""
-    found: set[tuple[Any, ...]] = set()
-    for pattern in patterns:
-        if tfds_examples.is_tfds(pattern):
-            found.add((pattern.replace(files.PLACEHOLDER, language),))
-            continue
-        for path in files.matching(root, pattern, files.spellings(language, language_codes)):
-            status = path.stat()  # links, symbolic or hard, are the same file
-            found.add((status.st_dev, status.st_ino))
+    found: set[tuple[Any, ...]] = {
+        (pattern.replace(files.PLACEHOLDER, language),)
+        for pattern in patterns
+        if tfds_examples.is_tfds(pattern)
+    }
+    for path in matching_files(root, patterns, language, language_codes):
+        status = path.stat()  # links, symbolic or hard, are the same file
+        found.add((status.st_dev, status.st_ino))
     return found
+
+
+def matching_files(
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+) -> list[pathlib.Path]:
+    """The files of a language, also those that others share; none of tensorflow-datasets.
+
+    Raises:
+      ValueError: a pattern is the name of one file, which does not exist.
+    """
+    codes = files.spellings(language, language_codes)
+    own = (pattern for pattern in patterns if not tfds_examples.is_tfds(pattern))
+    return [path for pattern in own for path in files.matching(root, pattern, codes)]
 
 
 def available_languages(
