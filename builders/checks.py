@@ -37,7 +37,7 @@ _LIMITS: dict[_Limits, tuple[str, ...]] = {
         "evaluation.batch_size", "evaluation.num_folds", "train.batch_size", "train.log_every",
         "train.accumulation_steps", "train.evaluations", "train.keep_checkpoints",
         "task.max_length", "task.stride", "task.max_query_length", "task.max_answer_length",
-        "task.n_best",
+        "task.n_best", "train.batch_tokens", "evaluation.batch_tokens",
     ),
     _ABOVE_0: ("model.rotary_theta", "optimizer.epsilon", "train.epochs"),
     _INT32: ("train.seed", "evaluation.seed"),

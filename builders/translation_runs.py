@@ -68,6 +68,10 @@ def prepare(
     batches = builders.training_data(config, data["train"], model, mesh)
     objective = builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
+    # Here, since it would fail at the first evaluation otherwise, hours later.
+    in_training = builders.translator(
+        config, objective, model, mesh, config.evaluation.beams_in_training
+    )
     notes = builders.notes(model, tokenizer_hash(pretrained.tokenizer))
 
     def keep(choice: str, params: Any, step: int, value: float) -> None:
@@ -79,9 +83,6 @@ def prepare(
     def work() -> dict[str, Any]:
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
-        in_training = builders.translator(
-            config, objective, model, mesh, config.evaluation.beams_in_training
-        )
         score = _scorer(model)
         averages = config.train.averaged_checkpoints > 0
         selection = Selection(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from evaluation.batch_layout import BatchLayout
 from evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search
 from evaluation.tasks import in_order
-from input_pipeline.tasks.token_batches import token_batches
+from input_pipeline.tasks.token_batches import batch_sizes, token_batches
 from input_pipeline.tasks.translation_features import TranslationFeature
 from models.attention import Cache
 from models.encoder import Encoder
@@ -70,13 +70,19 @@ class Translator:
           buckets: lengths that sources are padded to.
           pad: id of the padding token.
           mesh: devices to split batches over, of all hosts; none for one device.
+
+        Raises:
+          ValueError: not even one row a device fits into `batch_tokens`.
         """
-        self._batch_tokens, self._buckets, self._pad = batch_tokens, tuple(buckets), pad
+        self._buckets, self._pad = tuple(buckets), pad
         # A fused kernel is of no use for single queries.
         objective = dataclasses.replace(
             objective, encoder=_plain(objective.encoder), decoder=_plain(objective.decoder)
         )
         self._layout = BatchLayout(mesh, 1)  # `size` is the number of shards
+        self._sizes = batch_sizes(
+            "evaluation.batch_tokens", batch_tokens, buckets, self._layout.size
+        )
         self._search = self._layout.jit(
             lambda params, batch: search(objective, params, batch, settings, ids)
         )
@@ -86,9 +92,7 @@ class Translator:
     def __call__(self, params: Any, features: Sequence[TranslationFeature]) -> list[np.ndarray]:
         """Tokens [n] of the best hypothesis for each feature, in their order, without `</s>`."""
         sources = [dataclasses.replace(one, target=None) for one in features]
-        batches = token_batches(
-            sources, self._batch_tokens, self._buckets, self._pad, self._layout.size
-        )
+        batches = token_batches(sources, self._sizes, self._buckets, self._pad)
         start = time.monotonic()
         found = in_order(
             batches,

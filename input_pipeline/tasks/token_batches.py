@@ -58,7 +58,7 @@ class TokenStream:
         self._features, self._pad, self._seed = features, pad, seed
         self._lengths = np.asarray(buckets)
         self._of_features = _buckets_of(features, buckets)
-        self._sizes = batch_sizes(tokens, buckets, multiple)
+        self._sizes = batch_sizes("train.batch_tokens", tokens, buckets, multiple)
         self.steps_per_epoch = _num_batches(self._of_features, self._sizes)
         arrays = stacked(features[:1], int(buckets[-1]), pad)
         self.types: Mapping[str, np.dtype] = {name: array.dtype for name, array in arrays.items()}
@@ -115,8 +115,12 @@ class TokenStream:
         return hashed(epoch, hashed(purpose, self._seed))
 
 
-def batch_sizes(tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[int]:
+def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[int]:
     """Rows of a batch of each bucket: as many as fit into `tokens`, a multiple of `multiple`.
+
+    Args:
+      key: of the config that `tokens` is the value of, for messages.
+      tokens, buckets, multiple: as `TokenStream`.
 
     Raises:
       ValueError: there are none of a bucket.
@@ -124,34 +128,30 @@ def batch_sizes(tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[
     sizes = [tokens // length // multiple * multiple for length in buckets]
     if not all(sizes):
         raise ValueError(
-            f"train.batch_tokens is {tokens}, too few for {multiple} rows of {max(buckets)} tokens "
-            "(task.max_length), one for each device and part of a batch; raise it, or lower "
-            "task.max_length or train.accumulation_steps"
+            f"{key} is {tokens}, too few for {multiple} rows of {max(buckets)} tokens "
+            "(task.max_length), one for each device and, of a batch to train on, each of "
+            "train.accumulation_steps; raise it, or lower one of these"
         )
     return sizes
 
 
 def token_batches(
-    features: Sequence[SizedFeature],
-    tokens: int,
-    buckets: Sequence[int],
-    pad: int,
-    multiple: int = 1,
+    features: Sequence[SizedFeature], sizes: Sequence[int], buckets: Sequence[int], pad: int
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Yield all features once, sorted by length within their buckets, the longest buckets last.
 
     Args:
-      features, tokens, buckets, pad, multiple: as `TokenStream`.
+      features, buckets, pad: as `TokenStream`.
+      sizes: rows of a batch of each bucket, see `batch_sizes`.
 
     Yields:
       The arrays of a batch and the numbers of its features, as `batches.length_batches` does.
 
     Raises:
-      ValueError: as `TokenStream`, but for no features, of which there are no batches.
+      ValueError: the buckets do not ascend, or a feature is longer than the last one.
     """
     if not features:
         return
-    sizes = batch_sizes(tokens, buckets, multiple)
     order = np.argsort([feature.size for feature in features], kind="stable")
     for bucket, rows in _cut(order, _buckets_of(features, buckets), sizes):
         arrays = stacked([features[row] for row in rows], buckets[bucket], pad)

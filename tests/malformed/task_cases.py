@@ -396,6 +396,40 @@ def _encoders() -> Iterator[Case]:
         yield finetune_case("udpos", what, _nothing, *says, flags=(f"--config.{flag}",))
 
 
+def _translations() -> Iterator[Case]:
+    """Tokens of a batch, of which there is a key to train and one to evaluate."""
+    small = (
+        "--config.random_init=True",
+        "--config.task.max_length=24",
+        "--config.task.buckets=()",
+        "--config.translation.decoder_layers=1",
+        "--config.decoding.max_length=8",
+    )
+
+    def aligned(folder: pathlib.Path) -> None:
+        for split in ("train", "dev", "test"):
+            for language in ("en", "de"):
+                write(f"{split}.{language}", "the cat\n" * 4)(folder)
+
+    for key, value, says in (
+        ("evaluation.batch_tokens", "8", r"too few for \d rows of 24"),
+        ("evaluation.batch_tokens", "0", "at least 1"),
+        ("train.batch_tokens", "8", r"too few for \d rows of 24"),
+        ("train.batch_tokens", "-1", "at least 1"),
+        ("train.batch_tokens", "-256", "at least 1"),
+    ):
+        flags = (
+            "--config=configs/finetune/translation.py:en-de,DIR/data",
+            *templates.TASK,
+            *small,
+            f"--config.{key}={value}",
+        )
+        name, where = f"{key}={value}", key.replace(".", r"\.")
+        yield Case(
+            "task translation", name, "finetune", "tasks", flags, aligned, (where, value, says)
+        )
+
+
 def _nothing(folder: pathlib.Path) -> None:
     """Leave the folder as it is: the flags are wrong."""
 
@@ -404,4 +438,4 @@ def _gone(folder: pathlib.Path) -> None:
     (folder / "data").rename(folder / "elsewhere")
 
 
-CASES = [*_texts(), *_tags(), *_questions(), *_pairs(), *_encoders()]
+CASES = [*_texts(), *_tags(), *_questions(), *_pairs(), *_encoders(), *_translations()]

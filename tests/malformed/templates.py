@@ -68,6 +68,7 @@ def quick() -> Iterator[None]:
         mock.patch.object(concurrent.futures, "ProcessPoolExecutor", _InThisProcess),
         mock.patch("training.loop.train", train),
         mock.patch("builders.task_runs.train", train),
+        mock.patch("builders.translation_runs.train", train),
     ):
         yield
 

@@ -104,8 +104,12 @@ class TokenStreamTest(parameterized.TestCase):
             self.assertEqual(described, numbers(whole))
 
     def test_a_batch_too_small(self):
-        self.assertEqual(batch_sizes(100, BUCKETS, 2), [12, 6, 2])
-        with self.assertRaisesRegex(ValueError, "batch_tokens is 100, too few for 4 rows of 32"):
+        self.assertEqual(batch_sizes("key", 100, BUCKETS, 2), [12, 6, 2])
+        with self.assertRaisesRegex(ValueError, "evaluation.batch_tokens is 8, .* 1 rows of 32"):
+            batch_sizes("evaluation.batch_tokens", 8, BUCKETS)
+        with self.assertRaisesRegex(
+            ValueError, "train.batch_tokens is 100, too few for 4 rows of 32"
+        ):
             TokenStream(pairs(3), 100, BUCKETS, 0, PAD, multiple=4)
 
     @parameterized.parameters(
@@ -122,7 +126,8 @@ class TokenBatchesTest(parameterized.TestCase):
     @parameterized.parameters(0, 1, 5, 100)
     def test_every_feature_once_and_empty_rows_at_the_end(self, count):
         features, seen = pairs(count), []
-        for arrays, rows in token_batches(features, TOKENS, BUCKETS, PAD):
+        sizes = list(SIZES.values())
+        for arrays, rows in token_batches(features, sizes, BUCKETS, PAD):
             self.assertLen(rows, SIZES[arrays["tokens"].shape[1]])
             is_there = rows >= 0
             np.testing.assert_array_equal(arrays["weights"], is_there)
