@@ -26,7 +26,7 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from builders import prediction
+from builders import prediction, task_runs
 from builders.task_kinds import SEARCHES, TRANSLATION
 from builders.task_settings import task_settings
 from builders.translation_prediction import TranslationRun
@@ -49,7 +49,7 @@ def main(_) -> None:
     if (_CONFIG.value is None) == (_WORKDIR.value is None):
         raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
-    config = _CONFIG.value if workdir is None else prediction.run_config(workdir)
+    config = task_runs.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
     paths = [pathlib.Path(name) for name in _INPUT.value]
     if task_settings(config).task.kind == TRANSLATION and workdir is not None:
         return _translate(workdir, paths)

@@ -20,7 +20,7 @@ import itertools
 from absl import flags
 from ml_collections import config_flags
 
-from builders import checks, fine_tuning_memory, memory
+from builders import checks, fine_tuning_memory, memory, task_runs
 from common import entry_point
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
@@ -45,7 +45,7 @@ def main(_) -> None:
 
 
 def _print_fine_tuning() -> None:
-    config = _CONFIG.value
+    config = task_runs.checked(_CONFIG.value)
     if not (_ENCODER.value or config.init_from):
         raise ValueError(
             "no encoder; give --encoder, one of " + ", ".join(fine_tuning_memory.ENCODERS) + ", or "

@@ -22,9 +22,9 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
+from builders import checks, objectives, tuned_export
 from builders import data as data_builders
 from builders import model as builders
-from builders import objectives, tuned_export
 from builders.masked_lm import encoder_of, masked_lm_of
 from builders.pretrained import encoder_alone
 from common import entry_point
@@ -80,7 +80,7 @@ def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
 
 def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     """Write the latest checkpoint; return the reason that `transformers` cannot load it, or ""."""
-    config, folders = _CONFIG.value, data_builders.Folders(workdir)
+    config, folders = checks.checked(_CONFIG.value), data_builders.Folders(workdir)
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     # Before the checkpoint is read, since the output folder may be invalid.

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from builders import checks, streams
 from builders import data as data_builders
-from builders import streams
 from common import entry_point
 from evaluation import pair_sampling_report
 from input_pipeline import text_files
@@ -41,7 +41,7 @@ _EXAMPLES = flags.DEFINE_integer(
 
 
 def main(_) -> None:
-    config = _CONFIG.value
+    config = checks.checked(_CONFIG.value)
     if bool(_WORKDIR.value) == bool(_COUNTS.value):
         raise ValueError("give either --workdir, with rows, or --counts, a table")
     if _COUNTS.value and not _OUTPUT.value:

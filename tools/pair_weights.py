@@ -17,6 +17,7 @@ import sentencepiece as spm
 from absl import flags
 from ml_collections import config_flags
 
+from builders import checks
 from builders import data as data_builders
 from builders.robust import RECORD
 from common import entry_point
@@ -31,7 +32,8 @@ _PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs at each end.", lower_bound=1)
 
 
 def main(_) -> None:
-    config, folders = _CONFIG.value, data_builders.Folders(pathlib.Path(_WORKDIR.value))
+    config = checks.checked(_CONFIG.value)
+    folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the record of another config
     record = load_pair_record(folders.train / RECORD)

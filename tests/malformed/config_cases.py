@@ -215,6 +215,27 @@ def _flags() -> Iterator[Case]:
             ("--output",),
         ),
         (
+            "tools.estimate_memory",
+            (
+                "--config=configs/finetune/xnli.py",
+                "--encoder=xlmr_base",
+                "--config.evaluation.batch_size=0",
+            ),
+            (r"evaluation\.batch_size is 0",),
+        ),
+        *(
+            (
+                command,
+                (*templates.config(), *more, "--config.evaluation.batch_size=0"),
+                (r"evaluation\.batch_size is 0",),
+            )
+            for command, more in (
+                ("tools.export_model", ("--output=DIR/m",)),
+                ("tools.pair_sampling", ()),
+                ("tools.pair_weights", ()),
+            )
+        ),
+        (
             "tools.export_model",
             (*templates.config(), "--output=DIR/m", "--part=decoder"),
             ("--part", "decoder"),

@@ -399,6 +399,15 @@ def _finished() -> Iterator[Case]:
             *(("--config.init_from=DIR/none",) if what == "no encoder" else ()),
         )
         yield Case("predict", f"a search with {what}", "predict", "finished", flags, _nothing, says)
+    small = ("--config.task.max_length=24", "--config.task.layer=0")
+    for value in ("0", "-4"):
+        flags = (
+            *search, *small, "--input=DIR/in.txt,DIR/in.txt",
+            f"--config.evaluation.batch_size={value}",
+        )  # fmt: skip
+        says = (rf"evaluation\.batch_size is {value}, must be at least 1",)
+        what = f"a search by batches of {value}"
+        yield Case("predict", what, "predict", "finished", flags, _nothing, says)
 
 
 CASES = [*_folders(), *_shards(), *_checkpoints(), *_finished()]
