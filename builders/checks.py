@@ -5,7 +5,7 @@ other. Here stand sections and keys, types, and the limits of single numbers.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -46,6 +46,70 @@ _LIMITS: dict[_Limits, tuple[str, ...]] = {
         "optimizer.muon_momentum", "optimizer.warmup_share",
     ),
 }  # fmt: skip
+# Logical axes of the parameters in `models`, which mesh.rules may shard.
+LOGICAL_AXES = (
+    "vocab", "embed", "embed_out", "heads", "mlp", "position", "layers", "output",
+)  # fmt: skip
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _is_mesh_axis(value: Any) -> bool:
+    return (
+        value is None
+        or _is_text(value)
+        or (isinstance(value, tuple | list) and all(map(_is_text, value)))
+    )
+
+
+# Elements of tuples: whether a value is one, what it must be with an example, and of which keys.
+_Elements = tuple[Callable[[Any], bool], str, tuple[str, ...]]
+_ELEMENTS: tuple[_Elements, ...] = (
+    (
+        _is_text,
+        'text, such as ("en", "sw")',
+        (
+            "corpus.text", "corpus.parallel", "corpus.parallel_eval", "corpus.languages",
+            "corpus.exclude", "vocab.compare", "task.train", "task.validation", "task.test",
+            "task.train_languages", "task.validation_languages", "task.test_languages",
+            "optimizer.frozen",
+        ),
+    ),
+    (
+        lambda value: _is_text(value) or _is_whole(value),
+        'text or a whole number, such as ("neg", "pos")',
+        ("task.labels",),
+    ),
+    (
+        _is_whole,
+        "a whole number, such as (64, 128)",
+        ("vocab.sizes", "data.pair_buckets", "task.buckets"),
+    ),
+    (
+        lambda value: _is_pair(value) and _is_whole(value[0]) and _is_number(value[1]),
+        "a pair of a step and a number, such as ((1000, 0.5),)",
+        ("data.alpha_phases",),
+    ),
+    (
+        lambda value: _is_pair(value) and _is_text(value[0]) and _is_mesh_axis(value[1]),
+        'a pair of a logical axis and a mesh axis, such as (("vocab", "model"),)',
+        ("mesh.rules",),
+    ),
+)  # fmt: skip
 
 
 def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDict:
@@ -57,8 +121,8 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
         another package, may have sections of their own.
 
     Raises:
-      ValueError: a section or key is missing or unknown, or a value is of another type or out of
-        its limits; the message names the key.
+      ValueError: a section or key is missing or unknown, or a value or an element of a tuple is of
+        another type or out of its limits; the message names the key.
     """
     if not isinstance(config, ConfigDict):
         raise ValueError(
@@ -82,8 +146,13 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
         _check_keys(f"config.{name}", found[name], section, allows_others=False)
         for key, value in section.items():
             _check_type(f"config.{name}.{key}", found[name][key], value)
-    for key, value in _numbers(found):
-        _check_limits(key, value)
+    for key, value in _values(found):
+        if _is_number(value):
+            _check_limits(key, value)
+        elif isinstance(value, tuple | list):
+            _check_elements(key, value)
+    if "mesh" in expected and not allows_others:
+        _check_axes(found["mesh"]["rules"])
     return config
 
 
@@ -121,12 +190,26 @@ def _check_type(key: str, value: Any, default: Any) -> None:
         raise ValueError(f"{key} is {value!r} ({type(value).__name__}), must be {name}")
 
 
-def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of all sections with their keys."""
+def _values(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of all sections with their keys."""
     for name, section in found.items():
         for key, value in section.items() if isinstance(section, dict) else ():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield f"{name}.{key}", value
+            yield f"{name}.{key}", value
+
+
+def _check_elements(key: str, values: Sequence[Any]) -> None:
+    for is_right, wanted, keys in _ELEMENTS:
+        wrong = [one for one in values if not is_right(one)] if key in keys else []
+        if wrong:
+            raise ValueError(f"{key} is {values!r}, in which {wrong[0]!r} must be {wanted}")
+
+
+def _check_axes(rules: Sequence[Any]) -> None:
+    if unknown := [name for name, _ in rules if name not in LOGICAL_AXES]:
+        raise ValueError(
+            f"mesh.rules is {rules!r}, but no parameter has the axis {unknown[0]!r}; name one of "
+            f"{', '.join(LOGICAL_AXES)}"
+        )
 
 
 def _check_limits(key: str, value: float) -> None:

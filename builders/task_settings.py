@@ -37,7 +37,8 @@ class TaskSettings:
       selection: what the checkpoint is selected on, one of `SELECTION`.
       validation_share: of training examples to select on, where a task of a user's own has no
         development file.
-      labels: of a task of a user's own with classes or tags; empty for those of the training data.
+      labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
+        empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
         order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
       text_column, pair_column, label_column: of a task of a user's own, see
@@ -70,7 +71,7 @@ class TaskSettings:
     test_languages: tuple[str, ...]
     selection: str
     validation_share: float
-    labels: tuple[str, ...]
+    labels: tuple[str | int, ...]
     class_weights: tuple[Any, ...]
     text_column: str
     pair_column: str
@@ -129,7 +130,7 @@ class TaskSettings:
             return task
         pair = (self.pair_column,) if self.pair_column else ()
         columns = Columns((self.text_column,), pair, (self.label_column,))
-        return task.with_labels(tuple(self.labels), columns)
+        return task.with_labels(tuple(map(str, self.labels)), columns)
 
     @property
     def reads_mean(self) -> bool:

@@ -6,13 +6,14 @@ import importlib
 import pathlib
 import tempfile
 
+import flax.linen as nn
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
+from builders import checks, evaluators, masked_lm, objectives, robust, streams
 from builders import data as data_builders
-from builders import evaluators, masked_lm, objectives, robust, streams
 from builders import model as builders
 from common import artifacts
 from configs import base, quickstart
@@ -220,6 +221,21 @@ class KeysTest(parameterized.TestCase):
             del config[section][key]
         with self.assertRaisesRegex(ValueError, rf"config.{section}: .*missing keys \['{key}'\]"):
             SETTINGS[section](config)
+
+
+class AxesTest(absltest.TestCase):
+    def test_rules_may_name_the_axes_that_parameters_have(self):
+        config = runlocal(**{"objective": "replaced_token", "model.position": "learned"})
+        boxed = jax.eval_shape(objective_of(config).init, jax.random.key(0))
+        leaves = jax.tree.leaves(
+            boxed, is_leaf=lambda one: isinstance(one, nn.LogicallyPartitioned)
+        )
+        found = {name for one in leaves for name in one.names if name is not None}
+        self.assertEqual(found, set(checks.LOGICAL_AXES))
+
+    def test_an_objective_of_another_package_may_have_others(self):
+        config = runlocal(**{"objective": "mine:build", "mesh.rules": (("experts", "model"),)})
+        self.assertIs(checks.checked(config), config)
 
 
 class VocabularyTest(parameterized.TestCase):

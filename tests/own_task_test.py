@@ -134,6 +134,9 @@ class TextsTest(Case):
         config = self.config("text", task__labels=("0", "1"))
         with self.assertRaisesRegex(ValueError, "train.en.csv, line 4: no label '2' in the"):
             self.run_it(config)
+        config = self.config("text", task__labels=(0, 1))  # as --config.task.labels=0,1 has them
+        with self.assertRaisesRegex(ValueError, "line 4: no label '2' .* whose labels are 0, 1;"):
+            self.run_it(config)
         config = tiny_tasks.config("xnli", task__labels=("a", "b"))
         with self.assertRaisesRegex(ValueError, "but xnli has labels of its own; leave it empty"):
             task_settings(config)

@@ -37,6 +37,14 @@ class MeshSettings:
     rules: tuple[tuple[str, str | None], ...]
     slices: int = 1
 
+    def __post_init__(self):
+        for name, _ in self.rules:
+            if unknown := set(self.axes_of(name)) - set(AXES):
+                raise ValueError(
+                    f"mesh.rules shards {name!r} over {', '.join(sorted(unknown))}, must be one of "
+                    f"{', '.join(AXES)}, or None"
+                )
+
     def axes_of(self, name: str) -> tuple[str, ...]:
         """Mesh axes that a logical axis is sharded over."""
         for logical, axes in self.rules:

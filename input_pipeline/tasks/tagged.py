@@ -15,6 +15,7 @@ _FORM, _UPOS = 1, 3  # columns of CoNLL-U that are read unless the task names ot
 # left out of the text.
 _CONLLU_WORD = re.compile(r"[0-9]+")
 _CONLLU_OTHER = re.compile(r"[0-9]+(-[0-9]+|\.[0-9]+)")
+_NUMBER = re.compile(r"-?[0-9]+")
 _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its language
 # XTREME leaves out words of Universal Dependencies of which word or tag is this.
 _NOTHING = "_"
@@ -128,11 +129,21 @@ def _prefix(sentences: list[list[_Word]]) -> str:
 
 
 def _columns(task: Task) -> tuple[int, int]:
-    """Places of the word and its tag in a line, from 0; negative ones count from its end."""
+    """Places of the word and its tag in a line, from 0; negative ones count from its end.
+
+    Raises:
+      ValueError: the task names them otherwise than by number.
+    """
     if task.columns is None:
         return 0, -1
-    (word,), (tag,) = (int(name) for name in task.columns.text), map(int, task.columns.label)
-    return word - (word > 0), tag - (tag > 0)
+    (word,), (tag,) = task.columns.text, task.columns.label
+    for key, name in (("text_column", word), ("label_column", tag)):
+        if not _NUMBER.fullmatch(name):
+            raise ValueError(
+                f"task.{key} is {name!r}, must be the number of a column, such as 1, or -1 for the "
+                "last: files of tags have no names of columns"
+            )
+    return int(word) - (int(word) > 0), int(tag) - (int(tag) > 0)
 
 
 def _tag(word: _Word, task: Task) -> int:

@@ -257,13 +257,17 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "corpus.heldout_fraction": ("1.0", "-0.1", "nan"),
         "corpus.parallel_heldout_fraction": ("1.5", "-1.0"),
         "corpus.max_train_bytes": ("-1",),
-        "corpus.languages": ("('de',)",),
+        "corpus.languages": ("('de',)", "(1,)"),
+        "corpus.text": ("(1,)",),
+        "corpus.parallel": ("(1,)",),
+        "corpus.parallel_eval": ("(1,)",),
+        "corpus.exclude": ("(1,)",),
     },
     "build_vocab": {
         "vocab.method": ("greedy",),
-        "vocab.compare": ("('all',)",),
+        "vocab.compare": ("('all',)", "(1,)"),
         "vocab.target_size": ("0", "-5", "5"),
-        "vocab.sizes": ("()", "(200,100)", "(0,100)"),
+        "vocab.sizes": ("()", "(200,100)", "(0,100)", "('a','b')"),
         "vocab.alpha": ("-0.5", "inf"),
         "vocab.beta": ("-1.0", "nan"),
         "vocab.num_clusters": ("0",),
@@ -283,7 +287,13 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "train": {
         "objective": ("masked", "no.module:build", "configs.base:nothing"),
         "data.alpha": ("-1.0", "nan"),
-        "data.alpha_phases": ("((0,0.5),)", "((8,0.5),(4,1.0))", "((4,0.5),(4,1.0))"),
+        "data.alpha_phases": (
+            "((0,0.5),)",
+            "((8,0.5),(4,1.0))",
+            "((4,0.5),(4,1.0))",
+            "(1,2)",
+            "((1,'a'),)",
+        ),
         "data.loader": ("tfdata", "''"),
         "data.prefetch": ("0",),
         "data.pair_share": ("1.0", "-0.5"),
@@ -339,6 +349,13 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "mesh.fsdp": ("16", "-1"),
         "mesh.model": ("3",),
         "mesh.vocab_multiple": ("0",),
+        "mesh.rules": (
+            "(('vocab',),)",
+            "('vocab','model')",
+            "(('vocabulary','model'),)",
+            "(('vocab','modell'),)",
+            "(('vocab',3),)",
+        ),
         "train.num_steps": ("0", "-1"),
         "train.batch_size": ("0", "9"),
         "train.accumulation_steps": ("0", "3"),
@@ -377,7 +394,7 @@ _OF_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "robust.num_phases": ("-1",),
         "robust.rate": ("0.0",),
         "robust.rho": ("-1.0",),
-        "data.pair_buckets": ("()", "(64,32)", "(4,)", "(24,)"),
+        "data.pair_buckets": ("()", "(64,32)", "(4,)", "(24,)", "('a',)"),
         "data.pair_positions": ("random",),
         "data.pair_pivot": ("de",),
     },
@@ -406,7 +423,7 @@ def _value(command: str, key: str, value: str, **changes: str) -> Case:
     section = key.partition(".")[0]
     changes[key.replace(".", "__")] = value
     flags = templates.config(**changes)
-    says = (rf"{section}|mesh of data" if section == "mesh" else key.replace(".", r"\."),)
+    says = (r"mesh\.|mesh of data" if section == "mesh" else key.replace(".", r"\."),)
     return Case(f"config {section}", f"{key}={value}", command, "rows", flags, _nothing, says)
 
 

@@ -76,6 +76,15 @@ def _tags() -> Iterator[Case]:
         ("one tag", "the O\n\ncat O\n", ("labels are O",)),
     ):
         yield finetune_case("tags", name, write("train.en.conll", content), *says)
+    for key in ("text_column", "label_column"):
+        yield finetune_case(
+            "tags",
+            f"{key} by name",
+            write("train.en.conll", _TAGS),
+            rf"task\.{key} is 'word'",
+            "number of a column",
+            flags=(f"--config.task.{key}=word",),
+        )
 
 
 CASES = [*_texts(), *_tags()]

@@ -391,6 +391,10 @@ def _encoders() -> Iterator[Case]:
         ("an unknown schedule", "optimizer.schedule=step", ("optimizer.schedule", "'step'")),
         ("an unknown key", "task.lenght=3", ("task.lenght", "no key")),
         ("text for a number", "train.epochs=many", ("train.epochs", "many")),
+        ("a file that is a number", "task.train=(1,)", ("task.train is", "1 must be text")),
+        ("a language that is a number", "task.train_languages=(1,)", ("task.train_languages",)),
+        ("a length that is text", "task.buckets=('a',)", ("task.buckets", "whole number")),
+        ("a label that is a fraction", "task.labels=(0.5,1)", ("task.labels", "0.5 must be")),
         ("a batch that devices do not share", "train.batch_size=9", ("batch_size", "9")),
     ):
         yield finetune_case("udpos", what, _nothing, *says, flags=(f"--config.{flag}",))
