@@ -110,6 +110,11 @@ _ELEMENTS: tuple[_Elements, ...] = (
         ("mesh.rules",),
     ),
 )  # fmt: skip
+# Tuples of names without commas: "en,sw" is one text to ml_collections, though 100,200 two numbers.
+_NAMES = (
+    "corpus.languages", "vocab.compare", "task.train_languages", "task.validation_languages",
+    "task.test_languages", "optimizer.frozen",
+)  # fmt: skip
 
 
 def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDict:
@@ -202,6 +207,14 @@ def _check_elements(key: str, values: Sequence[Any]) -> None:
         wrong = [one for one in values if not is_right(one)] if key in keys else []
         if wrong:
             raise ValueError(f"{key} is {values!r}, in which {wrong[0]!r} must be {wanted}")
+    # A label may have a comma, but none is alone.
+    is_of_names = key in _NAMES or (key == "task.labels" and len(values) == 1)
+    for joined in (one for one in values if is_of_names and "," in str(one)):
+        several = ",".join(repr(name.strip()) for name in joined.split(","))
+        raise ValueError(
+            f"{key} is {values!r}, in which {joined!r} has a comma; write several as "
+            f'--config.{key}="({several})"'
+        )
 
 
 def _check_axes(rules: Sequence[Any]) -> None:

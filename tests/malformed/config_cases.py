@@ -177,6 +177,16 @@ def _flags() -> Iterator[Case]:
             templates.config(corpus__root="s3://bucket/text"),
             (r"corpus\.root", "s3://bucket/text"),
         ),
+        (
+            "prepare_data",
+            templates.config(corpus__languages="en,sw"),
+            (r"corpus\.languages", r"--config\.corpus\.languages=\"\('en','sw'\)\""),
+        ),
+        (
+            "build_vocab",
+            templates.config(vocab__compare="uniform,joint"),
+            (r"vocab\.compare", r"--config\.vocab\.compare=\"\('uniform','joint'\)\""),
+        ),
         ("build_vocab", templates.config(vocab__tables="gs://b/t"), (r"vocab\.tables", "gs://b/t")),
         (
             "train",

@@ -55,6 +55,14 @@ def _texts() -> Iterator[Case]:
         write("train.en.csv/part", _TEXTS),
         f"{where}: is a folder",
     )
+    yield finetune_case(
+        "text",
+        "labels in one text",
+        write("train.en.csv", _TEXTS),
+        r"task\.labels is \('neg,pos',\)",
+        r"--config\.task\.labels=\"\('neg','pos'\)\"",
+        flags=("--config.task.labels=neg,pos",),
+    )
     for name, value in (("a decimal comma", "3,5"), ("a share", "35%"), ("words", "many")):
         content = f"text\tlabel\na\t{value}\n"
         yield finetune_case(

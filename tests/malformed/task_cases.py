@@ -393,6 +393,11 @@ def _encoders() -> Iterator[Case]:
         ("text for a number", "train.epochs=many", ("train.epochs", "many")),
         ("a file that is a number", "task.train=(1,)", ("task.train is", "1 must be text")),
         ("a language that is a number", "task.train_languages=(1,)", ("task.train_languages",)),
+        (
+            "languages in one text",
+            "task.train_languages=en,sw",
+            ("task.train_languages", r"=\"\('en','sw'\)\""),
+        ),
         ("a length that is text", "task.buckets=('a',)", ("task.buckets", "whole number")),
         ("a label that is a fraction", "task.labels=(0.5,1)", ("task.labels", "0.5 must be")),
         ("a batch that devices do not share", "train.batch_size=9", ("batch_size", "9")),
