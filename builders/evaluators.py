@@ -29,10 +29,14 @@ def training_evaluators(
     """Build the evaluators during training, none for objectives without masked LM.
 
     They are the exact and the sampled loss, and for replaced-token detection the scores of the
-    discriminator.
+    discriminator. Retrieval, which is evaluated after training alone, is checked here as well.
+
+    Raises:
+      ValueError: as `detection` and `retrieval`.
     """
     if not has_masked_lm(objective):
         return []
+    _check_retrieval_layer(config, encoder_of(objective), store)
     masked_lm = masked_lm_of(objective)
     evaluators: list[Evaluator] = [
         exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
@@ -135,7 +139,12 @@ def sampled_loss(
 def retrieval(
     config: ConfigDict, encoder: HasEncoder, store: PackedDataset, mesh: Mesh
 ) -> Retrieval:
-    """Build retrieval on the parallel sets of the packed dataset."""
+    """Build retrieval on the parallel sets of the packed dataset.
+
+    Raises:
+      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`.
+    """
+    _check_retrieval_layer(config, encoder, store)
     options = evaluation_settings(config)
     return Retrieval(
         encoder,
@@ -146,6 +155,16 @@ def retrieval(
         max_sentences=options.retrieval_max_sentences,
         mesh=mesh,
     )
+
+
+def _check_retrieval_layer(config: ConfigDict, encoder: HasEncoder, store: PackedDataset) -> None:
+    layer = evaluation_settings(config).retrieval_layer
+    num_layers = encoder.encoder.settings.num_layers
+    if store.parallel and layer > num_layers:
+        raise ValueError(
+            f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "
+            "(model.num_layers); choose one of them, best in the middle, or 0 for the embeddings"
+        )
 
 
 def examples(

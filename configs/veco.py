@@ -41,6 +41,7 @@ from configs import base, bitext, small
 
 _BASE = {
     "model.num_layers": 6,
+    "evaluation.retrieval_layer": 4,
     "optimizer.learning_rate": 3e-4,
     "optimizer.beta2": 0.999,
 }

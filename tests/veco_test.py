@@ -101,6 +101,8 @@ class ConfigTest(parameterized.TestCase):
         self.assertIs(type(one), MaskedLM)
         self.assertIs(masked_lm.encoder_of(objective), one)
         self.assertEqual((one.mask.rate, one.encoder.settings.cross_attention), (0.15, is_veco))
+        layer, num_layers = found.evaluation.retrieval_layer, one.encoder.settings.num_layers
+        self.assertLessEqual(layer, num_layers)  # as evaluate.py wants it of parallel text
         if terms is None:
             return
         self.assertEqual(tuple(terms), kinds)

@@ -382,7 +382,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "evaluation.num_folds": ("0",),
         "evaluation.max_sequences": ("-1",),
         "evaluation.seed": ("-1",),
-        "evaluation.retrieval_layer": ("-1",),
+        "evaluation.retrieval_layer": ("-1", "3"),
     },
 }
 # Of objectives and of pairs, whose keys others do not read.

@@ -309,6 +309,9 @@ def _checkpoints() -> Iterator[Case]:
         says = ("train was made under another config", key.replace("__", r"\."))
         yield Case(kind, f"resuming with another {key}", "train", "run", flags, _nothing, says)
         yield Case(kind, f"evaluating with another {key}", "evaluate", "run", flags, _nothing, says)
+    flags = templates.run_config(evaluation__retrieval_layer="1")
+    says = (r"evaluation\.retrieval_layer is 1, but the encoder has 0 layers",)
+    yield Case(kind, "retrieval by a layer beyond", "evaluate", "run", flags, _nothing, says)
     settings = "work/train/settings.json"
     for what, breaks in (
         ("cut", _cut(settings)),

@@ -122,7 +122,12 @@ def tasks(folder: pathlib.Path) -> None:
 
 def run_config(**changes: str) -> tuple[str, ...]:
     """As `config`, of a run that compiles in a moment."""
-    kept = {"model__num_layers": "0", "output_layer__kind": "full", "optimizer__kind": "adamw"}
+    kept = {
+        "model__num_layers": "0",
+        "output_layer__kind": "full",
+        "optimizer__kind": "adamw",
+        "evaluation__retrieval_layer": "0",
+    }
     return config(**{**kept, **changes})
 
 
