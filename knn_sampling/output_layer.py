@@ -19,8 +19,9 @@ from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, Targ
 from knn_sampling.samples import Sample, TokenStatistics, num_groups
 from knn_sampling.table_sharding import TableSharding
 
-KINDS = ("full", "blockwise", "knn", "target_sampling", "nce", "neg")
-SAMPLED = KINDS[2:]
+EXACT = ("full", "blockwise")
+SAMPLED = ("knn", "target_sampling", "nce", "neg")
+KINDS = (*EXACT, *SAMPLED)
 
 
 class OutputLayer(Protocol):
@@ -178,7 +179,7 @@ def make_output_layer(
       vocab_axes, embed_axes: mesh axes that the rows and columns of the table are sharded over.
 
     Raises:
-      ValueError: more neighbours than pieces.
+      ValueError: more neighbours than pieces, or a kind without a layer.
     """
     if not settings.is_sampled:
         return make_exact_layer(
@@ -196,13 +197,18 @@ def make_output_layer(
     common["log_q_correction"] = settings.log_q_correction
     if settings.kind == "target_sampling":
         return TargetSampling(num_negatives=settings.num_negatives, **common)
-    limit = f"between 1 and the vocabulary's {num_valid} pieces"
-    _require(settings.k <= num_valid, "k", settings.k, limit)
-    return KNNSampling(
-        k=settings.k,
-        capacity=settings.capacity,
-        refresh_every=settings.refresh_every,
-        **common,
+    if settings.kind == "knn":
+        limit = f"between 1 and the vocabulary's {num_valid} pieces"
+        _require(settings.k <= num_valid, "k", settings.k, limit)
+        return KNNSampling(
+            k=settings.k,
+            capacity=settings.capacity,
+            refresh_every=settings.refresh_every,
+            **common,
+        )
+    raise ValueError(
+        f"output_layer.kind is {settings.kind!r}, which no layer is built for; add it to "
+        "make_output_layer"
     )
 
 

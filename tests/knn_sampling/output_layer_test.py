@@ -10,7 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
-from knn_sampling import sampled_layers
+from knn_sampling import output_layer, sampled_layers
 from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, log_inclusion
@@ -262,6 +262,15 @@ class TargetSamplingTest(parameterized.TestCase):
     def test_all_classes_equal_the_full_softmax(self, corrects: bool):
         layer = layer_of("target_sampling", num_negatives=V, log_q_correction=corrects)
         assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
+
+
+class KindTest(absltest.TestCase):
+    def test_a_kind_that_no_layer_is_built_for(self):
+        for name in ("KINDS", "SAMPLED"):
+            kinds = (*getattr(output_layer, name), "another")
+            self.enter_context(mock.patch.object(output_layer, name, kinds))
+        with self.assertRaisesRegex(ValueError, "'another', which no layer is built for"):
+            layer_of("another")
 
 
 class NegativesTest(parameterized.TestCase):
