@@ -45,9 +45,12 @@ class SampledLoss:
           seed: of the order of the sequences and of the masks.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
-        rows = np.concatenate(
-            [spread_rows(store.rows(lang, "heldout"), max_sequences) for lang in store.languages]
-        ).astype(np.int32)
+        # Converted one by one: as long as they are not, files of all languages would stay open.
+        held_out = [
+            np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
+            for lang in store.languages
+        ]
+        rows = np.concatenate(held_out)
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
         padding = -len(rows) % self._layout.size

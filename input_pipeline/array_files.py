@@ -112,7 +112,8 @@ def sha256(path: pathlib.Path) -> str:
 
 
 @functools.lru_cache(maxsize=_MAPS_AT_ONCE)
-def _mapped(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+def _mapped(path: pathlib.Path, shape: tuple[int, ...], changed: int = 0) -> np.ndarray:
+    """Map a file; one that was `changed` at another time is another one."""
     return load_array(path, shape, is_mapped=True)
 
 
@@ -126,6 +127,7 @@ class ArrayFile:
         """Check the file, see `load_array`."""
         found = load_array(path, shape, is_mapped=True)
         self._path, self.shape, self.dtype = path, found.shape, found.dtype
+        self._changed = path.stat().st_mtime_ns
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -141,7 +143,21 @@ class ArrayFile:
         yield self._mapped(), first, stop
 
     def _mapped(self) -> np.ndarray:
-        return _mapped(self._path, self.shape)
+        return _mapped(self._path, self.shape, self._changed)
+
+
+class MappedArrays(Sequence[np.ndarray]):
+    """Arrays in .npy files, each mapped anew whenever it is looked at, so that none stays open."""
+
+    def __init__(self, paths: Sequence[pathlib.Path]):
+        """Name the files; none is opened."""
+        self._paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number):
+        return np.load(self._paths[number], mmap_mode="r", allow_pickle=False)
 
 
 class ShardedRows:

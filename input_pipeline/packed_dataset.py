@@ -200,8 +200,8 @@ class PackedDataset:
     def languages(self) -> tuple[str, ...]:
         return tuple(sorted(self.statistics))
 
-    def rows(self, language: str, split: str) -> np.ndarray | ShardedRows:
-        """Return [sequences, L] memory-mapped token ids of a language's split, of `SPLITS`.
+    def rows(self, language: str, split: str) -> ArrayFile | ShardedRows:
+        """Return [sequences, L] token ids of a language's split, of `SPLITS`, read from disk.
 
         Raises:
           ValueError: a file is missing or damaged; shards are looked at when they are first read.
@@ -213,7 +213,7 @@ class PackedDataset:
             return ShardedRows(paths, counts, self.length, id_dtype(self.vocab_size))
         count = self.statistics.get(language, {}).get(split, {}).get("rows")
         path = self.folder / f"{language}.{split}.npy"
-        return load_array(path, (count, self.length), is_mapped=True)
+        return ArrayFile(path, (count, self.length))
 
     def token_counts(self, language: str) -> np.ndarray:
         """Return [V] int64, the occurrences of each piece in a language's training text."""

@@ -322,10 +322,7 @@ def _save(path: pathlib.Path, array: np.ndarray) -> None:
 
 def select(job: Job, task: LanguageTask) -> None:
     """Write which blocks of a language are trained on and which are held out (round 3)."""
-    records = [
-        np.load(job.work / f"scan-{part.name}.npy", mmap_mode="r", allow_pickle=False)
-        for part in task.parts
-    ]
+    records = array_files.MappedArrays([job.work / f"scan-{part.name}.npy" for part in task.parts])
     chosen = selection.select(records, job.spec, task.language)
     for part, sides in zip(task.parts, chosen.sides, strict=True):
         _save(job.work / f"sides-{part.name}.npy", sides)

@@ -66,7 +66,8 @@ def select(
     a language's bytes and of "position", which take up to some 250 bytes a block.
 
     Args:
-      parts: `records` of the parts of a language in order, in memory or memory-mapped.
+      parts: `records` of the parts of a language in order, in memory or memory-mapped; one is
+        looked at at a time.
       spec: settings of the corpus.
       language: its code.
       digests_at_once: blocks in a range of digests; 0 for the default.
@@ -91,10 +92,10 @@ def _hold_out_by_text(
     parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
 ) -> None:
     """Hold out the text whose hash is below the limit, or the least one; never the greatest."""
-    highs = [high for part in parts if len(high := _text(part)["high"])]
-    if not highs or not fraction:
+    ends = [(int(high[0]), int(high[-1])) for part in parts if len(high := _text(part)["high"])]
+    if not ends or not fraction:
         return
-    least, greatest = (int(f(high[i] for high in highs)) for f, i in ((min, 0), (max, -1)))
+    least, greatest = (f(end[i] for end in ends) for f, i in ((min, 0), (max, 1)))
     if least == greatest:
         return
     limit = min(max(blocks_lib.heldout_limit(fraction), least + 1), greatest)
@@ -172,10 +173,14 @@ def _ranges(parts: Sequence[np.ndarray], at_once: int) -> Iterator[tuple[np.ndar
         ends = [
             len(part) if is_last else int(np.searchsorted(part["high"], limit)) for part in parts
         ]
-        bounds = list(zip(starts, ends, strict=True))
-        part_of = np.repeat(np.arange(len(parts)), [end - start for start, end in bounds])
-        found = [part[start:end] for part, (start, end) in zip(parts, bounds, strict=True)]
-        yield part_of, np.concatenate(found)
+        sizes = np.subtract(ends, starts)
+        part_of = np.repeat(np.arange(len(parts)), sizes)
+        # Copied part by part: slices of all at once would keep all of their files open.
+        found = np.empty(len(part_of), RECORD)
+        into = np.split(found, np.cumsum(sizes)[:-1])
+        for part, start, end, copy in zip(parts, starts, ends, into, strict=True):
+            copy[:] = part[start:end]
+        yield part_of, found
         starts = ends
 
 

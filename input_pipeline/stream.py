@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from input_pipeline.array_files import ShardedRows
+from input_pipeline.array_files import ArrayFile, ShardedRows
 from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
 from input_pipeline.block_reader import BlockCache, RequestedBatches, read_range
 from input_pipeline.order import StreamOrder
@@ -199,17 +199,16 @@ class TrainingStream:
         """
         if self._requested is None:
             places = self._locate(step, part, num_parts)
-            where = zip(places.language, places.row, strict=True)
-            tokens = np.stack([self._rows[language][row] for language, row in where])
+            tokens = np.empty((len(places.row), self._length), np.int32)
+            # Copied one by one: views of all at once would keep the files of all languages open.
+            for index, (language, row) in enumerate(zip(places.language, places.row, strict=True)):
+                tokens[index] = self._rows[language][row]
         else:
             places, wanted = self._requested.take(step, part, num_parts)
             tokens = np.empty((len(places.row), self._length), np.int32)
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
-        return {
-            "tokens": tokens.astype(np.int32, copy=False),
-            "language": places.language.astype(np.int32),
-        }
+        return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         """Begin to read the blocks of a batch."""
@@ -235,8 +234,8 @@ class TrainingStream:
         return self._order.places(step, part * size, size)
 
 
-def training_rows(store: PackedDataset) -> list[np.ndarray | ShardedRows]:
-    """Return the training sequences of each language, [sequences, L] memory-mapped."""
+def training_rows(store: PackedDataset) -> list[ArrayFile | ShardedRows]:
+    """Return the training sequences of each language, [sequences, L], read from disk."""
     return [store.rows(language, "train") for language in store.languages]
 
 

@@ -164,7 +164,7 @@ class RunTest(parameterized.TestCase):
         super().setUpClass()
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.store: PackedDataset = write_store(folder, {"aa": 9, "bb": 4, "none": 0})
-        cls.rows = {lang: cls.store.rows(lang, "heldout").astype(int) for lang in ("aa", "bb")}
+        cls.rows = {lang: cls.store.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
         cls.evaluator = cls().of(frozen=(OBJECTIVE, params()))
         cls.results = cls.evaluator.run(params())
 

@@ -12,11 +12,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from evaluation.batch_layout import spread_rows
+from evaluation.masked_lm import ExactMaskedLM
 from evaluation.sampled_loss import SampledLoss
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from knn_sampling.output_layer import OutputLayerSettings
 from objectives.masked_lm import MaskedLM
-from tests import factories
+from tests import factories, processes
 from tests.factories import SPECIAL_IDS as SPECIAL
 
 VOCAB, PADDED, L = 60, 64, 16
@@ -99,6 +100,20 @@ class SampledLossTest(parameterized.TestCase):
     def test_nothing_without_held_out_rows(self):
         none = dataclasses.replace(store(), statistics={"none": {}})
         self.assertEqual(evaluate(objective_with(LAYER), none), {})
+
+    def test_more_languages_than_files_can_be_open(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        row = pack_rows([np.arange(5, 15)], L, SPECIAL, np.dtype(np.uint16))
+        names = [f"l{i:03d}" for i in range(450)]
+        for number, name in enumerate(names):
+            np.save(folder / f"{name}.heldout.npy", np.where(row == 5, number % 40 + 5, row))
+        many = dataclasses.replace(store(), folder=folder, statistics={name: {} for name in names})
+        settings = {"batch_size": 450, "max_sequences": 0, "seed": 0}
+        expected = SampledLoss(objective_with(LAYER), many, **settings)
+        with processes.few_open_files(400):
+            found = SampledLoss(objective_with(LAYER), many, **settings)
+            ExactMaskedLM(objective_with(LAYER), many, num_folds=7, **settings)
+        np.testing.assert_array_equal(found._batches, expected._batches)
 
     def test_there_is_no_dropout(self):
         without = evaluate(objective_with(LAYER, dropout_rate=0.0), store())

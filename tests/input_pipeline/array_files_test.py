@@ -1,5 +1,6 @@
 """Tests of arrays that are written in pieces and read from several files."""
 
+import os
 import pathlib
 import tempfile
 from unittest import mock
@@ -50,6 +51,14 @@ class ArrayFileTest(_FolderTest):
         np.testing.assert_array_equal(np.asarray(found, np.int32), whole)
         np.testing.assert_array_equal(found[2:4], whole[2:4])
         np.testing.assert_array_equal(block_reader.read_range(found, 1, 3), whole[1:3])
+
+    def test_one_in_place_of_another_is_read_anew(self):
+        path = self.folder / "a.npy"
+        for number in range(2):
+            np.save(self.folder / "aside.npy", np.full(3, number))
+            os.utime(self.folder / "aside.npy", ns=(number, number))
+            (self.folder / "aside.npy").rename(path)
+            np.testing.assert_array_equal(array_files.ArrayFile(path, (3,))[:], [number] * 3)
 
     def test_a_file_of_another_shape(self):
         np.save(self.folder / "a.npy", np.arange(20))

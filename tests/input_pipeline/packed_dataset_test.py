@@ -153,7 +153,8 @@ class PackedDatasetTest(parameterized.TestCase):
         np.save(self.folder / "en.train.npy", rows)
         np.save(self.folder / "en.heldout.npy", rows[:0])
         np.save(self.folder / "core.en.parallel.npy", rows)
-        for found in (self.store.rows("en", "train"), self.store.parallel_rows("core", "en")):
+        self.assertEqual(self.store.rows("en", "train").shape, rows.shape)
+        for found in (self.store.rows("en", "train")[:], self.store.parallel_rows("core", "en")):
             self.assertIsInstance(found, np.memmap)
             np.testing.assert_array_equal(found, rows)
         self.assertEqual(self.store.rows("en", "heldout").shape, (0, 16))

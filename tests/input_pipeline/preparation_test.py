@@ -14,12 +14,15 @@ from unittest import mock
 import numpy as np
 import sentencepiece as spm
 import zstandard
+from absl import app
 from absl.testing import absltest, parameterized
 
+from common import entry_point
 from input_pipeline import (
     input_records,
     packed_dataset,
     preparation,
+    selection,
     text_files,
     tokenization,
 )
@@ -29,6 +32,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
+from tests import processes
 from vocap import merge
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
@@ -269,6 +273,35 @@ class TasksTest(_PreparationTest):
         self.assertGreater(len(expected), 10)
         self.assertEqual(contents(self.folder / "back"), expected)
         self.assertEqual(contents(self.folder / "two"), expected)
+
+    @parameterized.parameters({}, {"heldout_by": "position", "max_train_bytes": 50_000})
+    def test_a_language_of_more_parts_than_files_can_be_open(self, **changes):
+        self.write("en.txt", txt(documents("one", 260, 30)))
+        settings = dataclasses.replace(_SETTINGS, shard_bytes=1024)
+        only = {"text": (".",), "languages": ("en",), "parallel": (), **changes}
+        store = prepare(self.job("whole", settings, **only))
+        self.assertGreater(len(store.shards["en"]["train"]), 72)
+        job = self.job("few", settings, **only)
+        with processes.few_open_files(72), mock.patch.object(selection, "_DIGESTS_AT_ONCE", 200):
+            prepare(job)
+        self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
+
+    def test_a_source_of_more_languages_than_files_can_be_open_raises_the_limit(self):
+        names = [f"{a}{b}" for a in "abcde" for b in "vwxyz"]
+        rows = [["\t".join([f"{i}", *(f"{x} {i} {j}" for x in names)]) for j in range(2)]
+                for i in range(20)]  # fmt: skip
+        self.write("sets/all.tsv", "\t".join(["id", *names]) + "\n" + txt(rows))
+        changes = {"text": (), "parallel": ("sets/*.tsv",), "parallel_eval": ()}
+        prepare(self.job("whole", **changes))
+        job = self.job("few", **changes)
+        with processes.few_open_files(128):
+            with self.assertRaisesRegex(OSError, "Too many open files") as caught:
+                prepare(job)
+            self.assertIn("ulimit -n", entry_point.describe(caught.exception))
+            with mock.patch.object(app, "run"):
+                entry_point.run(lambda _: None, required=())
+            prepare(job)
+        self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
 
     def test_a_run_that_was_killed_goes_on_with_what_is_left(self):
         ran: list[str] = []

@@ -4,14 +4,17 @@ import collections
 import itertools
 import pathlib
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import order
+from input_pipeline.block_order import BlockSettings
 from input_pipeline.order import StreamOrder, largest_remainder, permute
 from input_pipeline.packed_dataset import PackedDataset
-from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
+from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream, row_cache
+from tests import processes
 from tests.factories import SPECIAL_IDS
 
 _CYCLE = 1 << 16
@@ -228,6 +231,24 @@ class TrainingStreamTest(parameterized.TestCase):
         large = TrainingStream(self.store, self.probabilities, batch_size=24, seed=3)
         small = [self.stream.batch(step)["tokens"] for step in (3, 4, 5)]
         np.testing.assert_array_equal(large.batch(1)["tokens"], np.concatenate(small))
+
+    def test_phases_and_a_cache_of_more_languages_than_files_can_be_open(self):
+        names = [f"l{i:03d}" for i in range(450)]
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        store, probabilities = _store(folder, dict.fromkeys(names, 2)), dict.fromkeys(names, 1.0)
+
+        def streams() -> list[TrainingStream]:
+            blocks = BlockSettings(block_bytes=32, window_blocks=2)
+            cache = row_cache(store, ThreadPoolExecutor(1), blocks)
+            cached = TrainingStream(store, probabilities, 900, 1, blocks, cache)
+            return [*(TrainingStream(store, probabilities, 900, seed) for seed in (1, 2)), cached]
+
+        expected = [stream.batch(0) for stream in streams()]
+        with processes.few_open_files(400):
+            found = [stream.batch(0) for stream in streams()]
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one["tokens"], other["tokens"])
+            self.assertGreater(len(np.unique(one["language"])), 300)
 
     def test_a_batch_that_does_not_divide(self):
         with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
