@@ -117,7 +117,8 @@ class EvaluationSettings:
       seed: random seed of the folds, and of the example sentences in the report.
       retrieval_layer: layer whose states are averaged to sentence vectors.
       retrieval_pivot: language that the others are compared with.
-      retrieval_max_sentences: number of pairs per parallel set; 0 for all.
+      retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
+        cost grows with the square of their number.
       frozen_generator: working directory of a run of replaced-token detection, by whose samples
         discriminators are scored besides their own generator's; "" for none.
     """

@@ -260,6 +260,6 @@ def _evaluation() -> ConfigDict:
     evaluation.seed = 0
     evaluation.retrieval_layer = 8  # of 12, as XTREME's
     evaluation.retrieval_pivot = "en"
-    evaluation.retrieval_max_sentences = 0
+    evaluation.retrieval_max_sentences = 1000
     evaluation.frozen_generator = ""  # none
     return evaluation

@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
     config.evaluation.max_sequences = 0  # all
     config.evaluation.max_sequences_in_training = 4
     config.evaluation.retrieval_layer = 2
+    config.evaluation.retrieval_max_sentences = 0  # all
     return config
 
 

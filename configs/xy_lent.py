@@ -22,9 +22,10 @@ files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is CC-100, its
 (1,015 language pairs) and multiCCAligned (2,959). Not in the paper, and chosen here: the mask rate,
 that masked tokens are always `<mask>`, the temperature of Eq. 2 (2, a square root), dropout of the
 discriminator, the generators' depth (of Base XLM-E's), lambda (XLM-E's), that the two models share
-their token embeddings (ELECTRA's), the placement of LayerNorm, and the lengths of the buckets. A
-step is of one task here, drawn at random, where the paper's has a batch of each: in the steps of
-Table 9 each task gets half of the paper's batches. Twice `train.num_steps` and
+their token embeddings (ELECTRA's), the placement of LayerNorm, the lengths of the buckets, and that
+1 % of the pairs are held out, of which retrieval takes 1,000 of each set. A step is of one task
+here, drawn at random, where the paper's has a batch of each: in the steps of Table 9 each task gets
+half of the paper's batches. Twice `train.num_steps` and
 `optimizer.warmup_steps` (250,000 and 20,000 for Base) give it as many as the paper's, in updates
 from one task instead of both.
 
@@ -147,6 +148,7 @@ def _paper() -> ConfigDict:
     config = base.get_config()
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
+    config.corpus.parallel_heldout_fraction = 0.01
     config.vocab.target_size = 500_000
     config.data.update(
         pair_share=0.5,

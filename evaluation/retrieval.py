@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from evaluation.batch_layout import BatchLayout
+from evaluation.batch_layout import BatchLayout, spread_rows
 from evaluation.metrics.retrieval import nearest_accuracy
 from evaluation.sentence_vectors import mean_states
 from input_pipeline.packed_dataset import PackedDataset
@@ -74,7 +74,8 @@ class Retrieval:
           layer: layer whose states are averaged over a sentence's text tokens; 0 is the embeddings.
           pivot: language to retrieve from and to; sets without it use their first language.
           batch_size: sentences encoded at once.
-          max_sentences: maximum pairs used per set; 0 for all.
+          max_sentences: pairs used per set, see `spread_rows`; the cost of finding neighbours grows
+            with their square.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
         self._objective = objective
@@ -110,8 +111,8 @@ class Retrieval:
         return results
 
     def _rows(self, name: str, language: str) -> np.ndarray:
-        rows = self._store.parallel_rows(name, language)[: self._max_sentences or None]
-        return np.asarray(rows, np.int32)
+        rows = self._store.parallel_rows(name, language)
+        return np.asarray(spread_rows(rows, self._max_sentences), np.int32)
 
     def _lengths(self, rows: np.ndarray) -> np.ndarray:
         return (rows != self._objective.pad).sum(axis=1)

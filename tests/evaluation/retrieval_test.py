@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from evaluation import retrieval
 from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
@@ -88,10 +90,10 @@ class RetrievalTest(parameterized.TestCase):
         self, column: list[np.ndarray], length: int, batch_size: int, layer: int = 0
     ) -> np.ndarray:
         store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {})
-        retrieval = Retrieval(
+        evaluator = Retrieval(
             OBJECTIVE, store, layer=layer, pivot="en", batch_size=batch_size, max_sentences=0
         )
-        return retrieval._vectors(
+        return evaluator._vectors(
             params(), pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
         )
 
@@ -165,12 +167,15 @@ class RetrievalTest(parameterized.TestCase):
         self.assertEqual(found, self.run_on(columns, pivot="de"))
         self.assertEqual(list(found), ["sw"])
 
-    def test_fewer_sentences_are_the_first_ones(self):
+    def test_fewer_sentences_are_spread_over_the_set(self):
         columns = {"en": sentences(0), "sw": sentences(1)}
-        first = {language: column[:5] for language, column in columns.items()}
-        expected = self.run_on(first, name="first")
-        self.assertEqual(self.run_on(columns, max_sentences=5), expected)
+        some = {lang: [column[i] for i in (0, 2, 4, 7, 9)] for lang, column in columns.items()}
+        expected = self.run_on(some, name="some")
+        with mock.patch.object(retrieval, "nearest_accuracy", wraps=nearest_accuracy) as found:
+            self.assertEqual(self.run_on(columns, max_sentences=5), expected)
         self.assertEqual(dataclasses.astuple(expected["sw"])[2:], (0.2, 5))
+        vectors = self.vectors(some["sw"], L, 8)
+        np.testing.assert_array_equal(found.call_args_list[0].args[0], vectors)
 
 
 if __name__ == "__main__":
