@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     if not (data.pair_share or data.contrast_share):
         return found
     counts = token_counts(setup.store, data.pair_alpha, pair_shares(setup.config, setup.store))
-    of_pairs = statistics_of(setup.store, {"pairs": (1.0, counts)}, setup.vocab_size)
+    of_pairs = statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
     of_pairs = of_pairs._replace(languages=first[1].languages)
     parts["mask"] = parts["mask"].of_pairs()
     of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
@@ -252,12 +252,12 @@ def token_statistics(
       shares: shares of the languages in the stream.
       vocab_size: V, padding included.
     """
-    counts = {lang: (share, store.token_counts(lang)) for lang, share in shares.items()}
+    counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
     return statistics_of(store, counts, vocab_size)
 
 
 def statistics_of(
-    store: PackedDataset, counts: Mapping[str, tuple[float, np.ndarray]], vocab_size: int
+    store: PackedDataset, counts: Iterable[tuple[float, np.ndarray]], vocab_size: int
 ) -> TokenStatistics:
     """Token statistics of a mixture of sources.
 
@@ -266,23 +266,26 @@ def statistics_of(
 
     Args:
       store: packed dataset, for the ids of special tokens.
-      counts: share and counts [pieces] of each source.
+      counts: share and counts [pieces] of each source, read one after the other: those of hundreds
+        of languages and millions of pieces are gigabytes.
       vocab_size: V, padding included.
     """
     special_ids = np.array(store.special.special_ids())
-    by_source = np.zeros((len(counts), vocab_size))
-    seen = np.zeros(vocab_size, bool)
-    for row, (share, of_source) in zip(by_source, counts.values(), strict=True):
+    mixed, highest = np.zeros(vocab_size), np.zeros(vocab_size)
+    languages, seen = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, bool)
+    for number, (share, of_source) in enumerate(counts):
         own = np.zeros(vocab_size)
         own[: store.vocab_size] = of_source
         own[special_ids] = 0
         seen |= own > 0
         own[: store.vocab_size] += 1
         own[special_ids] = 0
-        row[:] = share * own / own.sum()
-    mixed = by_source.sum(axis=0)
+        own = share * own / own.sum()
+        mixed += own
+        languages[own > highest] = number  # of equal ones the first
+        np.maximum(highest, own, out=highest)
     return TokenStatistics(
         jnp.asarray(mixed, jnp.float32),
         cumulative_thresholds(mixed),
-        jnp.asarray(np.where(seen, by_source.argmax(axis=0), -1), jnp.int32),
+        jnp.asarray(np.where(seen, languages, -1), jnp.int32),
     )

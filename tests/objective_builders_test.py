@@ -1,6 +1,7 @@
 """Objectives and streams of a config: what fits together, and what is made of it."""
 
 import dataclasses
+import weakref
 from unittest import mock
 
 import jax
@@ -333,6 +334,38 @@ class ObjectiveTest(parameterized.TestCase):
         shares = masked_lm.language_shares(config, store, 0.0)
         expected = masked_lm.token_statistics(store, shares, len(counts)).probabilities
         np.testing.assert_array_equal(later.probabilities, expected)
+
+    def test_statistics_are_those_of_all_counts_at_once(self):
+        store, rng = write_store(vocab_size=200), np.random.default_rng(0)
+        shares = dict(zip("abcdefghijk", rng.dirichlet(np.ones(11)), strict=True))
+        shares["a"] = shares["c"] = 0.3
+        counts = {name: rng.integers(0, 4, 200) for name in shares}
+        counts["c"] = counts["a"]  # ties
+        rows = np.zeros((11, 256))
+        special, open_at_once = list(SPECIAL_IDS.special_ids()), []
+        for row, name in zip(rows, shares, strict=True):
+            row[:200] = counts[name] + 1
+            row[special] = 0
+            row[:] = shares[name] * row / row.sum()
+        mixed = rows.sum(axis=0)
+        seen = np.pad(np.sum([*counts.values()], axis=0) > 0, (0, 56))
+        seen[special] = False
+
+        def token_counts(_, name: str) -> np.ndarray:
+            found = counts[name].copy()
+            open_at_once.append(sum(one() is not None for one in given))
+            given.append(weakref.ref(found))
+            return found
+
+        given: list[weakref.ref] = []
+        with mock.patch.object(PackedDataset, "token_counts", token_counts):
+            found = masked_lm.token_statistics(store, shares, 256)
+        np.testing.assert_array_equal(found.probabilities, mixed.astype(np.float32))
+        np.testing.assert_array_equal(found.thresholds, cumulative_thresholds(mixed))
+        expected = np.where(seen, rows.argmax(axis=0), -1)
+        np.testing.assert_array_equal(found.languages, expected)
+        self.assertGreater(np.sum(expected == 0), 10)
+        self.assertLessEqual(max(open_at_once), 1)
 
     def test_a_token_is_of_the_language_that_brings_it_most_often(self):
         store = write_store(vocab_size=10)
