@@ -73,10 +73,8 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     }
     if not (data.pair_share or data.contrast_share):
         return found
-    counts = token_counts(setup.store, data.pair_alpha, pair_shares(setup.config, setup.store))
-    of_pairs = statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
-    of_pairs = of_pairs._replace(languages=first[1].languages)
     parts["mask"] = parts["mask"].of_pairs()
+    of_pairs = _pair_statistics(setup)._replace(languages=first[1].languages)
     of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
     if data.pair_share:
         kind = kind_of_pairs(setup.config)
@@ -229,8 +227,29 @@ def language_shares(
     return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
 
 
+def _no_statistics() -> TokenStatistics:
+    """Token statistics of no tokens, for output layers that look at none."""
+    kinds = (jnp.float32, jnp.uint32, jnp.int32)
+    return TokenStatistics(*(jnp.zeros(0, kind) for kind in kinds))
+
+
+def _pair_statistics(setup: Setup) -> TokenStatistics:
+    """Token statistics of the pairs; all of the bitext is read, but not for an exact softmax."""
+    if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
+        return _no_statistics()
+    alpha = data_settings(setup.config).pair_alpha
+    counts = token_counts(setup.store, alpha, pair_shares(setup.config, setup.store))
+    return statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
+
+
 def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
-    """Token statistics of the packed sequences, with the first step of each phase."""
+    """Token statistics of the packed sequences, with the first step of each phase.
+
+    An exact softmax has none, but for a bias that begins with the frequencies of the first phase.
+    """
+    layer = setup.settings(OutputLayerSettings, "output_layer")
+    if not (layer.is_sampled or layer.frequency_bias):
+        return [(0, _no_statistics())]
     data = data_settings(setup.config)
     # Phases count only steps on packed sequences.
     share = 1 - data.pair_share - data.contrast_share
@@ -238,7 +257,7 @@ def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
     return [
         (step, token_statistics(setup.store, language_shares(setup.config, setup.store, alpha),
                                 setup.vocab_size))
-        for step, alpha in phases
+        for step, alpha in (phases if layer.is_sampled else phases[:1])
     ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ class MaskedLM(Objective):
       special_ids: ids of special tokens, which are never masked.
       across_documents: whether attention crosses the documents of a sequence.
       name: of the objective, unique within a mixture; names its part of the extra state.
-      statistics: of the tokens as targets, for the output layer.
+      statistics: of the tokens as targets, for a sampled output layer and the frequency bias; of no
+        tokens where neither looks at them.
       later_statistics: (step, statistics) pairs for changes from a step on.
       row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
         can need, V or more to always read the whole table.

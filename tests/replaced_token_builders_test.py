@@ -6,16 +6,19 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import jax
+import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import evaluators, model, objectives, robust
+from builders import evaluators, masked_lm, model, objectives, robust
 from builders.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from builders.robust import robust_settings
 from configs import xy_lent
 from input_pipeline.bitext import PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
+from objectives.batch import Batch
 from objectives.masked_lm import MaskedLM
 from objectives.mixture import Mixture
 from objectives.replaced_token import GENERATOR, ReplacedToken
@@ -61,6 +64,39 @@ class ObjectiveTest(parameterized.TestCase):
                 ),
                 discriminator,
             )  # fmt: skip
+
+    @parameterized.parameters("full", "blockwise")
+    def test_an_exact_generator_reads_no_counts_that_it_does_not_use(self, kind):
+        changes = {"output_layer.kind": kind, "data.alpha_phases": ((2, 0.3),)}
+        with (
+            mock.patch.object(masked_lm, "token_counts", side_effect=AssertionError("bitext")),
+            mock.patch.object(
+                PackedDataset, "token_counts", autospec=True, side_effect=PackedDataset.token_counts
+            ) as read,
+        ):
+            objective = objective_of(**changes)
+            # For the bias, of the first phase.
+            self.assertEqual([call.args[1] for call in read.call_args_list], ["aa", "bb"])
+            plain = objective_of(**changes, **{"output_layer.frequency_bias": False})
+            self.assertLen(read.call_args_list, 2)
+        for one in (objective, plain):
+            for term in one.terms.values():
+                generator = term.objective.generator
+                self.assertEmpty(generator.later_statistics)
+                tokens = jax.ShapeDtypeStruct((4, program_test.L), np.int32)
+                arrays = dict.fromkeys(("tokens", "segments", "positions"), tokens)
+                language = jax.ShapeDtypeStruct((4,), np.int32)
+                batch = Batch({**arrays, "language": language, "pair": language}, PACKED)
+                key = jax.eval_shape(lambda: jax.random.key(0))
+                plan, _ = jax.eval_shape(generator.plan, {}, batch, key, 0)
+                self.assertIsNone(plan.sample)
+
+    @parameterized.parameters("knn", "target_sampling", "nce", "neg")
+    def test_a_sampled_generator_knows_the_tokens_of_pairs(self, kind):
+        objective = objective_of(**{"output_layer.kind": kind, "output_layer.capacity": 512})
+        for term in objective.terms.values():
+            found = term.objective.generator.statistics.probabilities
+            self.assertAlmostEqual(float(found.sum()), 1, places=5)
 
     @parameterized.parameters((1, 2, 1), (4, 2, 2), (0, 3, 1), (4, 1, 1))
     def test_a_generator_unrolls_no_more_layers_than_it_has(self, layers, unroll, expected):
