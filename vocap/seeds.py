@@ -22,6 +22,7 @@ from vocap.lattice import LENGTH_BITS, Lattice
 from vocap.runs import MIXED, SPACE, RunTable, first_byte
 
 _SMALL = 12  # largest range of suffixes for insertion sort
+_MAX_CHARACTERS = 2**31 - 1  # positions are int32
 _MAX_OPEN_RANGES = 512  # stack size of the sort; see `_sort_suffixes`
 
 
@@ -105,7 +106,16 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
       text: see `cover`.
       max_length: longest piece in characters, at most `lattice.MAX_PIECE_LENGTH`.
       max_seeds: most substrings kept, those of the largest count x length.
+
+    Raises:
+      ValueError: the text is too long.
     """
+    if len(text.characters) > _MAX_CHARACTERS:
+        raise ValueError(
+            f"the distinct script runs of one training have {len(text.characters):,} characters, "
+            f"but at most {_MAX_CHARACTERS:,} can be sorted; set vocab.max_characters to "
+            "that or less (0 is all)"
+        )
     run_of = np.repeat(np.arange(len(text.weights), dtype=np.int32), np.diff(text.offsets))
     remaining = np.minimum(text.offsets[1:][run_of] - np.arange(len(run_of)), max_length + 1)
     remaining = remaining.astype(np.int8)

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import random
 import re
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -164,6 +165,19 @@ class FindSeedsTest(parameterized.TestCase):
     def test_no_seed_is_longer_than_asked(self, text, max_length):
         found, _, _ = found_seeds(seeds.cover(runs.count_runs(TEXTS[text]), 1.0), max_length)
         self.assertEqual(found, slow_seeds(TEXTS[text], 1.0, max_length))
+
+    def test_more_characters_than_positions_can_count(self):
+        covered = seeds.cover(runs.count_runs(TEXTS["en"]), 1.0)
+        count = len(covered.characters)
+        with mock.patch.object(seeds, "_MAX_CHARACTERS", count):
+            expected = seeds.find_seeds(covered, 16, 100)
+        np.testing.assert_array_equal(expected.scores, seeds.find_seeds(covered, 16, 100).scores)
+        message = f"have {count:,} characters, but at most {count - 1:,} .* vocab.max_characters"
+        with (
+            mock.patch.object(seeds, "_MAX_CHARACTERS", count - 1),
+            self.assertRaisesRegex(ValueError, message),
+        ):
+            seeds.find_seeds(covered, 16, 100)
 
     def test_there_may_be_more_seeds_than_characters(self):
         sentences = ["aaaabbb abaaba abaaba", "abaaba aaaabbb", "aaaabbb.", "abaaba."]
