@@ -201,8 +201,9 @@ class TrainingStream:
             places = self._locate(step, part, num_parts)
             tokens = np.empty((len(places.row), self._length), np.int32)
             # Copied one by one: views of all at once would keep the files of all languages open.
-            for index, (language, row) in enumerate(zip(places.language, places.row, strict=True)):
-                tokens[index] = self._rows[language][row]
+            where = zip(tokens, places.language, places.row, strict=True)
+            for copy, language, row in where:
+                copy[:] = self._rows[language][row]
         else:
             places, wanted = self._requested.take(step, part, num_parts)
             tokens = np.empty((len(places.row), self._length), np.int32)
