@@ -5,8 +5,9 @@
 Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
 the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
 estimated (`training/memory.py`), and the compiler's temporary memory is not included: leave a fifth
-of the memory free. A run with `optimizer.stages` has a line for each stage. --layout adds a table
-with the sharding of every array.
+of the memory free. Nor is that of a refresh of the neighbour index, which has no activations beside
+it but copies of the table's rows (docs/output_layer.md). A run with `optimizer.stages` has a line
+for each stage. --layout adds a table with the sharding of every array.
 
     python -m tools.estimate_memory --config=configs/finetune/xnli.py --encoder=xlmr_large
 
