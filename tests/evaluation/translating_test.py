@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from builders.fine_tuning import MESH
 from evaluation import decoding as decoding_of_beams
 from evaluation import translating
 from evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
@@ -23,6 +24,7 @@ from objectives.translation import Translation, context_mask
 from tests.models import encoder_test
 from tests.models.factories import random_params
 from training.flops import matmul_flops
+from training.sharding import make_mesh
 
 BOS, PAD, EOS, PIECES = 0, 1, 2, 36
 IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(BOS, PAD), num_classes=PIECES)
@@ -161,11 +163,12 @@ class SearchTest(parameterized.TestCase):
 
 
 class TranslatorTest(parameterized.TestCase):
-    def translator(self, batch_tokens: int, buckets=(8, 12)) -> Translator:
+    def translator(self, batch_tokens: int, buckets=(8, 12), mesh=None) -> Translator:
         decoding = DecodingSettings(beams=2, max_length=8)
         return Translator(
-            model(ALL[0]), decoding, IDS, batch_tokens=batch_tokens, buckets=buckets, pad=PAD
-        )
+            model(ALL[0]), decoding, IDS,
+            batch_tokens=batch_tokens, buckets=buckets, pad=PAD, mesh=mesh,
+        )  # fmt: skip
 
     def test_order_batches_and_padding_change_nothing(self):
         some = features()
@@ -179,6 +182,14 @@ class TranslatorTest(parameterized.TestCase):
             again = translator(params(ALL[0]), [some[i] for i in order])
             self.assertEqual([x.tolist() for x in again], [found[i].tolist() for i in order])
         self.assertEqual(translator(params(ALL[0]), []), [])
+
+    def test_devices_share_out_a_batch_and_find_the_same(self):
+        some, mesh = features(), make_mesh(MESH, jax.devices()[:4])
+        found = self.translator(4 * 12, mesh=mesh)(params(ALL[0]), some)
+        expected = self.translator(24)(params(ALL[0]), some)
+        self.assertEqual([x.tolist() for x in found], [x.tolist() for x in expected])
+        with self.assertRaisesRegex(ValueError, "batch_tokens is 47, too few for 4 rows of 12"):
+            self.translator(47, mesh=mesh)
 
     def test_throughput_is_that_of_calls_after_the_first(self):
         translator = self.translator(60, buckets=(12,))

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from builders.fine_tuning import MESH
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from objectives.batch import Batch
+from tests import factories
 from tests.evaluation.translating_test import ALL, PAD, PIECES, features, model, params
 
 LENGTH = 12
@@ -32,6 +34,30 @@ def batch() -> dict[str, np.ndarray]:
         for name, array in arrays.items()
     }  # fmt: skip
     return {**arrays, "weights": np.array([1, 1, 0], np.float32)}
+
+
+@functools.cache
+def trained(devices: int):
+    """Metrics of two steps on devices that share out a batch, and the parameters after them."""
+    targets = ([9, 8, 7, 6, 5], [30, 31], [12], [7, 6, 5])
+    some = [
+        dataclasses.replace(one, target=np.array([*target, 2], np.int32))
+        for one, target in zip(features((7, 3, 5, 2)), targets, strict=True)
+    ]
+    rows = [one.arrays(LENGTH, PAD) for one in some]
+    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    batch = Batch({**arrays, "weights": np.ones(4, np.float32)}, "examples")
+    # Adam divides a gradient by its own size: where that is rounding, so are parameters.
+    functions = factories.train_functions(
+        model(dataclasses.replace(ALL[4], dropout_rate=0.3)),
+        factories.optimizer_settings(epsilon=1e-4),
+        dataclasses.replace(MESH, data=devices),
+    )
+    state, found = factories.first_state(functions, jax.device_get(params(ALL[4]))), []
+    for _ in range(2):
+        state, metrics = functions.train_step(functions.objective, state, batch)
+        found.append(jax.device_get(metrics))
+    return found, jax.device_get(state.params)
 
 
 @functools.partial(jax.jit, static_argnames=("one",))
@@ -97,6 +123,10 @@ class LossTest(parameterized.TestCase):
         ]
         self.assertEqual(losses[1], losses[2])
         self.assertLen(set(losses), 3)
+
+    def test_sharded_equals_single(self):
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(check, trained(4), trained(1))
 
     def test_parameters(self):
         found = nn.unbox(jax.eval_shape(model(ALL[4]).init, jax.random.key(0)))
