@@ -50,7 +50,7 @@ def trained(devices: int):
     # Adam divides a gradient by its own size: where that is rounding, so are parameters.
     functions = factories.train_functions(
         model(dataclasses.replace(ALL[4], dropout_rate=0.3)),
-        factories.optimizer_settings(epsilon=1e-4),
+        factories.optimizer_settings(epsilon=1e-2),
         dataclasses.replace(MESH, data=devices),
     )
     state, found = factories.first_state(functions, jax.device_get(params(ALL[4]))), []
