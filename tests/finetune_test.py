@@ -1,11 +1,9 @@
-"""Runs of every kind of task from files to results: learned, stopped, repeated, misused."""
+"""Runs of every kind of task from files to results: learned, selected, misused."""
 
 import dataclasses
 import json
 import pathlib
-import shutil
 import tempfile
-from unittest import mock
 
 import jax
 import numpy as np
@@ -13,7 +11,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
-from builders import prediction, task_data, task_runs
+from builders import task_data
 from builders.pretrained import read_pretrained
 from builders.task_settings import task_settings
 from common import artifacts
@@ -347,59 +345,6 @@ class SelectionTest(RunCase):
             name, task__train_languages=languages, task__test_languages=("en", "sw")
         )
         self.assertEqual(builders.run_metadata(config)["setting"], expected)
-
-
-class ResumeTest(RunCase):
-    def snapshot(self, folder: pathlib.Path) -> dict[str, bytes]:
-        files = [folder / "results.json", folder / "best.safetensors", folder / "metrics.jsonl"]
-        files += sorted((folder / "predictions").iterdir())
-        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-    @parameterized.parameters(2, 6, 8)  # before and after a checkpoint, and in the evaluation
-    def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
-        config = tiny_tasks.run_config("cola")
-        with self.assertRaisesRegex(Stopped, f"after step {step} "):
-            tiny_tasks.run(config, self.folder, stops_after=step)
-        self.assertFalse((self.folder / "results.json").exists())
-        tiny_tasks.run(config, self.folder)
-        self.assertEqual(self.snapshot(self.folder), self.snapshot(tiny_tasks.finished("cola")))
-
-    def test_a_finished_run_does_nothing_and_another_config_is_refused(self):
-        folder = tiny_tasks.finished("cola")
-        before = self.snapshot(folder)
-        with mock.patch.object(task_runs, "train", side_effect=AssertionError):
-            # What is logged changes no result.
-            again = tiny_tasks.run(tiny_tasks.run_config("cola", train__log_every=3), folder)
-            self.assertEqual(again, artifacts.read_json(folder / "results.json"))
-            with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 1"):
-                tiny_tasks.run(tiny_tasks.run_config("cola", train__seed=1), folder)
-        self.assertEqual(self.snapshot(folder), before)
-
-    @parameterized.parameters("does not exist", "cannot be read")
-    def test_lost_parameters_are_made_anew_as_the_error_says(self, fault):
-        folder = self.folder / "run"
-        shutil.copytree(tiny_tasks.finished("cola"), folder)
-        best = folder / "best.safetensors"
-        best.unlink() if fault == "does not exist" else best.write_bytes(b"cut")
-        remedy = "DONE and checkpoints in the folder of the run, and run finetune.py"
-        with self.assertRaisesRegex(ValueError, f"{fault}.* or delete (it, )?{remedy}") as error:
-            prediction.FineTuned(folder)
-        if "delete it" in str(error.exception):
-            best.unlink()
-        (folder / "DONE").unlink()
-        shutil.rmtree(folder / "checkpoints")
-        tiny_tasks.run(tiny_tasks.run_config("cola"), folder)
-        self.assertEqual(self.snapshot(folder), self.snapshot(tiny_tasks.finished("cola")))
-        prediction.FineTuned(folder)
-
-    def test_a_folder_in_which_another_process_is_at_work_is_refused(self):
-        config = tiny_tasks.run_config("cola")
-        settings = task_runs._settings(config, read_pretrained(config.init_from))
-        with (
-            artifacts.open_stage(self.folder, settings).held(),
-            self.assertRaisesRegex(ValueError, "another process is at work"),
-        ):
-            tiny_tasks.run(config, self.folder)
 
 
 class WrongInputTest(RunCase):

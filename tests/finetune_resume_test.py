@@ -1,13 +1,15 @@
-"""Data files of runs of finetune.py: recorded, and others refused."""
+"""Runs of finetune.py that were stopped, are repeated or repaired, or find other data."""
 
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import task_data
+from builders import prediction, task_data, task_runs
+from builders.pretrained import read_pretrained
 from builders.task_settings import task_settings
 from common import artifacts
 from input_pipeline.tasks import files
@@ -15,11 +17,66 @@ from tests import tiny_tasks
 from training.signals import Stopped
 
 
-class RunDataTest(parameterized.TestCase):
+class Case(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
+
+class ResumeTest(Case):
+    def snapshot(self, folder: pathlib.Path) -> dict[str, bytes]:
+        paths = [folder / "results.json", folder / "best.safetensors", folder / "metrics.jsonl"]
+        paths += sorted((folder / "predictions").iterdir())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    @parameterized.parameters(2, 6, 8)  # before and after a checkpoint, and in the evaluation
+    def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
+        config = tiny_tasks.run_config("cola")
+        with self.assertRaisesRegex(Stopped, f"after step {step} "):
+            tiny_tasks.run(config, self.folder, stops_after=step)
+        self.assertFalse((self.folder / "results.json").exists())
+        tiny_tasks.run(config, self.folder)
+        self.assertEqual(self.snapshot(self.folder), self.snapshot(tiny_tasks.finished("cola")))
+
+    def test_a_finished_run_does_nothing_and_another_config_is_refused(self):
+        folder = tiny_tasks.finished("cola")
+        before = self.snapshot(folder)
+        with mock.patch.object(task_runs, "train", side_effect=AssertionError):
+            # What is logged changes no result.
+            again = tiny_tasks.run(tiny_tasks.run_config("cola", train__log_every=3), folder)
+            self.assertEqual(again, artifacts.read_json(folder / "results.json"))
+            with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 1"):
+                tiny_tasks.run(tiny_tasks.run_config("cola", train__seed=1), folder)
+        self.assertEqual(self.snapshot(folder), before)
+
+    @parameterized.parameters("does not exist", "cannot be read")
+    def test_lost_parameters_are_made_anew_as_the_error_says(self, fault):
+        folder = self.folder / "run"
+        shutil.copytree(tiny_tasks.finished("cola"), folder)
+        best = folder / "best.safetensors"
+        best.unlink() if fault == "does not exist" else best.write_bytes(b"cut")
+        remedy = "DONE and checkpoints in the folder of the run, and run finetune.py"
+        with self.assertRaisesRegex(ValueError, f"{fault}.* or delete (it, )?{remedy}") as error:
+            prediction.FineTuned(folder)
+        if "delete it" in str(error.exception):
+            best.unlink()
+        (folder / "DONE").unlink()
+        shutil.rmtree(folder / "checkpoints")
+        tiny_tasks.run(tiny_tasks.run_config("cola"), folder)
+        self.assertEqual(self.snapshot(folder), self.snapshot(tiny_tasks.finished("cola")))
+        prediction.FineTuned(folder)
+
+    def test_a_folder_in_which_another_process_is_at_work_is_refused(self):
+        config = tiny_tasks.run_config("cola")
+        settings = task_runs._settings(config, read_pretrained(config.init_from))
+        with (
+            artifacts.open_stage(self.folder, settings).held(),
+            self.assertRaisesRegex(ValueError, "another process is at work"),
+        ):
+            tiny_tasks.run(config, self.folder)
+
+
+class RunDataTest(Case):
     @parameterized.parameters(
         ("udpos", {}, ["dev/en", "test/en", "test/sw", "train/en"]),
         ("udpos", {"task__test": ("tfds:a:b",), "task__test_languages": ("sw",)},
