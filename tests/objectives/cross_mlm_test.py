@@ -402,6 +402,16 @@ class EngineTest(parameterized.TestCase):
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         jax.tree.map(check, found, expected)
 
+    def test_the_blockwise_softmax_is_the_full_one(self):
+        """That of the paper's runs in `configs/veco.py`."""
+        objectives = (cross_mlm(SEPARATE_PAIRS, layer) for layer in ("blockwise", "full"))
+        found, expected = (
+            jax.device_get(differentiated(one, params(), batch(SEPARATE_PAIRS)))
+            for one in objectives
+        )
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(check, found, expected)
+
     def test_phases_and_the_index_are_those_of_masked_lm(self):
         objective = cross_mlm(SEPARATE_PAIRS, "knn", changes=(("full_softmax_from", 6),))
         one = objective.masked_lm
