@@ -1,9 +1,12 @@
 """Processes that tests start, and limits of this one."""
 
 import contextlib
+import itertools
 import os
 import resource
 from collections.abc import Iterator
+
+from input_pipeline import array_files
 
 
 def environment(num_devices: int = 1) -> dict[str, str]:
@@ -16,10 +19,14 @@ def environment(num_devices: int = 1) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def few_open_files(most: int = 128) -> Iterator[None]:
-    """So many files can be open at once, unless the limit is raised."""
+def few_open_files(more: int) -> Iterator[None]:
+    """So many files can be opened at once besides those that are, unless the limit is raised."""
+    array_files._mapped.cache_clear()  # or those of before would not count
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    # A limit is on the numbers of files, of which each takes the least that is free.
+    taken = set(map(int, os.listdir("/dev/fd")))
+    *_, last = itertools.islice((n for n in itertools.count() if n not in taken), more)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, limits[1]))
     try:
         yield
     finally:

@@ -110,7 +110,7 @@ class SampledLossTest(parameterized.TestCase):
         many = dataclasses.replace(store(), folder=folder, statistics={name: {} for name in names})
         settings = {"batch_size": 450, "max_sequences": 0, "seed": 0}
         expected = SampledLoss(objective_with(LAYER), many, **settings)
-        with processes.few_open_files(400):
+        with processes.few_open_files(300):
             found = SampledLoss(objective_with(LAYER), many, **settings)
             ExactMaskedLM(objective_with(LAYER), many, num_folds=7, **settings)
         np.testing.assert_array_equal(found._batches, expected._batches)

@@ -294,7 +294,7 @@ class TasksTest(_PreparationTest):
         changes = {"text": (), "parallel": ("sets/*.tsv",), "parallel_eval": ()}
         prepare(self.job("whole", **changes))
         job = self.job("few", **changes)
-        with processes.few_open_files(128):
+        with processes.few_open_files(100):
             with self.assertRaisesRegex(OSError, "Too many open files") as caught:
                 prepare(job)
             self.assertIn("ulimit -n", entry_point.describe(caught.exception))

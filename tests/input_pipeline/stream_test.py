@@ -244,7 +244,7 @@ class TrainingStreamTest(parameterized.TestCase):
             return [*(TrainingStream(store, probabilities, 900, seed) for seed in (1, 2)), cached]
 
         expected = [stream.batch(0) for stream in streams()]
-        with processes.few_open_files(400):
+        with processes.few_open_files(300):
             found = [stream.batch(0) for stream in streams()]
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one["tokens"], other["tokens"])
