@@ -180,18 +180,23 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
 
 def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
     """Find what `parallel` matches and is not trained on, since `parallel_eval` names it."""
-    evaluated = _parallel_paths(spec)["parallel_eval"]
-    matches = dict.fromkeys(_matching_paths(root_of(spec), "parallel", spec.parallel))
-    return [path for path in matches if path in evaluated]
+    matched = _matched_parallel(spec)
+    return [path for path in matched["parallel"] if path in matched["parallel_eval"]]
 
 
 def _parallel_paths(spec: CorpusSpec) -> dict[str, list[pathlib.Path]]:
     """Find the paths of parallel text of each config key; none is twice or of both keys."""
-    root = root_of(spec)
-    parallel = dict.fromkeys(_matching_paths(root, "parallel", spec.parallel))
-    evaluated = dict.fromkeys(_matching_paths(root, "parallel_eval", spec.parallel_eval))
-    trained = [path for path in parallel if path not in evaluated]
+    matched = _matched_parallel(spec)
+    evaluated = matched["parallel_eval"]
+    trained = [path for path in matched["parallel"] if path not in evaluated]
     return {"parallel": trained, "parallel_eval": list(evaluated)}
+
+
+def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
+    """Find the paths that the patterns of each config key match, in order and each once."""
+    patterns = {"parallel": spec.parallel, "parallel_eval": spec.parallel_eval}
+    root = root_of(spec)
+    return {key: dict.fromkeys(_matching_paths(root, key, of)) for key, of in patterns.items()}
 
 
 def find_unmatched(spec: CorpusSpec) -> list[str]:
