@@ -16,7 +16,7 @@ from builders import checks, evaluators, masked_lm, objectives, robust, streams
 from builders import data as data_builders
 from builders import model as builders
 from common import artifacts
-from configs import base, quickstart
+from configs import base, quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from objectives.cross_mlm import VecoSettings
@@ -135,6 +135,20 @@ class ConfigsTest(parameterized.TestCase):
         module = importlib.import_module(f"configs.{name}")
         self.assertIn(f"configs/{name}.py", module.__doc__)
         self.assertIn("Hardware:", module.__doc__)
+
+
+class PairsTest(parameterized.TestCase):
+    @parameterized.parameters(*((of, run) for of in (veco, xy_lent) for run in of.RUNS))
+    def test_nearly_all_pairs_are_trained_on_and_retrieval_ends(self, of, run):
+        found = of.get_config(run)
+        self.assertBetween(found.corpus.parallel_heldout_fraction, 1e-4, 0.02)
+        self.assertEqual(found.evaluation.retrieval_max_sentences, 1000)
+
+    @parameterized.parameters(
+        *((of, run) for of in (veco, xy_lent) for run in (*of.SMALL, "runlocal"))
+    )
+    def test_small_runs_retrieve_from_all_pairs(self, of, run):
+        self.assertEqual(of.get_config(run).evaluation.retrieval_max_sentences, 0)
 
 
 class QuickstartTest(absltest.TestCase):

@@ -47,16 +47,6 @@ class PaperTest(parameterized.TestCase):
         self.assertEqual((model.position, model.embedding_size), ("gated", model.hidden_size))
         self.assertEqual((config.replaced_token.weight, config.store.length), (50.0, 512))
 
-    @parameterized.parameters(*xy_lent.RUNS)
-    def test_nearly_all_pairs_are_trained_on_and_retrieval_ends(self, run):
-        config = xy_lent.get_config(run)
-        self.assertBetween(config.corpus.parallel_heldout_fraction, 1e-4, 0.02)
-        self.assertEqual(config.evaluation.retrieval_max_sentences, 1000)
-
-    @parameterized.parameters(*xy_lent.SMALL, "runlocal")
-    def test_small_runs_retrieve_from_all_pairs(self, run):
-        self.assertEqual(xy_lent.get_config(run).evaluation.retrieval_max_sentences, 0)
-
     @parameterized.parameters(("base", 4), ("large", 6), ("xl", 8))
     def test_tasks_masks_and_depth_of_the_generator(self, run, layers):
         """Base's depth is XLM-E's; a batch of either task has the tokens of Table 9."""
