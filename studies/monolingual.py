@@ -51,6 +51,15 @@ from vocap.merge import SPECIALS
 # Common settings of the encoders of all sizes. Small batches, since learning to use context depends
 # on the number of steps more than on the number of tokens.
 _PRETRAINING = {
+    # Text of one language: translations are read as text, which they are not as pairs.
+    "corpus.text": (
+        "common_voice_text/train",
+        "wikiann_text",
+        "books",
+        "bible/train",
+        "ntrex/train",
+    ),
+    "corpus.parallel": (),
     "corpus.parallel_eval": (),
     "corpus.max_train_bytes": 5_000_000,
     "vocab.alp_probabilities": "corpus",

@@ -15,6 +15,7 @@ from builders.task_settings import task_settings
 from common import artifacts
 from configs import real_text
 from configs.finetune import udpos, wikiann
+from input_pipeline import sources
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.tasks import TASKS
 from studies import monolingual, monolingual_report, records, splits
@@ -143,6 +144,19 @@ class PlanTest(parameterized.TestCase):
         self.assertEqual(data_builders.corpus_spec(config).languages, ("fi",))
         # The ALP of Figure 1 is of exactly the pieces that the encoder has.
         self.assertEqual(data_builders.vocabulary_settings(config).budget, 500)
+
+    def test_one_side_of_parallel_text_is_text(self):
+        root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        config = real_text.get_config(str(root))
+        parallel = [name for name in config.corpus.parallel if "*" not in name]
+        config.update_from_flattened_dict(Job("ru", 500).pretraining(steps=7))
+        for name in (*config.corpus.text, *parallel):
+            artifacts.write_text(root / name / "rus.txt", "Слово.\n")
+        spec = data_builders.corpus_spec(config)
+        read = [str(file.path.parent.relative_to(root)) for file in sources.find_text(spec)]
+        self.assertCountEqual(read, config.corpus.text)
+        self.assertContainsSubset(parallel, read)
+        self.assertEmpty(sources.find_parallel(spec))
 
     @parameterized.parameters(*monolingual_report.TASKS)
     def test_runs_of_a_task_differ_in_the_encoder_and_the_seed(self, task):
