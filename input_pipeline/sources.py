@@ -138,11 +138,23 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
     """Find the files of monolingual text: folders in the order of the config, files by name.
 
     Raises:
-      ValueError: a folder does not exist, or shards of a file are missing.
+      ValueError: a folder does not exist, is named twice or is one of `parallel_eval`, or shards of
+        a file are missing.
     """
-    found = []
+    found, seen = [], set()
+    evaluated = {path.resolve() for path in _matched_parallel(spec)["parallel_eval"]}
     for name in spec.text:
         folder = root_of(spec) / name
+        if folder.resolve() in seen:
+            raise ValueError(
+                f"corpus.text has {folder} twice, so that its text would count twice; remove one"
+            )
+        if folder.resolve() in evaluated:
+            raise ValueError(
+                f"{folder} is named in corpus.text and in corpus.parallel_eval, so that what is "
+                "evaluated on would be trained on; remove it from one of them"
+            )
+        seen.add(folder.resolve())
         if not folder.is_dir():
             raise ValueError(
                 f"corpus.text: {folder} is no folder; correct the path, which starts from "

@@ -341,9 +341,17 @@ class FaultsTest(_CorpusTest):
         self.write("en.txt", _txt(_documents("en", 5)))
         self.assert_fault("corpus.root: .*nowhere is no folder", root=str(self.root / "nowhere"))
         self.assert_fault("corpus.text: .*nowhere is no folder", text=("nowhere",))
+        self.assert_fault("corpus.text has .* twice", text=(".", "../" + self.root.name))
         self.assert_fault("corpus.parallel: .*x.tsv does not exist", parallel=("x.tsv",))
         self.assert_fault(
             "corpus.parallel_eval: .*x does not exist", parallel_eval=("x",), text=(".",)
+        )
+        self.write("dev/en.txt", _txt(_documents("en", 5)))
+        self.write("dev/de.txt", _txt(_documents("de", 5)))
+        self.assert_fault(
+            "dev is named in corpus.text and in corpus.parallel_eval.*; remove it from one",
+            text=(".", "dev"),
+            parallel_eval=("d*",),
         )
         self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
         self.write("notes/notes.md", "x")

@@ -268,7 +268,7 @@ _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "corpus.parallel_heldout_fraction": ("1.5", "-1.0"),
         "corpus.max_train_bytes": ("-1",),
         "corpus.languages": ("('de',)", "(1,)"),
-        "corpus.text": ("(1,)",),
+        "corpus.text": ("(1,)", "('.', '.')"),
         "corpus.parallel": ("(1,)",),
         "corpus.parallel_eval": ("(1,)",),
         "corpus.exclude": ("(1,)",),
