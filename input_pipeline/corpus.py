@@ -201,10 +201,18 @@ def check_languages(spec: CorpusSpec, found: Iterable[str]) -> None:
     """Raise ValueError if there is no text, in all or in a language that is asked for."""
     root, places = pathlib.Path(spec.root), [*spec.text, *spec.parallel]
     if missing := sorted(set(spec.languages) - set(found)):
+        left_out = sources.find_left_out(spec).items()
+        one_sided = [path for path, languages in left_out if not set(missing).isdisjoint(languages)]
+        remedy = (
+            f"; {one_sided[0]} has it as parallel text, which takes two of corpus.languages: add "
+            "one, or name a folder of corpus.parallel in corpus.text"
+            if one_sided
+            else ""
+        )
         raise ValueError(
             f"corpus.languages asks for {missing}, of which there is no text below {root} in "
             f"{places}; add files such as {missing[0]}.txt, or corpus.language_codes for other "
-            "spellings"
+            f"spellings{remedy}"
         )
     if not found:
         raise ValueError(

@@ -368,6 +368,19 @@ class FaultsTest(_CorpusTest):
         loaded = self.load(text=(".",), languages=("en",), language_codes={"eng": "en"})
         self.assertEqual(list(loaded.train), ["en"])
 
+    def test_a_language_of_parallel_text_alone(self):
+        self.write("de.txt", _txt(_documents("de", 5)))
+        for language in ("fr", "sw"):
+            self.write(f"verses/{language}.txt", _txt(_documents(language, 5)))
+        spec = {"text": (".",), "parallel": ("verses",)}
+        words = "verses has it as parallel text.*name a folder of corpus.parallel in corpus.text"
+        self.assert_fault(words, **spec, languages=("de", "sw"))
+        loaded = self.load(**spec | {"text": (".", "verses")}, languages=("de", "sw"))
+        self.assertEqual(sorted(loaded.train), ["de", "sw"])
+        with self.assertRaises(ValueError) as caught:
+            self.load(**spec, languages=("de", "xx"))
+        self.assertNotIn("verses has it", str(caught.exception))
+
     def test_too_little_text_to_hold_some_out(self):
         self.write("en.txt", _txt(_documents("en", 5)))
         self.write("sw.txt", "one\ndocument\n")
