@@ -14,6 +14,8 @@ import logging
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from input_pipeline import selection, sources, text_files
 from input_pipeline.blocks import cut_blocks, text_digest
 from input_pipeline.exclusion import Exclusion, log_excluded
@@ -108,25 +110,33 @@ def column_blocks(
             yield Block(sentences, text_digest(sentences, spec.seed), origin)
 
 
+def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> set[int]:
+    """Choose the blocks of a source of `parallel` to hold out, by their places in it.
+
+    Its text depends on the languages in use, so the choice is by the numbers of the blocks that
+    have a sentence left; the source is read once to count them.
+    """
+    has_text = (not all(exclusion.has(row) for row in block) for block in source.blocks())
+    places = np.flatnonzero(np.fromiter(has_text, bool))
+    salt = f"{spec.seed} {source.name}"
+    numbers = selection.heldout_numbers(len(places), spec.parallel_heldout_fraction, salt)
+    return {int(places[number]) for number in numbers}
+
+
 def split_parallel(
     source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion
 ) -> Iterator[tuple[list[Row], int]]:
     """Yield the blocks of a source of parallel text, and the side of each.
 
-    All blocks of `parallel_eval` are held out. Those of `parallel` are by their numbers, as their
-    text depends on the languages in use; the source is read once more to count them.
+    All blocks of `parallel_eval` are held out, those at `heldout_places` of `parallel`.
     """
     if source.key == "parallel_eval":
         yield from ((block, selection.HELDOUT) for block in source.blocks())
         return
-    count = sum(not all(exclusion.has(row) for row in block) for block in source.blocks())
-    salt = f"{spec.seed} {source.name}"
-    heldout = selection.heldout_numbers(count, spec.parallel_heldout_fraction, salt)
-    number = 0
-    for block in source.blocks():
+    heldout = heldout_places(source, spec, exclusion)
+    for place, block in enumerate(source.blocks()):
         if found := exclusion.of_rows(block):
-            yield found, selection.HELDOUT if number in heldout else selection.TRAIN
-            number += 1
+            yield found, selection.HELDOUT if place in heldout else selection.TRAIN
 
 
 def load_corpus(spec: CorpusSpec) -> Corpus:

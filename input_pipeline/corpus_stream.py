@@ -6,6 +6,7 @@ Of a language the records of its blocks are held (`selection`), never its text.
 import functools
 import hashlib
 import logging
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,12 +17,12 @@ from input_pipeline.corpus import (
     check_languages,
     check_split,
     column_blocks,
+    heldout_places,
     log_duplicates,
     read_blocks,
-    split_parallel,
 )
 from input_pipeline.exclusion import Exclusion, log_excluded
-from input_pipeline.sources import CorpusSpec
+from input_pipeline.sources import CorpusSpec, ParallelSource
 from input_pipeline.text_files import Document
 
 
@@ -37,6 +38,7 @@ class CorpusStream:
         sources.root_of(spec)
         self._spec = spec
         self._files = sources.find_text(spec)
+        self._places: dict[tuple[pathlib.Path, ...], set[int]] = {}
         self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
         found = {file.language for file in self._files}
         self.languages = sorted(found.union(*(one.languages for one in self._parallel)))
@@ -93,7 +95,17 @@ class CorpusStream:
             if language not in source.languages:
                 continue
             column = source.languages.index(language)
+            heldout = self._heldout(source)
             for side in (selection.TRAIN, selection.HELDOUT):
-                split = split_parallel(source, spec, exclusion)
-                rows = (rows for rows, of in split if of == side)
+                rows = (
+                    exclusion.of_rows(block)
+                    for place, block in enumerate(source.blocks())
+                    if (place in heldout) == (side == selection.HELDOUT)
+                )
                 yield from column_blocks(rows, column, spec, side)
+
+    def _heldout(self, source: ParallelSource) -> set[int]:
+        """Return `heldout_places`, chosen when first asked for."""
+        if source.files not in self._places:
+            self._places[source.files] = heldout_places(source, self._spec, self._exclusion)
+        return self._places[source.files]

@@ -11,6 +11,7 @@ from builders import counted_text
 from builders.data import Folders
 from common import artifacts
 from configs import quickstart
+from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import META
 from input_pipeline.sources import CorpusSpec
@@ -66,6 +67,20 @@ class CountedTextTest(parameterized.TestCase):
                 table = runs.count_runs(corpus.sentences(language, split))
                 run_tables.write_table(expected, table)
                 self.assertEqual(path.read_bytes(), expected.read_bytes(), language)
+
+    def test_parallel_text_is_read_five_times_a_language(self):
+        read = mock.Mock(side_effect=text_files.open_parallel)
+        with (
+            mock.patch.object(text_files, "open_parallel", read),
+            self.assertLogs(level="INFO") as logs,
+        ):
+            before = self.count(self.spec(languages=("en", "ru"), text=()))
+        # Once to count its blocks, and each side both for the choice and for the tables; headers
+        # are read for the list of languages and by each language's process.
+        of_header = len(before.train) + 1
+        self.assertEqual(read.call_count - of_header, 2 * 5)
+        # A row is told of once.
+        self.assertIn("en: 1 of 91 left out", "\n".join(logs.output))
 
     def test_the_hash_is_of_the_text_and_its_split(self):
         first = self.count(self.spec()).digest

@@ -224,6 +224,19 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(two.languages, ("en", "sw"))
         self.assertEqual(two.rows, tuple((row[0], row[2]) for row in everything.rows))
 
+    def test_blocks_that_are_excluded_whole_are_as_if_they_were_not_there(self):
+        blocks = _tsv(["en", "de"], 20).split("\n\n")
+        header, blocks[0] = blocks[0].split("\n", 1)
+        for name, kept in (("some", range(20)), ("rest", range(0, 20, 3))):
+            self.write(f"{name}/core.tsv", header + "\n" + "\n\n".join(blocks[i] for i in kept))
+        excluded = (doc for i, doc in enumerate(_documents("en", 20)) if i % 3)
+        self.write("test.txt", _txt(list(excluded)))
+        found = self.load(parallel=("some/core.tsv",), exclude=("test.txt",))
+        expected = self.load(parallel=("rest/core.tsv",))
+        self.assertEqual(found.parallel, expected.parallel)
+        self.assertLen(found.parallel[0].rows, 3)
+        self.assertEqual(found.train, expected.train)
+
     def test_missing_translations_stay_out_of_the_text_of_a_language(self):
         self.write("en-de.tsv", "a\tA\nb\t\n\nc\tC\n\n\td\n")
         loaded = self.load(parallel=("en-de.tsv",), parallel_heldout_fraction=0, heldout_fraction=0)
