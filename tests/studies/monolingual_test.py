@@ -106,7 +106,8 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(pos[2], "3")
         # Deviations of ALP (-13, 2, 11) / 6, of F1 (-7, -1, 8) / 60: 177 / sqrt(294 * 114).
         self.assertEqual(pos[3], "0.967 (0.97 to 0.97)")
-        self.assertEqual(pos[-2:], ["25.0", "7.1"])
+        # t of 3 degrees of freedom, sqrt(2 / 2) and a variance of 0.005: 3.182 sqrt(0.005).
+        self.assertEqual(pos[-3:], ["25.0", "7.1", "22.5"])
         self.assertEqual(ner[2:6], ["2", "", "", ""])
         self.assertIn(["ru", "POS", "0.423", "0.327"], lines)
         for name in ("alp", "scores_alp", "scores_size"):
