@@ -113,8 +113,8 @@ def column_blocks(
 def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> set[int]:
     """Choose the blocks of a source of `parallel` to hold out, by their places in it.
 
-    Its text depends on the languages in use, so the choice is by the numbers of the blocks that
-    have a sentence left; the source is read once to count them.
+    What a block says depends on the languages in use, so the choice is by number, among the blocks
+    that exclusion leaves a row of; the source is read once to count them.
     """
     has_text = (not all(exclusion.has(row) for row in block) for block in source.blocks())
     places = np.flatnonzero(np.fromiter(has_text, bool))

@@ -142,19 +142,22 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
         a file are missing.
     """
     found, seen = [], set()
-    evaluated = {path.resolve() for path in _matched_parallel(spec)["parallel_eval"]}
+    root = root_of(spec)
+    matched = _matching_paths(root, "parallel_eval", spec.parallel_eval)
+    evaluated = {path.resolve() for path in matched}
     for name in spec.text:
-        folder = root_of(spec) / name
-        if folder.resolve() in seen:
+        folder = root / name
+        place = folder.resolve()
+        if place in seen:
             raise ValueError(
                 f"corpus.text has {folder} twice, so that its text would count twice; remove one"
             )
-        if folder.resolve() in evaluated:
+        if place in evaluated:
             raise ValueError(
                 f"{folder} is named in corpus.text and in corpus.parallel_eval, so that what is "
                 "evaluated on would be trained on; remove it from one of them"
             )
-        seen.add(folder.resolve())
+        seen.add(place)
         if not folder.is_dir():
             raise ValueError(
                 f"corpus.text: {folder} is no folder; correct the path, which starts from "

@@ -104,6 +104,12 @@ def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     return stats.t.ppf(0.975, freedom) * math.sqrt(2 / count * squares / freedom)
 
 
+def significant_correlation(count: int) -> float:
+    """Return the least correlation of `count` points, three or more, that is significant at 5 %."""
+    t = stats.t.ppf(0.975, count - 2)
+    return t / math.sqrt(t**2 + count - 2)
+
+
 def detectable(groups: Iterable[Sequence[float]], form: str) -> str:
     """Format the least difference of two runs that is significant at 5 %; "" if there is none."""
     least = least_detectable(groups)

@@ -12,10 +12,8 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from scipy import stats
-
 from configs.grids import Grid
-from studies.downstream import TASKS
+from studies.downstream import TASKS, significant_correlation
 from studies.grid_report import by_columns
 from studies.grid_runs import (
     Measure,
@@ -77,14 +75,8 @@ def parts(grid: Grid, found: Runs) -> list[str]:
     }
     if len(scored) < _MIN_RUNS:
         return []
-    note = NOTE.format(n=len(scored), least=significant(len(scored)))
+    note = NOTE.format(n=len(scored), least=significant_correlation(len(scored)))
     return ["## Vocabularies", note, *group_tables(grid, scored), correlation_table(scored)]
-
-
-def significant(count: int) -> float:
-    """Return the least correlation of `count` points that is significant at 5 %, two-sided."""
-    t = stats.t.ppf(0.975, count - 2)
-    return t / math.sqrt(t**2 + count - 2)
 
 
 def group_tables(grid: Grid, found: Runs) -> list[str]:

@@ -3,6 +3,7 @@
 Scores are F1 between 0 and 1, shown in per cent.
 """
 
+import collections
 import csv
 import dataclasses
 import io
@@ -20,7 +21,6 @@ from matplotlib import ticker
 
 from common import artifacts
 from studies import downstream
-from studies.grid_vocabularies import significant
 
 TASKS = {"udpos": "POS", "wikiann": "NER"}
 
@@ -155,6 +155,15 @@ def correlation_table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def _significance(cells: Sequence[Cell]) -> str:
+    """Sentence on the correlations of the languages with most sizes; "" where none has three."""
+    count = max(collections.Counter(cell.language for cell in cells).values())
+    if count < 3:
+        return ""
+    least = downstream.significant_correlation(count)
+    return f" Of {count} sizes a correlation is significant at 5 % from {least:.2f} on."
+
+
 def pooled_spread(cells: Sequence[Cell], task: str) -> float:
     """Pooled standard deviation over seeds of all sizes: the root of their mean variance."""
     variances = [cell.spread(task) ** 2 for cell in cells if len(cell.scores[task]) > 1]
@@ -270,8 +279,7 @@ def write_report(cells: Sequence[Cell], folder: pathlib.Path) -> str:
         "## Pearson's correlation",
         "Of means over seeds; in brackets the least and the largest of single seeds. *detectable*: "
         "the least difference of two sizes that the spread of seeds, pooled over the sizes, tells "
-        "at 5 %; it knows nothing of the choice of test examples. Of five sizes a correlation is "
-        f"significant at 5 % from {significant(5):.2f} on.",
+        f"at 5 %; it knows nothing of the choice of test examples.{_significance(cells)}",
         correlation_table(cells),
         published_table(),
         "![ALP against size](alp.png)",

@@ -74,10 +74,10 @@ class CountedTextTest(parameterized.TestCase):
             mock.patch.object(text_files, "open_parallel", read),
             self.assertLogs(level="INFO") as logs,
         ):
-            before = self.count(self.spec(languages=("en", "ru"), text=()))
+            found = self.count(self.spec(languages=("en", "ru"), text=()))
         # Once to count its blocks, and each side both for the choice and for the tables; headers
         # are read for the list of languages and by each language's process.
-        of_header = len(before.train) + 1
+        of_header = len(found.train) + 1
         self.assertEqual(read.call_count - of_header, 2 * 5)
         # A row is told of once.
         self.assertIn("en: 1 of 91 left out", "\n".join(logs.output))

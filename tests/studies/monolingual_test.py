@@ -108,6 +108,9 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(pos[3], "0.967 (0.97 to 0.97)")
         # t of 3 degrees of freedom, sqrt(2 / 2) and a variance of 0.005: 3.182 sqrt(0.005).
         self.assertEqual(pos[-3:], ["25.0", "7.1", "22.5"])
+        self.assertIn("Of 3 sizes a correlation is significant at 5 % from 1.00 on", text)
+        few = monolingual_report.write_report(self.cells[:2], self.folder / "few")
+        self.assertNotIn("significant", few)
         self.assertEqual(ner[2:6], ["2", "", "", ""])
         self.assertIn(["ru", "POS", "0.423", "0.327"], lines)
         for name in ("alp", "scores_alp", "scores_size"):
