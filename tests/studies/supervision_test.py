@@ -7,12 +7,13 @@ import tempfile
 from typing import Any
 from unittest import mock
 
+import matplotlib.pyplot as plt
 from absl.testing import absltest
 
 from common import artifacts
 from configs import grids
-from studies import grid, splits, supervision
-from studies.supervision import Run
+from studies import grid, splits, supervision, supervision_report
+from studies.supervision_settings import ONE, SETTINGS, Run
 from tests.task_results import task_results
 
 LANGUAGES = ("de", "en", "sw")
@@ -57,7 +58,7 @@ class SupervisionTest(absltest.TestCase):
             artifacts.write_json(workdir / "results.json", results)
 
     def study(self, *seeds: int, **overrides: Any) -> grid.Study:
-        names = [supervision.ONE, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
+        names = [ONE, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
         found = grids.choose(self.argument, "languages")
         return grid.Study(
             *(self.argument, overrides, found, names, self.workdir, seeds, ("wikiann",)),
@@ -71,27 +72,56 @@ class SupervisionTest(absltest.TestCase):
         tuned = [place for script, place in self.calls if script == "finetune.py"]
         self.assertLen(tuned, 2 * (4 + 2 * 3 + 2))
         self.assertIn("supervision/wikiann/alone-sw/seed1", tuned)
-        text = supervision.write_report(study)
-        label = supervision.SETTINGS["alone"].label
+        text = supervision_report.write_report(study)
+        label = SETTINGS["alone"].label
         # 30 and 32 %, Swahili 30 more.
-        self.assertIn(f"| {label} | 2 | 31.0 | 31.0 | 61.0 | 41.0 | 40.0 to 42.0 |", text)
-        self.assertIn(
-            f"| {supervision.SETTINGS['en'].label} | 2 | 11.0 | 11.0 | 41.0 | 21.0 |", text
-        )
+        self.assertIn(f"| {label} | 2 | 31.0 | 31.0 | 61.0 | 41.0 (40.0 to 42.0) |", text)
+        label = SETTINGS["en"].label
+        self.assertIn(f"| {label} | 2 | 11.0 | 11.0 | 41.0 | 21.0 (20.0 to 22.0) |", text)
         # Of Swahili alone, which has no mean.
-        label = supervision.SETTINGS["wikipedia"].label
-        self.assertIn(f"| {label} | 2 |  |  | 59.0 |  |  |", text)
+        label = SETTINGS["wikipedia"].label
+        self.assertIn(f"| {label} | 2 |  |  | 59.0 |  |", text)
         # Two seeds two points apart in each setting: a deviation of 2 ** 0.5, sqrt(2 / 2) times t
         # of six and of eight degrees of freedom, 2.447 and 2.306.
-        self.assertIn("| detectable | | 3.5 | 3.5 | 3.3 | 3.5 | |", text)
-        self.assertIn("| examples | | 10 | 10 | 10 | | |", text)
+        self.assertIn("| detectable | | 3.5 | 3.5 | 3.3 | 3.5 |", text)
+        self.assertIn("| examples | | 10 | 10 | 10 | 30 |", text)
         self.assertIn("| one encoder | 2.000 | 2.000 |", text)
         self.assertIn("| an encoder for each language | 3.000 | 3.000 |  |", text)
+        self.assertIn("| an encoder for each language | -2.00 | -2.00 |  |", text)  # of unigram's 6
 
         trained = ("build_vocab.py", "prepare_data.py")
         self.calls.clear()
         supervision.do_study(study)
         self.assertLessEqual({script for script, _ in self.calls}, set(trained))
+
+    def test_low_resource_languages_have_a_mean_and_a_panel(self):
+        study = self.study(0, 1)
+        found = {
+            "en": [{"de": 1.0, "sw": 2.0, "ur": 6.0}, {"de": 3.0, "sw": 4.0, "ur": 8.0}],
+            "random": [{"sw": 1.0, "ur": 2.0}, {"sw": 2.0, "ur": 3.0}],
+        }
+        low = supervision_report.means(found, ("sw", "ur"))
+        self.assertEqual(low, {"en": [4.0, 6.0], "random": [1.5, 2.5]})
+        self.assertEqual(supervision_report.means(found, ("de", "sw", "ur")), {"en": [3.0, 5.0]})
+        names = ("de", "sw", "ur")
+        with mock.patch.object(supervision_report, "languages_of", lambda *_: names):
+            table = supervision_report.score_table(study, "wikiann", found)
+            figure = supervision_report.plot_settings(study, {"wikiann": found})
+        self.addCleanup(plt.close, figure)
+        self.assertStartsWith(table, "| NER, F1 | seeds | de | sw | ur | mean | mean of sw, ur |")
+        random = SETTINGS["random"].label
+        self.assertIn(f"| {random} | 2 |  | 1.5 | 2.5 |  | 2.0 (1.5 to 2.5) |", table)
+        every, few = figure.axes
+        self.assertEqual(
+            [label.get_text() for label in few.get_yticklabels()], [SETTINGS["en"].label, random]
+        )
+        self.assertEqual(
+            [list(line.get_xdata()) for line in every.get_lines()], [[3.0, 5.0], [4.0]]
+        )
+        self.assertEqual(
+            [list(line.get_xdata()) for line in few.get_lines()],
+            [[4.0, 6.0], [5.0], [1.5, 2.5], [2.0]],
+        )
 
     def test_each_setting_has_its_data(self):
         study = self.study(4)
@@ -166,9 +196,10 @@ class SupervisionTest(absltest.TestCase):
         study = self.study(0)
         supervision.do_study(study)
         Run("wikiann", "each", "de", 0).results(self.workdir).unlink()
-        text = supervision.score_table(study, "wikiann")
-        self.assertNotIn(supervision.SETTINGS["each"].label, text)
-        self.assertIn(supervision.SETTINGS["all"].label, text)
+        found = supervision_report.complete(study, "wikiann")
+        text = supervision_report.score_table(study, "wikiann", found)
+        self.assertNotIn(SETTINGS["each"].label, text)
+        self.assertIn(SETTINGS["all"].label, text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""Tables and plot of `studies.supervision`."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from common import artifacts
+from configs.xlm_r import LOW
+from studies import downstream, grid
+from studies.downstream import spread
+from studies.supervision_settings import ONE, SETTINGS, Run, languages_of, runs_of
+
+Scores = Mapping[str, Sequence[Mapping[str, float]]]  # by setting, seed and language
+
+
+def write_report(study: grid.Study) -> str:
+    """Write the tables and the plot of finished runs; return the text."""
+    found = {task: some for task in study.tasks if (some := complete(study, task))}
+    parts = [
+        "# Training data in English, in each language, in all",
+        f"Seeds {', '.join(map(str, study.seeds))} of pre-training and fine-tuning; scores of "
+        "parts of the development data (NER, XNLI) and of the test data (POS), means over seeds. "
+        "*detectable*: the least difference of two settings that the spread of seeds, pooled over "
+        "the settings, tells at 5 %; it knows nothing of the choice of test examples.",
+        *(score_table(study, task, some) for task, some in found.items()),
+        *(["![Scores by setting](supervision.png)"] if found else []),
+        "Bits a character of held-out text:",
+        loss_table(study, lambda one: one["bits_per_character"], "{:.3f}"),
+        "Loss less that of the language's unigram distribution, nats a token:",
+        loss_table(study, lambda one: one["loss"] - one["unigram"], "{:+.2f}"),
+    ]
+    if found:
+        figure = plot_settings(study, found)
+        with artifacts.atomic_path(study.workdir / "report" / "supervision.png") as aside:
+            figure.savefig(aside, dpi=110)
+        plt.close(figure)
+    text = "\n\n".join(parts) + "\n"
+    artifacts.write_text(study.workdir / "report" / "supervision.md", text)
+    return text
+
+
+def scores(study: grid.Study, task: str, setting: str, seed: int) -> dict[str, float]:
+    """Return the scores by language of a setting under a seed, in per cent, as far as there are."""
+    found = [downstream.scores(one) for one in _finished(study, task, setting, seed)]
+    return {name: value for one in found for name, value in one.items()}
+
+
+def _finished(study: grid.Study, task: str, setting: str, seed: int) -> list[dict[str, Any]]:
+    names = runs_of(setting, languages_of(study, task))
+    paths = [Run(task, setting, name, seed).results(study.workdir) for name in names]
+    return [artifacts.read_json(path) for path in paths if path.exists()]
+
+
+def complete(study: grid.Study, task: str) -> dict[str, list[dict[str, float]]]:
+    """Return the scores by language of each seed, of the settings that have runs of all."""
+    names = languages_of(study, task)
+    made = {}
+    for setting, one in SETTINGS.items():
+        wanted = {name for name in names if name in (one.languages or names)}
+        by_seed = [scores(study, task, setting, seed) for seed in study.seeds]
+        if wanted and (whole := [found for found in by_seed if set(found) == wanted]):
+            made[setting] = whole
+    return made
+
+
+def means(found: Scores, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return the mean over languages under each seed, of the settings that have all of them."""
+    return {
+        setting: [statistics.fmean(one[name] for name in names) for one in by_seed]
+        for setting, by_seed in found.items()
+        if set(names) <= set(by_seed[0])
+    }
+
+
+def score_table(study: grid.Study, task: str, found: Scores) -> str:
+    """Return a Markdown table in per cent: means over seeds, a line per setting.
+
+    Settings of some of the languages have no mean over all.
+    """
+    names = languages_of(study, task)
+    low = _low(names)
+    groups: list[tuple[tuple[str, ...], str, Callable[[Sequence[float]], str]]]
+    groups = [((name,), name, _mean) for name in names]
+    groups += [(names, "mean", _mean_and_spread)]
+    groups += [(low, f"mean of {', '.join(low)}", _mean_and_spread)] if low else []
+    columns = [downstream.TASKS[task].title, "seeds", *(title for _, title, _ in groups)]
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    by_group = [(means(found, group), form) for group, _, form in groups]
+    for setting, by_seed in found.items():
+        cells = [form(some.get(setting, ())) for some, form in by_group]
+        cells = [SETTINGS[setting].label, str(len(by_seed)), *cells]
+        lines.append(f"| {' | '.join(cells)} |")
+    cells = [downstream.detectable(some.values(), "{:.1f}") for some, _ in by_group]
+    lines.append(f"| detectable | | {' | '.join(cells)} |")
+    counts = _examples(study, task)
+    cells = [f"{sum(counts.get(name, 0) for name in group):,}" for group, _, _ in groups]
+    lines.append(f"| examples | | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return spread(values, "{:.1f}")[0]
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    return "{} ({})".format(*spread(values, "{:.1f}")) if values else ""
+
+
+def _low(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the low-resource languages of a task if it has all of them, else none."""
+    return LOW if set(LOW) <= set(names) else ()
+
+
+def _examples(study: grid.Study, task: str) -> dict[str, int]:
+    """Return the number of test examples by language, the same in all settings."""
+    return {
+        name: count
+        for setting in SETTINGS
+        for seed in study.seeds
+        for one in _finished(study, task, setting, seed)
+        for name, count in one["examples"]["test"].items()
+    }
+
+
+def loss_table(
+    study: grid.Study, measure: Callable[[Mapping[str, float]], float], form: str
+) -> str:
+    """Return a Markdown table of one encoder, and of each language's own: means over seeds.
+
+    Args:
+      study: with the records of the encoders.
+      measure: what of a language's losses is shown.
+      form: format of a mean.
+    """
+    names = study.config_of(ONE).corpus.languages
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for label, run_of in (
+        ("one encoder", dict.fromkeys(names, ONE)),
+        ("an encoder for each language", {name: f"only_{name}" for name in names}),
+        ("the same of as much text as Wikipedia has", {n: f"only_wikipedia_{n}" for n in LOW}),
+    ):
+        cells = []
+        for name in names:
+            run = run_of.get(name)
+            paths = [study.record(run, seed) for seed in study.seeds] if run else []
+            found = [
+                measure(artifacts.read_json(path)["losses"][name])
+                for path in paths
+                if path.exists()
+            ]
+            cells.append(spread(found, form)[0])
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot_settings(study: grid.Study, found: Mapping[str, Scores]) -> plt.Figure:
+    """Plot means over languages by setting, seeds and their mean, a row per task.
+
+    Panels: all languages, and those with little text if the task has all of them.
+
+    Args:
+      study: of the runs.
+      found: complete scores by task.
+
+    Returns:
+      A figure, for the caller to save and close.
+    """
+    figure, panels = plt.subplots(
+        len(found), 2, figsize=(12, 1 + 2.4 * len(found)), layout="constrained", squeeze=False
+    )
+    for row, (task, of_task) in zip(panels, found.items(), strict=True):
+        names = languages_of(study, task)
+        for axes, group in zip(row, (names, _low(names)), strict=True):
+            drawn = means(of_task, group) if group else {}
+            if not drawn:
+                axes.axis("off")
+                continue
+            for place, values in enumerate(drawn.values()):
+                axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
+                axes.plot(statistics.fmean(values), place, "|", color="black", ms=14, mew=2)
+            labels = [SETTINGS[setting].label for setting in drawn]
+            axes.set_yticks(range(len(drawn)), labels, fontsize=8)
+            axes.set_title(f"{downstream.TASKS[task].title}: {', '.join(group)}", fontsize=10)
+            axes.grid(alpha=0.3)
+            axes.invert_yaxis()
+    return figure
