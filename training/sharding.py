@@ -1,6 +1,7 @@
 """Device mesh, and the sharding of batches and parameters on it."""
 
 import dataclasses
+import functools
 import logging
 import math
 from collections import Counter
@@ -171,8 +172,12 @@ def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
 
 
 def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `function` so that it is traced with the mesh in context, for sharding constraints."""
+    """Wrap `function` so that it is traced with the mesh in context, for sharding constraints.
 
+    Its name stays, which profiles and logs of compilation have.
+    """
+
+    @functools.wraps(function)
     def on_mesh(*args):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return function(*args)

@@ -236,27 +236,32 @@ def _stage_functions(
         sharding.traced_on(mesh, optimizer.init), out_shardings=shardings.opt_state
     )
 
-    def compiled(function: Callable, **options: Any) -> Any:
-        return jax.jit(sharding.traced_on(mesh, function), **options)
+    def compiled(name: str, function: Callable, **options: Any) -> Any:
+        traced = sharding.traced_on(mesh, function)
+        traced.__name__ = name  # that the program has in profiles
+        return jax.jit(traced, **options)
 
     return TrainFunctions(
         objective=objective,
         mesh=mesh,
         stage=stage,
-        init=compiled(init, donate_argnums=1, out_shardings=shardings),
+        init=compiled("init", init, donate_argnums=1, out_shardings=shardings),
         train_step=compiled(
+            "train_step",
             lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
             static_argnums=0,
             donate_argnums=1,
             out_shardings=(shardings, metrics),
         ),
         refresh=compiled(
+            "refresh",
             lambda names, state: refresh(objective, optimizer, names, state),
             static_argnums=0,
             donate_argnums=1,
             out_shardings=(shardings, metrics),
         ),
         apply_pending_updates=compiled(
+            "apply_pending_updates",
             functools.partial(apply_pending_updates, optimizer),
             donate_argnums=0,
             out_shardings=shardings,

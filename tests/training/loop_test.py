@@ -6,6 +6,7 @@ import errno
 import functools
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 import time
@@ -469,9 +470,11 @@ class RecordsTest(TestCase):
         start.assert_called_once_with(self.folder / "profile")
         self.assertEqual(seen, [(0, 0)] * 3 + [(1, 0)] * 2 + [(1, 1)] * 5)
 
-    def test_a_profile_is_a_file(self):
-        self.train_with(profile_steps=1)
-        self.assertNotEmpty(list((self.folder / "profile").rglob("*.xplane.pb")))
+    def test_a_profile_has_the_names_of_programs(self):
+        self.train_with(profile_steps=3)
+        (path,) = (self.folder / "profile").rglob("*.xplane.pb")
+        programs = re.findall(rb"jit_(\w+)\(", path.read_bytes())
+        self.assertContainsSubset({b"train_step", b"refresh"}, programs)
 
     def test_a_profile_ends_with_the_run(self):
         with (
