@@ -87,7 +87,7 @@ def score_table(study: grid.Study, task: str, found: Scores) -> str:
     groups: list[tuple[tuple[str, ...], str, Callable[[Sequence[float]], str]]]
     groups = [((name,), name, _mean) for name in names]
     groups += [(names, "mean", _mean_and_spread)]
-    groups += [(low, f"mean of {', '.join(low)}", _mean_and_spread)] if low else []
+    groups += [(low, f"mean of {', '.join(low)}", _mean_and_spread)] if len(low) > 1 else []
     columns = [downstream.TASKS[task].title, "seeds", *(title for _, title, _ in groups)]
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
     by_group = [(means(found, group), form) for group, _, form in groups]
@@ -112,8 +112,8 @@ def _mean_and_spread(values: Sequence[float]) -> str:
 
 
 def _low(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the low-resource languages of a task if it has all of them, else none."""
-    return LOW if set(LOW) <= set(names) else ()
+    """Return the low-resource ones of the languages of a task."""
+    return tuple(name for name in LOW if name in names)
 
 
 def _examples(study: grid.Study, task: str) -> dict[str, int]:
@@ -161,7 +161,7 @@ def loss_table(
 def plot_settings(study: grid.Study, found: Mapping[str, Scores]) -> plt.Figure:
     """Plot means over languages by setting, seeds and their mean, a row per task.
 
-    Panels: all languages, and those with little text if the task has all of them.
+    Panels: all languages of the task, and those of them with little text.
 
     Args:
       study: of the runs.

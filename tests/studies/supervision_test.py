@@ -85,6 +85,12 @@ class SupervisionTest(absltest.TestCase):
         # of six and of eight degrees of freedom, 2.447 and 2.306.
         self.assertIn("| detectable | | 3.5 | 3.5 | 3.3 | 3.5 |", text)
         self.assertIn("| examples | | 10 | 10 | 10 | 30 |", text)
+        self.assertIn("| NER, F1 | seeds | de | en | sw | mean |\n", text)
+        found = {"wikiann": supervision_report.complete(study, "wikiann")}
+        figure = supervision_report.plot_settings(study, found)
+        self.addCleanup(plt.close, figure)
+        titles = [axes.get_title() for axes in figure.axes]
+        self.assertEqual(titles, ["NER, F1: de, en, sw", "NER, F1: sw"])
         self.assertIn("| one encoder | 2.000 | 2.000 |", text)
         self.assertIn("| an encoder for each language | 3.000 | 3.000 |  |", text)
         self.assertIn("| an encoder for each language | -2.00 | -2.00 |  |", text)  # of unigram's 6
