@@ -13,8 +13,9 @@ encoders (Section 5.3). An encoder of seven languages, `languages_7`, is fine-tu
   whose data are translations, translate-train-all;
 
 and an encoder of each language alone, `only_LANGUAGE`, with half the pieces or less and equal
-steps, on that language (*alone*). Section 5.4 compares two more in Swahili and Urdu: one of as much
-text as Wikipedia has (*wikipedia*), and random parameters (*random*).
+steps, on that language (*alone*). Section 5.4 compares more in Swahili and Urdu: an encoder of as
+much text as Wikipedia has (*wikipedia*), and random parameters, with the pieces of either encoder
+(*random*, *wikipedia_random*), since pieces are learned from text as well.
 
 Training data are parts of the development data (`studies.splits`), some 600 sentences of a
 language, 1,494 pairs of XNLI's, since the full sets are not at hand. All runs are fine-tuned at the

@@ -142,7 +142,7 @@ def loss_table(
     for label, run_of in (
         ("one encoder", dict.fromkeys(names, ONE)),
         ("an encoder for each language", {name: f"only_{name}" for name in names}),
-        ("the same of as much text as Wikipedia has", {n: f"only_wikipedia_{n}" for n in LOW}),
+        ("the same, of as much text as Wikipedia has", {n: f"only_wikipedia_{n}" for n in LOW}),
     ):
         cells = []
         for name in names:

@@ -51,16 +51,23 @@ SETTINGS = {
     "alone": Setting(
         "an encoder for each language, trained on it", "own", "own", encoder="only_{}"
     ),
+    "random": Setting(
+        "random parameters, its pieces",
+        *("own", "own"),
+        encoder="only_{}",
+        is_random=True,
+        languages=LOW,
+    ),
     "wikipedia": Setting(
-        "the same of as much text as Wikipedia has",
+        "an encoder of as much text as Wikipedia has",
         *("own", "own"),
         encoder="only_wikipedia_{}",
         languages=LOW,
     ),
-    "random": Setting(
-        "the same from random parameters",
+    "wikipedia_random": Setting(
+        "random parameters, its pieces of that text",
         *("own", "own"),
-        encoder="only_{}",
+        encoder="only_wikipedia_{}",
         is_random=True,
         languages=LOW,
     ),
