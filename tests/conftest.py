@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from importlib.metadata import version
 
 # Read when JAX starts its backend, so before anything imports it. Flags of the caller win. Most
 # programs run once here, so what optimising them would take is more than it would save. Processes
@@ -11,8 +12,9 @@ import tempfile
 os.environ["XLA_FLAGS"] = " ".join(
     (
         "--xla_force_host_platform_device_count=8",
-        "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_parallel_codegen_split_count=1",
+        # Later ones do not know it, and exit.
+        "--xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
         os.environ.get("XLA_FLAGS", ""),
     )
 )
