@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from importlib.metadata import version
 
@@ -47,6 +48,8 @@ import pytest
 from common import entry_point
 from training import host_memory
 
+# Torch for GPUs loads it, and where TensorFlow is loaded that ends in a segmentation fault.
+sys.modules["triton"] = None  # type: ignore[assignment]
 host_memory.keep_freed()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 entry_point.collect_seldom()
