@@ -26,7 +26,7 @@ Tables and a plot go to DIR/report/supervision.md. Runs of the config are in DIR
 `studies.grid` are, which may have the same DIR. If it is run again after a stop, it completes
 missing runs; --report_only prints the tables of finished runs.
 
-Hardware: 2 CPU cores, two hours for three seeds (an estimate).
+Hardware: 2 CPU cores, two hours for three seeds.
 """
 
 import functools
