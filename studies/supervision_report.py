@@ -61,7 +61,7 @@ def complete(study: grid.Study, task: str) -> dict[str, list[dict[str, float]]]:
     names = languages_of(study, task)
     made = {}
     for setting, one in SETTINGS.items():
-        wanted = {name for name in names if name in (one.languages or names)}
+        wanted = set(one.of(names))
         by_seed = [scores(study, task, setting, seed) for seed in study.seeds]
         if wanted and (whole := [found for found in by_seed if set(found) == wanted]):
             made[setting] = whole

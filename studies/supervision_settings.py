@@ -39,6 +39,10 @@ class Setting:
     is_random: bool = False
     languages: tuple[str, ...] = ()
 
+    def of(self, names: Sequence[str]) -> list[str]:
+        """Return those of a task's languages that the setting is of."""
+        return [name for name in names if name in (self.languages or names)]
+
 
 SETTINGS = {
     "en": Setting("one encoder, trained on English", "en", "en"),
@@ -127,6 +131,4 @@ def all_runs(study: grid.Study) -> list[Run]:
 
 def runs_of(setting: str, names: Sequence[str]) -> Sequence[str]:
     """Return the languages that each have a run of a setting; "" for one run of all."""
-    if SETTINGS[setting].train != "own":
-        return ("",)
-    return [name for name in names if name in (SETTINGS[setting].languages or names)]
+    return SETTINGS[setting].of(names) if SETTINGS[setting].train == "own" else ("",)

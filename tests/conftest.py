@@ -15,7 +15,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         "--xla_cpu_parallel_codegen_split_count=1",
         # Later ones do not know it, and exit.
-        "--xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
+        "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
         os.environ.get("XLA_FLAGS", ""),
     )
 )
