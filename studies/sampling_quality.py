@@ -5,12 +5,12 @@
 
 Pre-trains one encoder for every setting and seed, by the ordinary stages, on one vocabulary and one
 packed dataset. Runs of a seed share initial parameters (except for half embeddings), masks and the
-order of the data; settings differ in the section `output_layer`, or in the embedding size. Some are
-then fine-tuned on English, see `studies.sampling_tasks`. Each run has one core and one thread, with
---workers runs in parallel. The first seed of all methods runs first, then the other seeds, the
-fine-tuning, and k, n and half embeddings. Finally the speed is measured: all settings take turns at
-a few steps each, from the final states of the first seed, on one core. Tables and plots go to
-WORKDIR/report.
+order of the data; settings differ in the section `output_layer`, or in the embedding size. Those of
+which the paper's Tables 1 to 3 have scores are fine-tuned on English, see `studies.sampling_tasks`.
+Each run has one core and one thread, with --workers runs in parallel: methods, seed by seed, then
+their fine-tuning, and so on with k, n and half embeddings. Finally the speed is measured: all
+settings take turns at a few steps each, from the final states of the first seed, on one core.
+Tables and plots go to WORKDIR/report.
 
 If it is run again after a stop, it completes missing runs; --report_only prints the tables of
 finished runs and lists missing ones.
@@ -32,7 +32,7 @@ from builders import data as builders
 from common import artifacts, entry_point
 from studies import runs, sampling_report, sampling_tasks
 from studies.runs import Job
-from studies.sampling_settings import Setting, study
+from studies.sampling_settings import GROUPS, Setting, study
 from training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share.")
@@ -179,19 +179,19 @@ def do_runs(
     tasks: Sequence[str],
     workdir: pathlib.Path,
 ) -> None:
-    """Execute all runs, in order of importance.
+    """Execute all runs, group by group: first the encoders of all seeds, then their fine-tuning.
 
     Raises:
       ValueError: runs failed; all others have been executed.
     """
-
     task_runs = sampling_tasks.task_runs(settings, seeds, tasks)
     awaited = {
         (run.encoder.name, run.seed) for run in task_runs if not run.result(workdir).exists()
     }
 
-    def pretraining(group: Sequence[Setting]) -> list[Job]:
-        return [
+    phases = []
+    for group in GROUPS:
+        pretraining = [
             Job(
                 f"{one.name}, seed {seed}",
                 functools.partial(
@@ -199,23 +199,22 @@ def do_runs(
                 ),
             )
             for seed in seeds
-            for one in group
+            for one in settings
+            if one.group == group
         ]
-
-    tuning = [
-        Job(run.name, functools.partial(fine_tune, config, run, workdir)) for run in task_runs
-    ]
-    # Fine-tuning waits for all methods, since it uses several.
-    methods = pretraining([one for one in settings if one.group == "method"])
-    rest = pretraining([one for one in settings if one.group != "method"])
+        tuning = [
+            Job(run.name, functools.partial(fine_tune, config, run, workdir))
+            for run in task_runs
+            if run.encoder.group == group
+        ]
+        phases += [pretraining, tuning]
     errors = [
         error
-        for phase in (methods, tuning, rest)
+        for phase in phases
         for error in runs.do_all(phase, workers=_WORKERS.value, pin=_PIN.value)
     ]
     if errors:
-        count = len(methods) + len(tuning) + len(rest)
-        raise ValueError(f"{len(errors)} of {count} runs failed: {errors[0]}")
+        raise ValueError(f"{len(errors)} of {sum(map(len, phases))} runs failed: {errors[0]}")
 
 
 # 2. Speed.

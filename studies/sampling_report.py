@@ -104,13 +104,25 @@ def write_report(
     plot_methods(methods, folder / "methods.png")
     _plot_k(config, everything, rows, folder / "neighbours.png")
     parts += ["## Languages", language_table(methods, unigram)]
-    scores = sampling_tasks.read_scores(workdir)
-    labels = sampling_tasks.labels(everything)
-    parts += ["## Fine-tuning", sampling_tasks.table(scores, labels)]
+    parts += ["## Fine-tuning", *_task_tables(sampling_tasks.read_scores(workdir), everything)]
     parts += ["![Loss by method](methods.png)", "![Loss by k](neighbours.png)"]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(folder / "report.md", text)
     return text
+
+
+def _task_tables(scores: sampling_tasks.Scores, settings: Sequence[Setting]) -> list[str]:
+    """Markdown tables of all fine-tuned scores, by group of settings and task, with titles."""
+    parts = []
+    for group, title in GROUPS.items():
+        members = [one for one in settings if one.group == group and one.is_fine_tuned]
+        references = {FULL, *(one.tuned_reference for one in members)}
+        shown = [one for one in settings if one in members or one.name in references]
+        for name, task in sampling_tasks.TASKS.items():
+            by_encoder = scores.get(name, {})
+            if any(one.name in by_encoder for one in members):
+                parts += [f"### {title}: {task.title}", sampling_tasks.table(by_encoder, shown)]
+    return parts or ["Nothing yet."]
 
 
 def _plot_k(

@@ -8,8 +8,7 @@ from ml_collections import ConfigDict
 
 FULL, FULL_BIAS = "full", "full_bias"
 PUBLISHED, CORRECTED = "knn", "knn_corrected"
-# Settings that are fine-tuned, and one of them with random instead of trained parameters.
-FINE_TUNED = (FULL, PUBLISHED, CORRECTED)
+# Random instead of trained parameters, fine-tuned as well.
 RANDOM = "random"
 GROUPS = {
     "method": "Methods (paper Table 2)",
@@ -17,6 +16,9 @@ GROUPS = {
     "n": "Steps between refreshes n",
     "half": "Half embedding (paper Section 3.2)",
 }
+# Settings with a fine-tuned score in the paper's Tables 1 to 3, and what mends them.
+_TUNED_GROUPS = ("k", "half")
+_TUNED_METHODS = (FULL, PUBLISHED, CORRECTED, "target_sampling", "nce", "nce_bias", "neg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,20 @@ class Setting:
     def reference(self) -> str:
         """Name of the reference full softmax, with the same initial output bias."""
         return FULL_BIAS if self.change["output_layer.frequency_bias"] else FULL
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        return self.group in _TUNED_GROUPS or self.name in _TUNED_METHODS
+
+    @property
+    def tuned_reference(self) -> str:
+        """Name of the setting whose fine-tuned scores its own are compared with.
+
+        Of methods it is the full softmax; else the same method with the study's k and embeddings.
+        """
+        if self.group == "method" or self.change["output_layer.kind"] == "full":
+            return FULL
+        return CORRECTED if self.change["output_layer.log_q_correction"] else PUBLISHED
 
     def overrides(self, seed: int) -> dict[str, Any]:
         """Keys of a run's config that differ from the study's."""

@@ -8,7 +8,7 @@ exclude English.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from common import artifacts
 from studies import downstream, runs
 from studies.downstream import Task, spread
-from studies.sampling_settings import FINE_TUNED, FULL, RANDOM, Setting
+from studies.sampling_settings import FULL, RANDOM, Setting
 
 _RATES = {"udpos": "3e-4", "wikiann": "1e-3"}
 # Those of `studies.downstream` at one learning rate, with all keys that they change.
@@ -76,7 +76,7 @@ def task_runs(
       ValueError: there is no such task.
     """
     tasks = runs.chosen("tasks", tasks, TASKS)
-    encoders = [(one, False) for one in settings if one.name in FINE_TUNED]
+    encoders = [(one, False) for one in settings if one.is_fine_tuned]
     encoders += [(one, True) for one in settings if one.name == FULL]
     return [
         TaskRun(task, encoder, seed, is_random)
@@ -135,43 +135,48 @@ def read_scores(workdir: pathlib.Path) -> Scores:
     return scores
 
 
-def labels(settings: Iterable[Setting]) -> dict[str, str]:
-    """Labels of the fine-tuned encoders, in the order of the tables."""
-    return {
-        RANDOM: "random parameters",
-        **{one.name: one.label for one in settings if one.name in FINE_TUNED},
+def table(
+    by_encoder: Mapping[str, Mapping[int, Mapping[str, float]]], settings: Sequence[Setting]
+) -> str:
+    """Markdown table of a task: languages, mean without English, and difference from a reference.
+
+    Differences are means of those of each seed. The last line has the least difference of two rows
+    that the spread of seeds, pooled over the settings, lets tell at 5 %.
+
+    Args:
+      by_encoder: scores of the task by encoder and seed, see `read_scores`.
+      settings: rows of the table, after random parameters; those without scores are left out.
+
+    Returns:
+      The table; "" without scores.
+    """
+    rows = {RANDOM: ("random parameters", "")}
+    rows |= {one.name: (one.label, one.tuned_reference) for one in settings}
+    rows = {name: row for name, row in rows.items() if by_encoder.get(name)}
+    if not rows:
+        return ""
+    languages = list(next(iter(by_encoder[next(iter(rows))].values())))
+    lines = [
+        f"| | seeds | {' | '.join(languages)} | mean but en | least to largest | difference "
+        "| least to largest |",
+        "|---|" + "---:|" * (len(languages) + 5),
+    ]
+    columns = {
+        name: [[one[language] for one in by_encoder[name].values()] for language in languages]
+        for name in rows
     }
-
-
-def table(scores: Scores, labels: Mapping[str, str]) -> str:
-    """Markdown table: languages of each task, mean without English, and difference from full."""
-    parts = []
-    for name in TASKS:
-        if name not in scores:
-            continue
-        by_encoder = scores[name]
-        languages = list(next(iter(next(iter(by_encoder.values())).values())))
-        header = " | ".join(languages)
-        lines = [
-            f"| {TASKS[name].title} | seeds | {header} | mean but en | least to largest "
-            "| against full | least to largest |",
-            "|---|" + "---:|" * (len(languages) + 5),
-        ]
-        means = {
-            encoder: {seed: downstream.zero_shot(one) for seed, one in by_seed.items()}
-            for encoder, by_seed in by_encoder.items()
-        }
-        for encoder, label in labels.items():
-            if encoder not in by_encoder:
-                continue
-            own, full = means[encoder], means.get(FULL, {})
-            by_language = [
-                f"{np.mean([one[language] for one in by_encoder[encoder].values()]):.1f}"
-                for language in languages
-            ]
-            shared = [own[seed] - full[seed] for seed in own if seed in full and encoder != FULL]
-            cells = [str(len(own)), *by_language, *spread(own.values(), "{:.1f}")]
-            cells += spread(shared, "{:+.1f}")
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) or "Nothing yet."
+    means = {
+        name: {seed: downstream.zero_shot(one) for seed, one in by_encoder[name].items()}
+        for name in rows
+    }
+    for name, (label, reference) in rows.items():
+        other = means.get(reference, {}) if reference != name else {}
+        shared = [mean - other[seed] for seed, mean in means[name].items() if seed in other]
+        cells = [str(len(means[name])), *(f"{np.mean(one):.1f}" for one in columns[name])]
+        cells += [*spread(means[name].values(), "{:.1f}"), *spread(shared, "{:+.1f}")]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    settled = [name for name in rows if name != RANDOM]
+    samples = [*zip(*(columns[name] for name in settled), strict=True)]
+    samples.append(tuple(list(means[name].values()) for name in settled))
+    least = [downstream.detectable(one, "{:.1f}") for one in samples]
+    return "\n".join([*lines, f"| *detectable* | | {' | '.join(least)} | | | |"])

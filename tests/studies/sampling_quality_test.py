@@ -128,23 +128,56 @@ class ReportTest(parameterized.TestCase):
 
     def test_fine_tuning_table(self):
         scores = {
-            "udpos": {
-                "full": {
-                    0: {"en": 90.0, "de": 40.0, "ru": 20.0},
-                    1: {"en": 90, "de": 42, "ru": 20},
-                },
-                "knn": {1: {"en": 80.0, "de": 44.0, "ru": 20.0}, 2: {"en": 80, "de": 0, "ru": 0}},
-            }
+            "knn": {1: {"en": 80.0, "de": 44.0, "ru": 20.0}, 2: {"en": 80, "de": 0, "ru": 0}},
+            "full": {0: {"en": 90.0, "de": 40.0, "ru": 20.0}, 1: {"en": 90, "de": 42, "ru": 20}},
+            "random": {0: {"en": 50.0, "de": 9.0, "ru": 1.0}},
         }
-        lines = sampling_tasks.table(scores, {"full": "FULL", "knn": "KNN", "other": "O"})
-        header, _, full, knn = (
-            [cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines()
+        settings = [setting(name) for name in ("full", "knn", "nce")]
+        header, _, random, full, knn, least = (
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in sampling_tasks.table(scores, settings).splitlines()
         )
-        self.assertEqual(header[:6], ["POS, F1", "seeds", "en", "de", "ru", "mean but en"])
+        self.assertEqual(header[:6], ["", "seeds", "en", "de", "ru", "mean but en"])
+        self.assertEqual(random[:6], ["random parameters", "1", "50.0", "9.0", "1.0", "5.0"])
+        self.assertEqual(random[7:], ["", ""])
         self.assertEqual(full[:7], ["FULL", "2", "90.0", "41.0", "20.0", "30.5", "30.0 to 31.0"])
         self.assertEqual(full[7:], ["", ""])
         # One seed is common.
         self.assertEqual(knn[5:], ["16.0", "0.0 to 32.0", "+1.0", "+1.0 to +1.0"])
+        # Of the means: t of two degrees of freedom, variances 0.5 and 512, two seeds each.
+        self.assertEqual(least[2:6], ["0.0", "94.8", "43.0", f"{4.3027 * 256.25**0.5:.1f}"])
+        self.assertEqual(sampling_tasks.table({"other": scores["knn"]}, settings), "")
+
+    def test_fine_tuned_scores_are_compared_within_their_group(self):
+        config = sampling_quality_config.get_config("DATA")
+        settings = sampling_settings.study(config)
+        score = {"full": 1.0, "knn": 2.0, "knn_corrected": 3.0}
+
+        def by_seed(one: Setting) -> dict[int, dict[str, float]]:
+            return {0: {"en": 0.0, "de": score.get(one.name, 10.0)}}
+
+        tuned = {one.name: by_seed(one) for one in settings if one.is_fine_tuned}
+        parts = sampling_report._task_tables({"tatoeba": {}, "udpos": tuned}, settings)
+        titles, tables = parts[::2], parts[1::2]
+        self.assertEqual(
+            titles,
+            [f"### {sampling_settings.GROUPS[one]}: POS, F1" for one in ("method", "k", "half")],
+        )
+        found = {}
+        for group, table in zip(("method", "k", "half"), tables, strict=True):
+            for line in table.splitlines()[2:-1]:
+                cells = [cell.strip() for cell in line.split("|")[1:-1]]
+                found[group, cells[0]] = cells[6]
+        label = {one.name: one.label for one in settings}
+        self.assertEqual(found["method", label["nce"]], "+9.0")
+        self.assertEqual(found["method", label["knn"]], "+1.0")
+        self.assertEqual(found["k", label["knn"]], "+1.0")  # of another group, to be compared with
+        self.assertEqual(found["k", label["k5"]], "+8.0")
+        self.assertEqual(found["k", label["k100_corrected"]], "+7.0")
+        halves = ("half_full", "half_knn", "half_corrected")
+        self.assertEqual([found["half", label[one]] for one in halves], ["+9.0", "+8.0", "+7.0"])
+        self.assertNotIn(("k", label["nce"]), found)
+        self.assertNotIn("n = 1000", "".join(tables))
 
 
 class SettingsTest(absltest.TestCase):
@@ -207,7 +240,10 @@ class TasksTest(absltest.TestCase):
             artifacts.write_text(folder / "udpos" / "test" / f"{language}.tsv.xz", "")
         settings = sampling_settings.study(config)
         runs = sampling_tasks.task_runs(settings, [0, 4], ["udpos"])
-        encoders = ["full", "knn", "knn_corrected", "random"]
+        methods = ["full", "knn", "knn_corrected", "target_sampling", "nce", "nce_bias", "neg"]
+        forms = ("", "_corrected")
+        encoders = [*methods, *(f"k{k}{form}" for k in (5, 10, 50, 100) for form in forms)]
+        encoders += ["half_full", "half_knn", "half_corrected", "random"]
         self.assertEqual(
             [(r.column, r.seed) for r in runs], [(e, s) for s in (0, 4) for e in encoders]
         )
@@ -285,18 +321,20 @@ class RunsTest(absltest.TestCase):
         def pretraining(seed, *names):
             return [(stage, f"{name} {seed}") for name in names for stage in stages]
 
-        def tuning(*seeds):
-            columns = ("full", "knn", "random")
-            return [("finetune.py", f"{name} {seed}") for seed in seeds for name in columns]
+        def tuning(seeds, *names):
+            return [("finetune.py", f"{name} {seed}") for seed in seeds for name in names]
 
+        methods, groups = ("full", "knn"), ("full", "knn", "random")
         with flagsaver.as_parsed(workers="1"):
             self.do_runs(0)
-            first = [*pretraining(0, "full", "knn"), *tuning(0), *pretraining(0, "k10")]
+            first = [*pretraining(0, *methods), *tuning([0], *groups)]
+            first += [*pretraining(0, "k10"), *tuning([0], "k10")]
             self.assertEqual(self.calls, first)
             self.calls.clear()
             self.do_runs(0, 1)
         # finetune.py itself knows what is done.
-        second = [*pretraining(1, "full", "knn"), *tuning(0, 1), *pretraining(1, "k10")]
+        second = [*pretraining(1, *methods), *tuning([0, 1], *groups)]
+        second += [*pretraining(1, "k10"), *tuning([0, 1], "k10")]
         self.assertEqual(self.calls, second)
         self.config.model.num_layers = 3
         with self.assertRaisesRegex(ValueError, "model.num_layers: there 2, now 3"):
@@ -316,8 +354,9 @@ class RunsTest(absltest.TestCase):
         for name in ("full", "knn", "k10"):
             folder = self.workdir / "runs" / name / "seed0"
             artifacts.write_json(folder / "record.json", {"restored": name})
-        done = self.workdir / "fine_tuning" / "knn" / "seed0" / "tatoeba" / "results.json"
-        artifacts.write_json(done, {"test": {}})
+        for name in ("knn", "k10"):
+            done = self.workdir / "fine_tuning" / name / "seed0" / "tatoeba" / "results.json"
+            artifacts.write_json(done, {"test": {}})
         with flagsaver.as_parsed(workers="1"):
             self.do_runs(0)
         # The full softmax is trained again, since its fine-tuning is missing.
@@ -331,7 +370,7 @@ class RunsTest(absltest.TestCase):
         chosen, self.settings = self.settings, self.settings[1:]
         self.do_runs(0, 1)
         text = self.report(0, 1)
-        self.assertIn("All 6 runs are done.", text)
+        self.assertIn("All 8 runs are done.", text)
         label = r"\| k-NN as published \(k = 4, n = 2\) \| 2 \| 5.500 \| -0.500 \|"
         self.assertRegex(text, label + r" -1.000 to \+0.000 \|  \|")
         self.assertRegex(
@@ -341,8 +380,8 @@ class RunsTest(absltest.TestCase):
             self.assertTrue((self.workdir / "report" / name).exists())
         self.settings = chosen
         self.assertIn(
-            "12 of 18 runs (seeds): full (0, 1, 2); knn (2); k10 (2); tatoeba of full (0, 1, 2); "
-            "tatoeba of random (0, 1, 2); tatoeba of knn (2).",
+            "13 of 21 runs (seeds): full (0, 1, 2); knn (2); k10 (2); tatoeba of full (0, 1, 2); "
+            "tatoeba of random (0, 1, 2); tatoeba of knn (2); tatoeba of k10 (2).",
             self.report(0, 1, 2),
         )
 
