@@ -1,14 +1,10 @@
-"""The loop with a toy objective: intervals, refreshes, checkpoints, losses that are not finite."""
+"""The loop with a toy objective: intervals, refreshes, schedules, and what a run records."""
 
 import contextlib
 import dataclasses
-import errno
-import functools
-import json
 import pathlib
 import re
 import shutil
-import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -17,68 +13,26 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest, parameterized
 
 from objectives.objective import Objective
 from tests import factories
+from tests.training.toy_runs import (
+    GOOD,
+    NAN_LOSS,
+    NUM_STEPS,
+    SETTINGS,
+    Data,
+    TestCase,
+    toy_functions,
+    whole_run,
+)  # fmt: skip
 from training import progress
-from training.checkpoint import Checkpoints, SaveError, restore_latest
+from training.checkpoint import Checkpoints
 from training.loop import train
 from training.metrics import read_metrics
-from training.settings import TrainSettings
 from training.signals import Stopped
-from training.state import TrainState
 from training.step import TrainFunctions
-
-NUM_STEPS = 10
-SETTINGS = TrainSettings(
-    num_steps=NUM_STEPS,
-    batch_size=4,
-    seed=0,
-    log_every=2,
-    evaluate_every=4,
-    checkpoint_every=3,
-    keep_checkpoints=2,
-)
-GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Toy(Objective):
-    """Learns sqrt(x (100 + sum of w)); keeps a copy of w, renewed in the first 8 steps."""
-
-    exact: bool = False
-    every: int = 3
-
-    def init(self, key):
-        return {"w": jnp.zeros(4)}
-
-    def init_extra(self):
-        return {"copy": jnp.full(4, -1.0), "copied_at": jnp.int32(-1)}
-
-    def due(self, step):
-        return ("copy",) if not self.exact and step % self.every == 0 else ()
-
-    def refresh(self, params, extra, names, step):
-        report = {"moved": (jnp.abs(params["w"] - extra["copy"]).sum(), jnp.float32(1))}
-        return {"copy": params["w"], "copied_at": step}, report
-
-    @functools.cached_property
-    def last_phase(self):
-        return dataclasses.replace(self, exact=True)
-
-    def at_step(self, step):
-        return self.last_phase if step >= 8 else self
-
-    def loss(self, params, rows, plan, key):
-        if plan.kind == "tokens":
-            x = plan["tokens"].astype(jnp.float32)
-            product = (x @ x.T) + (x @ x.T if self.exact else 0)
-            return {"loss": ((params["w"] + 100).sum() * product.sum(), 1.0)}, None
-        losses = jnp.sqrt(plan["x"] * (params["w"].sum() + 100))
-        exact = (jnp.float32(self.exact), 1.0)
-        return {"loss": (losses.sum(), jnp.float32(4)), "exact": exact}, None
 
 
 class ByRows(Objective):
@@ -116,24 +70,6 @@ class Root(Objective):
         return {"loss": (jnp.sqrt(plan["x"] * (params["w"] + 100)).sum(), 4.0)}, None
 
 
-class Data:
-    """The first batches as given, good ones after that."""
-
-    def __init__(self, *values: float):
-        self._values = values
-
-    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        for step in steps:
-            value = self._values[step] if step < len(self._values) else GOOD
-            yield "numbers", {"x": np.full(4, value, np.float32)}
-
-    def describe_batch(self, step: int):
-        return [["en", 10 * step]]
-
-    def step_values(self, step: int):
-        return {"values_of": step}
-
-
 class TokenData(Data):
     """Two shapes in turn."""
 
@@ -155,52 +91,8 @@ def events(path: pathlib.Path) -> list[tuple[int, str, np.float32]]:
     return found
 
 
-@functools.cache
-def toy_functions() -> TrainFunctions:
-    return factories.train_functions(Toy())
-
-
-@functools.cache
-def whole_run() -> tuple[pathlib.Path, TrainState]:
-    """Folder and last state of a run that nothing stops, for reading alone."""
-    folder = tempfile.TemporaryDirectory()
-    whole_run.folder = folder  # removed when the process ends
-    path = pathlib.Path(folder.name)
-    return path, jax.device_get(train(toy_functions(), SETTINGS, path, Data()))
-
-
 def tearDownModule():
     toy_functions.cache_clear()  # or its programs would stay loaded
-
-
-class TestCase(parameterized.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.functions = toy_functions()
-
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-    def train(self, *values: float, functions: TrainFunctions | None = None, **kwargs):
-        functions = functions or self.functions
-        return train(functions, SETTINGS, self.folder, Data(*values), **kwargs)
-
-    def assert_is_whole_run(self, state: TrainState):
-        folder, expected = whole_run()
-        jax.tree.map(np.testing.assert_array_equal, state, expected)
-        found, metrics = (one / "metrics.jsonl" for one in (self.folder, folder))
-        self.assertEqual(found.read_bytes(), metrics.read_bytes())
-
-    def steps_with(self, metric: str) -> list[float]:
-        return [record["step"] for record in self.records() if metric in record]
-
-    def records(self) -> list[dict[str, float]]:
-        return read_metrics(self.folder / "metrics.jsonl")
-
-    def latest(self):
-        return restore_latest(self.folder / "checkpoints", self.functions.abstract_after)
 
 
 class IntervalsTest(TestCase):
@@ -335,82 +227,6 @@ class IntervalsTest(TestCase):
         self.assertEqual(files, {p: p.read_bytes() for p in self.folder.rglob("*") if p.is_file()})
 
 
-class StopTest(TestCase):
-    def stop_at(self, step: int, **kwargs):
-        with self.assertRaisesRegex(Stopped, f"after step {step} ") as raised:
-            self.train(should_stop=lambda now: now == step, **kwargs)
-        self.assertEqual(raised.exception.step, step)
-
-    @parameterized.parameters(1, 3, 4, 5, 9)
-    def test_it_saves_and_goes_on_from_there(self, step):
-        self.stop_at(step)
-        self.assertEqual(self.latest()[0], step)
-        self.assert_is_whole_run(self.train())
-
-    def test_what_is_due_is_done_first_and_nothing_else(self):
-        applied, evaluated = [], []
-
-        def apply_pending_updates(state):
-            applied.append(int(state.step))
-            return state
-
-        functions = dataclasses.replace(self.functions, apply_pending_updates=apply_pending_updates)
-        for step in (2, 4, 5):
-            self.stop_at(
-                step,
-                functions=functions,
-                evaluators=[lambda state: evaluated.append(int(state.step)) or {}],
-            )
-        self.assertEqual((applied, evaluated), ([3, 4], [4]))
-
-    def test_at_the_last_step_it_is_done(self):
-        state = self.train(should_stop=lambda step: step == NUM_STEPS)
-        self.assertEqual(state.step, NUM_STEPS)
-
-    def test_a_state_that_is_not_finite_is_not_saved(self):
-        with self.assertRaisesRegex(FloatingPointError, "step 5 "):
-            self.train(*[GOOD] * 4, NAN_LOSS, should_stop=lambda step: step == 5)
-        self.assertEqual(self.latest()[0], 3)
-
-
-class DamageTest(TestCase):
-    # Orbax drops the reads that were under way when one failed.
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_the_run_goes_on_from_the_checkpoint_before(self):
-        shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
-        for path in (self.folder / "checkpoints" / "10").rglob("manifest.ocdbt"):
-            path.write_bytes(path.read_bytes()[:50])
-        with self.assertLogs(level="INFO") as logs:
-            state = self.train()
-        self.assertIn("resumed after step 9", "\n".join(logs.output))
-        self.assert_is_whole_run(state)
-        self.assertEqual(self.latest()[0], 10)
-
-    def test_a_checkpoint_that_cannot_be_written_stops_the_run_soon(self):
-        steps = []
-
-        def check(checkpoints):
-            steps.append(checkpoints.steps())
-            if len(steps) == 4:
-                raise SaveError("the checkpoint of step 3")
-
-        with (
-            mock.patch.object(Checkpoints, "check", check),
-            self.assertRaisesRegex(SaveError, "step 3"),
-        ):
-            self.train()
-        self.assertLen(steps, 4)
-
-    def test_metrics_that_cannot_be_written_are_named(self):
-        path = self.folder / "metrics.jsonl"
-        full = OSError(errno.ENOSPC, "No space left on device")
-        with (
-            mock.patch("training.metrics.open", side_effect=full, create=True),
-            self.assertRaisesRegex(OSError, f"{path} could not be .*No space.*the last checkpoint"),
-        ):
-            self.train()
-
-
 class RecordsTest(TestCase):
     def train_with(self, functions: TrainFunctions | None = None, **settings):
         settings = dataclasses.replace(SETTINGS, **settings)
@@ -511,41 +327,6 @@ class ScheduleTest(TestCase):
         found = [r["train/learning_rate"] for r in self.records() if "train/learning_rate" in r]
         self.assertLen(found, NUM_STEPS)
         np.testing.assert_allclose(found, 0.1 * np.array(expected), rtol=1e-5, atol=1e-8)
-
-
-class NotFiniteTest(TestCase):
-    def test_what_the_batch_was_made_of_is_written_down(self):
-        path = self.folder / "not_finite_6.json"
-        with self.assertRaisesRegex(FloatingPointError, f"made of is in {path}"):
-            self.train(*[GOOD] * 5, NAN_LOSS)
-        dump = json.loads(path.read_text())
-        self.assertEqual((dump["step"], dump["batch"]), (6, [["en", 50]]))
-        self.assertEqual(dump["metrics"]["loss"], "nan")
-        self.assertAlmostEqual(float(dump["metrics"]["learning_rate"]), 0.1 * 4 / 9, places=5)
-
-    @parameterized.product(step=(4, 5, 6, 10), bad=(NAN_LOSS, NAN_GRADIENT))
-    def test_it_stops_the_run_and_leaves_good_checkpoints(self, step, bad):
-        what = "loss" if np.isnan(bad) else "grad_norm"
-        with self.assertRaisesRegex(FloatingPointError, f"the {what} of step {step} is nan"):
-            self.train(*[GOOD] * (step - 1), bad)
-        saved_at, state = self.latest()
-        self.assertEqual(saved_at, 3 * ((step - 1) // 3))
-        for leaf in jax.tree.leaves(state):
-            self.assertTrue(np.isfinite(leaf).all())
-        self.assertLess(max(self.steps_with("train/loss")), step)
-
-    def test_it_goes_on_from_the_last_good_checkpoint(self):
-        with self.assertRaises(FloatingPointError):
-            self.train(*[GOOD] * 5, NAN_LOSS)
-        self.assert_is_whole_run(self.train())
-
-    def test_no_checkpoint_before_the_first(self):
-        with self.assertRaisesRegex(FloatingPointError, "step 1 "):
-            self.train(NAN_LOSS)
-        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
-            self.latest()
-        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
-            restore_latest(self.folder / "nothing", self.functions.abstract_after)
 
 
 if __name__ == "__main__":

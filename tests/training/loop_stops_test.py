@@ -1,0 +1,143 @@
+"""Runs of the loop that end early: stops, damaged checkpoints, losses that are not finite."""
+
+import dataclasses
+import errno
+import json
+import shutil
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+from tests.training.toy_runs import (
+    GOOD,
+    NAN_GRADIENT,
+    NAN_LOSS,
+    NUM_STEPS,
+    TestCase,
+    toy_functions,
+    whole_run,
+)  # fmt: skip
+from training.checkpoint import Checkpoints, SaveError, restore_latest
+from training.signals import Stopped
+
+
+def tearDownModule():
+    toy_functions.cache_clear()  # or its programs would stay loaded
+
+
+class StopTest(TestCase):
+    def stop_at(self, step: int, **kwargs):
+        with self.assertRaisesRegex(Stopped, f"after step {step} ") as raised:
+            self.train(should_stop=lambda now: now == step, **kwargs)
+        self.assertEqual(raised.exception.step, step)
+
+    @parameterized.parameters(1, 3, 4, 5, 9)
+    def test_it_saves_and_goes_on_from_there(self, step):
+        self.stop_at(step)
+        self.assertEqual(self.latest()[0], step)
+        self.assert_is_whole_run(self.train())
+
+    def test_what_is_due_is_done_first_and_nothing_else(self):
+        applied, evaluated = [], []
+
+        def apply_pending_updates(state):
+            applied.append(int(state.step))
+            return state
+
+        functions = dataclasses.replace(self.functions, apply_pending_updates=apply_pending_updates)
+        for step in (2, 4, 5):
+            self.stop_at(
+                step,
+                functions=functions,
+                evaluators=[lambda state: evaluated.append(int(state.step)) or {}],
+            )
+        self.assertEqual((applied, evaluated), ([3, 4], [4]))
+
+    def test_at_the_last_step_it_is_done(self):
+        state = self.train(should_stop=lambda step: step == NUM_STEPS)
+        self.assertEqual(state.step, NUM_STEPS)
+
+    def test_a_state_that_is_not_finite_is_not_saved(self):
+        with self.assertRaisesRegex(FloatingPointError, "step 5 "):
+            self.train(*[GOOD] * 4, NAN_LOSS, should_stop=lambda step: step == 5)
+        self.assertEqual(self.latest()[0], 3)
+
+
+class DamageTest(TestCase):
+    # Orbax drops the reads that were under way when one failed.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_the_run_goes_on_from_the_checkpoint_before(self):
+        shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
+        for path in (self.folder / "checkpoints" / "10").rglob("manifest.ocdbt"):
+            path.write_bytes(path.read_bytes()[:50])
+        with self.assertLogs(level="INFO") as logs:
+            state = self.train()
+        self.assertIn("resumed after step 9", "\n".join(logs.output))
+        self.assert_is_whole_run(state)
+        self.assertEqual(self.latest()[0], 10)
+
+    def test_a_checkpoint_that_cannot_be_written_stops_the_run_soon(self):
+        steps = []
+
+        def check(checkpoints):
+            steps.append(checkpoints.steps())
+            if len(steps) == 4:
+                raise SaveError("the checkpoint of step 3")
+
+        with (
+            mock.patch.object(Checkpoints, "check", check),
+            self.assertRaisesRegex(SaveError, "step 3"),
+        ):
+            self.train()
+        self.assertLen(steps, 4)
+
+    def test_metrics_that_cannot_be_written_are_named(self):
+        path = self.folder / "metrics.jsonl"
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with (
+            mock.patch("training.metrics.open", side_effect=full, create=True),
+            self.assertRaisesRegex(OSError, f"{path} could not be .*No space.*the last checkpoint"),
+        ):
+            self.train()
+
+
+class NotFiniteTest(TestCase):
+    def test_what_the_batch_was_made_of_is_written_down(self):
+        path = self.folder / "not_finite_6.json"
+        with self.assertRaisesRegex(FloatingPointError, f"made of is in {path}"):
+            self.train(*[GOOD] * 5, NAN_LOSS)
+        dump = json.loads(path.read_text())
+        self.assertEqual((dump["step"], dump["batch"]), (6, [["en", 50]]))
+        self.assertEqual(dump["metrics"]["loss"], "nan")
+        self.assertAlmostEqual(float(dump["metrics"]["learning_rate"]), 0.1 * 4 / 9, places=5)
+
+    @parameterized.product(step=(4, 5, 6, 10), bad=(NAN_LOSS, NAN_GRADIENT))
+    def test_it_stops_the_run_and_leaves_good_checkpoints(self, step, bad):
+        what = "loss" if np.isnan(bad) else "grad_norm"
+        with self.assertRaisesRegex(FloatingPointError, f"the {what} of step {step} is nan"):
+            self.train(*[GOOD] * (step - 1), bad)
+        saved_at, state = self.latest()
+        self.assertEqual(saved_at, 3 * ((step - 1) // 3))
+        for leaf in jax.tree.leaves(state):
+            self.assertTrue(np.isfinite(leaf).all())
+        self.assertLess(max(self.steps_with("train/loss")), step)
+
+    def test_it_goes_on_from_the_last_good_checkpoint(self):
+        with self.assertRaises(FloatingPointError):
+            self.train(*[GOOD] * 5, NAN_LOSS)
+        self.assert_is_whole_run(self.train())
+
+    def test_no_checkpoint_before_the_first(self):
+        with self.assertRaisesRegex(FloatingPointError, "step 1 "):
+            self.train(NAN_LOSS)
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            self.latest()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            restore_latest(self.folder / "nothing", self.functions.abstract_after)
+
+
+if __name__ == "__main__":
+    absltest.main()
