@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import artifacts
-from studies import sampling_tasks
+from studies import downstream, sampling_tasks
 from studies.downstream import spread
 from studies.sampling_settings import (
     CORRECTED,
@@ -104,8 +104,19 @@ def write_report(
     plot_methods(methods, folder / "methods.png")
     _plot_k(config, everything, rows, folder / "neighbours.png")
     parts += ["## Languages", language_table(methods, unigram)]
-    parts += ["## Fine-tuning", *_task_tables(sampling_tasks.read_scores(workdir), everything)]
-    parts += ["![Loss by method](methods.png)", "![Loss by k](neighbours.png)"]
+    scores = sampling_tasks.read_scores(workdir)
+    plot_tuned_k(_by_k(config, everything), scores, folder / "neighbours_tuned.png")
+    parts += ["## Fine-tuning", *_task_tables(scores, everything)]
+    images = {
+        "methods": "Loss by method",
+        "neighbours": "Loss by k",
+        "neighbours_tuned": "Tasks by k",
+    }
+    parts += [
+        f"![{title}]({name}.png)"
+        for name, title in images.items()
+        if (folder / f"{name}.png").exists()
+    ]
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(folder / "report.md", text)
     return text
@@ -125,21 +136,31 @@ def _task_tables(scores: sampling_tasks.Scores, settings: Sequence[Setting]) -> 
     return parts or ["Nothing yet."]
 
 
+def _by_k(config: ConfigDict, settings: Sequence[Setting]) -> dict[str, dict[int, Setting]]:
+    """Settings of k-NN sampling by form, as published and corrected, and by k."""
+    forms: dict[str, dict[int, Setting]] = {}
+    for one in settings:
+        if one.group == "k" or one.name in (PUBLISHED, CORRECTED):
+            form = "as published" if one.reference == FULL else "corrected"
+            forms.setdefault(form, {})[one.config(config).output_layer.k] = one
+    return forms
+
+
 def _plot_k(
     config: ConfigDict,
     settings: Sequence[Setting],
     rows: Mapping[str, Row],
     path: pathlib.Path,
 ) -> None:
-    """Plot the results of k-NN sampling, as published and corrected, as far as there are rows."""
+    """Plot the losses of k-NN sampling against k, as far as there are rows."""
     by_form: dict[str, dict[int, Row]] = {}
     full = {}
-    for one in settings:
-        if one.name in rows and (one.group == "k" or one.name in (PUBLISHED, CORRECTED)):
-            form = "as published" if one.reference == FULL else "corrected"
-            by_form.setdefault(form, {})[one.config(config).output_layer.k] = rows[one.name]
-            if one.reference in rows:
-                full[form] = rows[one.reference]
+    for form, by_k in _by_k(config, settings).items():
+        for k, one in by_k.items():
+            if one.name in rows:
+                by_form.setdefault(form, {})[k] = rows[one.name]
+                if one.reference in rows:
+                    full[form] = rows[one.reference]
     if by_form:
         plot_k(by_form, full, path)
 
@@ -327,6 +348,53 @@ def plot_k(
         axes.set_ylabel("exact held-out loss minus unigram (nats a token)")
         axes.grid(alpha=0.3)
         axes.legend()
+    _save(figure, path)
+
+
+def plot_tuned_k(
+    forms: Mapping[str, Mapping[int, Setting]],
+    scores: sampling_tasks.Scores,
+    path: pathlib.Path,
+) -> None:
+    """Plot fine-tuned scores without English against k, seeds and mean, a panel for each task.
+
+    Args:
+      forms: settings by form and k.
+      scores: of fine-tuning.
+      path: path of the image; nothing is written where no k but the study's has scores.
+    """
+
+    def means(name: str, by_encoder: Mapping[str, sampling_tasks.BySeed]) -> list[float]:
+        return [downstream.zero_shot(one) for one in by_encoder.get(name, {}).values()]
+
+    tuned = {one.name for by_k in forms.values() for one in by_k.values() if one.group == "k"}
+    shown = {name: scores[name] for name in sampling_tasks.TASKS if tuned & {*scores.get(name, ())}}
+    if not shown:
+        return
+    figure, panels = plt.subplots(
+        1, len(shown), figsize=(4.5 * len(shown), 4), layout="constrained", squeeze=False
+    )
+    for axes, (task, by_encoder) in zip(panels[0], shown.items(), strict=True):
+        for number, (form, by_k) in enumerate(forms.items()):
+            found = {k: means(one.name, by_encoder) for k, one in sorted(by_k.items())}
+            found = {k: values for k, values in found.items() if values}
+            # Side by side, since seeds of the two forms overlap.
+            places = {k: k * (0.96, 1.04)[number] for k in found}
+            color = f"C{number}"
+            for k, values in found.items():
+                axes.plot([places[k]] * len(values), values, "o", color=color, alpha=0.4)
+            averages = [_mean(values) for values in found.values()]
+            axes.plot(list(places.values()), averages, "-", color=color, label=f"k-NN {form}")
+            axes.set_xscale("log")
+            axes.set_xticks(list(by_k), [str(k) for k in by_k])
+        if full := means(FULL, by_encoder):
+            axes.axhline(_mean(full), color="tab:red", lw=1, label="full softmax")
+            axes.axhspan(min(full), max(full), color="tab:red", alpha=0.12)
+        axes.minorticks_off()
+        axes.set_title(f"{sampling_tasks.TASKS[task].title}, mean without English", fontsize=10)
+        axes.set_xlabel("neighbours k")
+        axes.grid(alpha=0.3)
+    panels[0][0].legend()
     _save(figure, path)
 
 

@@ -121,8 +121,9 @@ def arguments(config: ConfigDict, run: TaskRun, encoder: pathlib.Path) -> Argume
     )
 
 
-# Scores by task, encoder, seed and language.
-Scores = dict[str, dict[str, dict[int, dict[str, float]]]]
+# Scores of an encoder by seed and language, in per cent; and these by task and encoder.
+BySeed = dict[int, dict[str, float]]
+Scores = dict[str, dict[str, BySeed]]
 
 
 def read_scores(workdir: pathlib.Path) -> Scores:
@@ -135,9 +136,7 @@ def read_scores(workdir: pathlib.Path) -> Scores:
     return scores
 
 
-def table(
-    by_encoder: Mapping[str, Mapping[int, Mapping[str, float]]], settings: Sequence[Setting]
-) -> str:
+def table(by_encoder: Mapping[str, BySeed], settings: Sequence[Setting]) -> str:
     """Markdown table of a task: languages, mean without English, and difference from a reference.
 
     Differences are means of those of each seed. The last line has the least difference of two rows

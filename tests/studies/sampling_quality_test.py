@@ -376,8 +376,11 @@ class RunsTest(absltest.TestCase):
         self.assertRegex(
             text, r"as published \(k = 4, n = 2\) \| 2 \| 25.0 \| 25.0 \| 25.0 to 25.0 \|  \|"
         )
-        for name in ("report.md", "methods.png", "neighbours.png"):
+        images = ("methods.png", "neighbours.png", "neighbours_tuned.png")
+        for name in ("report.md", *images):
             self.assertTrue((self.workdir / "report" / name).exists())
+        for name in images:
+            self.assertIn(f"]({name})", text)
         self.settings = chosen
         self.assertIn(
             "13 of 21 runs (seeds): full (0, 1, 2); knn (2); k10 (2); tatoeba of full (0, 1, 2); "
