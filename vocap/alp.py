@@ -2,6 +2,8 @@
 
 import numpy as np
 
+UNKNOWN_PENALTY = 10.0  # nats below the rarest piece, SentencePiece's price of the unknown
+
 
 def average_log_probability(
     piece_counts: np.ndarray, log_probs: np.ndarray, num_sentences: int
@@ -33,3 +35,29 @@ def average_log_probability(
     # Pieces that never occur may have log probability -inf, and 0 * -inf is NaN.
     used = piece_counts > 0
     return float(piece_counts[used] @ log_probs[used]) / num_sentences
+
+
+def smoothed_log_probs(counts: np.ndarray) -> np.ndarray:
+    """Return the log unigram probabilities [V + 1] of pieces and, last, of unknown text.
+
+    Witten-Bell smoothing, method C: of N tokens of T distinct pieces, a piece with c of them has
+    c / (N + T), and the pieces that the text does not use share T / (N + T) evenly. A constant
+    count for each of these instead would take most of the probability where V is far above N, and
+    so punish long segmentations: by a nat a token at 500K pieces and a megabyte of text. Unknown
+    text costs what it does in a segmentation, counted from the rarest piece that is used.
+
+    Args:
+      counts: [V] occurrences of each piece in a text.
+    """
+    counts = np.asarray(counts, np.float64)
+    unseen = counts == 0
+    total, distinct = counts.sum(), len(counts) - unseen.sum()
+    if not distinct:
+        log_probs = np.full(len(counts), -np.log(len(counts)))
+    elif unseen.any():
+        shares = np.where(unseen, distinct / unseen.sum(), counts)
+        log_probs = np.log(shares / (total + distinct))
+    else:
+        log_probs = np.log(counts / total)
+    rarest = log_probs[~unseen] if distinct else log_probs
+    return np.append(log_probs, rarest.min() - UNKNOWN_PENALTY)

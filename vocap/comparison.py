@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vocap import bpe, lattice, merge, unigram
-from vocap.alp import average_log_probability
-from vocap.nested import with_unknown
+from vocap.alp import average_log_probability, smoothed_log_probs
 from vocap.runs import RunTable
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
 Counts = Callable[[RunTable], np.ndarray]
-
-_UNSEEN = 0.5  # count of a piece that the training text does not use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +50,9 @@ def score(
     The ALP is that of Eq. 1 on held-out sentences, with p_uni from the language's training text:
     the shares of the pieces in its segmentation by the joint vocabulary. Estimating them on
     the held-out text itself would favour vocabularies that fit a small sample more closely. Pieces
-    that the training text does not use count as half an occurrence. An unknown character costs the
-    same as in a segmentation, ten nats more than the rarest piece: priced by its share it would be
-    cheap just where a vocabulary lacks many characters.
+    that the training text does not use share what smoothing leaves them (`smoothed_log_probs`). An
+    unknown character costs ten nats more than the rarest piece, as in a segmentation: priced by its
+    share it would be cheap just where a vocabulary lacks many characters.
 
     Args:
       counts_of: counts the pieces of the vocabulary in a text.
@@ -66,11 +63,10 @@ def score(
     for language, table in heldout.items():
         if not table.num_sentences:
             continue
-        seen = np.maximum(counts_of(train[language]), _UNSEEN)
-        probabilities = with_unknown(np.log(seen / seen.sum())[:-1])
+        log_probs = smoothed_log_probs(counts_of(train[language])[:-1])
         counts = counts_of(table)
         scores[language] = Score(
-            alp=average_log_probability(counts, probabilities, table.num_sentences),
+            alp=average_log_probability(counts, log_probs, table.num_sentences),
             tokens_per_sentence=float(counts.sum()) / table.num_sentences,
             unknown_rate=float(counts[-1] / counts.sum()),
         )

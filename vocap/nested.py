@@ -18,10 +18,10 @@ import numpy as np
 import scipy.special
 
 from vocap import lattice
+from vocap.alp import UNKNOWN_PENALTY
 from vocap.runs import RunTable, count_runs
 from vocap.seeds import Seeds, TrainingText, cover, find_seeds, piece_strings
 
-UNKNOWN_PENALTY = 10.0  # nats below the rarest piece, SentencePiece's price of the unknown
 _EM_ITERATIONS = 2
 _MIN_EXPECTED_COUNT = 0.5
 _SHRINKING_FACTOR = 0.75

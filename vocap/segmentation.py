@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vocap.alp import average_log_probability
+from vocap.alp import average_log_probability, smoothed_log_probs
 
-_UNSEEN = 0.5  # count of a piece that the other half of the text does not use
-_UNKNOWN_NATS = 10.0  # that an unknown token costs above the rarest piece, as in a segmentation
 _LONGEST_WORD = 20  # mean characters between blanks, above which a script has no blanks
 _BATCH = 4096
 
@@ -110,8 +108,9 @@ def average_log_probability_of_halves(
     """Compute ALP (Eq. 1) of each half of a text under the unigram distribution of the other.
 
     Probabilities from the text itself would favour vocabularies that fit a small sample more
-    closely. A piece that the other half does not use counts as half an occurrence, and unknown text
-    costs ten nats more than the rarest piece, as in a segmentation by SentencePiece.
+    closely. Pieces that the other half does not use share what smoothing leaves them
+    (`smoothed_log_probs`), and unknown text costs ten nats more than the rarest piece, as in a
+    segmentation by SentencePiece.
 
     Args:
       counts: [2, V] occurrences of each piece in the best segmentations of each half.
@@ -123,16 +122,12 @@ def average_log_probability_of_halves(
     """
     if not sentences.all():
         return None
+    lacking = np.zeros(2) if unknown is None else counts[:, unknown]
+    pieces = counts if unknown is None else np.delete(counts, unknown, axis=1)
     total = 0.0
     for own, other in ((0, 1), (1, 0)):
-        seen = np.maximum(counts[other], _UNSEEN).astype(np.float64)
-        if unknown is not None:
-            seen[unknown] = 0.0
-        with np.errstate(divide="ignore"):
-            log_probs = np.log(seen / seen.sum())
-        if unknown is not None:
-            log_probs[unknown] = log_probs[np.isfinite(log_probs)].min() - _UNKNOWN_NATS
-        total += average_log_probability(counts[own], log_probs, 1)
+        log_probs = smoothed_log_probs(pieces[other])
+        total += average_log_probability(np.append(pieces[own], lacking[own]), log_probs, 1)
     return total / float(sentences.sum())
 
 

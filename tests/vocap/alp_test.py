@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest
 
-from vocap.alp import average_log_probability
+from vocap.alp import average_log_probability, smoothed_log_probs
 
 
 class AverageLogProbabilityTest(absltest.TestCase):
@@ -29,6 +29,27 @@ class AverageLogProbabilityTest(absltest.TestCase):
             average_log_probability(np.zeros(2), np.zeros(3), 1)
         with self.assertRaisesRegex(ValueError, "num_sentences is 0, must be positive"):
             average_log_probability(np.zeros(2), np.zeros(2), 0)
+
+
+class SmoothedTest(absltest.TestCase):
+    def test_unseen_pieces_share_as_much_as_each_distinct_piece_adds(self):
+        *found, unknown = smoothed_log_probs(np.array([6, 0, 3, 1, 0]))
+        np.testing.assert_allclose(np.exp(found) * 13, [6, 1.5, 3, 1, 1.5])
+        self.assertAlmostEqual(unknown, -np.log(13) - 10)
+
+    def test_it_is_a_distribution(self):
+        rng = np.random.default_rng(0)
+        for size, tokens in ((1, 0), (1, 5), (30, 0), (30, 10), (30, 500), (50_000, 300)):
+            counts = np.bincount(rng.integers(size, size=tokens), minlength=size)
+            self.assertAlmostEqual(np.exp(smoothed_log_probs(counts)[:-1]).sum(), 1, places=9)
+
+    def test_pieces_of_other_languages_cost_nothing(self):
+        counts = np.array([40, 0, 7, 1])
+        few, many = smoothed_log_probs(counts), smoothed_log_probs(np.append(counts, [0] * 500_000))
+        np.testing.assert_array_equal(many[[0, 2, 3, -1]], few[[0, 2, 3, -1]])
+
+    def test_without_unseen_pieces_it_is_their_shares(self):
+        np.testing.assert_allclose(np.exp(smoothed_log_probs(np.array([3, 1]))[:-1]), [0.75, 0.25])
 
 
 if __name__ == "__main__":

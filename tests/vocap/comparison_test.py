@@ -73,10 +73,12 @@ class ScoreTest(parameterized.TestCase):
         model = merge.write_model(self.pieces, self.log_probs)
         processor = spm.SentencePieceProcessor(model_proto=model)
         seen = token_counts(processor, train)
-        smoothed = {piece: max(seen[piece], 0.5) for piece in (*self.pieces, None)}
-        total = sum(smoothed.values())
-        nats = {piece: math.log(smoothed[piece] / total) for piece in self.pieces}
-        nats[None] = min(nats.values()) - 10  # SentencePiece's price of the unknown
+        del seen[None]
+        total, unseen = seen.total() + len(seen), len(self.pieces) - len(seen)
+        nats = {
+            piece: math.log((seen[piece] or len(seen) / unseen) / total) for piece in self.pieces
+        }
+        nats[None] = min(nats[piece] for piece in seen) - 10  # SentencePiece's price of the unknown
         counts = token_counts(processor, heldout)
         alp = sum(n * nats[piece] for piece, n in counts.items())
         score = self.scores[language]
@@ -102,6 +104,13 @@ class ScoreTest(parameterized.TestCase):
         self.assertEqual(
             self.score(self.pieces, self.log_probs, backwards, self.heldout), self.scores
         )
+
+    def test_pieces_that_no_text_has_cost_nothing(self):
+        foreign = [chr(0xAC00 + i) for i in range(5000)]
+        pieces, log_probs = [*self.pieces, *foreign], np.append(self.log_probs, np.full(5000, -13))
+        few = self.score(self.pieces, self.log_probs, self.train, self.train)
+        self.assertGreater(few["hi"].unknown_rate, 0)
+        self.assertEqual(self.score(pieces, log_probs, self.train, self.train), few)
 
     def test_the_order_of_the_pieces_does_not_matter(self):
         order = np.random.default_rng(0).permutation(len(self.pieces))

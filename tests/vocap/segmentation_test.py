@@ -57,9 +57,13 @@ class TextTest(parameterized.TestCase):
             halves[segmentation._half(sentence)].append(sentence)
         total = 0.0
         for own, other in (halves, halves[::-1]):
-            seen = [max(sum(ids.count(i) for ids in encode(other)), 0.5) for i in range(5)]
-            log_probs = [math.log(n / sum(seen[1:])) for n in seen]
-            log_probs[0] = min(log_probs[1:]) - 10
+            seen = [sum(ids.count(i) for ids in encode(other)) for i in range(1, 5)]
+            types, unseen = 4 - seen.count(0), seen.count(0)
+            smoothed = [
+                (n or types / unseen) / (sum(seen) + (types if unseen else 0)) for n in seen
+            ]
+            rarest = min(one for one, n in zip(smoothed, seen, strict=True) if n)
+            log_probs = [math.log(rarest) - 10, *map(math.log, smoothed)]
             total += sum(log_probs[i] for ids in encode(own) for i in ids)
         score, _ = self.score(sentences)
         self.assertAlmostEqual(score.alp, total / 60, places=9)
