@@ -1,20 +1,25 @@
 """Growth of ALP with the number of pieces (VoCap, Sections 2.1.2 and 2.2.2, Figure 4).
 
-    for size in 60000 120000; do
+    for size in 250000 500000; do
       python build_vocab.py --config=configs/vocabulary.py:DATA --workdir=runs/vocab$size \\
-          --config.vocab.target_size=$size
+          --config.vocab.target_size=$size --config.vocab.compare="('joint',)"
     done
-    python -m studies.alp_growth --builds=runs/vocab60000,runs/vocab120000
+    python -m studies.alp_growth --builds=runs/vocab250000,runs/vocab500000 --plot=runs/sizes.png
 
 Prints two Markdown tables: of the curves of the last build, in how many steps of --step pieces ALP
 gains less than in the step before; and, where there are several builds, what the vocabularies of
-each method gain from the first size to the others, on held-out text.
+each method gain from the first size to the others, on held-out text, and in how many languages the
+first method is ahead of the others. --plot draws the latter.
 """
 
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 from absl import flags
 
 from common import artifacts, entry_point
@@ -78,20 +83,73 @@ def method_table(records: Sequence[Record]) -> str:
     Args:
       records: allocation.json of the builds, which have scores of the same languages.
     """
-    first = records[0]
-    names = [name for name in methods(first) if all(name in methods(one) for one in records)]
-    sizes = [one["settings"]["target_size"] for one in records]
+    names, sizes = _shared(records), _sizes(records)
     columns = [f"{sizes[0]:,} pieces", *(f"to {size:,}" for size in sizes[1:])]
     lines = [f"| languages | method | {' | '.join(columns)} |", "|---|---|" + "---:|" * len(sizes)]
-    for group, languages in score_groups(first).items():
+    for group, languages in score_groups(records[0]).items():
         for name in names:
-            means = [
-                statistics.fmean(one["scores"][name][language]["alp"] for language in languages)
-                for one in records
-            ]
+            means = [_mean(one, name, languages) for one in records]
             cells = [f"{means[0]:.1f}", *(f"{mean - means[0]:+.2f}" for mean in means[1:])]
             lines.append(f"| {group} ({len(languages)}) | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def ahead(records: Sequence[Record]) -> list[str]:
+    """Return sentences: in how many languages the first method has more ALP, and gains more."""
+    first, *others = _shared(records)
+    sizes, languages = _sizes(records), score_groups(records[0])["all"]
+    found = []
+    for other in others:
+        leads = [
+            [_mean(one, first, [name]) - _mean(one, other, [name]) for name in languages]
+            for one in records
+        ]
+        counts = [
+            f"{sum(one > 0 for one in lead)} at {n:,}" for lead, n in zip(leads, sizes, strict=True)
+        ]
+        gained = sum(last > start for start, *_, last in zip(*leads, strict=True))
+        found.append(
+            f"Of {len(languages)} languages {first} has more ALP than {other} in "
+            f"{', '.join(counts)}; from {sizes[0]:,} to {sizes[-1]:,} it gains more in {gained}."
+        )
+    return found
+
+
+def plot_methods(records: Sequence[Record], path: pathlib.Path) -> None:
+    """Plot held-out ALP of each method against the number of pieces, a panel for each third."""
+    groups = {name: some for name, some in score_groups(records[0]).items() if name != "all"}
+    figure, panels = plt.subplots(
+        1, len(groups), figsize=(4 * len(groups), 3.6), layout="constrained", squeeze=False
+    )
+    sizes = _sizes(records)
+    for axes, (group, languages) in zip(panels[0], groups.items(), strict=True):
+        for name in _shared(records):
+            means = [_mean(one, name, languages) for one in records]
+            axes.plot(sizes, means, "o-", label=name)
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [f"{size / 1000:g}K" for size in sizes])
+        axes.minorticks_off()
+        axes.set_title(f"{group}: {len(languages)} languages", fontsize=10)
+        axes.set_xlabel("pieces")
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("ALP of held-out text (nats a sentence)")
+    panels[0][0].legend()
+    with artifacts.atomic_path(path) as aside:
+        figure.savefig(aside, dpi=120)
+    plt.close(figure)
+
+
+def _shared(records: Sequence[Record]) -> list[str]:
+    """Return the methods that all builds have scores of."""
+    return [name for name in methods(records[0]) if all(name in methods(one) for one in records)]
+
+
+def _sizes(records: Sequence[Record]) -> list[int]:
+    return [one["settings"]["target_size"] for one in records]
+
+
+def _mean(record: Record, method: str, languages: Sequence[str]) -> float:
+    return statistics.fmean(record["scores"][method][name]["alp"] for name in languages)
 
 
 def main(_) -> None:
@@ -100,10 +158,13 @@ def main(_) -> None:
     records = [artifacts.read_json(folder / "vocab" / "allocation.json") for folder in folders]
     print(curve_table(records[-1], given.step))
     if len(records) > 1:
-        print(f"\n{method_table(records)}")
+        print("", method_table(records), "", *ahead(records), sep="\n")
+        if given.plot:
+            plot_methods(records, pathlib.Path(given.plot))
 
 
 if __name__ == "__main__":
     flags.DEFINE_list("builds", None, "Working directories of build_vocab.py, of growing sizes.")
+    flags.DEFINE_string("plot", None, "Image of what the methods gain, of several builds.")
     flags.DEFINE_integer("step", 1000, "Pieces of a step.", lower_bound=1)
     entry_point.run(main, required=("builds",))
