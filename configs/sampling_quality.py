@@ -19,7 +19,7 @@ slopes, Muon for the layers' matrices, no dropout. A step has some 410 targets, 
 paper's rule, |V| << n |W|, with 12 |V|. S = 4,096 is a little more than |V'| of k-NN sampling is in
 the mean, 5,400 until the first refresh after step 0 and 2,700 later: so the paper chose its 50,000.
 
-Hardware: 2 CPU cores, some four hours for the study; one core does 5.7 steps a second with the full
+Hardware: 2 CPU cores, some five hours for the study; one core does 5.7 steps a second with the full
 softmax, 8.6 with k-NN. `configs/sampling_quality.py:runlocal` is the same on the embedded corpus in
 miniature.
 """

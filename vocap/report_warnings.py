@@ -6,6 +6,7 @@ import numpy as np
 
 from vocap.record import Record, allocated, by_amount, methods, score_groups
 
+_MANY_SEEDS = 0.2  # share that become pieces; a joint training of 242 MB loses ALP from there on
 _MANY_UNKNOWN = 0.01  # of the tokens
 _MUCH_LEFT = 0.1  # of |ALP|, between the allocated and the largest size
 _UNLIKE = 1.5  # factor between the sentence lengths, or the gains, of languages
@@ -23,8 +24,8 @@ def enumerated(names: Sequence[str]) -> str:
 def warnings(record: Record) -> list[str]:
     """Return the warnings, the most severe first."""
     checks = (
-        _at_largest, _at_smallest, _sentence_lengths, _unknown, _uncovered, _better_methods,
-        _unequal_gains, _much_left, _partial, _not_concave,
+        _at_largest, _at_smallest, _sentence_lengths, _unknown, _uncovered, _few_seeds,
+        _better_methods, _unequal_gains, _much_left, _partial, _not_concave,
     )  # fmt: skip
     return [text for check in checks for text in check(record)]
 
@@ -135,6 +136,18 @@ def _uncovered(record: Record) -> Iterator[str]:
         f"More than {allowed:.2%} of the training text's characters have no piece, though "
         f"vocab.character_coverage is {1 - allowed:g}: {enumerated(found)}. {remedy}"
     )
+
+
+def _few_seeds(record: Record) -> Iterator[str]:
+    """Warn of a joint vocabulary that is so large a share of its seeds that there is no choice."""
+    settings = record["settings"]
+    share = record["pieces"] / settings["max_seeds"]
+    if share > _MANY_SEEDS and "joint" in (settings["method"], *settings["compare"]):
+        yield (
+            f"The joint vocabulary has {share:.0%} of the {settings['max_seeds']:,} seeds that its "
+            "training starts from, all languages together, so that many pieces are not the best "
+            f"ones. Raise vocab.max_seeds to {round(record['pieces'] / _MANY_SEEDS):,} or more."
+        )
 
 
 def _better_methods(record: Record) -> Iterator[str]:

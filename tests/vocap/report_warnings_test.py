@@ -16,6 +16,7 @@ RECORD = {
         "sizes": [8, 40, 80],
         "character_coverage": 0.98,
         "max_characters": 1000,
+        "max_seeds": 1000,
     },
     "languages": {
         name: {
@@ -92,6 +93,16 @@ class WarningsTest(absltest.TestCase):
         # Nor does ALP decide elsewhere.
         self.record["settings"]["method"] = "uniform"
         self.assertNotIn("Cut", " ".join(warnings(self.record)))
+
+    def test_a_joint_vocabulary_with_few_seeds_to_choose_from(self):
+        self.record["settings"]["max_seeds"] = 500
+        text = self.only_warning()
+        self.assertIn("joint vocabulary has 38% of the 500 seeds", text)
+        self.assertIn("vocab.max_seeds to 950 or more", text)
+        self.record["settings"]["compare"] = ["uniform"]  # each language has its own seeds
+        self.assertNotIn("seeds", " ".join(warnings(self.record)))
+        self.record["settings"]["method"] = "joint"
+        self.assertIn("joint vocabulary has 38%", " ".join(warnings(self.record)))
 
     def test_unknown_tokens(self):
         self.record["scores"]["vocap"]["yd"]["unknown_rate"] = 0.03
