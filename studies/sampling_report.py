@@ -92,13 +92,7 @@ def write_report(
         f"Speed: full softmax = 1, side by side; {found['machine'] or 'not measured yet'}.",
         _missing(settings, seeds, tasks, rows, workdir),
     ]
-    for group, title in GROUPS.items():
-        names = [one.name for one in everything if one.group == group and one.name in rows]
-        if names:
-            # References of the comparison are in all tables.
-            common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in rows]
-            shown = names if group == "method" else [*common, *names]
-            parts += [f"## {title}", table([rows[name] for name in shown], speed)]
+    parts += _loss_tables(everything, rows, speed)
     methods = [rows[one.name] for one in everything if one.group == "method" and one.name in rows]
     folder = workdir / "report"
     plot_methods(methods, folder / "methods.png")
@@ -120,6 +114,23 @@ def write_report(
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(folder / "report.md", text)
     return text
+
+
+def _loss_tables(
+    settings: Sequence[Setting],
+    rows: Mapping[str, Row],
+    speed: Mapping[str, Mapping[str, float]],
+) -> list[str]:
+    """Markdown tables of exact losses and speed, by group of settings, with titles."""
+    # References of the comparison are in all tables.
+    common = [name for name in (FULL, FULL_BIAS, PUBLISHED, CORRECTED) if name in rows]
+    parts = []
+    for group, title in GROUPS.items():
+        names = [one.name for one in settings if one.group == group and one.name in rows]
+        if names:
+            shown = names if group == "method" else [*common, *names]
+            parts += [f"## {title}", table([rows[name] for name in shown], speed)]
+    return parts
 
 
 def _task_tables(scores: sampling_tasks.Scores, settings: Sequence[Setting]) -> list[str]:
