@@ -5,13 +5,10 @@ import pathlib
 import statistics
 from collections.abc import Mapping
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from common import artifacts
-from evaluation import markdown
+from evaluation import figures, markdown
 
 REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
 LOSS, AUC = "exact loss", "AUC, unigram"
@@ -118,6 +115,4 @@ def plot_changes(changes: Changes, path: pathlib.Path) -> None:
         axes.set_title(f"{data}: {measure}", fontsize=10)
         axes.set_ylabel("worse by, %")
         axes.grid(axis="y", alpha=0.3)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)

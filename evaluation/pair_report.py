@@ -13,13 +13,10 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from common import artifacts
-from evaluation import markdown
+from evaluation import figures, markdown
 from evaluation.pair_excess import excess_losses, mean_losses, ranked_by_excess
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
@@ -284,6 +281,4 @@ def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pat
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("weight over base weight")
     figure.suptitle("Pairs in the worst distribution (bars: last phase; dots: mean of all phases)")
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)

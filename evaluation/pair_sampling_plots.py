@@ -4,16 +4,13 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.colors
 import matplotlib.patches
 import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
 
-from common import artifacts
+from evaluation import figures
 from input_pipeline.pair_sampling import PairSampling
 
 TITLES = {
@@ -59,7 +56,7 @@ def plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None:
         matplotlib.patches.Patch(color=_NO_SHARE, label="sentence pairs, but no share"),
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=2)
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_shares(
@@ -96,7 +93,7 @@ def plot_shares(
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4)
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -115,9 +112,3 @@ def _name_languages(axes: plt.Axes, languages: Sequence[str]) -> None:
     else:
         axes.set(xticks=[], yticks=[])
         axes.set_xlabel(f"{len(languages)} languages, most sentence pairs first", fontsize=9)
-
-
-def _save(figure: plt.Figure, path: pathlib.Path) -> None:
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)

@@ -5,13 +5,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
 from common import artifacts
+from evaluation import figures
 from evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from evaluation.masked_lm import LanguageLoss
 from evaluation.replaced_token import Detection
@@ -257,12 +255,6 @@ def _shade_exact_steps(axes, metrics: Sequence[Mapping[str, float]], exact_from:
         axes.axvspan(exact_from, last, color="tab:green", alpha=0.12, linewidth=0, label=label)
 
 
-def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
-
-
 def plot_loss(
     metrics: Sequence[Mapping[str, float]], unigram: float, exact_from: int, path: pathlib.Path
 ) -> None:
@@ -299,7 +291,7 @@ def plot_loss(
     axes.set_ylabel("loss (nats a masked token)")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2)
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_detection(metrics: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
@@ -318,7 +310,7 @@ def plot_detection(metrics: Sequence[Mapping[str, float]], path: pathlib.Path) -
     axes.set_ylabel("AUC, mean of languages")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4)
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_candidates(
@@ -339,4 +331,4 @@ def plot_candidates(
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    _save(figure, path)
+    figures.save(figure, path)

@@ -4,13 +4,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
 from common import artifacts
+from evaluation import figures
 from evaluation.markdown import cell
 from evaluation.task_results import described_choice, read_lines
 
@@ -77,9 +75,7 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
     axes.set_title("BLEU on development data during training", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, str]]:

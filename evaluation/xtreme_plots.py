@@ -3,13 +3,10 @@
 import pathlib
 from collections.abc import Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from common import artifacts
+from evaluation import figures
 from evaluation.xtreme_runs import Variant, average, averaged_metrics, names
 
 _AVERAGE = "average"
@@ -48,9 +45,7 @@ def plot_task(of_task: Sequence[Variant], path: pathlib.Path) -> None:
     axes.set_xlabel(f"{' and '.join(averaged_metrics(task))}{_mean_of(task)} (%)")
     axes.set_title(f"{task}: score by language", fontsize=10)
     figure.legend(loc="outside lower center", fontsize=9)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def _mean_of(task: str) -> str:

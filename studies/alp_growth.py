@@ -16,13 +16,11 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from absl import flags
 
 from common import artifacts, entry_point
+from evaluation import figures
 from vocap.record import Record, by_amount, methods, score_groups
 
 
@@ -134,9 +132,7 @@ def plot_methods(records: Sequence[Record], path: pathlib.Path) -> None:
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("ALP of held-out text (nats a sentence)")
     panels[0][0].legend()
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def _shared(records: Sequence[Record]) -> list[str]:

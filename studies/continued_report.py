@@ -4,15 +4,12 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch
 
 from common import artifacts
-from evaluation import forgetting
+from evaluation import figures, forgetting
 from studies.downstream import detectable, spread
 from studies.xy_lent_settings import LABELS
 
@@ -213,6 +210,4 @@ def plot_relative(found: Mapping[tuple[str, str], Sequence[Run]], path: pathlib.
     handles = {label(cell): f"C{place}" for place, cell in enumerate(found)}
     patches = [Patch(color=colour, label=name) for name, colour in handles.items()]
     figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize=8)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)

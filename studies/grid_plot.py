@@ -6,13 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from common import artifacts
 from configs.grids import Grid
+from evaluation import figures
 from studies.grid_runs import Runs, measures, values
 
 
@@ -44,9 +41,7 @@ def plot(grid: Grid, found: Runs, path: pathlib.Path) -> None:
         axes.axis("off")
     if len({point.series for point in grid.points}) > 1:
         flat[0].legend(fontsize=8)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=110)
-    plt.close(figure)
+    figures.save(figure, path, dpi=110)
 
 
 def _style(grid: Grid, marker: str = "") -> dict[str, Any]:

@@ -11,15 +11,13 @@ import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.stats
 from matplotlib import ticker
 
 from common import artifacts
+from evaluation import figures
 from studies import downstream
 
 TASKS = {"udpos": "POS", "wikiann": "NER"}
@@ -215,7 +213,7 @@ def plot_alp(cells: Sequence[Cell], path: pathlib.Path) -> None:
     axes.set_ylabel("ALP (nats a sentence)")
     axes.grid(alpha=0.3)
     axes.legend()
-    _save(figure, path)
+    figures.save(figure, path, dpi=110)
 
 
 def plot_scores(cells: Sequence[Cell], measure: str, label: str, path: pathlib.Path) -> None:
@@ -248,13 +246,7 @@ def plot_scores(cells: Sequence[Cell], measure: str, label: str, path: pathlib.P
             axes.grid(alpha=0.3)
         row[0].set_ylabel(f"{name} F1 (%)")
     figure.supxlabel(label, fontsize=10)
-    _save(figure, path)
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=110)
-    plt.close(figure)
+    figures.save(figure, path, dpi=110)
 
 
 def write_report(cells: Sequence[Cell], folder: pathlib.Path) -> str:

@@ -9,14 +9,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from ml_collections import ConfigDict
 
 from common import artifacts
+from evaluation import figures
 from studies import downstream, sampling_tasks
 from studies.downstream import spread
 from studies.sampling_settings import (
@@ -321,7 +319,7 @@ def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
         panels[1].set_xlim(min(near) - margin, max(near) + margin)
         panels[1].set_title(f"within {_NEAR} nats of the full softmax", fontsize=10)
         panels[1].legend()
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_k(
@@ -359,7 +357,7 @@ def plot_k(
         axes.set_ylabel("exact held-out loss minus unigram (nats a token)")
         axes.grid(alpha=0.3)
         axes.legend()
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_tuned_k(
@@ -406,7 +404,7 @@ def plot_tuned_k(
         axes.set_xlabel("neighbours k")
         axes.grid(alpha=0.3)
     panels[0][0].legend()
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def read_speed(workdir: pathlib.Path) -> dict[str, Any]:
@@ -447,9 +445,3 @@ def seconds_a_step(config: ConfigDict, times: Mapping[str, float]) -> float:
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)

@@ -4,13 +4,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from common import artifacts
 from configs.xlm_r import LOW
+from evaluation import figures
 from studies import downstream, grid
 from studies.downstream import spread
 from studies.supervision_settings import ONE, SETTINGS, Run, languages_of, runs_of
@@ -36,9 +34,7 @@ def write_report(study: grid.Study) -> str:
     ]
     if found:
         figure = plot_settings(study, found)
-        with artifacts.atomic_path(study.workdir / "report" / "supervision.png") as aside:
-            figure.savefig(aside, dpi=110)
-        plt.close(figure)
+        figures.save(figure, study.workdir / "report" / "supervision.png", dpi=110)
     text = "\n\n".join(parts) + "\n"
     artifacts.write_text(study.workdir / "report" / "supervision.md", text)
     return text

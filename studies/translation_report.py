@@ -5,12 +5,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from common import artifacts
+from evaluation import figures
 from evaluation import translation_report as run_report
 from studies.downstream import spread
 from studies.translation_settings import SEARCH, STARTS, TASKS, Study
@@ -144,9 +142,7 @@ def plot_curves(found: Mapping[str, Records], title: str, path: pathlib.Path) ->
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def read_searches(study: Study) -> dict[str, list[list[dict[str, Any]]]]:

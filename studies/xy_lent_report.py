@@ -7,14 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
 from builders import data, streams
 from common import artifacts
+from evaluation import figures
 from input_pipeline.bitext import language_pairs
 from input_pipeline.packed_dataset import PackedDataset
 from studies.downstream import spread
@@ -249,9 +247,7 @@ def plot_curves(encoders: Mapping[str, Mapping[int, Encoder]], path: pathlib.Pat
     panels[0].axhline(0, color="black", lw=0.8)
     panels[1].axhline(0.5, color="black", lw=0.8)
     panels[0].legend(fontsize=8)
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def _plot_arm(axes: Any, curves: Sequence[Mapping[int, float]], arm: str, place: int) -> None:

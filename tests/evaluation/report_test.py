@@ -149,7 +149,9 @@ class DetectionTest(absltest.TestCase):
             {"step": 4, "rtd/own/auc": 0.55, "rtd/unigram/auc": 0.7},
         ]
         drawn = {}
-        with mock.patch.object(report, "_save", lambda figure, _: drawn.update(figure=figure)):
+        with mock.patch.object(
+            report.figures, "save", lambda figure, _: drawn.update(figure=figure)
+        ):
             report.plot_detection(metrics, pathlib.Path("detection.png"))
         lines = {line.get_label(): line for line in drawn["figure"].axes[0].get_lines()}
         self.assertEqual(set(lines), {"unigram samples", "samples of its own generator", "chance"})
@@ -170,7 +172,9 @@ class PlotsOfTrainingTest(parameterized.TestCase):
 
     def drawn(self, plot, *arguments):
         found = {}
-        with mock.patch.object(report, "_save", lambda figure, _: found.update(figure=figure)):
+        with mock.patch.object(
+            report.figures, "save", lambda figure, _: found.update(figure=figure)
+        ):
             plot(self.metrics, *arguments, pathlib.Path("plot.png"))
         return found["figure"].axes[0]
 
