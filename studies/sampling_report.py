@@ -345,19 +345,28 @@ def plot_k(
         means = [_mean(by_k[k].above_unigram.values()) for k in ks]
         axes.plot(ks, means, "-", color="tab:blue", label="k-NN; its |V'| in % of V")
         if form in full:
-            losses = list(full[form].above_unigram.values())
-            axes.axhline(_mean(losses), color="tab:red", lw=1, label=full[form].label)
-            axes.axhspan(min(losses), max(losses), color="tab:red", alpha=0.12)
-        axes.set_xscale("log")
-        axes.set_xticks(ks, [str(k) for k in ks])
-        axes.minorticks_off()
+            _show_full(axes, list(full[form].above_unigram.values()), full[form].label)
+        _show_k(axes, ks)
         axes.margins(y=0.2)
         axes.set_title(form, fontsize=10)
-        axes.set_xlabel("neighbours k")
         axes.set_ylabel("exact held-out loss minus unigram (nats a token)")
-        axes.grid(alpha=0.3)
         axes.legend()
     figures.save(figure, path)
+
+
+def _show_k(axes: plt.Axes, ks: Sequence[int]) -> None:
+    """Make k the horizontal axis."""
+    axes.set_xscale("log")
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.minorticks_off()
+    axes.set_xlabel("neighbours k")
+    axes.grid(alpha=0.3)
+
+
+def _show_full(axes: plt.Axes, values: Sequence[float], label: str) -> None:
+    """Draw the mean of the full softmax, and the range of its seeds."""
+    axes.axhline(_mean(values), color="tab:red", lw=1, label=label)
+    axes.axhspan(min(values), max(values), color="tab:red", alpha=0.12)
 
 
 def plot_tuned_k(
@@ -394,15 +403,10 @@ def plot_tuned_k(
                 axes.plot([places[k]] * len(values), values, "o", color=color, alpha=0.4)
             averages = [_mean(values) for values in found.values()]
             axes.plot(list(places.values()), averages, "-", color=color, label=f"k-NN {form}")
-            axes.set_xscale("log")
-            axes.set_xticks(list(by_k), [str(k) for k in by_k])
         if full := means(FULL, by_encoder):
-            axes.axhline(_mean(full), color="tab:red", lw=1, label="full softmax")
-            axes.axhspan(min(full), max(full), color="tab:red", alpha=0.12)
-        axes.minorticks_off()
+            _show_full(axes, full, "full softmax")
+        _show_k(axes, sorted({k for by_k in forms.values() for k in by_k}))
         axes.set_title(f"{sampling_tasks.TASKS[task].title}, mean without English", fontsize=10)
-        axes.set_xlabel("neighbours k")
-        axes.grid(alpha=0.3)
     panels[0][0].legend()
     figures.save(figure, path)
 
