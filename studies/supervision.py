@@ -10,7 +10,9 @@ encoders (Section 5.3). An encoder of seven languages, `languages_7`, is fine-tu
   (*en_each*), so that there are as many models as languages (Section 5.2, column #M);
 - *each*: on the data of a language, and tested in it;
 - *all*: on the data of all languages, selected on the mean of their development scores; of XNLI,
-  whose data are translations, translate-train-all;
+  whose data are translations, translate-train-all. So are an encoder of as much text as Wikipedia
+  has in the seven languages, `wikipedia_7` (*all_wikipedia*; Section 5.4), and random parameters
+  (*all_random*);
 
 and an encoder of each language alone, `only_LANGUAGE`, with half the pieces or less and equal
 steps, on that language (*alone*). Section 5.4 compares more in Swahili and Urdu: an encoder of as
@@ -42,7 +44,15 @@ from configs.xlm_r import LOW
 from studies import grid, runs, splits
 from studies.runs import Job
 from studies.supervision_report import write_report
-from studies.supervision_settings import ONE, SETTINGS, TASKS, Run, all_runs, languages_of
+from studies.supervision_settings import (
+    ONE,
+    ONE_WIKIPEDIA,
+    SETTINGS,
+    TASKS,
+    Run,
+    all_runs,
+    languages_of,
+)
 
 # Keys of fine-tuning that are the same in all tasks.
 _SHARED = {
@@ -131,11 +141,12 @@ def main(_) -> None:
     argument = config_flags.get_config_filename(given["config"])
     tasks = runs.chosen("tasks", given.tasks, TASKS)
     names = grids.load(grids.config_of(argument, ONE)).corpus.languages
+    alone = (*(f"only_{name}" for name in names), *(f"only_wikipedia_{name}" for name in LOW))
     study = grid.Study(
         argument,
         config_flags.get_override_values(given["config"]),
         grids.choose(argument, "languages"),
-        [ONE, *(f"only_{name}" for name in names), *(f"only_wikipedia_{name}" for name in LOW)],
+        [ONE, ONE_WIKIPEDIA, *alone],
         pathlib.Path(given.workdir),
         [int(seed) for seed in given.seeds],
         tasks,

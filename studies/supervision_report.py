@@ -11,7 +11,7 @@ from configs.xlm_r import LOW
 from evaluation import figures
 from studies import downstream, grid
 from studies.downstream import spread
-from studies.supervision_settings import ONE, SETTINGS, Run, languages_of, runs_of
+from studies.supervision_settings import ONE, ONE_WIKIPEDIA, SETTINGS, Run, languages_of, runs_of
 
 Scores = Mapping[str, Sequence[Mapping[str, float]]]  # by setting, seed and language
 
@@ -137,6 +137,7 @@ def loss_table(
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for label, run_of in (
         ("one encoder", dict.fromkeys(names, ONE)),
+        ("one encoder, of as much text as Wikipedia has", dict.fromkeys(names, ONE_WIKIPEDIA)),
         ("an encoder for each language", {name: f"only_{name}" for name in names}),
         ("the same, of as much text as Wikipedia has", {n: f"only_wikipedia_{n}" for n in LOW}),
     ):

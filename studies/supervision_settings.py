@@ -8,7 +8,9 @@ from typing import Any
 from configs.xlm_r import LOW
 from studies import grid, runs, splits
 
-ONE = "languages_7"
+# Runs of configs/xlm_r.py, of the same seven languages: text in the proportions of CommonCrawl and
+# of Wikipedia.
+ONE, ONE_WIKIPEDIA = "languages_7", "wikipedia_7"
 # Keys of fine-tuning that differ from the config of each task.
 TASKS: dict[str, dict[str, Any]] = {
     "udpos": {"optimizer.learning_rate": 1e-3, "train.epochs": 6.0},
@@ -52,6 +54,14 @@ SETTINGS = {
     ),
     "each": Setting("one encoder, trained on each language", "own", "own"),
     "all": Setting("one encoder, trained on all languages", "all", "all"),
+    "all_wikipedia": Setting(
+        "one encoder of as much text as Wikipedia has, trained on all languages",
+        *("all", "all"),
+        encoder=ONE_WIKIPEDIA,
+    ),
+    "all_random": Setting(
+        "random parameters, trained on all languages", "all", "all", is_random=True
+    ),
     "alone": Setting(
         "an encoder for each language, trained on it", "own", "own", encoder="only_{}"
     ),

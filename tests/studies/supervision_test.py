@@ -13,7 +13,7 @@ from absl.testing import absltest
 from common import artifacts
 from configs import grids
 from studies import grid, splits, supervision, supervision_report
-from studies.supervision_settings import ONE, SETTINGS, Run
+from studies.supervision_settings import ONE, ONE_WIKIPEDIA, SETTINGS, Run
 from tests.task_results import task_results
 
 LANGUAGES = ("de", "en", "sw")
@@ -50,7 +50,7 @@ class SupervisionTest(absltest.TestCase):
         if script[0] == "finetune.py":
             scores = {"en": 0.1, "en_one": 0.15, "en_each": 0.17}
             scores |= {"all": 0.4, "each": 0.2, "alone": 0.3, "wikipedia": 0.28, "random": 0.25}
-            scores |= {"wikipedia_random": 0.22}
+            scores |= {"wikipedia_random": 0.22, "all_wikipedia": 0.35, "all_random": 0.32}
             score = scores[change["model_name"]]
             score += 0.02 * change["train.seed"]
             test = {name: score + (name == "sw") * 0.3 for name in change["task.test_languages"]}
@@ -59,7 +59,7 @@ class SupervisionTest(absltest.TestCase):
             artifacts.write_json(workdir / "results.json", results)
 
     def study(self, *seeds: int, **overrides: Any) -> grid.Study:
-        names = [ONE, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
+        names = [ONE, ONE_WIKIPEDIA, *(f"only_{name}" for name in (*LANGUAGES, "wikipedia_sw"))]
         found = grids.choose(self.argument, "languages")
         return grid.Study(
             *(self.argument, overrides, found, names, self.workdir, seeds, ("wikiann",)),
@@ -71,7 +71,7 @@ class SupervisionTest(absltest.TestCase):
         study = self.study(0, 1)
         supervision.do_study(study)
         tuned = [place for script, place in self.calls if script == "finetune.py"]
-        self.assertLen(tuned, 2 * (4 + 2 * 3 + 3))
+        self.assertLen(tuned, 2 * (6 + 2 * 3 + 3))
         self.assertIn("supervision/wikiann/alone-sw/seed1", tuned)
         text = supervision_report.write_report(study)
         label = SETTINGS["alone"].label
@@ -83,8 +83,8 @@ class SupervisionTest(absltest.TestCase):
         label = SETTINGS["wikipedia"].label
         self.assertIn(f"| {label} | 2 |  |  | 59.0 |  |", text)
         # Two seeds two points apart in each setting: a deviation of 2 ** 0.5, sqrt(2 / 2) times t
-        # of six and of nine degrees of freedom, 2.447 and 2.262.
-        self.assertIn("| detectable | | 3.5 | 3.5 | 3.2 | 3.5 |", text)
+        # of eight and of eleven degrees of freedom, 2.306 and 2.201.
+        self.assertIn("| detectable | | 3.3 | 3.3 | 3.1 | 3.3 |", text)
         self.assertIn("| examples | | 10 | 10 | 10 | 30 |", text)
         self.assertIn("| NER, F1 | seeds | de | en | sw | mean |\n", text)
         found = {"wikiann": supervision_report.complete(study, "wikiann")}
@@ -93,6 +93,7 @@ class SupervisionTest(absltest.TestCase):
         titles = [axes.get_title() for axes in figure.axes]
         self.assertEqual(titles, ["NER, F1: de, en, sw", "NER, F1: sw"])
         self.assertIn("| one encoder | 2.000 | 2.000 |", text)
+        self.assertIn("| one encoder, of as much text as Wikipedia has | 2.000 | 2.000 |", text)
         self.assertIn("| an encoder for each language | 3.000 | 3.000 |  |", text)
         self.assertIn("| an encoder for each language | -2.00 | -2.00 |  |", text)  # of unigram's 6
 
@@ -138,6 +139,8 @@ class SupervisionTest(absltest.TestCase):
             ("en_one", "", ("en",), everything),
             ("en_each", "", ("en",), (LANGUAGES, "each_language")),
             ("all", "", LANGUAGES, everything),
+            ("all_wikipedia", "", LANGUAGES, everything),
+            ("all_random", "", LANGUAGES, everything),
             ("each", "sw", sw, (sw, "all_languages")),
             ("alone", "sw", sw, (sw, "all_languages")),
             ("wikipedia", "sw", sw, (sw, "all_languages")),
@@ -150,7 +153,7 @@ class SupervisionTest(absltest.TestCase):
             selected = (change["task.validation_languages"], change["task.selection"])
             self.assertEqual(selected, selection)
             self.assertEqual(change["task.test_languages"], sw if language else LANGUAGES)
-            encoders = {"alone": "only_sw", "random": "only_sw"}
+            encoders = {"alone": "only_sw", "random": "only_sw", "all_wikipedia": "wikipedia_7"}
             encoders |= dict.fromkeys(("wikipedia", "wikipedia_random"), "only_wikipedia_sw")
             encoder = encoders.get(setting, "languages_7")
             self.assertEqual(change["init_from"], study.encoder(encoder, 4).absolute())
