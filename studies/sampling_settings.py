@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 FULL, FULL_BIAS = "full", "full_bias"
 PUBLISHED, CORRECTED = "knn", "knn_corrected"
 # Random instead of trained parameters, fine-tuned as well.
-RANDOM = "random"
+RANDOM, RANDOM_LABEL = "random", "random parameters"
 GROUPS = {
     "method": "Methods (paper Table 2)",
     "k": "Neighbours k (paper Table 3)",

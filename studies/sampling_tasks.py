@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from common import artifacts
 from studies import downstream, runs
 from studies.downstream import Task, spread
-from studies.sampling_settings import FULL, RANDOM, Setting
+from studies.sampling_settings import FULL, RANDOM, RANDOM_LABEL, Setting
 
 _RATES = {"udpos": "3e-4", "wikiann": "1e-3"}
 # Those of `studies.downstream` at one learning rate, with all keys that they change.
@@ -149,7 +149,7 @@ def table(by_encoder: Mapping[str, BySeed], settings: Sequence[Setting]) -> str:
     Returns:
       The table; "" without scores.
     """
-    rows = {RANDOM: ("random parameters", "")}
+    rows = {RANDOM: (RANDOM_LABEL, "")}
     rows |= {one.name: (one.label, one.tuned_reference) for one in settings}
     rows = {name: row for name, row in rows.items() if by_encoder.get(name)}
     if not rows:

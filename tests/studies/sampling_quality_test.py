@@ -4,11 +4,19 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import matplotlib.pyplot as plt
 from absl.testing import absltest, flagsaver, parameterized
 
 from common import artifacts
 from configs import sampling_quality as sampling_quality_config
-from studies import sampling_quality, sampling_report, sampling_settings, sampling_tasks
+from studies import (
+    sampling_losses,
+    sampling_plots,
+    sampling_quality,
+    sampling_report,
+    sampling_settings,
+    sampling_tasks,
+)
 from studies.sampling_settings import Setting
 from tests import processes
 from tests.malformed import harness
@@ -35,10 +43,10 @@ def setting(name: str, bias: bool = False) -> Setting:
 
 
 class ReportTest(parameterized.TestCase):
-    def rows(self, *records: dict) -> dict[str, sampling_report.Row]:
+    def rows(self, *records: dict) -> dict[str, sampling_losses.Row]:
         settings = [setting(name) for name in ("full", "knn", "nce")]
         settings += [setting("full_bias", bias=True), setting("knn_bias", bias=True)]
-        return sampling_report.summarise(settings, records)
+        return sampling_losses.summarise(settings, records)
 
     def test_means_and_paired_differences(self):
         rows = self.rows(
@@ -147,6 +155,31 @@ class ReportTest(parameterized.TestCase):
         # Of the means: t of two degrees of freedom, variances 0.5 and 512, two seeds each.
         self.assertEqual(least[2:6], ["0.0", "94.8", "43.0", f"{4.3027 * 256.25**0.5:.1f}"])
         self.assertEqual(sampling_tasks.table({"other": scores["knn"]}, settings), "")
+
+    def test_plot_of_fine_tuned_methods(self):
+        def by_seed(*scores: float) -> dict[int, dict[str, float]]:
+            return {seed: {"en": 90.0, "de": score} for seed, score in enumerate(scores)}
+
+        pos = {"full": by_seed(40.0, 42.0), "knn": by_seed(38.0), "random": by_seed(20.0)}
+        scores = {"udpos": pos, "tatoeba": {"full": by_seed(5.0)}}
+        settings = [setting(name) for name in ("full", "knn", "nce")]
+        path = pathlib.Path("methods.png")
+        with mock.patch.object(sampling_plots.figures, "save") as save:
+            sampling_plots.plot_tuned_methods(settings, {"udpos": {"full": by_seed(1.0)}}, path)
+            save.assert_not_called()  # nothing to compare it with
+            sampling_plots.plot_tuned_methods(settings, scores, path)
+        figure, saved_to = save.call_args.args
+        self.addCleanup(plt.close, figure)
+        self.assertEqual(saved_to, path)
+        (axes,) = figure.axes
+        self.assertEqual(axes.get_xlabel(), "POS, F1, mean without English")
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        self.assertEqual(labels, ["FULL", "KNN", "random parameters"])
+        drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+        self.assertEqual(
+            drawn[::2], [([40, 42], [0, 0]), ([38], [1]), ([20], [2]), ([41, 41], [0, 1])]
+        )
+        self.assertEqual(drawn[1::2], [([41], [0]), ([38], [1]), ([20], [2])])
 
     def test_fine_tuned_scores_are_compared_within_their_group(self):
         config = sampling_quality_config.get_config("DATA")
@@ -376,7 +409,7 @@ class RunsTest(absltest.TestCase):
         self.assertRegex(
             text, r"as published \(k = 4, n = 2\) \| 2 \| 25.0 \| 25.0 \| 25.0 to 25.0 \|  \|"
         )
-        images = ("methods.png", "neighbours.png", "neighbours_tuned.png")
+        images = ("methods.png", "methods_tuned.png", "neighbours.png", "neighbours_tuned.png")
         for name in ("report.md", *images):
             self.assertTrue((self.workdir / "report" / name).exists())
         for name in images:
