@@ -2,7 +2,7 @@
 
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -33,7 +33,7 @@ def plot_methods(rows: Sequence[Row], path: pathlib.Path) -> None:
     panels = np.atleast_1d(panels)
     for axes in panels:
         for place, row in enumerate(rows):
-            _show_seeds(axes, list(row.above_unigram.values()), place)
+            figures.show_seeds(axes, list(row.above_unigram.values()), place)
         for mean in full:
             axes.axvline(mean, color="tab:red", lw=1, label="full softmax")
             axes.axvspan(mean - 0.02, mean + 0.02, color="tab:red", alpha=0.12, label="± 0.02")
@@ -110,9 +110,8 @@ def plot_tuned_k(
       scores: of fine-tuning.
       path: path of the image; nothing is written where no k but the study's has scores.
     """
-
     tuned = {one.name for by_k in forms.values() for one in by_k.values() if one.group == "k"}
-    shown = {name: scores[name] for name in sampling_tasks.TASKS if tuned & {*scores.get(name, ())}}
+    shown = _tasks_with_any(tuned, scores)
     if not shown:
         return
     figure, panels = plt.subplots(
@@ -147,13 +146,13 @@ def plot_tuned_methods(
       scores: of fine-tuning.
       path: path of the image; nothing is written where no method but the full softmax has scores.
     """
-    names = {one.name for one in settings} - {FULL}
-    shown = {name: scores[name] for name in sampling_tasks.TASKS if names & {*scores.get(name, ())}}
+    shown = _tasks_with_any({one.name for one in settings} - {FULL}, scores)
     if not shown:
         return
-    labels = {**{one.name: one.label for one in settings}, RANDOM: RANDOM_LABEL}
     tuned = set().union(*shown.values())
-    labels = {name: label for name, label in labels.items() if name in tuned}
+    labels = {one.name: one.label for one in settings if one.name in tuned}
+    if RANDOM in tuned:
+        labels[RANDOM] = RANDOM_LABEL
     figure, panels = plt.subplots(
         1,
         len(shown),
@@ -165,7 +164,7 @@ def plot_tuned_methods(
     for axes, (task, by_encoder) in zip(panels[0], shown.items(), strict=True):
         for place, name in enumerate(labels):
             if values := _without_english(by_encoder, name):
-                _show_seeds(axes, values, place)
+                figures.show_seeds(axes, values, place)
         if full := _without_english(by_encoder, FULL):
             axes.axvline(statistics.fmean(full), color="tab:red", lw=1)
         axes.set_yticks(range(len(labels)), labels.values())
@@ -175,10 +174,9 @@ def plot_tuned_methods(
     figures.save(figure, path)
 
 
-def _show_seeds(axes: plt.Axes, values: Sequence[float], place: int) -> None:
-    """Draw the seeds of a setting in its line, and their mean."""
-    axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
-    axes.plot(statistics.fmean(values), place, "|", color="black", ms=16, mew=2)
+def _tasks_with_any(names: Set[str], scores: sampling_tasks.Scores) -> sampling_tasks.Scores:
+    """Scores of the tasks that some of the encoders have, in the order of the tasks."""
+    return {task: scores[task] for task in sampling_tasks.TASKS if names & {*scores.get(task, ())}}
 
 
 def _without_english(by_encoder: Mapping[str, sampling_tasks.BySeed], name: str) -> list[float]:

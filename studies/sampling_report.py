@@ -53,15 +53,14 @@ def write_report(
         _missing(settings, seeds, tasks, rows, workdir),
     ]
     parts += _loss_tables(everything, rows, speed)
-    methods = [rows[one.name] for one in everything if one.group == "method" and one.name in rows]
+    methods = [one for one in everything if one.group == "method"]
+    of_methods = [rows[one.name] for one in methods if one.name in rows]
     folder = workdir / "report"
-    sampling_plots.plot_methods(methods, folder / "methods.png")
+    sampling_plots.plot_methods(of_methods, folder / "methods.png")
     _plot_k(config, everything, rows, folder / "neighbours.png")
-    parts += ["## Languages", language_table(methods, unigram)]
+    parts += ["## Languages", language_table(of_methods, unigram)]
     scores = sampling_tasks.read_scores(workdir)
-    sampling_plots.plot_tuned_methods(
-        [one for one in everything if one.group == "method"], scores, folder / "methods_tuned.png"
-    )
+    sampling_plots.plot_tuned_methods(methods, scores, folder / "methods_tuned.png")
     sampling_plots.plot_tuned_k(_by_k(config, everything), scores, folder / "neighbours_tuned.png")
     parts += ["## Fine-tuning", *_task_tables(scores, everything)]
     images = {

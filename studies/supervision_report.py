@@ -178,8 +178,7 @@ def plot_settings(study: grid.Study, found: Mapping[str, Scores]) -> plt.Figure:
                 axes.axis("off")
                 continue
             for place, values in enumerate(drawn.values()):
-                axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
-                axes.plot(statistics.fmean(values), place, "|", color="black", ms=14, mew=2)
+                figures.show_seeds(axes, values, place, size=14)
             labels = [SETTINGS[setting].label for setting in drawn]
             axes.set_yticks(range(len(drawn)), labels, fontsize=8)
             axes.set_title(f"{downstream.TASKS[task].title}: {', '.join(group)}", fontsize=10)
