@@ -208,6 +208,16 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
             f"batch_{n}_examples": {"train.batch_size": n, "train.num_steps": 2400 * 16 // n}
             for n in (8, 32)
         },
+        # As many updates a language as seven languages have.
+        **{
+            f"{name}_examples": {**keys, "train.num_steps": round(2400 * n / 7)}
+            for name, n, keys in (
+                ("languages_15", 15, {}),
+                ("wide_15", 15, _width(160, 2)),
+                ("languages_30", 30, {_LANGUAGES: SMALL_LANGUAGES[30]}),
+                ("wide_30", 30, {_LANGUAGES: SMALL_LANGUAGES[30], **_width(192, 2)}),
+            )
+        },
         # Of seven languages, whose loss levels off soonest.
         **{
             f"steps_{n}": {_LANGUAGES: SMALL_LANGUAGES[7], "train.num_steps": n}

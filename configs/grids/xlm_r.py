@@ -54,6 +54,28 @@ def _capacity(word: str) -> Grid:
     )
 
 
+def _examples() -> Grid:
+    """Grid of the small runs that have as many examples of each language as seven have."""
+    first = Point("languages_7", 7, "width 128")
+    return Grid(
+        title="The curse of multilinguality at equal examples of each language",
+        place="Section 5.1, Transfer-dilution trade-off",
+        axis="languages",
+        points=(
+            first,
+            *(Point(f"languages_{n}_examples", n, "width 128") for n in (15, 30)),
+            dataclasses.replace(first, series="growing width"),
+            *(Point(f"wide_{n}_examples", n, "growing width") for n in (15, 30)),
+        ),
+        keys=("corpus.languages", "model", "train.num_steps"),
+        is_log=True,
+        note="Not in the paper, whose models have equal updates: 343 updates a language, 2,400, "
+        "5,143 and 10,286 for 7, 15 and 30, so that what more languages cost in examples is apart "
+        "from what they cost in capacity. Widths are those of `capacity`.",
+        minutes=15.0,
+    )
+
+
 def _alpha(word: str) -> Grid:
     alphas = (*xlm_r.ALPHAS, 1.0) if word == "small" else xlm_r.ALPHAS
     return Grid(
@@ -200,6 +222,8 @@ def _grids(word: str) -> dict[str, Grid]:
         "steps": _steps(word),
         "tokenizer": _tokenizer(word),
     }
+    if word == "small":
+        found["examples"] = _examples()
     return {
         name: dataclasses.replace(grid, is_small=word == "small") for name, grid in found.items()
     }
