@@ -55,7 +55,7 @@ SETTINGS = {
     "each": Setting("one encoder, trained on each language", "own", "own"),
     "all": Setting("one encoder, trained on all languages", "all", "all"),
     "all_wikipedia": Setting(
-        "one encoder of as much text as Wikipedia has, trained on all languages",
+        "one encoder of Wikipedia's amounts, trained on all languages",
         *("all", "all"),
         encoder=ONE_WIKIPEDIA,
     ),
