@@ -165,19 +165,26 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 
 def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
-    """Serialise a model without special tokens as one that has `SPECIALS` first."""
-    normal = list(proto.pieces)
+    """Serialise a model, without its first special tokens, as one that has `SPECIALS` first.
+
+    Raises:
+      ValueError: as `parse`.
+    """
+    # Models of others may have <pad> and <mask> among their pieces.
+    pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
     del proto.pieces[:]
     for i, token in enumerate(SPECIALS):
         kind = _KINDS.UNKNOWN if i == UNK_ID else _KINDS.CONTROL
         proto.pieces.add(piece=token, score=0.0, type=kind)
-    proto.pieces.extend(normal)
+    proto.pieces.extend(pieces)
     spec = proto.trainer_spec
     spec.vocab_size = len(proto.pieces)
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:MASK_ID]
     spec.control_symbols.append(SPECIALS[MASK_ID])
-    return proto.SerializeToString()
+    model = proto.SerializeToString()
+    parse(model)  # a tokenizer.json can have a piece twice
+    return model
 
 
 def swap(

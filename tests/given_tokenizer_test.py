@@ -1,6 +1,7 @@
 """Tokenizers that are there already, in place of one that is built."""
 
 import io
+import json
 import pathlib
 import tempfile
 from unittest import mock
@@ -14,6 +15,7 @@ from builders.data import Folders
 from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import META
+from input_pipeline.tokenization import special_ids
 from interop import huggingface
 from tests import commands
 from vocap import merge
@@ -80,6 +82,30 @@ class GivenTokenizerTest(absltest.TestCase):
         for text in ("ab abc cdab", "abcabc h"):
             self.assertEqual(found.encode(text, out_type=str), expected.encode(text, out_type=str))
 
+    def test_a_model_with_special_tokens_of_its_own(self):
+        for number, symbols in enumerate(
+            ({"pad_id": 3}, {"pad_id": 3, "control_symbols": ["<mask>", "<sep>"]},
+             {"user_defined_symbols": ["<mask>", "<sep>"]})
+        ):  # fmt: skip
+            content = io.BytesIO()
+            spm.SentencePieceTrainer.train(
+                sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
+                vocab_size=20, hard_vocab_limit=False, minloglevel=2, **symbols,
+            )  # fmt: skip
+            self.build(self.write(f"own-{number}.model", content.getvalue()))
+            found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
+            special_ids(found)  # raises ValueError where one is missing
+            self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
+            expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
+            self.assertEqual(
+                {found.id_to_piece(i) for i in range(5, len(found))},
+                {expected.id_to_piece(i) for i in range(len(expected))} - {*merge.SPECIALS},
+            )
+            for text in ("ab abc cdab", "abcabc h <sep> ab"):
+                self.assertEqual(
+                    found.encode(text, out_type=str), expected.encode(text, out_type=str)
+                )
+
     def test_a_folder_of_hugging_face(self):
         huggingface.export_tokenizer(model(), self.parent / "hf")
         # As XLM-R's: its normaliser is one step.
@@ -96,9 +122,19 @@ class GivenTokenizerTest(absltest.TestCase):
             self.assertEqual(found.encode(text), expected.encode(text))
 
     def test_what_is_none(self):
+        twice = {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Metaspace"},
+            "model": {
+                "type": "Unigram",
+                "unk_id": 0,
+                "vocab": [["<unk>", 0], ["a", -1], ["a", -2]],
+            },
+        }
         for name, content, message in (
             ("empty.model", b"", "empty.model: not a SentencePiece model"),
             ("bert.json", b'{"model": {"type": "WordPiece"}}', "bert.json: .* 'WordPiece'"),
+            ("twice.json", json.dumps(twice).encode(), "twice.json: .* a is already defined"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.build(self.write(name, content))
