@@ -138,11 +138,12 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
     """Find the files of monolingual text: folders in the order of the config, files by name.
 
     Raises:
-      ValueError: a folder does not exist, is named twice or is one of `parallel_eval`, or shards of
-        a file are missing.
+      ValueError: a folder does not exist, is named twice or is one of `parallel_eval` or of
+        `parallel`, or shards of a file are missing.
     """
     found, seen = [], set()
     root = root_of(spec)
+    trained = _trained_folders(spec)
     matched = _matching_paths(root, "parallel_eval", spec.parallel_eval)
     evaluated = {path.resolve() for path in matched}
     for name in spec.text:
@@ -157,6 +158,12 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
                 f"{folder} is named in corpus.text and in corpus.parallel_eval, so that what is "
                 "evaluated on would be trained on; remove it from one of them"
             )
+        if place in trained:
+            raise ValueError(
+                f"{folder} is named in corpus.text and in corpus.parallel, which is text of its "
+                "languages, too, so that its text would count twice, and what is held out of one "
+                "be trained on as the other; remove it from one of them"
+            )
         seen.add(place)
         if not folder.is_dir():
             raise ValueError(
@@ -165,6 +172,15 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
             )
         found += [TextFile(*one) for one in _text_files(folder, spec, kinds=("txt", "jsonl"))]
     return found
+
+
+def _trained_folders(spec: CorpusSpec) -> set[pathlib.Path]:
+    """Find the folders of `parallel` that have two wanted languages, as absolute paths."""
+    return {
+        path.resolve()
+        for path in _parallel_paths(spec)["parallel"]
+        if path.is_dir() and sum(_is_wanted(one, spec) for one in _languages_of(path, spec)) > 1
+    }
 
 
 def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:

@@ -366,6 +366,11 @@ class FaultsTest(_CorpusTest):
             text=(".", "dev"),
             parallel_eval=("d*",),
         )
+        self.assert_fault(
+            "dev is named in corpus.text and in corpus.parallel, .*; remove it from one",
+            text=(".", "dev"),
+            parallel=("d*",),
+        )
         self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
         self.write("notes/notes.md", "x")
         self.assert_fault(r"no text found in \['notes'\].*<lang>.txt", text=("notes",))
