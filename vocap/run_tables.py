@@ -49,6 +49,7 @@ _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
 # Name of a numbered part, with the separators of `input_pipeline.text_files`.
 PART = re.compile(r"(.*[-_.])([0-9]+)-of-([0-9]+)\b(.*)")
+_HELDOUT = ".heldout.runs.gz"  # end of the name of a table of held-out text
 _AGAIN = "copy the file again, or count the text again"
 
 
@@ -101,15 +102,17 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     """Merge tables into one in constant memory; many tables are merged in rounds.
 
     Files called `NAME-00003-of-00032.runs.gz`, also with `_` or `.` behind NAME, are parts of one
-    table and must all be given.
+    table and must all be given. Those called `NAME.heldout.runs.gz` are of text that was held out.
 
     Raises:
-      ValueError: no table is given, parts are missing, or a table is malformed (see `read_table`).
+      ValueError: no table is given, parts are missing, only some tables are of held-out text, or a
+        table is malformed (see `read_table`).
     """
     tables = [pathlib.Path(path) for path in paths]
     if not tables:
         raise ValueError("there are no tables to merge")
     _check_parts(tables)
+    _check_kinds(tables)
     return _merge_in_rounds(tables, pathlib.Path(out))
 
 
@@ -410,6 +413,18 @@ def _check_parts(paths: Sequence[pathlib.Path]) -> None:
                 f"{folder / name}NNNNN-of-{total:05d}{suffix}: parts {missing[:5]} are missing, "
                 f"{len(missing)} in all; copy all parts, or let the count finish"
             )
+
+
+def _check_kinds(paths: Sequence[pathlib.Path]) -> None:
+    """Check that none or all tables are of held-out text: a pattern easily matches both."""
+    heldout = [path for path in paths if path.name.endswith(_HELDOUT)]
+    if heldout and len(heldout) < len(paths):
+        other = next(path for path in paths if path not in heldout)
+        raise ValueError(
+            f"{heldout[0]} is of text that was held out, {other} is not; merge the tables of each "
+            f"kind alone, into <lang>.runs.gz and <lang>{_HELDOUT}, or what was held out is "
+            "trained on: keep the two kinds in folders of their own"
+        )
 
 
 @contextlib.contextmanager

@@ -175,6 +175,17 @@ class MergeTest(_FolderTest):
         with self.assertRaisesRegex(ValueError, message):
             run_tables.merge_tables([paths[0], other, paths[2]], self.out)
 
+    def test_what_was_held_out_is_merged_alone(self):
+        for i in range(2):
+            self.table_of(TEXT[i::4], f"en-{i}.runs.gz")
+            self.table_of(TEXT[i + 2 :: 4], f"en-{i}.heldout.runs.gz")
+        message = r"en-0.heldout.runs.gz is of text that was held out, .*en-0.runs.gz is not; merge"
+        with self.assertRaisesRegex(ValueError, message):
+            run_tables.merge_tables(sorted(self.folder.glob("*.runs.gz")), self.out)
+        aside = sorted(self.folder.glob("*.heldout.runs.gz"))
+        expected = self.table_of([*TEXT[2::4], *TEXT[3::4]], "whole").read_bytes()
+        self.assert_merges(aside, expected)
+
     def test_a_folder_is_no_part_whatever_its_name(self):
         path = self.table_of(TEXT, "job-1-of-2/en.runs.gz")
         self.assert_merges([path], path.read_bytes())
