@@ -11,6 +11,7 @@ plots, scores.csv and results.json.
 """
 
 import collections
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +20,8 @@ from absl import flags
 from tqdm import tqdm
 
 from common import entry_point
-from input_pipeline.corpus import Corpus, load_corpus
+from input_pipeline import sources
+from input_pipeline.corpus import Corpus, ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec
 from interop.segmenter import Segmenter, read_segmenter
 from vocap import segmentation, segmentation_report
@@ -37,7 +39,13 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder of the report.")
 
 def main(_) -> None:
     segmenters = _segmenters()
-    corpus = load_corpus(_spec())
+    spec = _spec()
+    corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
+    # Read apart from the text, which it may be: nothing is trained on either.
+    parallel = [
+        ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
+        for source in sources.find_parallel(spec)
+    ]
     languages = _LANGUAGES.value or list(corpus.train)
     if missing := sorted(set(languages) - set(corpus.train)):
         raise ValueError(
@@ -45,7 +53,8 @@ def main(_) -> None:
             f"{', '.join(corpus.train)}; name some of these, or add text"
         )
     scores = {
-        name: _score(name, segmenter, corpus, languages) for name, segmenter in segmenters.items()
+        name: _score(name, segmenter, corpus, parallel, languages)
+        for name, segmenter in segmenters.items()
     }
     path = segmentation_report.write_report(pathlib.Path(_OUTPUT.value), scores, _PIVOT.value)
     print(segmentation_report.summary_table(scores))
@@ -81,7 +90,11 @@ def _spec() -> CorpusSpec:
 
 
 def _score(
-    name: str, segmenter: Segmenter, corpus: Corpus, languages: Sequence[str]
+    name: str,
+    segmenter: Segmenter,
+    corpus: Corpus,
+    parallel: Sequence[ParallelText],
+    languages: Sequence[str],
 ) -> segmentation.TokenizerScore:
     texts: dict[str, segmentation.TextScore] = {}
     is_used = np.zeros(segmenter.size, bool)
@@ -100,14 +113,14 @@ def _score(
         size=segmenter.size,
         used=float(is_used[segmenter.is_piece].mean()),
         texts=texts,
-        tax={one: tax for one, tax in _tax(segmenter, corpus).items() if one in languages},
+        tax={one: tax for one, tax in _tax(segmenter, parallel).items() if one in languages},
     )
 
 
-def _tax(segmenter: Segmenter, corpus: Corpus) -> Mapping[str, float]:
+def _tax(segmenter: Segmenter, parallel: Sequence[ParallelText]) -> Mapping[str, float]:
     """Tokens by those of the pivot, over all parallel text of a language."""
     totals: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-    for text in corpus.parallel:
+    for text in parallel:
         found = segmentation.tax(segmenter.encode, text.rows, text.languages, _PIVOT.value)
         for language, (own, of_pivot) in found.items():
             totals[language][0] += own

@@ -117,6 +117,22 @@ class CommandTest(absltest.TestCase):
         self.assertEqual(list(results["one"]["texts"]), ["en", "sw"])
         self.assertIn("tax against en", (self.folder / "out" / "report.md").read_text("utf-8"))
 
+    def test_the_text_may_be_the_parallel_text(self):
+        for language, lines in (("en", LINES), ("sw", ["cd", "", "e f", "h"])):
+            text = "\n".join(lines) + "\n"
+            (self.folder / "text" / f"{language}.txt").write_text(text, encoding="utf-8")
+        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", f"--parallel={self.folder}/text")
+        self.run_main(*flags)
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        encode = read_segmenter(self.folder / "spm.model").encode
+        tokens = [sum(map(len, encode(side)))
+                  for side in (["cd", "e f", "h"], [LINES[0], *LINES[2:]])]  # fmt: skip
+        self.assertEqual(results["a"]["tax"], {"sw": tokens[0] / tokens[1]})
+        self.assertEqual(
+            {name: one["sentences"] for name, one in results["a"]["texts"].items()},
+            {"en": 4, "sw": 3},
+        )
+
     def test_languages(self):
         flags = (f"--tokenizers=a={self.folder / 'spm.model'}", "--languages=sw")
         self.run_main(*flags)
