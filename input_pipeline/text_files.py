@@ -216,7 +216,7 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
         where = f"{path}, line {number}{origin}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also of numbers of thousands of digits
             raise ValueError(
                 f"{where}: not JSON ({error}); each line must be one JSON object"
             ) from error
@@ -233,6 +233,8 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
                 f"{where}: the text holds {text[error.start]!r}, half of a character "
                 "that was cut in two; remove it"
             ) from error
+        if "\0" in text:
+            raise ValueError(f"{where}: the text holds a NUL character, \\u0000; remove it")
         yield [sentence.strip() for sentence in text.split("\n") if sentence.strip()]
 
 

@@ -96,13 +96,14 @@ def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
 
 
 def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
-    """Files that match any of the patterns, without duplicates."""
-    found: set[str] = set()
+    """Files that match any of the patterns, each once, however it is spelled."""
+    found: dict[pathlib.Path, pathlib.Path] = {}
     for pattern in patterns:
         if not (files := glob.glob(pattern, recursive=True)):
             raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
-        found.update(files)
-    return [pathlib.Path(path) for path in sorted(found)]
+        for path in map(pathlib.Path, sorted(files)):
+            found.setdefault(path.resolve(), path)
+    return sorted(found.values())
 
 
 def _log(path: str, size: run_tables.Size) -> None:

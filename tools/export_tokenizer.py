@@ -34,7 +34,7 @@ def main(_) -> None:
 
     differences: list[huggingface.Difference] = []
     for path in texts:
-        lines = list(filter(None, text_files.read_lines(path)))
+        lines = list(text_files.read_sentences(path))
         found = huggingface.compare(model, folder, lines)
         print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
         differences += found

@@ -64,7 +64,7 @@ def _check(
             f"{folder} has no {tokenizer_json.NAME} to compare with; leave out --check, or write "
             "the tokenizer into it with save_pretrained"
         )
-    lines = list(filter(None, text_files.read_lines(path)))
+    lines = list(text_files.read_sentences(path))
     numbers = {piece: i for i, piece in enumerate(old.pieces)}
     ids = [numbers[piece] for piece in vocabulary.vocabulary(tokenizer).pieces]
     found = huggingface.compare(tokenizer, folder, lines, ids)

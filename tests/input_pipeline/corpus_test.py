@@ -402,7 +402,11 @@ class FaultsTest(_CorpusTest):
     def test_too_little_text_to_hold_some_out(self):
         self.write("en.txt", _txt(_documents("en", 5)))
         self.write("sw.txt", "one\ndocument\n")
-        self.assert_fault("'sw' has too little text.*corpus.heldout_fraction to 0", text=(".",))
+        self.assert_fault(
+            "'sw' has too little text.*set corpus.heldout_fraction to 0, of parallel text "
+            "corpus.parallel_heldout_fraction",
+            text=(".",),
+        )
         self.assertLen(self.load(text=(".",), heldout_fraction=0).sentences("sw"), 2)
 
     def test_line_aligned_files_of_unequal_length(self):

@@ -253,6 +253,8 @@ class FaultsTest(_FolderTest):
         ('{"text": 3}', "no text field", '"text": "First'),
         ('["a"]', "no text field", '"text": "First'),
         (r'{"text": "a \ud83d b"}', r"holds '\\ud83d'", "remove it"),
+        (r'{"text": "a \u0000 b"}', "holds a NUL character", "remove it"),
+        ('{"text": "a", "id": ' + 5000 * "1" + "}", "not JSON", "one JSON object"),
     )
     def test_json_lines(self, line, *words):
         path = self.write("en.jsonl", f'{{"text": "fine"}}\n\n{line}\n')

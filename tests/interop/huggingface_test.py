@@ -448,10 +448,14 @@ class EntryPointTest(absltest.TestCase):
     def test_exports_and_checks(self):
         text = self.folder / "some.txt"
         text.write_text("Guten Morgen\n\nein <mask> Haus\n", encoding="utf-8")
-        done = self.run_entry_point(f"--check={text}", "--check=corpus/ka.txt")
+        documents = self.folder / "some.jsonl"
+        documents.write_text(json.dumps({"text": "ein <mask>\n\u10d3\u10d0"}), encoding="utf-8")
+        checks = (text, "corpus/ka.txt", documents)
+        done = self.run_entry_point(*(f"--check={one}" for one in checks))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"{text}: 1 of 2 lines agree", done.stdout)
         self.assertRegex(done.stdout, r"ka\.txt: 50 of 50 lines agree")
+        self.assertIn(f"{documents}: 1 of 2 lines agree", done.stdout)
         self.assertRegex(done.stdout, r"ein <mask> Haus\n  SentencePiece .*<.*>.*\n  tokenizers  ")
         self.assertTrue((self.folder / "out/tokenizer.json").exists())
 

@@ -83,6 +83,13 @@ class CountTextTest(parameterized.TestCase):
         self.assertEqual(aside.read_bytes(), self.table_of(held_out))
         self.assertEqual(sorted(os.listdir(self.out)), [aside.name, out.name])
 
+    def test_a_file_counts_once_however_it_is_spelled(self):
+        path = self.text / "sw.txt"
+        path.write_text("\n".join(LINES), encoding="utf-8")
+        spellings = (path, os.path.relpath(path), f"{self.text}/../text/*.txt")
+        self.count(*(f"--input={one}" for one in spellings), f"--output={self.out}/sw")
+        self.assertEqual((self.out / "sw").read_bytes(), self.table_of(LINES))
+
     def test_tables_of_shards_merge_into_the_table_of_all(self):
         self.write_shards()
         self.count(f"--input={self.text}/*", f"--output={self.out}/all")
