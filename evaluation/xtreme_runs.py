@@ -19,6 +19,7 @@ SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "trans
 # Settings that name languages, before a colon, and these with + between them after it.
 _NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
 _NAMED = 5  # languages at most; of more it is their number
+_SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
 # Keys of a run's settings: where things lie and what they are called, what changes no score, and
 # the seed; and what is chosen by the score on development data.
 _WITHOUT_EFFECT = ("init_from", "model_name", "train.seed", "evaluation.batch_size")
@@ -173,11 +174,27 @@ def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
     parts = [one.hyperparameters] if len({v.hyperparameters for v in rivals}) > 1 else []
     keys = sorted({key for v in rivals for key in v.runs[0].settings} - {*_TUNED})
     for key in keys:
-        values = [v.runs[0].settings.get(key) for v in rivals]
-        if any(value != values[0] for value in values):
-            value = str(one.runs[0].settings.get(key, "absent"))
-            parts.append(f"{key.removeprefix('task.')} {value[:20]}")
+        values = [str(v.runs[0].settings.get(key, "absent")) for v in rivals]
+        if len(set(values)) > 1:
+            shown = _told_apart(values)[rivals.index(one)]
+            parts.append(f"{key.removeprefix('task.')} {shown}")
     return ", ".join(parts) or one.hyperparameters
+
+
+def _told_apart(values: Sequence[str]) -> list[str]:
+    """Shorten long values, such as paths of data, so that different ones stay different.
+
+    Rows are put together by these names: two that looked alike would be one.
+    """
+    is_long = any(len(value) > _SHOWN for value in values)
+    start, width = 0, _SHOWN
+    while is_long and (end := values[0].find("/", start) + 1):
+        if not all(value.startswith(values[0][:end]) for value in values):
+            break
+        start = end  # a folder that all lie in tells nothing
+    while len({value[start : start + width] for value in values}) < len(set(values)):
+        width += 1
+    return ["…" * (start > 0) + value[start : start + width] for value in values]
 
 
 def averaged_languages(of_task: Sequence[Variant]) -> list[str]:

@@ -389,6 +389,22 @@ class ReportTest(Case):
         # None of them is chosen for its development score: they are no grid.
         self.assertLen(xtreme_runs.chosen(found), 3)
 
+    def test_long_settings_that_begin_alike_tell_runs_apart(self):
+        folder = "/home/someone/projects"
+        for score, data in ((0.25, "reviews"), (0.5, "reviews of last year"), (0.75, "tickets")):
+            settings = {"task": {"root": f"{folder}/{data}", "labels": [*"abcdefghij", data]}}
+            path = self.write(data, {"en": score}) / "settings.json"
+            path.write_text(json.dumps(settings))
+        found = self.variants()
+        names = xtreme_runs.names(found)
+        self.assertLen(set(names), 3)
+        for name, data in zip(names, ("reviews", "reviews of last year", "tickets"), strict=True):
+            self.assertIn(f"root …{data}", name)
+        # One row each, none in the place of another.
+        table = xtreme_report.averages_table(found)
+        for name, score in zip(names, ("25.0", "50.0", "75.0"), strict=True):
+            self.assertIn(f"| {name} | {score} |", table)
+
 
 class SubmissionTest(Case):
     def text(self, name: str) -> str:
