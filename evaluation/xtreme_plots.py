@@ -13,12 +13,17 @@ _AVERAGE = "average"
 _LEGEND_LINE = 0.2  # inches
 
 
-def plot_task(of_task: Sequence[Variant], path: pathlib.Path) -> None:
-    """One row a language and one for their average, one dot a variant; bars: standard deviation.
+def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
+    """One row a language and one for an average, one dot a variant; bars: standard deviation.
 
     Languages stand in the order of the first variant's scores.
+
+    Args:
+      of_task: variants of a task.
+      averaged: the languages that the average is over, the same for all of them.
+      path: of the image.
     """
-    scores = [_scores(one) for one in of_task]
+    scores = [_scores(one, averaged) for one in of_task]
     labels = _order(scores)
     height = 1.3 + len(labels) * (0.14 + 0.08 * len(of_task)) + _LEGEND_LINE * len(of_task)
     figure, axes = plt.subplots(figsize=(7.5, height), layout="constrained")
@@ -52,11 +57,11 @@ def _mean_of(task: str) -> str:
     return ", their mean" if len(averaged_metrics(task)) > 1 else ""
 
 
-def _scores(one: Variant) -> dict[str, tuple[float, float]]:
+def _scores(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Per cent and standard deviation of each language, and of the average of several."""
     found = {language: one.over_seeds(average, {language}) for language in one.languages}
     if len(found) > 1:
-        found[_AVERAGE] = one.over_seeds(average)
+        found[_AVERAGE] = one.over_seeds(average, averaged)
     return {
         name: (100 * value.center, 100 * (value.spread or 0.0))
         for name, value in found.items()

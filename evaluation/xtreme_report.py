@@ -49,7 +49,7 @@ def write_report(
     """
     best = chosen(variants)
     for task, of_task in _by_task(best).items():
-        xtreme_plots.plot_task(of_task, folder / f"{task}.png")
+        xtreme_plots.plot_task(of_task, averaged_languages(of_task), folder / f"{task}.png")
     artifacts.write_text(folder / "scores.csv", scores_csv(variants))
     artifacts.write_text(folder / "averages.csv", averages_csv(variants, published))
     path = folder / "report.md"
@@ -274,12 +274,14 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
 
 def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
     """All hyperparameters tried, where several were; empty if none."""
+    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
     rows = []
     for one in variants:
         rivals = [v for v in variants if place(v) == place(one)]
         if len(rivals) > 1:
             mark = " *" if [v for v in best if place(v) == place(one)] == [one] else ""
-            cells = [_cell(one.over_seeds(selected)) + mark, _cell(one.over_seeds(average))]
+            scores = [one.over_seeds(selected), one.over_seeds(average, common[one.task])]
+            cells = [_cell(scores[0]) + mark, _cell(scores[1])]
             rows.append([one.task, one.label, one.hyperparameters, *cells])
     header = ["task", "model", "hyper-parameters", "development", "average"]
     return _table(header, rows, left=3) if rows else ""
@@ -298,16 +300,22 @@ def scores_csv(variants: Sequence[Variant]) -> str:
 
 
 def averages_csv(variants: Sequence[Variant], published: Published) -> str:
-    """A line for each variant and average: all languages, each group, the transfer gap."""
+    """A line for each variant and average: all languages, each group, the transfer gap.
+
+    Averages are over the languages of the tables' averages, those of them that a variant has.
+    """
+    best = _by_task(chosen(variants))
+    common = {task: averaged_languages(of_task) for task, of_task in best.items()}
     lines: list[list[object]] = []
     for one in variants:
-        members = {"all": one.languages, **groups(one.languages, published)}
+        shared = [language for language in common[one.task] if language in one.languages]
+        members = {"all": shared, **groups(shared, published)}
         for name, languages in members.items():
             found = one.over_seeds(average, languages)
             lines.append([*_identity(one), name, len(languages), *_numbers(found)])
-        gap = one.over_seeds(transfer_gap)
+        gap = one.over_seeds(transfer_gap, shared)
         if gap:
-            lines.append([*_identity(one), _GAP, len(one.languages), *_numbers(gap)])
+            lines.append([*_identity(one), _GAP, len(shared), *_numbers(gap)])
     return _csv(["average", "languages"], lines)
 
 

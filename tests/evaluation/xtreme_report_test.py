@@ -5,10 +5,13 @@ import io
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
+import matplotlib.pyplot as plt
+import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
+from evaluation import published, xtreme_plots, xtreme_report, xtreme_runs, xtreme_submission
 
 PUBLISHED = published.read()
 
@@ -354,6 +357,37 @@ class ReportTest(Case):
         averages = xtreme_report.averages_table(self.variants())
         self.assertIn("| ours | 60.0 |", averages)
         self.assertIn("| other | 80.0 |", averages)
+
+    def test_every_average_is_over_the_same_languages(self):
+        rates = [{"learning_rate": rate, "epochs": 5} for rate in (1e-5, 2e-5)]
+        # Burmese is none of XNLI's languages, Swahili and Thai are each in some runs.
+        for number, hyperparameters in enumerate(rates):
+            scores = {"en": 0.6 - number / 10, "de": 0.4, "sw": 0.2, "my": 0.1}
+            self.write(f"a{number}", scores, hyperparameters=hyperparameters)
+        self.write("b", {"en": 0.8, "de": 0.4, "th": 0.3}, model="other")
+        found = self.variants()
+        best = xtreme_runs.chosen(found)
+        self.assertIn(
+            "| **average** (2) | 50.0 | 60.0 |", xtreme_report.task_table(best, PUBLISHED)
+        )
+        text = xtreme_report.averages_csv(found, PUBLISHED)
+        for line in (
+            '"epochs 5, learning_rate 1e-05",test,,,all,2,0.500000',
+            '"epochs 5, learning_rate 2e-05",test,,,all,2,0.450000',
+            '"epochs 5, learning_rate 1e-05",test,,,transfer gap,2,0.200000',
+            'other,zero_shot,"epochs 5, learning_rate 1e-05",test,,,all,2,0.600000',
+        ):
+            self.assertIn(line, text)
+        sweep = xtreme_report.sweep_table(found, best)
+        self.assertIn("epochs 5, learning_rate 1e-05 | 50.0 * | 50.0 |", sweep)
+        with mock.patch.object(xtreme_plots.figures, "save") as save:
+            xtreme_report.write_report(self.folder / "out", found, PUBLISHED)
+        figure = save.call_args.args[0]
+        self.addCleanup(plt.close, figure)
+        (axes,) = figure.axes
+        self.assertEqual(axes.get_yticklabels()[0].get_text(), "average")
+        drawn = [dots.lines[0].get_xdata()[0] for dots in axes.containers]
+        np.testing.assert_allclose(drawn, [50.0, 60.0])
 
     def test_what_was_selected_on_test_data_is_marked(self):
         rule = {"value": 0.5, "rule": "all_languages"}
