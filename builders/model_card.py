@@ -135,8 +135,19 @@ def _metadata(facts: Facts) -> str:
 
 def _languages(facts: Facts) -> list[str]:
     """Languages of the training data and of the scores."""
-    scored = facts.results["test"]
-    return sorted({*facts.options.train_languages, *scored})
+    scored = facts.results["test"] or facts.results["validation"]
+    return sorted({*_trained_on(facts), *scored})
+
+
+def _trained_on(facts: Facts) -> tuple[str, ...]:
+    """Languages of the training data; where no key names them, those of the run's setting."""
+    if facts.options.train_languages:
+        return tuple(facts.options.train_languages)
+    setting, _, named = facts.results["setting"].partition(":")
+    if named:
+        return tuple(named.split("+"))
+    # Else of translate-train-all, in every language that is tested.
+    return ("en",) if setting == "zero_shot" else tuple(facts.results["test"])
 
 
 def _task(facts: Facts) -> str:
@@ -198,11 +209,12 @@ def _training(facts: Facts) -> str:
     config, options = facts.config, facts.options
     frozen = {"optimizer.frozen": _joined(config.optimizer.frozen)}
     started = "random parameters of its sizes" if config.random_init else "its parameters"
-    sources = [one for code in options.train_languages for one in options.patterns("train", code)]
+    languages = _trained_on(facts)
+    sources = [one for code in languages for one in options.patterns("train", code)]
     trained = _joined([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
     rows = {
         "started from": f"{facts.results['model']}, {started} (SHA-256 `{facts.start[:16]}`)",
-        "trained on": f"{options.name} in {_joined(options.train_languages)}: {trained}",
+        "trained on": f"{options.name} in {_joined(languages)}: {trained}",
         "seed": facts.results["seed"],
         **{f"train.{key}": config.train[key] for key in ("epochs", "batch_size")},
         **{

@@ -18,6 +18,7 @@ from builders import model_card, prediction, tuned_export
 from builders.model_card import Facts
 from builders.task_settings import task_settings
 from common import artifacts
+from configs.finetune import text
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from interop import model_folder
 from interop.params_file import read_params
@@ -124,6 +125,38 @@ class CardTest(ExportCase):
         self.assertIn("print(scores[:, 0].tolist())", card)
         self.assertIn("Its output is a number.", card)
         self.assertIn("| en | 2 | 25.0 |", card)
+
+    def card_of_own_texts(self, **changes) -> str:
+        """The card of a run on a user's own files, of which no key names the languages."""
+        config = text.get_config("/home/someone/mine")
+        config.task.labels = ("no", "yes")
+        width = tiny_tasks.SETTINGS.hidden_size
+        params = {
+            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
+            for name, size in (("dense", width), ("output", 2))
+        }
+        scores = {language: {"macro_f1": 0.5} for language in ("de", "tr")}
+        results = {
+            "model": "mine", "seed": 0, "setting": "trained_on:de+sw", "validation": scores,
+            "selected": {"step": 1, "metric": "macro_f1", "on": ["de", "tr"]}, "test": {},
+            "examples": {"validation": {"de": 2, "tr": 2}},
+        }  # fmt: skip
+        options = task_settings(config)
+        head = tuned_export.task_head(options, params)
+        return model_card.text(
+            Facts(config, options, {**results, **changes}, head, 2, width, "ab12", "")
+        )
+
+    def test_card_names_the_languages_that_there_were_files_for(self):
+        for setting, named, trained in (
+            ("trained_on:de+sw", '["de", "sw", "tr"]', "de, sw"),
+            ("transfer_from:sw", '["de", "sw", "tr"]', "sw"),
+            ("zero_shot", '["de", "en", "tr"]', "en"),
+        ):
+            card = self.card_of_own_texts(setting=setting)
+            self.assertStartsWith(card, f"---\nlanguage: {named}\n")
+            expected = f"| trained on | text_classes in {trained}: `train.{{language}}.*` |"
+            self.assertIn(expected, card)
 
     @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_code_answers_as_the_run_does(self):
