@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -113,15 +113,27 @@ def text(facts: Facts) -> str:
         f"# {results['model']}, fine-tuned on {options.name}",
         _task(facts),
         "## How to use it\n\n" + _usage(facts),
-        "## Scores\n\nIn percent. The parameters are those of step "
-        f"{results['selected']['step']}, the best by {results['selected']['metric']} on the "
-        f"validation data in {_joined(results['selected']['on'])}.\n\n"
-        + task_results.table(options.task, results),
+        "## Scores\n\n" + _choice(results["selected"]),
+        task_results.table(options.task, results),
         "## Training\n\n" + _training(facts),
         "## Licence\n\nTo be filled in by whoever publishes this model: it depends on the licences "
         "of the model that it started from and of the data that it was trained on.",
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _choice(selected: Mapping[str, Any]) -> str:
+    """Describe the choice of the parameters, and whether the scores are of them."""
+    found = (
+        f"In percent. The parameters are those of step {selected['step']}, the best by "
+        f"{selected['metric']} on the validation data in {_joined(selected['on'])}."
+    )
+    if "steps" in selected:
+        found += (
+            " The scores are not theirs, unless the step is the same: those of each language are "
+            "of the checkpoint that did best on its own validation data, which is not here."
+        )
+    return found
 
 
 def _metadata(facts: Facts) -> str:
