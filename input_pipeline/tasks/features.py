@@ -4,17 +4,20 @@ A feature is one row of a batch: a whole example, or a window of one that is lon
 """
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import sentencepiece as spm
 
-from input_pipeline.bitext import join_pair
+from input_pipeline.bitext import NUM_SPECIALS, join_pair
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 
 MIN_LENGTH = 8  # of a row
+_NAMED = 5  # examples that a message names
+_REMEDY = "raise task.max_length of finetune.py, up to the positions of the encoder, or split them"
 
 
 class Feature(Protocol):
@@ -116,6 +119,29 @@ def check_length(max_length: int) -> None:
         raise ValueError(f"max_length is {max_length}, must be at least {MIN_LENGTH}")
 
 
+def warn_of_cuts(
+    what: str, sizes: Sequence[int], room: int, ids: Sequence[str], unit: str, remedy: str
+) -> None:
+    """Log how many texts have more than `room` tokens, and the first of them.
+
+    Args:
+      what: name of the texts.
+      sizes: tokens of each.
+      room: tokens that are kept of one.
+      ids: of the texts.
+      unit: what the ids are of, such as "example".
+      remedy: end of the message.
+    """
+    long = [id for id, size in zip(ids, sizes, strict=True) if size > room]
+    if long:
+        names = ", ".join(long[:_NAMED])
+        logging.warning(
+            "%d of %d %s have more than %d tokens and are cut (%s %s%s); %s",
+            len(long), len(sizes), what, room, unit, names, ", ..." if len(long) > _NAMED else "",
+            remedy,
+        )  # fmt: skip
+
+
 def text_features(
     examples: Sequence[TextExample],
     processor: spm.SentencePieceProcessor,
@@ -126,7 +152,8 @@ def text_features(
 ) -> list[TextFeature]:
     """A feature of each text or pair.
 
-    What is too long is cut at the end; of a pair the longer text first (`bitext.join_pair`).
+    What is too long is cut at the end, with a warning that counts; of a pair the longer text first
+    (`bitext.join_pair`).
 
     Args:
       examples: all of them single texts, or all pairs.
@@ -141,6 +168,10 @@ def text_features(
     check_length(max_length)
     texts = _encoded([example.text for example in examples], processor)
     pairs = _encoded([example.text_pair or "" for example in examples], processor)
+    is_pair = any(example.text_pair is not None for example in examples)
+    what, room = ("pairs", max_length - NUM_SPECIALS) if is_pair else ("texts", max_length - 2)
+    sizes = [len(one) + len(two) for one, two in zip(texts, pairs, strict=True)]
+    warn_of_cuts(what, sizes, room, [one.id for one in examples], "example", _REMEDY)
     found = []
     for number, (example, one, two) in enumerate(zip(examples, texts, pairs, strict=True)):
         second = None
@@ -161,7 +192,7 @@ def sentence_features(
     max_length: int,
 ) -> list[TextFeature]:
     """A feature `<s> text </s>` of each text, without a label; as `text_features`."""
-    examples = [TextExample("", text, None, None) for text in texts]
+    examples = [TextExample(str(i), text, None, None) for i, text in enumerate(texts)]
     return text_features(examples, processor, special, max_length)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -11,9 +10,8 @@ import sentencepiece as spm
 
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.features import check_length, padded, token_arrays
+from input_pipeline.tasks.features import check_length, padded, token_arrays, warn_of_cuts
 
-_NAMED = 5  # examples that a message names
 Unit = Literal["example", "line"]
 _REMEDIES: dict[Unit, str] = {
     "example": "raise task.max_length, up to the positions of the encoder",
@@ -129,8 +127,11 @@ def translation_features(
     sources = processor.encode([one.source for one in examples], return_type="numpy")
     targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
     ids = [one.id for one in examples]
-    _warn_of_cuts("sources", sources, max_length - 2, ids, unit)
-    _warn_of_cuts("targets", targets, max_length - 1, ids, unit)
+    for what, texts, room in (
+        ("sources", sources, max_length - 2),
+        ("targets", targets, max_length - 1),
+    ):
+        warn_of_cuts(what, [len(one) for one in texts], room, ids, unit, _REMEDIES[unit])
     found = []
     for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
         source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])
@@ -144,17 +145,3 @@ def translation_features(
             )
         )
     return found
-
-
-def _warn_of_cuts(
-    what: str, texts: Sequence[np.ndarray], room: int, ids: Sequence[str], unit: Unit
-) -> None:
-    """Log how many texts are longer than `room` tokens, and the first of them."""
-    long = [id for id, tokens in zip(ids, texts, strict=True) if len(tokens) > room]
-    if long:
-        names = ", ".join(long[:_NAMED])
-        logging.warning(
-            "%d of %d %s have more than %d tokens and are cut (%s %s%s); %s",
-            len(long), len(texts), what, room, unit, names, ", ..." if len(long) > _NAMED else "",
-            _REMEDIES[unit],
-        )  # fmt: skip

@@ -47,6 +47,20 @@ class TextFeaturesTest(parameterized.TestCase):
         cut = encode("a" * 30)[: 16 - len(encode("cc"))]
         np.testing.assert_array_equal(found[2].tokens, BOS + cut + EOS + EOS + encode("cc") + EOS)
 
+    def test_what_is_cut_is_counted(self):
+        fits, one_more, long = "b" * 17, "b" * 18, "c" * 30  # a space before them is a token, too
+        with self.assertLogs(level="WARNING") as logs:
+            self.features(("a", None, 0), (long, None, 1), (fits, None, 0), (one_more, None, 1))
+            self.features(("a", "b", 0), ("a" * 10, "c" * 10, 1), ("", long, 1))
+            sentence_features(["ab", long], PROCESSOR, SPECIAL, 20)
+        texts, pairs, sentences = logs.output
+        self.assertRegex(texts, r"2 of 4 texts have more than 18 tokens .*\(example 1, 3\)")
+        self.assertIn("raise task.max_length of finetune.py", texts)
+        self.assertRegex(pairs, r"2 of 3 pairs have more than 16 tokens .*\(example 1, 2\)")
+        self.assertRegex(sentences, r"1 of 2 texts have more than 18 tokens .*\(example 1\)")
+        with self.assertNoLogs(level="WARNING"):
+            self.features(("ab", None, 0), (fits, None, 0))
+
     def test_pairs_with_a_segment_for_each_text(self):
         example = [TextExample("0", "ab", "c.", 1)]
         (found,) = text_features(example, PROCESSOR, SPECIAL, 20, separate_segments=True)
