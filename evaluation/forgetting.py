@@ -28,7 +28,7 @@ score that was 0 there is no relative change."""
 def relative(measure: str, before: float, after: float) -> float:
     """Return the relative loss of quality in per cent: negative for a gain, NaN if it was 0."""
     worse = after - before if measure == LOSS else before - after
-    return 100 * worse / before if before else math.nan
+    return 100 * worse / abs(before) if before else math.nan
 
 
 def form_of(measure: str) -> tuple[str, float]:

@@ -196,6 +196,7 @@ class RelativeTest(absltest.TestCase):
         self.assertAlmostEqual(forgetting.relative("accuracy", 0.728, 0.458), 37.1, places=1)
         self.assertAlmostEqual(forgetting.relative(LOSS, 4.0, 5.0), 25.0)
         self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
+        self.assertAlmostEqual(forgetting.relative("matthews", -0.1, 0.2), -300.0)
 
     def test_a_score_of_0_has_no_relative_change(self):
         change = {"de": (0.5, 0.25), "sw": (0.0, 0.25)}
