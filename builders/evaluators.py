@@ -36,7 +36,7 @@ def training_evaluators(
     """
     if not has_masked_lm(objective):
         return []
-    _check_retrieval_layer(config, encoder_of(objective), store)
+    _check_retrieval(config, encoder_of(objective), store)
     masked_lm = masked_lm_of(objective)
     evaluators: list[Evaluator] = [
         exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
@@ -142,9 +142,10 @@ def retrieval(
     """Build retrieval on the parallel sets of the packed dataset.
 
     Raises:
-      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`.
+      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
+        fewer positions than their sentences have tokens.
     """
-    _check_retrieval_layer(config, encoder, store)
+    _check_retrieval(config, encoder, store)
     options = evaluation_settings(config)
     return Retrieval(
         encoder,
@@ -157,7 +158,7 @@ def retrieval(
     )
 
 
-def _check_retrieval_layer(config: ConfigDict, encoder: HasEncoder, store: PackedDataset) -> None:
+def _check_retrieval(config: ConfigDict, encoder: HasEncoder, store: PackedDataset) -> None:
     layer = evaluation_settings(config).retrieval_layer
     num_layers = encoder.encoder.settings.num_layers
     if store.parallel and layer > num_layers:
@@ -165,6 +166,15 @@ def _check_retrieval_layer(config: ConfigDict, encoder: HasEncoder, store: Packe
             f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "
             "(model.num_layers); choose one of them, best in the middle, or 0 for the embeddings"
         )
+    max_length = encoder.encoder.settings.max_length
+    for name, (language, *_) in store.parallel.items():
+        length = store.parallel_rows(name, language).shape[1]
+        if length > max_length:
+            raise ValueError(
+                f"model.max_length is {max_length}, but parallel sentences have {length} tokens in "
+                f"{store.folder} (store.parallel_length of prepare_data.py); raise the one or "
+                "prepare the rows with a smaller other"
+            )
 
 
 def examples(

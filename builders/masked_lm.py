@@ -137,8 +137,8 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
       cross_attention: whether the objective trains cross-attention.
 
     Raises:
-      ValueError: it has fewer positions than sequences have tokens, or cross-attention that is not
-        trained, or none that is.
+      ValueError: it has fewer positions than sequences or pairs have tokens, or cross-attention
+        that is not trained, or none that is.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if found.cross_attention != cross_attention:
@@ -150,6 +150,13 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
         raise ValueError(
             f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
             "tokens (store.length); raise it to that at least"
+        )
+    data = data_settings(setup.config)
+    longest = max(data.pair_buckets, default=0)
+    if (data.pair_share or data.contrast_share) and found.max_length < longest:
+        raise ValueError(
+            f"model.max_length is {found.max_length}, but pairs are padded to {longest} tokens "
+            "(data.pair_buckets); raise it to that at least, or leave longer buckets out"
         )
     return found
 

@@ -147,6 +147,31 @@ class FitTest(parameterized.TestCase):
         message = r"model.max_length is 127, but sequences have 128 tokens \(store.length\)"
         self.assert_refused(runlocal(**{"model.max_length": 127}), message)
 
+    @parameterized.parameters("pair_share", "contrast_share")
+    def test_pairs_must_fit_the_positions(self, share):
+        config = runlocal(**{f"data.{share}": 0.1, "data.pair_buckets": (64, 128)})
+        objective_of(config)
+        config.data.pair_buckets = (64, 129)
+        self.assert_refused(
+            config, r"model.max_length is 128, but pairs .* 129 tokens \(data.pair_buckets\)"
+        )
+        config.data[share] = 0.0
+        objective_of(config)
+
+    def test_parallel_sentences_must_fit_the_positions(self):
+        config, store = runlocal(), write_store()
+        one = masked_lm.masked_lm_of(objectives.objective(config, store))
+        store = dataclasses.replace(store, parallel={"set": ("en", "sw")})
+        path = store.folder / "set.en.parallel.npy"
+        np.save(path, np.full((2, 128), 7, np.uint16))
+        evaluators.retrieval(config, one, store, None)
+        np.save(path, np.full((2, 129), 7, np.uint16))
+        message = r"model.max_length is 128, but .* 129 tokens in .* \(store.parallel_length"
+        with self.assertRaisesRegex(ValueError, message):
+            evaluators.retrieval(config, one, store, None)
+        with self.assertRaisesRegex(ValueError, message):
+            evaluators.training_evaluators(config, one, store, None)
+
     def test_a_part_that_fits_the_candidates_is_what_evaluation_plans(self):
         config = runlocal(
             **{
