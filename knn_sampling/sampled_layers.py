@@ -147,7 +147,9 @@ class KNNSampling(_CandidateSoftmax):
         if index is None:
             raise ValueError("output_layer.kind 'knn' needs the neighbour index; see refresh()")
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        capacity = min(self.capacity, statistics.probabilities.shape[0])
+        # All classes fit into as many slots; padding rows beyond them are no candidates.
+        vocab_size = statistics.probabilities.shape[0]
+        capacity = self.capacity if self.capacity < self.num_valid else vocab_size
         candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
         if not self.log_q_correction or index.inclusion is None:
             return _softmax_sample(candidates)

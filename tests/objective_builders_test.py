@@ -75,7 +75,10 @@ class FitTest(parameterized.TestCase):
 
     def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
         config = runlocal(**{"train.batch_size": 4000, "output_layer.capacity": 600})
-        objective_of(config)
+        objective = objective_of(config)
+        # 104,000 targets of 600 classes, in a table of 640 rows.
+        found = objective.describe_table_reads(4000, 128)
+        self.assertIn("1 x 640 candidates", found)
         config.output_layer.capacity = 599
         self.assert_refused(config, "output_layer.capacity is 599, ")
 
