@@ -8,6 +8,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+# Mesh axes that batches are sharded over.
+_BATCH = ("data", "fsdp")
+
 
 class TableSharding(NamedTuple):
     """Sharding of the table [V, E] over a mesh.
@@ -52,10 +55,14 @@ class TableSharding(NamedTuple):
         )
 
     def split(self, rows: jax.Array) -> jax.Array:
-        """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""
+        """Constrain candidate rows [G, C, E] to the sharding of the table's rows.
+
+        Not over axes that the positions are sharded over: from rows that are split over these as
+        well XLA's partitioner makes wrong gradients of the hidden states (jax 0.10).
+        """
         # Inside `jax.shard_map` no array can be sharded over the manual axes.
         mapped = jax.sharding.get_abstract_mesh().manual_axes
-        axes = tuple(axis for axis in self.vocab_axes if axis not in mapped)
+        axes = tuple(axis for axis in self.vocab_axes if axis not in (*mapped, *_BATCH))
         if self.mesh is None or not axes or not self.splits_rows:
             return rows
         by_row = NamedSharding(self.mesh, P(P.UNCONSTRAINED, axes, None))

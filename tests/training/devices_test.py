@@ -36,8 +36,10 @@ def tearDownModule():
 
 
 @functools.cache
-def mesh_of(axes: tuple[int, int, int]) -> tuple[MeshSettings, jax.sharding.Mesh]:
-    settings = MeshSettings(*axes, vocab_multiple=8, rules=RULES)
+def mesh_of(
+    axes: tuple[int, int, int], rules: tuple = RULES
+) -> tuple[MeshSettings, jax.sharding.Mesh]:
+    settings = MeshSettings(*axes, vocab_multiple=8, rules=rules)
     return settings, make_mesh(settings, jax.devices()[: math.prod(axes)])
 
 
@@ -47,10 +49,11 @@ def masked_lm_on(
     of: type[MaskedLM] = MaskedLM,
     dropout_rate: float = 0.1,
     num_layers: int = 0,
+    rules: tuple = RULES,
     **layer,
 ) -> MaskedLM:
     """Without layers unless what they send is tested, as half of a program is theirs."""
-    settings, mesh = mesh_of(axes)
+    settings, mesh = mesh_of(axes, rules)
     defaults = {"k": 4, "capacity": 64, "num_negatives": 16, "group_size": 2}
     layer_settings = factories.output_layer_settings(
         **{**defaults, **layer}, kind=kind, log_q_correction=True
@@ -77,15 +80,20 @@ def masked_lm_on(
 
 
 def functions_on(
-    axes: tuple[int, int, int], kind: str, update: str, num_parts: int = 1, **changes
+    axes: tuple[int, int, int],
+    kind: str,
+    update: str,
+    num_parts: int = 1,
+    rules: tuple = RULES,
+    **changes,
 ) -> TrainFunctions:
     optimizer = factories.optimizer_settings(
         weight_decay=0.01, clip_norm=1.0, embedding_update=update
     )
     return factories.train_functions(
-        masked_lm_on(axes, kind, **changes),
+        masked_lm_on(axes, kind, rules=rules, **changes),
         optimizer,
-        mesh_of(axes)[0],
+        mesh_of(axes, rules)[0],
         accumulation=Accumulation(num_parts, 0),
     )
 
@@ -125,16 +133,21 @@ def random_params(num_layers: int):
 
 @functools.cache
 def loss_and_gradients(
-    axes: tuple[int, int, int], kind: str, num_layers: int = 0, is_contrast: bool = False
+    axes: tuple[int, int, int],
+    kind: str,
+    num_layers: int = 0,
+    is_contrast: bool = False,
+    rules: tuple = RULES,
 ):
     """Of one batch by table rows, dropout on, everything laid out over the devices."""
-    _, mesh = mesh_of(axes)
-    layout = functions_on(axes, kind, "dense", num_layers=num_layers).abstract_state
+    _, mesh = mesh_of(axes, rules)
+    layout = functions_on(axes, kind, "dense", num_layers=num_layers, rules=rules).abstract_state
     params = jax.tree.map(
         lambda x, s: jax.device_put(x, s.sharding), random_params(num_layers), layout.params
     )
     tokens = np.random.default_rng(1).integers(5, V, (B, L)).astype(np.int32)
-    arrays, objective = {"tokens": tokens}, masked_lm_on(axes, kind, num_layers=num_layers)
+    arrays = {"tokens": tokens}
+    objective = masked_lm_on(axes, kind, num_layers=num_layers, rules=rules)
     if is_contrast:  # two sentences a sequence
         tokens[:, [0, L // 2]] = 0
         segments = np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0).astype(np.int32)
@@ -170,15 +183,19 @@ class SameLossTest(parameterized.TestCase):
     def test_all_others(self, kind):
         self.assert_same((2, 1, 4), kind)
 
+    @parameterized.parameters(((2, 4, 1), (("vocab", "fsdp"),)))
+    def test_rows_over_devices_that_split_the_batch(self, axes, rules):
+        self.assert_same(axes, "knn", rules, num_layers=1)
+
     def test_sentences_are_contrasted_over_all_devices(self):
         axes = (2, 2, 2)
         self.assert_same(axes, "full", is_contrast=True)
         alone, _ = loss_and_gradients((1, 1, 1), "full")
         self.assertGreater(loss_and_gradients(axes, "full", is_contrast=True)[0], alone + 1)
 
-    def assert_same(self, axes: tuple[int, int, int], kind: str, **kwargs):
+    def assert_same(self, axes: tuple[int, int, int], kind: str, rules: tuple = RULES, **kwargs):
         expected, one_device = loss_and_gradients((1, 1, 1), kind, **kwargs)
-        loss, gradients = loss_and_gradients(axes, kind, **kwargs)
+        loss, gradients = loss_and_gradients(axes, kind, rules=rules, **kwargs)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         largest = max(np.abs(x).max() for x in jax.tree.leaves(one_device))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * largest)
