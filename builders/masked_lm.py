@@ -167,11 +167,14 @@ def _parts(setup: Setup) -> dict[str, Any]:
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
     _check_refresh_interval(setup, settings, mask)
+    vocab_axes, embed_axes = (
+        setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
+    )
     layout: dict[str, Any] = {
         "num_valid": store.vocab_size,
         "mesh": setup.mesh,
-        "vocab_axes": setup.mesh_settings.axes_of("vocab") if setup.mesh is not None else (),
-        "embed_axes": setup.mesh_settings.axes_of("embed") if setup.mesh is not None else (),
+        "vocab_axes": vocab_axes,
+        "embed_axes": embed_axes,
     }
     full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
     return {

@@ -90,11 +90,12 @@ def masked_lm(
 ) -> MaskedLM:
     """Masked LM of `num_valid` tokens."""
     layer, encoder = layer or output_layer_settings(), encoder or encoder_settings()
+    vocab_axes, embed_axes = mesh_settings.table_axes()
     layout = {
         "num_valid": num_valid,
         "mesh": mesh,
-        "vocab_axes": mesh_settings.axes_of("vocab"),
-        "embed_axes": mesh_settings.axes_of("embed"),
+        "vocab_axes": vocab_axes,
+        "embed_axes": embed_axes,
     }
     defaults = {
         "encoder": Encoder(encoder),

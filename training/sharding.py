@@ -50,8 +50,21 @@ class MeshSettings:
         """Mesh axes that a logical axis is sharded over."""
         for logical, axes in self.rules:
             if logical == name:
-                return (axes,) if isinstance(axes, str) else tuple(axes or ())
+                return _as_tuple(axes)
         return ()
+
+    def table_axes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Mesh axes that the rows and the columns of the embedding table are sharded over.
+
+        Of rules that would shard both over the same mesh axis only the first applies.
+        """
+        rows, columns = nn.logical_to_mesh_axes(("vocab", "embed"), list(self.rules))
+        return _as_tuple(rows), _as_tuple(columns)
+
+
+def _as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Mesh axes of a rule or of an entry of a PartitionSpec."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:

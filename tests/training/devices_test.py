@@ -183,7 +183,10 @@ class SameLossTest(parameterized.TestCase):
     def test_all_others(self, kind):
         self.assert_same((2, 1, 4), kind)
 
-    @parameterized.parameters(((2, 4, 1), (("vocab", "fsdp"),)))
+    @parameterized.parameters(
+        ((2, 4, 1), (("vocab", "fsdp"),)),
+        ((2, 2, 2), (("vocab", ("fsdp", "model")), ("embed", "fsdp"))),
+    )
     def test_rows_over_devices_that_split_the_batch(self, axes, rules):
         self.assert_same(axes, "knn", rules, num_layers=1)
 

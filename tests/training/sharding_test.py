@@ -4,12 +4,21 @@ import dataclasses
 import types
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
+from jax.sharding import PartitionSpec
 
 from training import sharding
-from training.sharding import AXES, MeshSettings, host_parts, make_mesh, padded_vocab_size
+from training.sharding import (
+    AXES,
+    MeshSettings,
+    host_parts,
+    make_mesh,
+    padded_vocab_size,
+    param_shardings,
+)
 
 
 def settings(data: int, fsdp: int, model: int) -> MeshSettings:
@@ -42,6 +51,28 @@ class MeshTest(parameterized.TestCase):
             ValueError, f"data={data}, fsdp={fsdp}, model={model} does not fit 8 devices"
         ):
             make_mesh(settings(data, fsdp, model))
+
+
+class TableAxesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ((), (), ()),
+        ((("vocab", None),), (), ()),
+        ((("vocab", "model"), ("mlp", "model"), ("embed", "fsdp")), ("model",), ("fsdp",)),
+        ((("vocab", ("fsdp", "model")), ("embed", "fsdp")), ("fsdp", "model"), ()),
+        ((("embed", "fsdp"), ("vocab", ("fsdp", "model"))), (), ("fsdp",)),
+    )
+    def test_they_are_those_of_its_parameter(self, rules, rows, columns):
+        of_rules = dataclasses.replace(settings(2, 2, 2), rules=rules)
+        self.assertEqual(of_rules.table_axes(), (rows, columns))
+        table = nn.LogicallyPartitioned(
+            jax.ShapeDtypeStruct((8, 4), np.float32), ("vocab", "embed")
+        )
+        found = param_shardings(table, make_mesh(of_rules), of_rules)
+        self.assertEqual(found.spec, PartitionSpec(*(_entry(axes) for axes in (rows, columns))))
+
+
+def _entry(axes: tuple[str, ...]):
+    return axes[0] if len(axes) == 1 else axes or None
 
 
 class SlicesTest(parameterized.TestCase):
