@@ -22,6 +22,7 @@ from knn_sampling.output_layer import (
     make_exact_layer,
     make_output_layer,
 )
+from knn_sampling.working_rows import check_capacity
 from models.encoder import Encoder, EncoderSettings
 from objectives.contrastive import ContrastSettings, SentenceContrast
 from objectives.cross_mlm import CrossMLM
@@ -194,7 +195,7 @@ def _parts(setup: Setup) -> dict[str, Any]:
 
 
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
-    """Raise ValueError if a group can have more distinct targets than the capacity of its V'."""
+    """Raise ValueError if what a batch must keep can exceed a group's V', or a step's rows."""
     data, length = data_settings(setup.config), setup.store.length
     batches = [(setup.batch_size, length, mask)]
     if data.pair_share or data.contrast_share:  # short pairs are more to a batch
@@ -202,6 +203,9 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
         batches += [(tokens // bucket, bucket, of_pairs) for bucket in data.pair_buckets]
     groups = []
     for size, length, masking in batches:
+        if settings.is_sampled and 0 < settings.row_capacity < setup.vocab_size:
+            num_targets = size * masking.slots(length)
+            check_capacity(settings.row_capacity, size * length, num_targets, setup.vocab_size)
         sequences = size // max(settings.num_groups(size), 1)
         groups.append((sequences * masking.slots(length), sequences, length))
     targets, sequences, length = max(groups)

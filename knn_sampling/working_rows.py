@@ -61,7 +61,7 @@ def working_rows(
     is_candidate, is_token = marked(candidate_ids, vocab_size), marked(tokens, vocab_size)
     num_needed = num_distinct_rows(candidate_ids, tokens, vocab_size)
     if capacity:
-        _check_capacity(capacity, tokens.size, required.size, vocab_size)
+        check_capacity(capacity, tokens.size, required.size, vocab_size)
     if 0 < capacity < most_candidates + most_tokens:
         is_required = is_token | (is_candidate & marked(required, vocab_size))
         ids = _numbered(_within(capacity, is_required, is_candidate), capacity)
@@ -85,7 +85,8 @@ def num_distinct_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: i
     return is_touched.sum(dtype=jnp.int32)
 
 
-def _check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size: int) -> None:
+def check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size: int) -> None:
+    """Raise ValueError unless all tokens and targets of a batch fit into R rows; args as above."""
     if capacity < min(num_tokens + num_targets, vocab_size):
         raise ValueError(
             f"output_layer.row_capacity is {capacity}, must be at least "

@@ -73,6 +73,28 @@ class FitTest(parameterized.TestCase):
         config.output_layer.group_size = 4  # as many of both kinds
         objective_of(config)
 
+    def test_all_tokens_and_targets_of_a_batch_of_pairs_must_fit_the_rows(self):
+        config = runlocal(
+            **{
+                "mask.rate": 0.15,  # 20 slots of a row of 128
+                "mask.pair_rate": 0.2,  # 13 of a row of 64
+                "train.batch_size": 2,
+                "data.pair_share": 0.5,
+                "data.pair_buckets": (64,),
+                "output_layer.row_capacity": 4 * 64 + 4 * 13,
+            }
+        )
+        objective_of(config)
+        config.output_layer.row_capacity -= 1
+        self.assert_refused(
+            config, "row_capacity is 307, must be at least 308: the 256 input tokens and 52 targets"
+        )
+        config.data.pair_share = 0.0  # sequences need 2 x (128 + 20)
+        objective_of(config)
+        config.data.pair_share = 0.5
+        config.output_layer.kind = "full"  # reads all rows
+        objective_of(config)
+
     def test_a_capacity_of_the_whole_vocabulary_is_enough(self):
         config = runlocal(**{"train.batch_size": 4000, "output_layer.capacity": 600})
         objective = objective_of(config)
