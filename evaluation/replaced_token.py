@@ -94,7 +94,10 @@ class ReplacedTokenDetection:
         self._logits = self._batches.jit(objective.logits)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Return means over languages, and each one's AUC, precision and recall, as metrics."""
+        """Return means over languages, and each one's AUC, precision and recall, as metrics.
+
+        What a language has no value of is left out: NaN is no JSON.
+        """
         values = {}
         for corruption, found in self.run(state.params).items():
             for name in ("auc", "precision", "recall", "replaced", "loss"):
@@ -103,7 +106,8 @@ class ReplacedTokenDetection:
                     values[f"rtd/{corruption}/{name}"] = float(np.nanmean(of_languages))
             for language, one in found.items():
                 for name in ("auc", "precision", "recall"):
-                    values[f"rtd/{corruption}/{name}/{language}"] = getattr(one, name)
+                    if not np.isnan(value := getattr(one, name)):
+                        values[f"rtd/{corruption}/{name}/{language}"] = value
         return values
 
     def run(self, params) -> dict[str, dict[str, Detection]]:

@@ -210,9 +210,28 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
       boxed_params: parameters (or their shapes) boxed by `nn.with_logical_partitioning`.
       mesh: see `make_mesh`.
       settings: the rules.
+
+    Raises:
+      ValueError: devices that an axis of a parameter is sharded over do not divide it.
     """
     specs = nn.get_partition_spec(boxed_params)
-    return nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
+    shardings = nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
+    jax.tree.map_with_path(_check_divides, shardings, nn.unbox(boxed_params))
+    return shardings
+
+
+def _check_divides(path, sharding: NamedSharding, param) -> None:
+    for size, axes in zip(param.shape, sharding.spec, strict=False):
+        parts = math.prod(sharding.mesh.shape[axis] for axis in _as_tuple(axes))
+        if size % parts:
+            factors = " x ".join(
+                f"mesh.{axis}={sharding.mesh.shape[axis]}" for axis in _as_tuple(axes)
+            )
+            raise ValueError(
+                f"{jax.tree_util.keystr(path, simple=True, separator='/')} {param.shape} has an "
+                f"axis of {size}, which is split over {factors} devices and must be a multiple of "
+                "them; change the size, the mesh or mesh.rules"
+            )
 
 
 def placed(arrays: Any, params: Any) -> Any:

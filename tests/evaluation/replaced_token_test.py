@@ -260,6 +260,9 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(values["rtd/unigram/auc"], one.auc)
         self.assertEqual(values["rtd/unigram/precision"], one.precision / 2)
         self.assertNotIn("rtd/own/auc", values)
+        self.assertNotIn("rtd/unigram/auc/bb", values)
+        self.assertEqual(values["rtd/unigram/precision/bb"], 0)
+        self.assertNotIn("rtd/own/precision/aa", values)
         self.assertEqual(values["rtd/own/replaced"], 0)
 
 

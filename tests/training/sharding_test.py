@@ -70,6 +70,15 @@ class TableAxesTest(parameterized.TestCase):
         found = param_shardings(table, make_mesh(of_rules), of_rules)
         self.assertEqual(found.spec, PartitionSpec(*(_entry(axes) for axes in (rows, columns))))
 
+    def test_devices_that_do_not_divide_an_axis(self):
+        rules = (("vocab", "model"), ("embed", ("data", "fsdp")))
+        of_rules = dataclasses.replace(settings(2, 2, 2), rules=rules)
+        shape = jax.ShapeDtypeStruct((8, 6), np.float32)
+        boxed = {"embeddings": {"table": nn.LogicallyPartitioned(shape, ("vocab", "embed"))}}
+        message = r"embeddings/table \(8, 6\) .* of 6, .* over mesh.data=2 x mesh.fsdp=2 devices"
+        with self.assertRaisesRegex(ValueError, message):
+            param_shardings(boxed, make_mesh(of_rules), of_rules)
+
 
 def _entry(axes: tuple[str, ...]):
     return axes[0] if len(axes) == 1 else axes or None
