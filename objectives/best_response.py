@@ -33,7 +33,7 @@ class RobustSettings:
       min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
         is not seen again, and keeps the loss that it had.
       baseline: file of the phases of another run, whose last losses are subtracted from those of
-        this one; "" for none. A run with rho = 0 writes one without changing how often a pair is seen.
+        this one; "" for none. A run with rho = 0 writes one, and leaves the shares of the pairs.
     """
 
     rho: float = 0.05
