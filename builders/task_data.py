@@ -212,13 +212,20 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
     return found
 
 
-def seen_in_training(data: Mapping[str, Sequence[TaskData]]) -> dict[str, int]:
+def seen_in_training(
+    options: TaskSettings, data: Mapping[str, Sequence[TaskData]]
+) -> dict[str, int]:
     """The number of test examples of each language of which the text is one of training.
 
+    Those that are held out of training as development data count: they select the checkpoint.
+
     Args:
+      options: of the task.
       data: of each split. Languages without such are left out.
     """
-    known = {example.content for one in data["train"] for example in one.examples}
+    splits = ("train", "validation") if holds_out(options) else ("train",)
+    of_training = [one for split in splits for one in data[split]]
+    known = {example.content for one in of_training for example in one.examples}
     counts = {
         one.language: sum(example.content in known for example in one.examples)
         for one in data["test"]

@@ -149,7 +149,7 @@ def _fine_tune(
         task_data.class_weights(options, data["train"]),
         task_data.selected_on(options, data["validation"]),
     )
-    seen = task_data.seen_in_training(data) if task.is_own else {}
+    seen = task_data.seen_in_training(options, data) if task.is_own else {}
     objective = builders.objective(config, pretrained, weights)
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)

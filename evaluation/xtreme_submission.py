@@ -41,9 +41,9 @@ def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str,
     for one in (variant for variant in best if variant.task in XTREME):
         if one.task in runs:
             raise ValueError(
-                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task} with "
-                "other hyperparameters and no score on development data; leave all but one out of "
-                "--runs"
+                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task} between "
+                "which no score on development data chooses: they have none, or differ in more "
+                "than tuned hyperparameters; leave all but one out of --runs"
             )
         runs[one.task] = _best_seed([run for run in one.runs if _has_unlabelled(run)] or one.runs)
     missing = {}

@@ -28,8 +28,8 @@ class RobustSettings:
         the base distribution itself.
       num_phases: times that the worst distribution is solved in a run, at equal distances; 0 for
         no robust sampling.
-      rate: share of the past that a batch displaces in the moving averages of losses, see
-        `pair_losses.update_pair_losses`.
+      rate: share of the past that a batch, or each part of one in parts, displaces in the moving
+        averages of losses, see `pair_losses.update_pair_losses`.
       min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
         is not seen again, and keeps the loss that it had.
       baseline: file of the phases of another run, whose last losses are subtracted from those of

@@ -204,13 +204,20 @@ class FilesTest(Case):
         texts = [TextExample(str(i), f"the cat {i}", None, i % 2) for i in range(9)]
         data = {
             "train": [TaskData("en", texts[:5], None)],
+            "validation": [TaskData("en", texts[5:6], None)],
             "test": [TaskData("en", texts[3:], None), TaskData("de", texts[6:], None)],
         }
+        self.write("train.en.csv", self.ROWS)
+        self.write("dev.en.csv", self.ROWS)
+        options = task_settings(self.config("text", task__validation=("dev.en.csv",)))
         with self.assertLogs(level="WARNING") as logs:
-            self.assertEqual(task_data.seen_in_training(data), {"en": 2})
+            self.assertEqual(task_data.seen_in_training(options, data), {"en": 2})
         self.assertRegex(
             "\n".join(logs.output), "2 of the test examples in en are training examples"
         )
+        # Of these one is held out of the training data.
+        options = task_settings(self.config("text"))
+        self.assertEqual(task_data.seen_in_training(options, data), {"en": 3})
 
 
 class TagsTest(Case):

@@ -555,7 +555,9 @@ class SubmissionTest(Case):
                 f"{layer}", {"de": 0.5}, task="tatoeba", hyperparameters=hyperparameters,
                 selected=None,
             )  # fmt: skip
-        with self.assertRaisesRegex(ValueError, "4 and .*8 are runs of tatoeba with other"):
+        with self.assertRaisesRegex(
+            ValueError, "4 and .*8 are runs of tatoeba between which no score"
+        ):
             self.submit()
 
 
