@@ -69,12 +69,14 @@ class Difference:
     found: Segmentation
 
 
-def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
+def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
 
     Args:
       model: a serialised SentencePiece model, as written by `vocap.merge.write_model`.
       folder: destination of tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+      max_length: tokens of the longest text that the folder's model takes, special tokens included,
+        to which `truncation=True` cuts; None for a tokenizer without a model, which cuts none.
 
     Raises:
       ValueError: as `tokenizer_json`.
@@ -86,6 +88,7 @@ def export_tokenizer(model: bytes, folder: pathlib.Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
+        **({} if max_length is None else {"model_max_length": max_length}),
     }
     with artifacts.atomic_files(folder) as aside:
         artifacts.write_json(aside / "special_tokens_map.json", names)

@@ -165,7 +165,7 @@ def write_model(
     is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
     form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
     with _new_folder(folder) as aside:
-        huggingface.export_tokenizer(tokenizer, aside)
+        huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)
         tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
         save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))

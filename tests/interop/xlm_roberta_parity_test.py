@@ -224,6 +224,16 @@ class ParityTest(parameterized.TestCase):
         for name in ("bos", "pad", "eos"):
             self.assertEqual(ids[f"{name}_token_id"], getattr(loaded, f"{name}_token_id"))
 
+    def test_truncation_cuts_to_the_positions_of_the_model(self):
+        import torch
+
+        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
+        rows = loaded(["the thing " * LENGTH], truncation=True, return_tensors="pt")
+        self.assertEqual(rows["input_ids"].shape, (1, LENGTH))
+        with torch.no_grad():
+            self.assertEqual(self.load()(**rows).logits.shape, (1, LENGTH, VOCAB))
+
     def test_of_our_own_form_the_tokenizer_is_loaded_and_the_model_is_not(self):
         gated = dataclasses.replace(SETTINGS, position="gated")
         sizes = dataclasses.asdict(gated)
