@@ -25,7 +25,7 @@ _SOURCE = ("tokens", "segments", "positions", "first_token")
 
 @dataclasses.dataclass
 class Throughput:
-    """Work of a `Translator` so far, without its first call, which compiles.
+    """Work of a `Translator` so far, without the calls that compiled.
 
     Attributes:
       sentences, tokens: translated, and of the translations, `</s>` included.
@@ -37,7 +37,7 @@ class Throughput:
     seconds: float = 0.0
 
     def rates(self) -> dict[str, float]:
-        """Sentences and tokens a second; empty before the first measured call."""
+        """Sentences and tokens a second; empty before the first call that is counted."""
         if not self.seconds:
             return {}
         return {
@@ -86,30 +86,32 @@ class Translator:
         self._search = self._layout.jit(
             lambda params, batch: search(objective, params, batch, settings, ids)
         )
-        self._eos, self._compiled = ids.eos, False
+        self._eos, self._compiled = ids.eos, set[tuple[int, ...]]()  # shapes of batches
         self.throughput = Throughput()
 
     def __call__(self, params: Any, features: Sequence[TranslationFeature]) -> list[np.ndarray]:
         """Tokens [n] of the best hypothesis for each feature, in their order, without `</s>`."""
         sources = [dataclasses.replace(one, target=None) for one in features]
         batches = token_batches(sources, self._sizes, self._buckets, self._pad)
+        shapes: set[tuple[int, ...]] = set()
+
+        def searched(batch: dict[str, Any]) -> jax.Array:
+            shapes.add(batch["tokens"].shape)
+            return self._search(params, {name: batch[name] for name in _SOURCE})
+
         start = time.monotonic()
-        found = in_order(
-            batches,
-            self._layout,
-            lambda batch: self._search(params, {name: batch[name] for name in _SOURCE}),
-        )
+        found = in_order(batches, self._layout, searched)
         ended = [np.append(row, self._eos) for row in found]
         lengths = [int(np.argmax(row == self._eos)) for row in ended]
-        self._count(lengths, time.monotonic() - start)
+        if shapes <= self._compiled:
+            self._count(lengths, time.monotonic() - start)
+        self._compiled |= shapes
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
 
     def _count(self, lengths: Sequence[int], seconds: float) -> None:
-        if self._compiled:
-            self.throughput.sentences += len(lengths)
-            self.throughput.tokens += sum(lengths) + len(lengths)
-            self.throughput.seconds += seconds
-        self._compiled = True
+        self.throughput.sentences += len(lengths)
+        self.throughput.tokens += sum(lengths) + len(lengths)
+        self.throughput.seconds += seconds
 
 
 def search(

@@ -201,6 +201,16 @@ class TranslatorTest(parameterized.TestCase):
         self.assertEqual((count.sentences, count.tokens), (5, sum(map(len, found)) + 5))
         self.assertSameElements(count.rates(), ("sentences_per_second", "tokens_per_second"))
 
+    def test_throughput_leaves_out_a_later_call_that_compiles(self):
+        translator, some = self.translator(24), features()
+        shorter = [one for one in some if one.size <= 8]
+        self.assertLen(shorter, 3)
+        counted = []
+        for given in (shorter, some, shorter, some):  # the second has batches of another length
+            translator(params(ALL[0]), given)
+            counted.append(translator.throughput.sentences)
+        self.assertEqual(counted, [0, 0, 3, 8])
+
 
 if __name__ == "__main__":
     absltest.main()
