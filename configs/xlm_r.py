@@ -110,6 +110,7 @@ _XL = {
     "model.num_heads": 32,
     "model.mlp_size": 10_240,
     "model.norm_position": "pre",
+    "model.embedding_norm": False,
     "model.remat": "full",
     "train.batch_size": 2048,
     "train.num_steps": 500_000,
