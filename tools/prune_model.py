@@ -4,7 +4,8 @@
 
 FOLDER is the output of tools.export_model or tools.import_model. The given texts have the same
 segmentation before and after, and their pieces keep their embeddings; other text is segmented into
-the remaining pieces. docs/interop.md has more.
+the remaining pieces. Of a fine-tuned model the encoder is taken, without its head. docs/interop.md
+has more.
 """
 
 import itertools
@@ -35,6 +36,11 @@ def main(_) -> None:
     tokenizer, kept = vocabulary.prune(tokenizer, texts)
     params = model_folder.with_table(params, table[kept], bias[kept])
     model_folder.write_model(output, params, sizes, tokenizer)
+    if "head" not in params:
+        print(
+            f"{folder} has no masked-LM head: {output} is an encoder, without the head of any "
+            "task, for finetune.py"
+        )
     print(f"{len(kept)} of {len(table)} pieces")
 
 

@@ -26,7 +26,7 @@ from builders.masked_lm import masked_lm_of
 from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from interop import model_folder, vocabulary
+from interop import model_folder, task_heads, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from tests import commands, factories, processes
 from training.checkpoint import Checkpoints
@@ -193,6 +193,23 @@ class EntryPointsTest(parameterized.TestCase):
         )
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
+
+    def test_a_pruned_model_of_a_task_says_that_it_is_an_encoder_alone(self):
+        sizes, encoder = model_folder.read_model(self.write_model())
+        del encoder["head"]
+        kernel, bias = np.ones((8, 2), np.float32), np.ones(2, np.float32)
+        head = task_heads.TaskHead(
+            "tagging", task_heads.TOKENS, ("A", "B"), {"output": {"kernel": kernel, "bias": bias}}
+        )
+        folder, output = self.parent / "tuned", self.parent / "small"
+        model_folder.write_model(folder, encoder, sizes, TOKENIZER, task_head=head)
+        text = self.parent / "xx.txt"
+        text.write_text("ab cd\n", encoding="utf-8")
+        printed = self.succeed(
+            "tools.prune_model", f"--model={folder}", f"--texts={text}", f"--output={output}"
+        )
+        self.assertIn(f"{output} is an encoder, without the head of any task", printed)
+        self.assertNotIn("head", model_folder.read_model(output)[1])
 
     def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
