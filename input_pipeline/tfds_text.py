@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from common import artifacts
+from input_pipeline import text_files
 
 # wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
 _WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n[^\n]*\n?")
@@ -102,8 +103,10 @@ def write_text(
       Number of documents written.
 
     Raises:
-      ValueError: as `documents`, or there are none.
+      ValueError: as `documents`, there are none, or the folder has the text of the language in
+        another number of files.
     """
+    _check_number_of_files(folder, language, shard[1])
     found = itertools.islice(documents(dataset, language, data_dir, shard), max_documents or None)
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
@@ -117,3 +120,16 @@ def write_text(
         if not count:
             raise ValueError(f"{dataset.name.format(language)} has no text of {language!r}")
     return count
+
+
+def _check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
+    """Raise ValueError if a folder has a file of the language that is one of another number."""
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        name = path.name.removesuffix(".jsonl.gz")
+        stem, _, count = text_files.shard_of(name) or (name, 0, 1)
+        if stem == language and count != total:
+            raise ValueError(
+                f"{path} is one of {count} files of {language!r}, of which {total} are to be "
+                f"written now, so that its text would be read twice; give --shards={count} as "
+                "before, or remove it and the others of its kind"
+            )

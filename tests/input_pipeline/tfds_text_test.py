@@ -79,6 +79,17 @@ class TfdsTextTest(parameterized.TestCase):
         names = [file.path.name for file in find_text(spec) if file.language == "en"]
         self.assertEqual(names, [f"en-0000{i}-of-00003.jsonl.gz" for i in range(3)])
 
+    @parameterized.parameters(((0, 1), (0, 2), 1), ((1, 2), (0, 1), 2), ((0, 2), (0, 3), 2))
+    def test_a_language_is_not_written_in_another_number_of_files(self, before, after, count):
+        with texts("a", "b", "c"):
+            for language in ("zh", "zh-Latn"):
+                tfds_text.write_text(DATASETS["c4"], language, self.folder, shard=before)
+            there = sorted(self.folder.iterdir())
+            with self.assertRaisesRegex(ValueError, f"read twice; give --shards={count} as before"):
+                tfds_text.write_text(DATASETS["c4"], "zh", self.folder, shard=after)
+            self.assertEqual(sorted(self.folder.iterdir()), there)
+            tfds_text.write_text(DATASETS["c4"], "sw", self.folder, shard=after)
+
     def test_a_document_is_written_before_the_next_is_read(self):
         waiting = [0]
 
