@@ -155,8 +155,11 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
     }
 
 
-def pruned(pretrained: Pretrained, examples: Examples) -> Pretrained:
-    """Reduce the vocabulary to the pieces of the examples, and the embeddings with it."""
+def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
+    """Reduce the vocabulary to the pieces of the examples and the symbols of languages.
+
+    The embeddings are reduced with it.
+    """
     texts = (
         text
         for some in examples.values()
@@ -164,7 +167,8 @@ def pruned(pretrained: Pretrained, examples: Examples) -> Pretrained:
         for text in (one.source, one.target)
         if text
     )
-    tokenizer, kept = vocabulary.prune(pretrained.tokenizer, texts)
+    symbols = translation_settings(config).language_pieces.values()
+    tokenizer, kept = vocabulary.prune(pretrained.tokenizer, texts, symbols)
     logging.info("%d of %d pieces are kept", len(kept), pretrained.settings.vocab_size)
     params = dict(pretrained.params)
     if params:

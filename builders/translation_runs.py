@@ -58,7 +58,7 @@ def prepare(
     options = task_settings(config)
     examples = {split: builders.read_examples(options, split) for split in _SPLITS}
     if config.translation.prune:
-        pretrained = builders.pruned(pretrained, examples["train"])
+        pretrained = builders.pruned(config, pretrained, examples["train"])
     model = builders.model(config, pretrained)
     data: Data = {
         split: [builders.featured(options, model, *one) for one in found.items()]

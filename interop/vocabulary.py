@@ -8,7 +8,7 @@ the model is unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -236,15 +236,18 @@ def swap(
     )
 
 
-def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
+def prune(
+    model: bytes, texts: Iterable[str], keep: Collection[str] = ()
+) -> tuple[bytes, np.ndarray]:
     """Prune a vocabulary to the pieces that some texts use; their segmentations do not change.
 
     The special tokens, the pieces of the texts' segmentations, all their characters that are
-    pieces, and the piece of the lowest score are kept.
+    pieces, the piece of the lowest score, and given pieces are kept.
 
     Args:
       model: a SentencePiece model as written by `vocap.merge.write_model`.
       texts: text that is representative of the model's future input.
+      keep: pieces that stay, whatever the texts use; those that there are not are passed over.
 
     Returns:
       The smaller model, and the old ids [V'] int64 of its pieces, ascending.
@@ -267,10 +270,10 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
     if not used.any():
         raise ValueError("the texts are empty; give text in the languages that are to stay")
     # The characters of an unknown are not pieces, so these are all the relevant characters.
-    characters = set().union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    wanted = set(keep).union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
-    used |= np.array([piece.piece in characters for piece in proto.pieces])
+    used |= np.array([piece.piece in wanted for piece in proto.pieces])
     # SentencePiece scores an unknown character by the lowest score of the vocabulary. If that score
     # changed, so might the choice between a piece and an unknown.
     scores = np.array([piece.score for piece in proto.pieces])

@@ -26,6 +26,7 @@ from configs.finetune import multi30k, wmt14
 from configs.finetune import translation as configs_translation
 from evaluation import task_results
 from input_pipeline.tasks.tasks import TASKS
+from interop import vocabulary
 from interop.params_file import read_params
 from studies import translation_search
 from tests import commands, tiny_tasks, tiny_translation
@@ -195,7 +196,7 @@ class StartTest(RunCase):
     def test_embeddings_are_pruned_to_the_data(self):
         config, pretrained, _ = self.start()
         examples = translation.read_examples(task_settings(config), "train")
-        small = translation.pruned(pretrained, examples)
+        small = translation.pruned(config, pretrained, examples)
         self.assertLess(small.settings.vocab_size, tiny_tasks.VOCAB)
         old, new = (translation.model(config, one) for one in (pretrained, small))
         for text in (one.source for one in examples["en-de"][:5]):
@@ -222,6 +223,21 @@ class StartTest(RunCase):
         self.assertEqual(model.symbols, {"de": piece})
         self.assertIn(piece, model.token_ids().forbidden)
         self.assertEqual(model.encoder.vocab_size, tiny_tasks.VOCAB)
+
+    def test_a_symbol_that_no_text_uses_is_not_pruned(self):
+        config, pretrained, _ = self.start()
+        examples = translation.read_examples(task_settings(config), "train")
+
+        def pieces(one) -> tuple[str, ...]:
+            return vocabulary.vocabulary(one.tokenizer).pieces
+
+        kept = pieces(translation.pruned(config, pretrained, examples))
+        symbol = next(piece for piece in pieces(pretrained) if piece not in kept)
+        config, pretrained, _ = self.start(translation__language_pieces={"de": symbol})
+        small = translation.pruned(config, pretrained, examples)
+        self.assertEqual({*pieces(small)}, {*kept, symbol})
+        found = translation.model(config, small)
+        self.assertEqual(found.symbols, {"de": pieces(small).index(symbol)})
 
 
 class OlderRunTest(RunCase):

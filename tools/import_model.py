@@ -28,6 +28,11 @@ _CHECK = flags.DEFINE_string("check", None, "Text to compare the kept tokenizer 
 
 def main(_) -> None:
     folder, output = pathlib.Path(_MODEL.value), pathlib.Path(_OUTPUT.value)
+    if _CHECK.value and _VOCABULARY.value:
+        raise ValueError(
+            "--check compares the tokenizer that is kept, and --vocabulary puts another in its "
+            "place; leave out one of them"
+        )
     model_folder.check_writable(output)
     old = vocabulary.read_vocabulary(folder)
     if _VOCABULARY.value is None:

@@ -107,6 +107,8 @@ class EntryPointsTest(parameterized.TestCase):
         output, new = self.parent / "new", self.parent / "new.model"
         new.write_bytes(OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
+        both = (*flags, f"--check={new}")
+        self.assert_refused("--vocabulary puts another.*leave out one", "tools.import_model", *both)
         printed = self.succeed("tools.import_model", *flags)
         self.assertEqual(
             printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
