@@ -140,6 +140,6 @@ def _encoder_settings(config: ConfigDict, encoder: str) -> EncoderSettings:
 
 def activation_bytes(settings: EncoderSettings, examples: int, length: int) -> int:
     """Return the bytes of the activations of examples of `length` tokens on a device."""
-    found = activation_sizes(settings, examples, length, logits=0, model_shards=1).bytes()
+    found = activation_sizes(settings, examples, length, logits=0).bytes()
     # Crossed pairs are encoded once and decoded once.
     return 2 * found if settings.cross_attention else found

@@ -1,11 +1,13 @@
 """Memory estimates from a config alone."""
 
 import dataclasses
+import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from builders import model, objectives
@@ -18,6 +20,7 @@ from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from models.encoder import CROSS_ATTENTION, EncoderSettings
+from models.layout import SEQUENCES
 from objectives.cross_mlm import CrossMLM
 from training.memory import ActivationSizes, state_bytes
 from training.parameters import parameter_table
@@ -99,13 +102,16 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     slots = max(mask.slots(store.length) for mask in (masked_lm.mask, *masks))
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
-    model_shards = mesh.shape["model"]
-    logits = rows * slots * classes // model_shards
-    sizes = activation_sizes(masked_lm.encoder.settings, rows, store.length, logits, model_shards)
+    logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
+    shards = {
+        "head_shards": _shards(mesh_settings.axes_of("heads"), mesh),
+        "mlp_shards": _shards(mesh_settings.axes_of("mlp"), mesh),
+    }
+    sizes = activation_sizes(masked_lm.encoder.settings, rows, store.length, logits, **shards)
     activations, found = sizes.bytes(), encoder_of(objective)
     if found is not masked_lm:  # a discriminator beside it, of the same layers
         of_discriminator = activation_sizes(
-            found.encoder.settings, rows, store.length, 0, model_shards
+            found.encoder.settings, rows, store.length, 0, **shards
         )
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
@@ -120,13 +126,23 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     )
 
 
+def _shards(axes: Iterable[str], mesh: AbstractMesh) -> int:
+    """Parts that mesh axes split the activations of a sequence into, if not the batch already."""
+    return math.prod(mesh.shape[axis] for axis in axes if axis not in SEQUENCES)
+
+
 def _is_cross_attention(trained: Mapping[str, Any]) -> bool:
     """Whether all parameters that are trained are of cross-attention, which one pass reads."""
     return set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
 
 
 def activation_sizes(
-    sizes: EncoderSettings, sequences: int, length: int, logits: int, model_shards: int
+    sizes: EncoderSettings,
+    sequences: int,
+    length: int,
+    logits: int,
+    head_shards: int = 1,
+    mlp_shards: int = 1,
 ) -> ActivationSizes:
     """Sizes of an encoder's activations for a device's sequences."""
     return ActivationSizes(
@@ -140,7 +156,8 @@ def activation_sizes(
         remat=sizes.remat,
         has_attention_weights=sizes.kernel == "xla",
         logits=logits,
-        model_shards=model_shards,
+        head_shards=head_shards,
+        mlp_shards=mlp_shards,
     )
 
 

@@ -176,6 +176,26 @@ class EstimateTest(parameterized.TestCase):
             self.assertEqual(logits(kind=kind, num_negatives=50_000), masked * left_out)
         self.assertEqual(logits(num_negatives=500_000), 0)
 
+    @parameterized.parameters("full", "blockwise")
+    def test_what_the_rules_do_not_split_every_device_holds(self, kind):
+        """Two devices along `model` take as much for the same sequences as one without them."""
+        config = sized("base_250k", 1, 2)
+        config.output_layer.kind = kind
+        by_rules = memory.estimate(config, 16).bytes["activations"]
+        config.mesh.rules = (("embed", "fsdp"),)
+        whole = memory.estimate(config, 16).bytes["activations"]
+        config.mesh.rules = (("vocab", "model"), ("embed", "fsdp"))
+        table_alone = memory.estimate(config, 16).bytes["activations"]
+        config.mesh.update(model=1, rules=())
+        self.assertEqual(whole, memory.estimate(config, 8).bytes["activations"])
+        self.assertLess(by_rules, 0.75 * whole)
+        # The blocks of the exact softmax are as large, and each device has its own.
+        self.assertEqual(table_alone < whole, kind == "full")
+        self.assertLess(by_rules, table_alone)
+        config.mesh.update(model=2, rules=(("heads", "model"),))
+        heads_alone = memory.estimate(config, 16).bytes["activations"]
+        self.assertBetween(heads_alone, by_rules + 1, whole - 1)
+
     def test_cudnn_is_not_needed(self):
         config = vocap_paper.get_config("vocap_250k")
         config.model.attention = "cudnn"
@@ -264,7 +284,8 @@ class ActivationsTest(parameterized.TestCase):
         remat="none",
         has_attention_weights=True,
         logits=0,
-        model_shards=1,
+        head_shards=1,
+        mlp_shards=1,
     )
 
     @parameterized.parameters(

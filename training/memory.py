@@ -23,7 +23,7 @@ class ActivationSizes:
       remat: as `models.encoder.EncoderSettings.remat`.
       has_attention_weights: whether weights [B, H, L, L] are stored, as without fused attention.
       logits: elements of the output layer's logits on one device, 0 if they are never all stored.
-      model_shards: devices that the heads and the MLP are sharded over.
+      head_shards, mlp_shards: devices that the heads, and the MLP, of a sequence are sharded over.
     """
 
     tokens: int
@@ -36,7 +36,8 @@ class ActivationSizes:
     remat: str
     has_attention_weights: bool
     logits: int
-    model_shards: int
+    head_shards: int
+    mlp_shards: int
 
     def bytes(self) -> int:
         """Bytes on one device at the beginning of the backward pass.
@@ -57,8 +58,9 @@ class ActivationSizes:
         """Bytes of all layers' kernels in bfloat16, stored without `remat`; part of `bytes`."""
         if self.bytes_per_value == 4 or self.remat != "none":
             return 0
-        kernels = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.mlp_size
-        return self.num_layers * self.bytes_per_value * kernels // self.model_shards
+        kernels = 4 * self.hidden_size**2 // self.head_shards
+        kernels += 2 * self.hidden_size * self.mlp_size // self.mlp_shards
+        return self.num_layers * self.bytes_per_value * kernels
 
     def _layer(self, remat: str) -> int:
         """Bytes that a layer stores per token.
@@ -73,12 +75,12 @@ class ActivationSizes:
         if remat == "full":
             return hidden
         if remat == "dots":
-            return 3 * hidden + (3 * hidden + mlp) // self.model_shards
+            return 3 * hidden + 3 * hidden // self.head_shards + mlp // self.mlp_shards
         weights = self.num_heads * self.length * (4 + self.bytes_per_value + 1)
         if not self.has_attention_weights:
             weights = 0
         whole = 2 * hidden + (6 * 4 + 2) * self.hidden_size
-        return whole + (4 * hidden + 4 * mlp + weights) // self.model_shards
+        return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
 
 
 def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
