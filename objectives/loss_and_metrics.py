@@ -7,8 +7,14 @@ name to (sum, weight), two float32 scalars; "loss" is the quantity that training
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 LossAndMetrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+def divisor(weight: jax.Array) -> jax.Array:
+    """Weight to divide a sum by, 1 in place of 0: the mean of a batch without examples is 0."""
+    return jnp.where(weight > 0, weight, 1)
 
 
 def means(totals: Mapping[str, tuple]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from objectives.batch import Batch
-from objectives.loss_and_metrics import LossAndMetrics
+from objectives.loss_and_metrics import LossAndMetrics, divisor
 from objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
 from training.subtrees import has_path, merged
 
@@ -133,7 +133,7 @@ def accumulate(
     grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
     if is_sharded:
         grads, metrics = _added((grads, metrics))
-    weight = jnp.maximum(metrics["loss"][1], 1)
+    weight = divisor(metrics["loss"][1])
     used = jnp.float32(num_used * (num_examples // num_parts))
     metrics["batch_rows"] = (used, jnp.float32(1))
     return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra

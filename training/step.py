@@ -12,7 +12,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from objectives.batch import Batch
-from objectives.loss_and_metrics import LossAndMetrics
+from objectives.loss_and_metrics import LossAndMetrics, divisor
 from objectives.objective import Objective, Touched, gathered_rows, get_table, replace_table
 from training import sharding
 from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
@@ -60,7 +60,7 @@ def train_step(
             params, rows = separate(trained, state.params, touched)
             metrics, observed = objective.loss(params, rows, plan, key)
             total, weight = metrics["loss"]
-            return total / jnp.maximum(weight, 1), (metrics, observed)
+            return total / divisor(weight), (metrics, observed)
 
         grads, (metrics, observed) = jax.grad(mean_loss, has_aux=True)(trained)
         extra = objective.learn(state.extra, observed)

@@ -17,6 +17,7 @@ from objectives.batch import Batch
 from objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
 from objectives.objective import gathered_rows
 from tests import factories
+from training.accumulation import Accumulation
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
 # No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.
@@ -259,7 +260,7 @@ class ByRowsTest(parameterized.TestCase):
         self.assertEqual(touched, {})
 
 
-class ClassWeightsTest(absltest.TestCase):
+class ClassWeightsTest(parameterized.TestCase):
     def test_the_loss_is_a_mean_by_the_weights_of_the_classes(self):
         outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
         labels, rows = np.array([0, 2, 2, 1]), np.array([1.0, 1.0, 1.0, 0.0], np.float32)
@@ -277,6 +278,24 @@ class ClassWeightsTest(absltest.TestCase):
         tagged = fine_tuning.tagging_loss(outputs[None], words, by_class)
         for one, two in zip(tagged["loss"], found["loss"], strict=True):
             self.assertAlmostEqual(float(one), float(two), places=5)
+
+    @parameterized.parameters(1, 2)
+    def test_a_step_depends_on_their_ratios_alone(self, num_parts):
+        """Also where they are so small that those of a batch sum to less than 1."""
+        norms = []
+        for scale in (1.0, 1e-3):
+            weights = (2 * scale, 5 * scale, scale)
+            loss = functools.partial(fine_tuning.classification_loss, class_weights=weights)
+            weighted = dataclasses.replace(objective("classification"), task_loss=loss)
+            functions = factories.train_functions(
+                weighted, accumulation=Accumulation(num_parts, 0)
+            )
+            state = factories.first_state(functions, params("classification"))
+            arrays = jax.tree.map(jnp.asarray, batch())
+            _, metrics = functions.train_step(weighted, state, Batch(arrays, "classification"))
+            norms.append(float(metrics["grad_norm"][0]))
+        self.assertGreater(norms[0], 0.1)
+        self.assertAlmostEqual(norms[1] / norms[0], 1, places=4)
 
 
 if __name__ == "__main__":
