@@ -110,9 +110,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     sizes = activation_sizes(masked_lm.encoder.settings, rows, store.length, logits, **shards)
     activations, found = sizes.bytes(), encoder_of(objective)
     if found is not masked_lm:  # a discriminator beside it, of the same layers
-        of_discriminator = activation_sizes(
-            found.encoder.settings, rows, store.length, 0, **shards
-        )
+        of_discriminator = activation_sizes(found.encoder.settings, rows, store.length, 0, **shards)
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term

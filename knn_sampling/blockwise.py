@@ -86,15 +86,16 @@ def blockwise_softmax_loss(
 
 def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, sharding):
     """Unweighted losses [W] by devices that each have some of the rows."""
+    axes = sharding.row_axes
 
     def on_device(hidden, targets, rows, bias):
         size = rows.shape[0]
-        start = jax.lax.axis_index(sharding.vocab_axes) * size
+        start = jax.lax.axis_index(axes) * size
         own = jnp.clip(num_valid - start, 0, size)
         found = _parts(hidden, targets - start, rows, bias, jnp.int32(size), own, block_size)
         return tuple(part[None, :] for part in found)
 
-    by_row = P(sharding.vocab_axes)
+    by_row = P(axes)
     mapped = sharding.shard_map(
         on_device, in_specs=(P(), P(), by_row, by_row), out_specs=(by_row, by_row)
     )

@@ -227,7 +227,7 @@ class _Winner(NamedTuple):
 
 def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Winner, _Winner]:
     """Search the classes of each device, and compare the winners."""
-    axes, num_classes = sharding.vocab_axes, arguments[3].shape[1]
+    axes, num_classes = sharding.row_axes, arguments[3].shape[1]
     if num_classes % sharding.num_row_shards:
         raise ValueError(
             f"the table has {num_classes} rows, must be a multiple of the "

@@ -26,6 +26,15 @@ class TableSharding(NamedTuple):
     embed_axes: tuple[str, ...] = ()
 
     @property
+    def row_axes(self) -> tuple[str, ...]:
+        """Those of `vocab_axes` that the compiler sees to: in `jax.shard_map` not the mapped ones.
+
+        A device has the table whole along mapped axes.
+        """
+        mapped = jax.sharding.get_abstract_mesh().manual_axes
+        return tuple(axis for axis in self.vocab_axes if axis not in mapped)
+
+    @property
     def splits_rows(self) -> bool:
         """Whether several devices hold different rows."""
         return self.num_row_shards > 1
@@ -35,14 +44,14 @@ class TableSharding(NamedTuple):
         """Number of parts that the rows are split into."""
         if self.mesh is None:
             return 1
-        return math.prod(self.mesh.shape[axis] for axis in self.vocab_axes)
+        return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
     def shard_map(self, function: Callable, *, in_specs: Any, out_specs: Any) -> Callable:
         """Map a function over the devices that split the rows, also inside of another map.
 
         Args:
           function: the results must be the same on all these devices.
-          in_specs, out_specs: over `vocab_axes` only; the compiler sees to all other axes.
+          in_specs, out_specs: over `row_axes` only; the compiler sees to all other axes.
         """
         outer = jax.sharding.get_abstract_mesh()
         return jax.shard_map(
@@ -50,7 +59,7 @@ class TableSharding(NamedTuple):
             mesh=outer if outer.manual_axes else self.mesh,
             in_specs=in_specs,
             out_specs=out_specs,
-            axis_names=set(self.vocab_axes),
+            axis_names=set(self.row_axes),
             check_vma=False,
         )
 
@@ -60,9 +69,7 @@ class TableSharding(NamedTuple):
         Not over axes that the positions are sharded over: from rows that are split over these as
         well XLA's partitioner makes wrong gradients of the hidden states (jax 0.10).
         """
-        # Inside `jax.shard_map` no array can be sharded over the manual axes.
-        mapped = jax.sharding.get_abstract_mesh().manual_axes
-        axes = tuple(axis for axis in self.vocab_axes if axis not in (*mapped, *_BATCH))
+        axes = tuple(axis for axis in self.row_axes if axis not in _BATCH)
         if self.mesh is None or not axes or not self.splits_rows:
             return rows
         by_row = NamedSharding(self.mesh, P(P.UNCONSTRAINED, axes, None))

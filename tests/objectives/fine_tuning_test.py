@@ -287,9 +287,7 @@ class ClassWeightsTest(parameterized.TestCase):
             weights = (2 * scale, 5 * scale, scale)
             loss = functools.partial(fine_tuning.classification_loss, class_weights=weights)
             weighted = dataclasses.replace(objective("classification"), task_loss=loss)
-            functions = factories.train_functions(
-                weighted, accumulation=Accumulation(num_parts, 0)
-            )
+            functions = factories.train_functions(weighted, accumulation=Accumulation(num_parts, 0))
             state = factories.first_state(functions, params("classification"))
             arrays = jax.tree.map(jnp.asarray, batch())
             _, metrics = functions.train_step(weighted, state, Batch(arrays, "classification"))

@@ -233,7 +233,7 @@ def functions_in_parts(
         factories.optimizer_settings(
             epsilon=0.1, weight_decay=0.1, clip_norm=0.05, embedding_update=update
         ),
-        mesh_of(axes)[0],
+        mesh_of(axes, dict(changes).get("rules", RULES))[0],
         accumulation=Accumulation(2, warmup_steps),
     )
 
@@ -292,6 +292,7 @@ class AccumulatedTest(parameterized.TestCase):
         IN_PARTS["full"],
         IN_PARTS["full_by_rows"],
         ((4, 1, 1), ("blockwise",), "dense", 0, {}),
+        ((4, 1, 2), ("blockwise",), "dense", 0, {"rules": (("vocab", ("data", "fsdp", "model")),)}),
         ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step by whole batches
     )
     def test_steps_in_parts_are_those_of_one_device(
