@@ -1,59 +1,18 @@
-"""Runs with known scores, through averages, tables, comparisons and submissions."""
+"""Runs with known scores, through averages, tables and comparisons."""
 
 import csv
 import io
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
 import matplotlib.pyplot as plt
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import published, xtreme_plots, xtreme_report, xtreme_runs, xtreme_submission
+from evaluation import published, xtreme_plots, xtreme_report, xtreme_runs
+from tests.evaluation.xtreme_cases import Case, answers
 
 PUBLISHED = published.read()
-
-
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-    def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
-        """A run's folder; a score that is a number is an accuracy."""
-        results = {
-            "task": "xnli",
-            "model": "ours",
-            "setting": "zero_shot",
-            "seed": 0,
-            "hyperparameters": {"learning_rate": 1e-5, "epochs": 5},
-            "selected": {"step": 10, "on": ["en"], "metric": "accuracy", "value": 0.5},
-            "test": {
-                language: value if isinstance(value, dict) else {"accuracy": value}
-                for language, value in scores.items()
-            },
-            "validation": {},
-            **changes,
-        }
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
-        return folder
-
-    def variants(self, center: str = "mean", of: str = "*") -> list[xtreme_runs.Variant]:
-        return xtreme_runs.variants(xtreme_runs.find_runs([str(self.folder / of)]), center)
-
-    def predict(self, folder: pathlib.Path, language: str, lines: list[dict]) -> None:
-        path = folder / "predictions" / f"test.{language}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        path.write_text(text, encoding="utf-8")
-
-
-def answers(f1: float, exact_match: float) -> dict[str, float]:
-    return {"f1": f1, "exact_match": exact_match}
 
 
 class ReadTest(Case):
@@ -438,127 +397,6 @@ class ReportTest(Case):
         table = xtreme_report.averages_table(found)
         for name, score in zip(names, ("25.0", "50.0", "75.0"), strict=True):
             self.assertIn(f"| {name} | {score} |", table)
-
-
-class SubmissionTest(Case):
-    def text(self, name: str) -> str:
-        return (self.folder / "out" / "predictions" / name).read_text(encoding="utf-8")
-
-    def submit(self) -> dict[str, list[str]]:
-        return xtreme_submission.write_submission(self.folder / "out", self.variants())
-
-    def test_each_kind_in_xtremes_format(self):
-        one = {"zh": {"f1": 0.5}}
-        xnli = self.write("nli", {"zh": 0.5}, examples={"test": {"zh": 2}})
-        self.predict(
-            xnli,
-            "zh",
-            [{"id": "0", "prediction": "neutral"}, {"id": "1", "prediction": "entailment"}],
-        )
-        ner = self.write("ner", one, task="wikiann")
-        tags = ["B-LOC", "I-LOC"], ["O"]
-        self.predict(
-            ner,
-            "zh",
-            [{"id": str(i), "words": tag, "prediction": tag} for i, tag in enumerate(tags)],
-        )
-        questions = self.write("qa", {"zh": answers(0.5, 0.5)}, task="xquad")
-        self.predict(
-            questions,
-            "zh",
-            [{"id": "q7", "prediction": "北京“市”"}, {"id": "q8", "prediction": ""}],
-        )
-        tatoeba = self.write("tatoeba", {"zh": 0.5}, task="tatoeba")
-        ids = ["10", "11", "12"]
-        self.predict(
-            tatoeba,
-            "zh",
-            [{"id": i, "prediction": found} for i, found in zip(ids, reversed(ids), strict=True)],
-        )
-        bucc = self.write("bucc", {"zh": {"f1": 0.5}}, task="bucc")
-        pairs = [("zh-1", "en-4"), ("zh-2", "en-3")]
-        self.predict(bucc, "zh", [{"source": s, "target": t, "score": 1.1} for s, t in pairs])
-        missing = self.submit()
-        self.assertEqual(self.text("xnli/test-zh.tsv"), "neutral\nentailment\n")
-        self.assertEqual(self.text("panx/test-zh.tsv"), "B-LOC\nI-LOC\n\nO\n")
-        found = json.loads(self.text("xquad/test-zh.json"))
-        self.assertEqual(found, {"q7": "北京“市”", "q8": ""})
-        self.assertIn("北京“市”", self.text("xquad/test-zh.json"))
-        self.assertEqual(self.text("tatoeba/test-zh.tsv"), "2\n1\n0\n")
-        self.assertEqual(self.text("bucc2018/test-zh.tsv"), "zh-1\ten-4\nzh-2\ten-3\n")
-        self.assertEqual(missing["bucc2018"], ["de", "fr", "ru"])
-        self.assertEqual(missing["mlqa"], ["ar", "de", "en", "es", "hi", "vi", "zh"])
-        self.assertLen(missing, 9)
-
-    def test_the_seed_that_is_best_on_development_data_is_sent(self):
-        for seed, value in enumerate((0.3, 0.6, 0.5)):
-            folder = self.write(f"{seed}", {"en": 0.5}, seed=seed, selected={"value": value})
-            self.predict(folder, "en", [{"id": "0", "prediction": f"label{seed}"}])
-        self.submit()
-        self.assertEqual(self.text("xnli/test-en.tsv"), "label1\n")
-
-    def test_languages_and_tasks_that_xtreme_lacks_are_left_out(self):
-        folder = self.write("a", {"de": 0.5, "my": 0.5})
-        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
-        self.write("b", {"aym": 0.5}, task="americasnli")
-        self.submit()
-        found = [path.name for path in (self.folder / "out").rglob("*.tsv")]
-        self.assertEqual(found, ["test-de.tsv"])
-
-    def test_predictions_of_validation_data_are_not_sent(self):
-        scores = {"de": {"accuracy": 0.5}}
-        folder = self.write("a", {}, task="pawsx", test={}, validation=scores)
-        self.predict(folder, "de", [{"id": "0", "prediction": "1"}])
-        (folder / "predictions" / "test.de.jsonl").rename(
-            folder / "predictions" / "validation.de.jsonl"
-        )
-        self.assertIn("de", self.submit()["pawsx"])
-        self.assertEmpty(list(self.folder.rglob("*.tsv")))
-
-    def test_predictions_of_unlabelled_tests_come_first(self):
-        # Of predict.py; their examples are others than those that scores are of.
-        folder = self.write("a", {"de": 0.5, "fr": 0.5}, examples={"test": {"de": 1, "fr": 1}})
-        for language in ("de", "fr"):
-            self.predict(folder, language, [{"id": "0", "prediction": "neutral"}])
-        for language in ("de", "sw"):
-            lines = [{"id": str(i), "prediction": "entailment"} for i in range(2)]
-            self.predict(folder, language, lines)
-            path = folder / "predictions" / f"test.{language}.jsonl"
-            path.rename(path.with_name(f"unlabelled.{language}.jsonl"))
-        missing = self.submit()
-        for language in ("de", "sw"):
-            self.assertEqual(self.text(f"xnli/test-{language}.tsv"), "entailment\n" * 2)
-        self.assertNotIn("sw", missing["xnli"])
-        self.assertIn("fr", missing["xnli"])
-
-    def test_predictions_that_do_not_fit_are_told(self):
-        folder = self.write("a", {"de": 0.5}, examples={"test": {"de": 2}})
-        with self.assertRaisesRegex(ValueError, r"test.de.jsonl: no such file, but .* of de"):
-            self.submit()
-        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}])
-        with self.assertRaisesRegex(ValueError, "test.de.jsonl: 1 predictions for 2 examples"):
-            self.submit()
-        self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}, {"id": "1"}])
-        with self.assertRaisesRegex(ValueError, "test.de.jsonl:2: not an object with id, pred"):
-            self.submit()
-
-    def test_a_sentence_that_is_not_there_is_told(self):
-        folder = self.write("a", {"de": 0.5}, task="tatoeba")
-        self.predict(folder, "de", [{"id": "0", "prediction": "7"}])
-        with self.assertRaisesRegex(ValueError, "test.de.jsonl:1: prediction '7' is not one"):
-            self.submit()
-
-    def test_hyperparameters_that_nothing_chooses_between_are_told(self):
-        for layer in (4, 8):
-            hyperparameters = {"layer": layer}
-            self.write(
-                f"{layer}", {"de": 0.5}, task="tatoeba", hyperparameters=hyperparameters,
-                selected=None,
-            )  # fmt: skip
-        with self.assertRaisesRegex(
-            ValueError, "4 and .*8 are runs of tatoeba between which no score"
-        ):
-            self.submit()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""Folders of runs with known scores, for tests of the cross-lingual table."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from evaluation import xtreme_runs
+
+
+class Case(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
+        """A run's folder; a score that is a number is an accuracy."""
+        results = {
+            "task": "xnli",
+            "model": "ours",
+            "setting": "zero_shot",
+            "seed": 0,
+            "hyperparameters": {"learning_rate": 1e-5, "epochs": 5},
+            "selected": {"step": 10, "on": ["en"], "metric": "accuracy", "value": 0.5},
+            "test": {
+                language: value if isinstance(value, dict) else {"accuracy": value}
+                for language, value in scores.items()
+            },
+            "validation": {},
+            **changes,
+        }
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+        return folder
+
+    def variants(self, center: str = "mean", of: str = "*") -> list[xtreme_runs.Variant]:
+        return xtreme_runs.variants(xtreme_runs.find_runs([str(self.folder / of)]), center)
+
+    def predict(self, folder: pathlib.Path, language: str, lines: list[dict]) -> None:
+        path = folder / "predictions" / f"test.{language}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
+
+
+def answers(f1: float, exact_match: float) -> dict[str, float]:
+    return {"f1": f1, "exact_match": exact_match}
