@@ -107,7 +107,7 @@ def averages_table(best: Sequence[Variant]) -> str:
     """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
     tasks = [task for task in TASKS if any(one.task == task for one in best)]
     is_xtreme = any(task in XTREME for task in tasks)  # not a user's own
-    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
+    common = _averaged_by_task(best)
     rows = []
     for name, group in _by_label(best).items():
         found = {one.task: one.over_seeds(average, common[one.task]) for one in group}
@@ -138,7 +138,7 @@ def _mean_cell(found: Mapping[str, Statistic | None], tasks: Sequence[str]) -> s
 
 def gap_table(best: Sequence[Variant], published: Published) -> str:
     """Transfer gap of each task, one row a model; empty if there is none."""
-    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
+    common = _averaged_by_task(best)
     gaps = {
         name: {
             one.task: gap
@@ -274,7 +274,7 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
 
 def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
     """All hyperparameters tried, where several were; empty if none."""
-    common = {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
+    common = _averaged_by_task(best)
     rows = []
     for one in variants:
         rivals = [v for v in variants if place(v) == place(one)]
@@ -304,8 +304,7 @@ def averages_csv(variants: Sequence[Variant], published: Published) -> str:
 
     Averages are over the languages of the tables' averages, those of them that a variant has.
     """
-    best = _by_task(chosen(variants))
-    common = {task: averaged_languages(of_task) for task, of_task in best.items()}
+    common = _averaged_by_task(chosen(variants))
     lines: list[list[object]] = []
     for one in variants:
         shared = [language for language in common[one.task] if language in one.languages]
@@ -350,6 +349,11 @@ def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
     for one in variants:
         found.setdefault(one.task, []).append(one)
     return found
+
+
+def _averaged_by_task(best: Sequence[Variant]) -> dict[str, list[str]]:
+    """The languages that averages are over, by task."""
+    return {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
 
 
 def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:

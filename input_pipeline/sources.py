@@ -143,9 +143,10 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
     """
     found, seen = [], set()
     root = root_of(spec)
-    trained = _trained_folders(spec)
-    matched = _matching_paths(root, "parallel_eval", spec.parallel_eval)
-    evaluated = {path.resolve() for path in matched}
+    matched = _matched_parallel(spec)
+    evaluated = {path.resolve() for path in matched["parallel_eval"]}
+    folders = (path for path in matched["parallel"] if path.is_dir())
+    trained = {path.resolve() for path in folders if _has_two(_languages_of(path, spec), spec)}
     for name in spec.text:
         folder = root / name
         place = folder.resolve()
@@ -172,15 +173,6 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
             )
         found += [TextFile(*one) for one in _text_files(folder, spec, kinds=("txt", "jsonl"))]
     return found
-
-
-def _trained_folders(spec: CorpusSpec) -> set[pathlib.Path]:
-    """Find the folders of `parallel` that have two wanted languages, as absolute paths."""
-    return {
-        path.resolve()
-        for path in _parallel_paths(spec)["parallel"]
-        if path.is_dir() and sum(_is_wanted(one, spec) for one in _languages_of(path, spec)) > 1
-    }
 
 
 def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:
@@ -244,11 +236,12 @@ def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
     """
     paths = _parallel_paths(spec).values()
     languages = {path: _languages_of(path, spec) for path in itertools.chain(*paths)}
-    return {
-        path: found
-        for path, found in languages.items()
-        if sum(_is_wanted(language, spec) for language in found) < 2
-    }
+    return {path: found for path, found in languages.items() if not _has_two(found, spec)}
+
+
+def _has_two(languages: Iterable[str], spec: CorpusSpec) -> bool:
+    """Whether two of the languages, or more, are wanted."""
+    return sum(_is_wanted(language, spec) for language in languages) > 1
 
 
 def _languages_of(path: pathlib.Path, spec: CorpusSpec) -> tuple[str, ...]:

@@ -221,12 +221,10 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
 
 
 def _check_divides(path, sharding: NamedSharding, param) -> None:
-    for size, axes in zip(param.shape, sharding.spec, strict=False):
-        parts = math.prod(sharding.mesh.shape[axis] for axis in _as_tuple(axes))
-        if size % parts:
-            factors = " x ".join(
-                f"mesh.{axis}={sharding.mesh.shape[axis]}" for axis in _as_tuple(axes)
-            )
+    for size, entry in zip(param.shape, sharding.spec, strict=False):
+        parts = {axis: sharding.mesh.shape[axis] for axis in _as_tuple(entry)}
+        if size % math.prod(parts.values()):
+            factors = " x ".join(f"mesh.{axis}={number}" for axis, number in parts.items())
             raise ValueError(
                 f"{jax.tree_util.keystr(path, simple=True, separator='/')} {param.shape} has an "
                 f"axis of {size}, which is split over {factors} devices and must be a multiple of "
