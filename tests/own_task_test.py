@@ -209,14 +209,14 @@ class FilesTest(Case):
         }
         self.write("train.en.csv", self.ROWS)
         self.write("dev.en.csv", self.ROWS)
-        options = task_settings(self.config("text", task__validation=("dev.en.csv",)))
+        options = task_settings(self.config("text"))
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(task_data.seen_in_training(options, data), {"en": 2})
         self.assertRegex(
             "\n".join(logs.output), "2 of the test examples in en are training examples"
         )
-        # Of these one is held out of the training data.
-        options = task_settings(self.config("text"))
+        # Without a development file one of these is held out of the training data.
+        (self.folder / "dev.en.csv").unlink()
         self.assertEqual(task_data.seen_in_training(options, data), {"en": 3})
 
 
