@@ -43,9 +43,10 @@ XLM-R's own runs are in `configs/xlm_r.py`. Beyond the papers: vocap_1m_knn, a m
 
 None of these has been run here. Of the paper (Sections 2.2.2, 4.1 and 4.3): 12 layers of 768, batch
 256 on eight GPUs, peak rate 1e-4 after 10,000 steps, polynomial decay, k = 50, n = 1,000, alpha =
-beta = 0.7. Not in the paper, which refers to Chi et al. (2021b): 512 tokens a sequence, power and
-end of the decay, masking, no clipping (RoBERTa's here); Adam's betas, epsilon, weight decay
-(XY-LENT, Table 9); dropout (VECO, Table 7).
+beta = 0.7 of the vocabulary. Not in the paper, which refers to Chi et al. (2021b): alpha of the
+stream (that of the vocabulary here), heads and LayerNorm (XLM-R's), feed-forward width, positions
+and masking (BERT's), 512 tokens a sequence, no clipping (RoBERTa's), power and end of the decay;
+Adam's betas, epsilon, weight decay (XY-LENT, Table 9); dropout (VECO, Table 7); groups of 32.
 
 The k-NN runs update the embedding table by rows, which spares one third (500K) to one half (1M) of
 what a dense update reads and sends. Whether scattered rows are faster there than whole arrays was

@@ -26,7 +26,8 @@ documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in XL
 epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of warm-up; the learning rates
 (Base: its authors' notes; Large and the ablations: guesses); updates, batch and alpha of the
 ablations; the languages beyond XNLI's 15; the values on the axes of alpha and of the batch, and
-those between the ends of the others.
+those between the ends of the others. Languages are drawn by their tokens, for the vocabulary by
+their bytes, where the paper goes by numbers of sentences (Section 5.1).
 
 DATA of `base`, `large` and `xl` is a folder of CommonCrawl text, `<lang>.txt.gz`; of `ablation` one
 with such folders `wikipedia` and `commoncrawl`, and `segmented` for the grid `tokenizer`; of

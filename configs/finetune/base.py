@@ -2,9 +2,10 @@
 
 Batch size, warm-up and weight decay are those of XY-LENT, Table 15 (of XNLI it has 12,500 steps of
 warm-up, a tenth of ten epochs), and Adam's those of VECO, Table 9: VoCap's appendix C, which
-learning rates and epochs are from, states none. The parameters that do best on English development
-data are kept, as in XTREME (Hu et al. 2020). VoCap (appendix C) and VECO (appendix B) keep those
-with the best average over the development sets of all languages:
+learning rates and epochs are from, states none. Dropout and clipping of fine-tuning are in none
+of the three. The parameters that do best on English development data are kept, as in XTREME (Hu et
+al. 2020). VoCap (appendix C) and VECO (appendix B) keep those with the best average over the
+development sets of all languages:
 --config.task.selection=all_languages, which selects on the test data where a config says that the
 development data serve as such; results and tables then say so. VoCap selects XQuAD on MLQA's
 development set, and TyDiQA-GoldP on its English test set.
