@@ -132,7 +132,7 @@ class Step:
 
 
 def config_of(step: Step) -> ConfigDict:
-    """The paper's run of these sizes: 256 sequences of 512 tokens, k-NN in groups of 32."""
+    """Run of these sizes by `vocap_paper`: 256 sequences of 512 tokens, k-NN in groups of 32."""
     config = vocap_paper.get_config("vocap_250k")
     if step.layer == "knn":
         name = "vocap_1m_knn" if step.vocab_size > 500_000 else "vocap_500k_knn"

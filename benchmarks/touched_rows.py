@@ -4,8 +4,8 @@
 
 For choosing `output_layer.row_capacity` before a run, whose metric `train/table_rows` then gives
 the actual number. Tokens follow Zipf's law; the neighbours of a token are those of its cluster, as
-after some training, or random, as at the start. The default is the paper's batch: 256 sequences of
-512 tokens in 8 groups, 15 % masked, k = 50.
+after some training, or random, as at the start. The default is the batch of
+`configs/vocap_paper.py`: 256 sequences of 512 tokens in 8 groups, 15 % masked, k = 50.
 """
 
 import numpy as np

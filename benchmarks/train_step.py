@@ -10,7 +10,8 @@ including the refresh of the index amortised over its n steps,
 
     R = (T_full - T_knn) / (T_full - T_none)
 
-is the share of the vocabulary's cost that is saved; the paper's is 0.70 (from its Table 2).
+is the share of the vocabulary's cost that is saved; the paper's is 0.70 by its speeds at
+250K and 500K pieces (Table 1, docs/performance.md).
 
 For a GPU that is lent for minutes: the base preset measures one output layer after another, those
 that the goals are about first, and the file of --out is whole after each. What runs out of memory
