@@ -70,7 +70,7 @@ def read_files(
 
     Args:
       paths: source and target, or a TSV file of both. They are its columns in this order, unless
-        its first line names the two languages. UTF-8, plain, `.gz`, `.xz` or `.bz2`.
+        its first line names the two languages. Of the forms that `files.read_text` reads.
       language: the direction.
       language_codes: other names of a language in a first line, such as {"deu": "de"}.
 

@@ -36,7 +36,7 @@ def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample]:
 def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
     """Read a question and its context with a tab between them a line; as `read_texts`.
 
-    A file called *.json, or *.json with .gz, .xz or .bz2, has the form of SQuAD instead.
+    A file called *.json, or *.json with .gz, .xz, .bz2 or .zst, has the form of SQuAD instead.
     """
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
