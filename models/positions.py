@@ -53,7 +53,7 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
     Args:
       x: [B, L, H, D], D even.
       positions: [B, L] int32.
-      theta: longest wavelength, over 2 pi.
+      theta: bound of the wavelengths, over 2 pi; the longest is 2 pi theta^(1 - 2 / D).
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-np.arange(half) / half)

@@ -48,7 +48,8 @@ class EncoderSettings:
       position: position encoding (`models.positions`): "learned" position embeddings, "rotary"
         queries and keys, a "relative" bias of the scores by distance, or that bias "gated" by the
         query.
-      rotary_theta: longest wavelength of rotary embeddings, over 2 pi.
+      rotary_theta: bound of the wavelengths of rotary embeddings, over 2 pi; see
+        `positions.rotate`.
       distance_buckets, max_distance: of a bias, see `positions.distance_buckets`.
       distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
         zeros.
