@@ -216,7 +216,7 @@ class Checkpoints:
         if len(steps) < count:
             raise ValueError(
                 f"{self._folder} holds {len(steps)} checkpoints, too few for the mean of {count}; "
-                f"average fewer, or train with train.keep_checkpoints at least {count}"
+                f"average fewer, or train with train.averaged_checkpoints at least {count}"
             )
 
         def restore(step: int) -> Any:
