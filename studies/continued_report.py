@@ -16,8 +16,6 @@ from studies.xy_lent_settings import LABELS
 # Label and factor of the learning rate of the pre-training, by name.
 RATES = {"peak": ("peak rate", 1.0), "tenth": ("a tenth of it", 0.1)}
 
-# Relative losses of quality in per cent, by language.
-Relative = Mapping[str, float]
 # The changes of a run by data and measure, see `evaluation.forgetting`.
 Run = Mapping[tuple[str, str], Mapping[str, tuple[float, float]]]
 

@@ -20,7 +20,7 @@ class Row:
       difference: the same minus that of the full softmax with the same initial output bias, for
         each seed of both; empty for a full softmax itself with the whole embedding.
       languages: loss of each language, mean over seeds.
-      candidates, overflow, steps_per_second: means over seeds.
+      candidates, overflow: means over seeds.
       staleness: share of the index that a refresh changes, mean over seeds; None without an index.
       vocab_size: V.
     """
@@ -33,7 +33,6 @@ class Row:
     languages: Mapping[str, float]
     candidates: float
     overflow: float
-    steps_per_second: float
     staleness: float | None
     vocab_size: int
 
@@ -74,7 +73,6 @@ def summarise(settings: Sequence[Setting], records: Iterable[Mapping[str, Any]])
             languages=languages,
             candidates=statistics.fmean(one["candidates"] for one in own),
             overflow=statistics.fmean(one["overflow"] for one in own),
-            steps_per_second=statistics.fmean(one["steps_per_second"] for one in own),
             staleness=statistics.fmean(stale) if stale else None,
             vocab_size=own[0]["vocab_size"],
         )

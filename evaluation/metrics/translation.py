@@ -10,7 +10,6 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-METRICS = ("bleu", "chrf", "tokenized_bleu")
 # Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
 # cut into words. Results with MeCab for Japanese and Korean differ.
 _TOKENIZERS = {
