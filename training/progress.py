@@ -111,7 +111,8 @@ class Progress:
             jax.block_until_ready(metrics)
             jax.profiler.stop_trace()
             self._profiling = False
-            logging.info("profile of %d steps: %s", self._settings.profile_steps, self._folder)
+            folder = self._folder / "profile"
+            logging.info("profile of %d steps: %s", self._settings.profile_steps, folder)
 
     def after_refresh(self, step: int, report: LossAndMetrics) -> None:
         """Record the report of a refresh before step `step`."""

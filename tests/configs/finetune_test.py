@@ -116,6 +116,8 @@ class SweepsTest(parameterized.TestCase):
             jobs.grid("paper", load("xnli", ""))
         with self.assertRaisesRegex(ValueError, "--grid is 'vocap', and .* task .* 'tatoeba'"):
             jobs.grid("vocap", load("tatoeba", ""))
+        with self.assertRaisesRegex(ValueError, "'veco_translate_train', and .* task .* 'udpos'"):
+            jobs.grid("veco_translate_train", load("udpos", ""))
         self.assertEqual(jobs.grid(None, load("xnli", "")), ())
 
 
