@@ -99,7 +99,7 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
             f"{_listed([*shown, *evaluated]) or 'no files'}: correct the patterns, add languages, "
             "or other spellings to corpus.language_codes, or set both shares to 0"
         )
-    if unmatched := sources.find_unmatched(job.spec):
+    if unmatched := sources.find_unmatched(job.spec, ("parallel", "parallel_eval")):
         logging.info("corpus.parallel: no file below %s is %s", job.spec.root, ", ".join(unmatched))
     if left_out:
         logging.info(

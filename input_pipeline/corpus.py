@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -182,7 +182,7 @@ def _selected(
 ) -> Corpus:
     train: dict[str, list[Document]] = {}
     heldout: dict[str, list[Document]] = {}
-    check_languages(spec, blocks)
+    check_found(spec, blocks)
     for language in sorted(blocks):
         part = selection.records(block.record for block in blocks[language])
         chosen = selection.select([part], spec, language)
@@ -207,8 +207,33 @@ def log_duplicates(language: str, count: int, total: int) -> None:
         )
 
 
-def check_languages(spec: CorpusSpec, found: Iterable[str]) -> None:
-    """Raise ValueError if there is no text, in all or in a language that is asked for."""
+def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
+    """Check a corpus against the languages that it has text of.
+
+    Raises:
+      ValueError: there is no text, in all or in a language that is asked for, or a language has a
+        limit of its own and no text, where all languages are wanted.
+    """
+    _check_languages(spec, found)
+    if unknown := sorted(
+        language
+        for language in spec.max_train_bytes_of
+        if spec.language_codes.get(language, language) != language
+        or (not spec.languages and language not in found)
+    ):
+        raise ValueError(
+            f"corpus.max_train_bytes_of has limits for {unknown}, of which there is no text; "
+            f"languages are {sorted(found)}, after corpus.language_codes"
+        )
+    if unmatched := sources.find_unmatched(spec, ("exclude",)):
+        logging.warning(
+            "corpus.exclude: no file below %s is %s, of whose sentences none are left out",
+            spec.root,
+            ", ".join(unmatched),
+        )
+
+
+def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
     root, places = pathlib.Path(spec.root), [*spec.text, *spec.parallel]
     if missing := sorted(set(spec.languages) - set(found)):
         left_out = sources.find_left_out(spec).items()

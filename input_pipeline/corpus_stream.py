@@ -14,7 +14,7 @@ import numpy as np
 from input_pipeline import selection, sources, text_files
 from input_pipeline.corpus import (
     Block,
-    check_languages,
+    check_found,
     check_split,
     column_blocks,
     heldout_places,
@@ -42,7 +42,7 @@ class CorpusStream:
         self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
         found = {file.language for file in self._files}
         self.languages = sorted(found.union(*(one.languages for one in self._parallel)))
-        check_languages(spec, self.languages)
+        check_found(spec, self.languages)
 
     def num_bytes(self) -> int:
         """Bytes of text, about: compressed files are not read."""

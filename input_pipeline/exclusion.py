@@ -27,7 +27,7 @@ def letters(sentence: str) -> str:
 def sentences_of(path: pathlib.Path) -> Iterator[str]:
     """Yield the sentences of a test set, whose format is inferred from its lines.
 
-    For a file of tagged words (a word, a tab and a label such as NOUN or B-PER on each line, a
+    For a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
     blank line after a sentence) a sentence is its words joined without spaces; for JSON lines, one
     of their text; for any other file, a line or a tab-separated cell.
 
@@ -39,12 +39,18 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
         yield from text_files.read_sentences(path)
         return
     rows = [line.split("\t") for line in text_files.read_lines(path)]
-    if not all(row == [""] or (len(row) == 2 and _TAG.fullmatch(row[1])) for row in rows):
+    # Most, since one odd label would make each word a sentence of its own, and no sentence one.
+    if 2 * sum(map(_is_tagged_word, rows)) <= sum(map(any, rows)):
         yield from itertools.chain.from_iterable(rows)
         return
-    for has_words, sentence in itertools.groupby(rows, key=lambda row: len(row) == 2):
+    for has_words, sentence in itertools.groupby(rows, key=any):
         if has_words:
-            yield "".join(word for word, _ in sentence)
+            yield "".join(row[0] for row in sentence)
+
+
+def _is_tagged_word(row: Sequence[str]) -> bool:
+    """Whether cells are a word and its label; of several words it is the label of a sentence."""
+    return len(row) == 2 and " " not in row[0] and _TAG.fullmatch(row[1]) is not None
 
 
 class Exclusion:

@@ -136,7 +136,7 @@ def find(job: Job) -> plans.Found:
     """
     found = plans.find_inputs(job.spec, job.settings.shard_bytes)
     trained = [task.languages for task in found.tasks if task.key == "parallel"]
-    corpus.check_languages(job.spec, {piece.language for piece in found.pieces}.union(*trained))
+    corpus.check_found(job.spec, {piece.language for piece in found.pieces}.union(*trained))
     return found
 
 

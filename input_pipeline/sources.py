@@ -222,9 +222,9 @@ def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
     return {key: dict.fromkeys(_matching_paths(root, key, of)) for key, of in patterns.items()}
 
 
-def find_unmatched(spec: CorpusSpec) -> list[str]:
-    """Find the patterns of parallel text that match nothing, as those with `*` may."""
-    patterns = (*spec.parallel, *spec.parallel_eval)
+def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
+    """Find the patterns of config keys that match nothing, as those with `*` may."""
+    patterns = itertools.chain.from_iterable(getattr(spec, key) for key in keys)
     return [one for one in patterns if not glob.glob(one, root_dir=spec.root, recursive=True)]
 
 

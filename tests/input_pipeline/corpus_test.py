@@ -97,6 +97,10 @@ class TextTest(_CorpusTest):
         self.assertNotEqual(loaded.digest(), self.load(**settings).digest())
         with self.assertRaisesRegex(ValueError, "corpus.exclude: .*tests/none.txt does not exist"):
             self.load(**settings, exclude=("tests/none.txt",))
+        with self.assertLogs(level="WARNING") as logs:
+            self.load(**settings, exclude=("tests/*", "test/*.tsv"))
+        self.assertLen(logs.output, 1)
+        self.assertRegex(logs.output[0], "corpus.exclude: no file below .* is test/..tsv, of whose")
 
     @parameterized.product(
         num_documents=(2, 3, 10, 57), num_sentences=(1, 20, 21, 100), fraction=(0.01, 0.3, 0.99)
@@ -177,6 +181,15 @@ class TextTest(_CorpusTest):
         for limit in (-1, "10"):
             with self.assertRaisesRegex(ValueError, f"_train_bytes_of.en is {limit!r}, must be a"):
                 self.spec(max_train_bytes_of={"en": limit})
+        codes = {"eng": "en"}
+        for settings in (
+            {"max_train_bytes_of": {"sv": 1, "en": 1}},
+            {"max_train_bytes_of": {"eng": 1}, "language_codes": codes, "languages": ("en",)},
+        ):
+            with self.assertRaisesRegex(ValueError, r"limits for \['(sv|eng)'\], of which"):
+                self.load(text=(".",), **settings)
+        limits = {"sv": 1, "en": 1}
+        self.load(text=(".",), languages=("en",), max_train_bytes_of=limits, language_codes=codes)
 
     def test_files_that_are_no_text_of_a_language_are_skipped(self):
         self.write("en.txt", _txt(_documents("en", 5)))
@@ -332,7 +345,8 @@ class ParallelTest(_CorpusTest):
         self.assertEqual([path.name for path in used], ["core.tsv", "eng-fr.tsv"])
         self.assertEmpty(sources.find_left_out(self.spec(parallel=("*.tsv",))))
         patterns = {"parallel": ("*.tsv", "*/*.tsv"), "parallel_eval": ("*.xz", "folder")}
-        self.assertEqual(sources.find_unmatched(self.spec(**patterns)), ["*/*.tsv", "*.xz"])
+        found = sources.find_unmatched(self.spec(**patterns), ("parallel", "parallel_eval"))
+        self.assertEqual(found, ["*/*.tsv", "*.xz"])
 
     def test_sources_of_the_same_name_in_different_folders_are_both_kept(self):
         self.write("a/core.tsv", _tsv(["en", "de"], 20, tag="a"))

@@ -45,6 +45,28 @@ class ExclusionTest(parameterized.TestCase):
         path.write_text(f"The\tO\nlast\t{one}\nday\t{two}\n", encoding="utf-8")
         self.assertEqual(list(sentences_of(path)), ["Thelastday"])
 
+    def test_odd_lines_of_tagged_words(self):
+        path = self.folder / "tagged.tsv"
+        lines = [
+            "-DOCSTART-",
+            "",
+            "The\tO",
+            "last day\tnoun",
+            "",
+            "A\tO",
+            "B\tO",
+            "C",
+            "\t",
+            "D\tO",
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.assertEqual(list(sentences_of(path)), ["-DOCSTART-", "Thelast day", "ABC", "D"])
+
+    def test_labels_of_sentences(self):
+        path = self.folder / "labels.tsv"
+        path.write_text("A good film.\tGOOD\nNo.\tBAD\n" * 2, encoding="utf-8")
+        self.assertEqual(list(sentences_of(path)), ["A good film.", "GOOD", "No.", "BAD"] * 2)
+
     @parameterized.parameters("0", "cat", "Ich", "ÄÖ", "是", "。", "...", "I see")
     def test_cells_that_are_no_labels(self, cell):
         path = self.folder / "cells.tsv"
