@@ -138,9 +138,14 @@ def _tf_data_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
     tf.config.set_visible_devices([], "GPU")  # jax needs the GPU's memory
 
     steps, types = reader.steps, reader.stream.types
+    failures: list[Exception] = []
 
     def make(step: np.int64) -> list[np.ndarray]:
-        batch = reader.batch(int(step))
+        try:
+            batch = reader.batch(int(step))
+        except Exception as error:
+            failures.append(error)
+            raise
         # tf.data needs the same arrays in every batch; an empty one replaces one that is absent.
         return [batch.get(name, np.zeros(0, kind)) for name, kind in types.items()]
 
@@ -153,10 +158,19 @@ def _tf_data_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
     dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)
-    return (
-        {name: array for name, array in batch.items() if array.size}
-        for batch in dataset.as_numpy_iterator()
-    )
+    found = dataset.as_numpy_iterator()
+
+    def batches() -> Iterator[Batch]:
+        try:
+            for batch in found:
+                yield {name: array for name, array in batch.items() if array.size}
+        except tf.errors.OpError:
+            # TensorFlow raises one of its own, with a traceback for a message.
+            if failures:
+                raise failures[0] from None
+            raise
+
+    return batches()
 
 
 def _threaded_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:

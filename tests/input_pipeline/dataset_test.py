@@ -82,7 +82,7 @@ class BatchesTest(parameterized.TestCase):
     @parameterized.parameters(*dataset.LOADERS)
     def test_a_failure_to_read_reaches_the_loop(self, loader):
         stream = self.make_stream(fail_at=3)
-        with self.assertRaisesRegex(Exception, "the disk is gone"):
+        with self.assertRaisesRegex(OSError, "^the disk is gone$"):
             list(dataset.batches(stream, range(5), loader=loader))
 
     @parameterized.parameters(*dataset.LOADERS)
