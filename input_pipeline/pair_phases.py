@@ -107,16 +107,21 @@ def write_pair_record(path: pathlib.Path, record: PairRecord) -> None:
 def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecord:
     """Read the record of a run with the base distribution `base`; without a file, a new one.
 
+    What is recorded counts, to the last bit.
+
     Raises:
       ValueError: the file is damaged, or belongs to another base distribution.
     """
     if not path.exists():
         return PairRecord(dict(base))
     record = load_pair_record(path)
-    if record.base != dict(base):
-        names = sorted(
-            name for name in {*record.base, *base} if record.base.get(name) != base.get(name)
-        )
+    names = sorted(
+        name
+        for name in {*record.base, *base}
+        # Eq. 2 is solved at each start, and processors round its exponentials differently.
+        if not math.isclose(record.base.get(name, -1.0), base.get(name, -1.0), rel_tol=1e-9)
+    )
+    if names:
         raise ValueError(
             f"{path} was recorded with another distribution over pairs, different for "
             f"{len(names)} of them such as {names[0]!r}; restore the rows and data.* keys of that "

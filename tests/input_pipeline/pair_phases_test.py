@@ -70,6 +70,13 @@ class PairRecordTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "pair_weights.json does not exist"):
             load_pair_record(self.path)
 
+    def test_the_last_bits_of_another_processor_are_accepted(self):
+        one = record(10)
+        write_pair_record(self.path, one)
+        other = {name: float(np.nextafter(share, 1.0)) for name, share in one.base.items()}
+        self.assertNotEqual(other, one.base)
+        self.assertEqual(read_pair_record(self.path, other), one)
+
     def test_other_pairs_or_weights_are_refused(self):
         one = record(10)
         write_pair_record(self.path, one)
