@@ -30,6 +30,7 @@ from models.encoder import Encoder, EncoderSettings
 from objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from training.accumulation import Accumulation
 from training.optimizer import OptimizerSettings
+from training.schedules import wsd_decay_steps
 from training.settings import TrainSettings
 from training.sharding import MeshSettings, host_parts, make_mesh
 from training.step import TrainFunctions, make_train_functions
@@ -118,6 +119,23 @@ def mesh() -> Mesh:
     return make_mesh(MESH)
 
 
+def warmup_steps(optimizer: ConfigDict, num_steps: int) -> int:
+    """Derive the steps of warm-up from `optimizer.warmup_share`, at most what a decay leaves.
+
+    Raises:
+      ValueError: warm-up and decay are more than the run.
+    """
+    share, decay_steps = optimizer.warmup_share, 1
+    if optimizer.schedule == "wsd":
+        if share + optimizer.decay_fraction > 1:
+            raise ValueError(
+                f"optimizer.warmup_share is {share} and optimizer.decay_fraction "
+                f"{optimizer.decay_fraction}, together more than 1; lower one of them"
+            )
+        decay_steps = wsd_decay_steps(optimizer, num_steps)
+    return min(round(share * num_steps), num_steps - decay_steps)
+
+
 def train_functions(
     config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh | AbstractMesh, num_steps: int
 ) -> TrainFunctions:
@@ -130,13 +148,12 @@ def train_functions(
         raise ValueError(
             f"optimizer.frozen names {unknown}, must be of {_GROUPS}; the head is never frozen"
         )
-    warmup_steps = round(config.optimizer.warmup_share * num_steps)
     optimizer = settings(
         OptimizerSettings,
         config.optimizer,
         "optimizer",
         read_elsewhere=("warmup_share",),
-        warmup_steps=warmup_steps,
+        warmup_steps=warmup_steps(config.optimizer, num_steps),
         kind="adamw",
         muon_learning_rate=0.0,
         muon_momentum=0.0,

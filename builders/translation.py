@@ -339,7 +339,7 @@ def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFu
     optimizer = settings(
         OptimizerSettings, config.optimizer, "optimizer",
         read_elsewhere=("warmup_share",),
-        warmup_steps=round(config.optimizer.warmup_share * train.num_steps),
+        warmup_steps=fine_tuning.warmup_steps(config.optimizer, train.num_steps),
         embedding_update="dense", stages=(), restart_schedule=True,
     )  # fmt: skip
     return make_train_functions(

@@ -5,6 +5,7 @@ import pathlib
 import shlex
 
 from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
 
 from builders import fine_tuning, task_data
 from builders.pretrained import read_pretrained
@@ -16,6 +17,7 @@ from input_pipeline.tasks.tasks import TASKS
 from launch import jobs
 from tests import tiny_tasks
 from tests.malformed import harness
+from training import schedules
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
@@ -94,6 +96,27 @@ class ConfigsTest(parameterized.TestCase):
         self.assertEqual(done.status, 0, done.errors)
         # As they were read, which is as they were meant.
         self.assertEqual(shlex.split(done.output)[-3:], given)
+
+
+class WarmupTest(parameterized.TestCase):
+    @parameterized.product(
+        schedule=("linear", "wsd"), share=(0.0, 0.1, 0.5, 0.99), steps=(1, 7, 40)
+    )
+    def test_fits_into_every_run(self, schedule, share, steps):
+        optimizer = load("xnli", "").optimizer
+        decay = 1 - share if schedule == "wsd" else 0.1
+        optimizer.update(schedule=schedule, warmup_share=share, decay_fraction=decay)
+        found = fine_tuning.warmup_steps(optimizer, steps)
+        self.assertLessEqual(abs(found - share * steps), 1)
+        schedules.learning_rate_schedule(ConfigDict({**optimizer, "warmup_steps": found}), steps)
+
+    def test_more_than_the_run(self):
+        optimizer = load("xnli", "").optimizer
+        optimizer.update(schedule="wsd", warmup_share=0.6, decay_fraction=0.5)
+        with self.assertRaisesRegex(
+            ValueError, "warmup_share is 0.6 and optimizer.decay_.* 0.5, t"
+        ):
+            fine_tuning.warmup_steps(optimizer, 100)
 
 
 class SweepsTest(parameterized.TestCase):
