@@ -77,6 +77,11 @@ class DataSettings:
                 f"data.alpha_phases are {self.alpha_phases}; phases must begin at step 1 or later, "
                 "each later than the one before it; data.alpha is that of the first"
             )
+        alphas = [alpha for _, alpha in self.alpha_phases]
+        if min(alphas, default=0) < 0:
+            raise ValueError(
+                f"data.alpha_phases are {self.alpha_phases}; alpha must be at least 0 in each"
+            )
         shares = (self.pair_share, self.contrast_share)
         if min(shares) < 0 or sum(shares) >= 1:
             raise ValueError(

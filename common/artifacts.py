@@ -76,6 +76,8 @@ def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        # Of a process that was killed: in a container the next has its name and number.
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             yield aside

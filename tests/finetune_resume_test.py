@@ -129,6 +129,19 @@ class RunDataTest(Case):
         with self.assertRaisesRegex(ValueError, r"other data:\n  \S*dev.tsv.xz: changed\nRestore"):
             tiny_tasks.run(config, run)
 
+    def test_data_of_a_start_that_was_cut_off_are_recorded(self):
+        config, path = self.cola()
+        run = self.folder / "run"
+        with self.assertRaises(Stopped):
+            tiny_tasks.run(config, run, stops_after=2)
+        (run / "data.json").unlink()
+        shutil.rmtree(run / "checkpoints")
+        with self.assertRaises(Stopped):
+            tiny_tasks.run(config, run, stops_after=2)
+        self.flip(path)
+        with self.assertRaisesRegex(ValueError, "was made from other data"):
+            tiny_tasks.run(config, run)
+
     def test_a_run_of_before_data_were_recorded_goes_on(self):
         config, path = self.cola()
         with self.assertRaises(Stopped):

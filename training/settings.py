@@ -26,7 +26,8 @@ class TrainSettings:
       checkpoint_every: interval of saving the state, which is also saved at the end.
       keep_checkpoints: number of latest checkpoints kept on disk; with two, there is a fallback for
         a damaged one.
-      keep_every: checkpoints of multiples of it are kept as well; 0 for none.
+      keep_every: checkpoints of multiples of it are kept as well, itself a multiple of
+        `checkpoint_every`; 0 for none.
       max_multiples: how many of these, the latest ones; 0 for all.
       tensorboard: whether metrics are also written for TensorBoard.
       peak_flops: peak floating-point operations per second of a device, to report the utilisation;
@@ -78,6 +79,11 @@ class TrainSettings:
             raise ValueError(
                 f"train.batch_warmup_steps is {self.batch_warmup_steps}, but a batch has one part; "
                 "raise train.accumulation_steps"
+            )
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"train.keep_every is {self.keep_every}, must be a multiple of "
+                f"train.checkpoint_every {self.checkpoint_every}: no others are saved"
             )
 
     @property

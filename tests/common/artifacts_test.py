@@ -42,6 +42,18 @@ class ReplacingTest(absltest.TestCase):
         self.assertEqual(artifacts.read_json(path), {"a": 1})
         self.assertEqual(list(self.folder.iterdir()), [path])
 
+    def test_files_that_a_killed_process_left_aside_are_replaced(self):
+        folder = self.folder / "model"
+        with artifacts.atomic_files(folder) as aside:
+            left = aside
+        left.mkdir()
+        (left / "old").touch()
+        with artifacts.atomic_files(folder) as aside:
+            self.assertEqual(aside, left)
+            (aside / "new").touch()
+        self.assertEqual([path.name for path in folder.iterdir()], ["new"])
+        self.assertEqual(list(self.folder.iterdir()), [folder])
+
     def test_text_bytes_and_json_come_back(self):
         value = {"\u00e9": ["\u6587", 1.5, None], "nested": {"a": True}}
         artifacts.write_json(self.folder / "v.json", value)

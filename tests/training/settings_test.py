@@ -20,6 +20,13 @@ class TrainSettingsTest(parameterized.TestCase):
     def test_lengths_are_positive(self, name):
         self.assert_smallest(name, 1)
 
+    def test_checkpoints_that_are_not_saved_cannot_be_kept(self):
+        dataclasses.replace(SETTINGS, checkpoint_every=10, keep_every=30)
+        with self.assertRaisesRegex(
+            ValueError, "keep_every is 15, must be a multiple of .* 10: no"
+        ):
+            dataclasses.replace(SETTINGS, checkpoint_every=10, keep_every=15)
+
     @parameterized.parameters("keep_every", "peak_flops", "profile_from", "profile_steps")
     def test_what_may_be_off(self, name):
         self.assert_smallest(name, 0)

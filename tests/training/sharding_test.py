@@ -185,6 +185,10 @@ class HostPartsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "mesh.model is 3"):
             self.parts_of(1, (2, 1, 3), "001122")
 
+    def test_hosts_of_unequal_numbers_of_devices_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "hosts have 2 and 4 devices"):
+            self.parts_of(1, (6, 1, 1), "000011")
+
 
 if __name__ == "__main__":
     absltest.main()
