@@ -132,6 +132,22 @@ def fail(message: str) -> NoReturn:
     sys.exit(EXIT_USER_ERROR)
 
 
+def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the strings in the value of a flag, with their names.
+
+    Raises:
+      OSError: the config file that it names could not be read.
+    """
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from strings(name, one)
+    elif isinstance(value, Mapping) or hasattr(value, "items"):
+        for key, one in value.items():
+            yield from strings(f"{name}.{key}", one)
+
+
 def _of_config(error: Exception, given: Sequence[str]) -> str:
     """Message of an error of reading a config or setting its keys by the flags `given`."""
     of_file = " ".join(one for one in given if "." not in one.partition("=")[0])
@@ -175,25 +191,9 @@ def _check_local() -> None:
     for name in flags.FLAGS:
         if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue
-        for key, value in _strings(f"--{name}", flags.FLAGS[name].value):
+        for key, value in strings(f"--{name}", flags.FLAGS[name].value):
             if _URL.match(value):
                 fail(
                     f"{key} is {value}, which is no path; files are read and written on disks "
                     "only: mount the bucket (for example with gcsfuse) and give its folder"
                 )
-
-
-def _strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the strings in the value of a flag, with their names.
-
-    Raises:
-      OSError: the config file that it names could not be read.
-    """
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _strings(name, one)
-    elif isinstance(value, Mapping) or hasattr(value, "items"):
-        for key, one in value.items():
-            yield from _strings(f"{name}.{key}", one)

@@ -10,6 +10,7 @@ signalled to save and stop; the job is then requeued and resumes.
 
 import dataclasses
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from absl import flags
 
 from common import entry_point
 from launch import jobs
+
+# What can stand in a line #SBATCH --OPTION, a comment that no shell evaluates. There sbatch splits
+# at blanks, and gives a meaning to quotes, backslashes and "#".
+_OPTION = re.compile(r"""(?!-)[^\s"'#\\]+""")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,11 @@ class Cluster:
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} is {getattr(self, name)}, must be at least {least}")
         for option in self.options:
-            jobs.check_word("options", option)
+            if not _OPTION.fullmatch(option):
+                raise ValueError(
+                    f"--options is {option!r}, must be one option of sbatch without its hyphens, "
+                    "such as partition=long, and without blanks, quotes, # and backslashes"
+                )
         if self.time:
             jobs.check_word("time", self.time)
 

@@ -6,7 +6,8 @@
 Requests a queued resource, copies the code to all hosts of the slice, installs the requirements,
 and starts training, evaluation or fine-tuning on all hosts, joined by jax.distributed; the other
 stages run on the first host. What was asked to stop and has saved is restarted; if the slice was
-preempted, a new one is requested first. Requires an authenticated gcloud and a git checkout.
+preempted, a new one is requested first. Jobs of a sweep run one after the other, each on a slice of
+its own, of which one at a time is held. Requires an authenticated gcloud and a git checkout.
 """
 
 import dataclasses
@@ -127,7 +128,7 @@ class Pod:
 Execute = Callable[[list[str]], tuple[int, str]]
 
 
-def commands(pod: Pod, job: jobs.Job) -> list[list[str]]:
+def commands(pod: Pod, job: jobs.Job, *, is_last: bool = True) -> list[list[str]]:
     """All commands of a run without failures, for the dry run."""
     return [
         pod.create(),
@@ -136,7 +137,67 @@ def commands(pod: Pod, job: jobs.Job) -> list[list[str]]:
         pod.install(),
         *([pod.link(job)] if job.shared else []),
         *(pod.stage(job, stage) for stage in job.stages),
+        *([] if is_last else [pod.delete()]),
     ]
+
+
+def run_all(
+    found: Sequence[tuple[Pod, jobs.Job]],
+    archive: str,
+    execute: Execute,
+    *,
+    restarts: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Run jobs one after the other, each on its slice.
+
+    The slice of a job is deleted before the next one is requested, which a quota of one slice would
+    let wait for ever. That of the last job is kept, as is that of a job that failed. Jobs with a
+    slice are taken first: the others would wait for it.
+
+    Args:
+      found: the jobs, each with its slice.
+      archive: path of the packed code.
+      execute: function that runs a command.
+      restarts: most restarts of a stage that was stopped or preempted.
+      sleep: function that waits for a number of seconds.
+
+    Raises:
+      ValueError: a job failed; the following ones are not started.
+    """
+    is_held = {pod.name: bool(_state(pod, execute)) for pod, _ in found} if found[1:] else {}
+    found = sorted(found, key=lambda one: not is_held.get(one[0].name))
+    for number, (pod, job) in enumerate(found, start=1):
+        try:
+            run(pod, job, archive, execute, restarts=restarts, sleep=sleep)
+            if number < len(found):
+                _must(execute, pod.delete())
+        except ValueError as error:
+            held = _held([one for one, _ in found], execute)
+            raise ValueError(f"{pod.name}: {error}; {held}") from error
+
+
+def delete_all(pods: Sequence[Pod], execute: Execute) -> None:
+    """Delete slices; of several, some may be deleted already.
+
+    Raises:
+      ValueError: none could be deleted, or one is still there.
+    """
+    failed = [pod for pod in pods if execute(pod.delete())[0]]
+    if failed and (failed == list(pods) or any(_state(pod, execute) for pod in failed)):
+        names = ", ".join(pod.name for pod in failed)
+        raise ValueError(f"gcloud did not delete {names}, see above; {_held(failed, execute)}")
+    for pod in failed:
+        logging.warning("%s: gcloud finds no such slice, see above", pod.name)
+
+
+def _held(pods: Sequence[Pod], execute: Execute) -> str:
+    """End of an error message: the slices that there are, and the commands that delete them."""
+    states = {pod: state for pod in pods if (state := _state(pod, execute))}
+    if not states:
+        return "gcloud finds no slice still held; if it does not answer, try --delete later"
+    by_name = (f"{pod.name}, {state}: {shlex.join(pod.delete())}" for pod, state in states.items())
+    return f"still held, and paid for until deleted: {'; '.join(by_name)}"
 
 
 def run(
@@ -173,8 +234,7 @@ def run(
             is_ready = _state(pod, execute) == "ACTIVE"
             if is_ready and status != jobs.EXIT_STOPPED:
                 raise ValueError(
-                    f"{stage}.py ended with status {status}, see above; {pod.name} is still held: "
-                    "the same command goes on, --delete gives the slice back"
+                    f"{stage}.py ended with status {status}, see above; the same command goes on"
                 )
             if left == 0:
                 raise ValueError(
@@ -239,18 +299,20 @@ def _pack(archive: pathlib.Path) -> None:
 def main(_) -> None:
     values = flags.FLAGS
     fields = [field.name for field in dataclasses.fields(Pod) if field.name != "name"]
-    for job in jobs.jobs_from_flags():
-        pod = Pod(job.name, **{field: values[field].value for field in fields})
-        if values.dry_run:
-            planned = [pod.delete()] if values.delete else commands(pod, job)
+    settings = {field: values[field].value for field in fields}
+    found = [(Pod(job.name, **settings), job) for job in jobs.jobs_from_flags()]
+    if values.dry_run:
+        for pod, job in found:
+            is_last = job is found[-1][1]
+            planned = [pod.delete()] if values.delete else commands(pod, job, is_last=is_last)
             print(*map(shlex.join, planned), sep="\n", end="\n\n")
-        elif values.delete:
-            _must(_execute, pod.delete())
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                archive = pathlib.Path(folder) / "code.tar.gz"
-                _pack(archive)
-                run(pod, job, str(archive), _execute, restarts=values.restarts)
+    elif values.delete:
+        delete_all([pod for pod, _ in found], _execute)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            archive = pathlib.Path(folder) / "code.tar.gz"
+            _pack(archive)
+            run_all(found, str(archive), _execute, restarts=values.restarts)
 
 
 if __name__ == "__main__":
@@ -265,6 +327,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer(
         "restarts", 20, "How often an interrupted stage is started again.", lower_bound=0
     )
-    flags.DEFINE_bool("delete", False, "Give the slice back, and do nothing else.")
+    flags.DEFINE_bool("delete", False, "Give the slices back, and do nothing else.")
     required = ("config", "workdir", "zone", "accelerator", "runtime")
     entry_point.run(main, required, may_be_remote=True)

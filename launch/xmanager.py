@@ -10,13 +10,16 @@ The experiment is a `Plan`, plain data from a pure function; --dry_run prints it
 
 import dataclasses
 import json
+import os
 import pathlib
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from common import entry_point
 from launch import jobs
@@ -52,7 +55,7 @@ class Executor:
     Attributes:
       platform: one of `PLATFORMS`.
       requirements: XManager's resource name -> amount; memory in bytes.
-      volumes: folder on this machine -> its path in a container.
+      volumes: path on this machine -> path in a container.
       cloud_provider: of Kubernetes; "" for XManager's default.
     """
 
@@ -97,6 +100,34 @@ def parse_gpus(text: str) -> tuple[str, int]:
     return kind.lower(), int(count)
 
 
+def parse_volumes(paths: Sequence[str]) -> tuple[str, ...]:
+    """Normalize the paths to be mounted into containers.
+
+    Raises:
+      ValueError: a path is not absolute, cannot be mounted, or does not exist on this machine,
+        where Docker would make an empty folder of it.
+    """
+    for path in paths:
+        if not path.startswith("/") or ":" in path or not path.strip("/"):
+            raise ValueError(
+                f"--volume is {path!r}, must be an absolute path without colons, such as "
+                "/data/text, which is mounted at the same path"
+            )
+        if not os.path.exists(path):
+            raise ValueError(f"--volume is {path!r}, which does not exist; correct the path")
+    return tuple(os.path.normpath(path) for path in paths)
+
+
+def paths_of(config: ConfigDict) -> list[tuple[str, str]]:
+    """Return keys and values of a config that are absolute paths which exist on this machine."""
+    return [
+        (key, value)
+        for key, value in entry_point.strings("--config", config)
+        # "/" by itself is rather a separator than a folder to read.
+        if value.startswith("/") and value.strip("/") and os.path.exists(value)
+    ]
+
+
 def make_plan(
     found: list[jobs.Job],
     title: str,
@@ -108,6 +139,8 @@ def make_plan(
     memory_gib: int = 0,
     python: str = "python",
     base_image: str = "python:3.12-slim",
+    volumes: Sequence[str] = (),
+    paths: Sequence[tuple[str, str]] = (),
 ) -> Plan:
     """Plan the XManager experiment.
 
@@ -120,6 +153,8 @@ def make_plan(
       cpus, memory_gib: for each job; 0 for the platform's default.
       python: interpreter on this machine with the project's requirements, for "local".
       base_image: of the containers.
+      volumes: paths that Docker mounts into the containers besides `workdir` (`parse_volumes`).
+      paths: keys of the config with the paths that the jobs read (`paths_of`).
 
     Raises:
       ValueError: settings are incompatible.
@@ -133,6 +168,14 @@ def make_plan(
             f"--workdir is {workdir!r}; on Vertex AI, machines share their buckets only, mounted "
             "as /gcs/BUCKET: give a folder there"
         )
+    if platform != "docker" and volumes:
+        raise ValueError(
+            f"--volume is {volumes[0]!r}, which --platform={platform} does not mount; leave it "
+            "out, or use --platform=docker"
+        )
+    mounted = (workdir, *volumes) if platform == "docker" else ()
+    if mounted:
+        _check_mounted(paths, mounted)
     planned = tuple(
         PlannedJob(
             job.name,
@@ -147,7 +190,25 @@ def make_plan(
         )
     else:
         package = _container(found[0], has_gpus=bool(gpus[1]), base_image=base_image)
-    return Plan(title, package, _executor(platform, workdir, gpus, cpus, memory_gib), planned)
+    executor = _executor(platform, mounted, gpus, cpus, memory_gib)
+    return Plan(title, package, executor, planned)
+
+
+def _check_mounted(paths: Sequence[tuple[str, str]], mounted: Sequence[str]) -> None:
+    """Raise ValueError for paths, given with their keys, that lie in no mounted volume."""
+    missing = [(key, path) for key, path in paths if not any(_lies_in(path, v) for v in mounted)]
+    if missing:
+        found = ", ".join(f"{key} is {path!r}" for key, path in missing)
+        volumes = dict.fromkeys(f"--volume={shlex.quote(path)}" for _, path in missing)
+        raise ValueError(
+            f"{found}, but of this machine's files the containers see {', '.join(mounted)} alone; "
+            f"add {' '.join(volumes)}"
+        )
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    """Whether an absolute path is `folder` or below it, by their names."""
+    return pathlib.PurePath(os.path.normpath(path)).is_relative_to(os.path.normpath(folder))
 
 
 def _commands(job: jobs.Job, python: str) -> tuple[str, ...]:
@@ -174,7 +235,7 @@ def _container(job: jobs.Job, *, has_gpus: bool, base_image: str) -> Package:
 
 
 def _executor(
-    platform: str, workdir: str, gpus: tuple[str, int], cpus: int, memory_gib: int
+    platform: str, mounted: Sequence[str], gpus: tuple[str, int], cpus: int, memory_gib: int
 ) -> Executor:
     kind, count = gpus
     requirements: dict[str, float] = {}
@@ -198,7 +259,7 @@ def _executor(
     return Executor(
         platform,
         requirements,
-        volumes={workdir: workdir} if platform == "docker" else {},
+        volumes={path: path for path in mounted},
         cloud_provider="OTHER" if without_label else "",
     )
 
@@ -281,6 +342,9 @@ def main(_) -> None:
         memory_gib=values.memory_gib,
         python=values.python,
         base_image=values.base_image,
+        volumes=parse_volumes(values.volume),
+        # Those of all jobs: values of a sweep have no slashes, and runs of a grid share their data.
+        paths=paths_of(values.config),
     )
     if values.dry_run:
         print(json.dumps(dataclasses.asdict(plan), indent=2))
@@ -305,4 +369,7 @@ if __name__ == "__main__":
         "python", "python", "For --platform=local, the interpreter with the project's requirements."
     )
     flags.DEFINE_string("base_image", "python:3.12-slim", "Container image to build on.")
+    flags.DEFINE_multi_string(
+        "volume", [], "For --platform=docker, a path that jobs read, mounted; may be given again."
+    )
     entry_point.run(main, may_be_remote=True)

@@ -133,11 +133,27 @@ class BatchScriptTest(parameterized.TestCase):
         ({"gpus": -1}, "--gpus is -1"),
         ({"cpus": 0}, "--cpus is 0"),
         ({"time": "1 day"}, "--time is '1 day'"),
-        ({"options": ("x\n#SBATCH y",)}, "must be one word"),
+        ({"options": ("x\n#SBATCH y",)}, "--options is 'x.*without blanks"),
+        ({"options": ("comment=a b",)}, "without blanks"),
+        ({"options": ("comment=a\u00a0b",)}, "without blanks"),
+        ({"options": ("comment='a'",)}, "quotes"),
+        ({"options": ('comment="a"',)}, "quotes"),
+        ({"options": ("comment=a#b",)}, "# and"),
+        ({"options": ("comment=a\\",)}, "backslashes"),
+        ({"options": ("--partition=long",)}, "without its hyphens"),
+        ({"options": ("",)}, "--options is ''"),
     )
     def test_what_slurm_would_not_take_is_refused(self, fields, message):
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(CLUSTER, **fields)
+
+    @parameterized.parameters(
+        "nodelist=node[01-04]", "constraint=a100&ib", "constraint=[rack1*2|rack2*4]", "exclusive",
+        "distribution=*:block", "licenses=foo@db:4,bar", "comment=$(x);`y`!", "mail-user=a+b@c.org",
+    )  # fmt: skip
+    def test_options_of_sbatch_are_written_as_they_are(self, option):
+        script = slurm.batch_script(JOB, dataclasses.replace(CLUSTER, options=(option,)))
+        self.assertEqual(script, SCRIPT.replace("partition=long", option))
 
     def test_without_sbatch_it_says_what_to_do(self):
         self.enter_context(absltest.mock.patch.dict(os.environ, {"PATH": "/nowhere"}))

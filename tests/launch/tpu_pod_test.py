@@ -12,10 +12,23 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from launch import jobs, tpu_pod
+from tests.malformed import harness
 
 POD = tpu_pod.Pod("base", "us-east5-b", "v6e-256", "v2-alpha-tpuv6e", project="lab", spot=True)
 JOB = jobs.Job("base", "configs/base.py", "/mnt/base", ("train",), {"a.b": "(1, 2)"})
 WHERE = ["--zone=us-east5-b", "--project=lab"]
+# A sweep of two, named sweep-0 and sweep-1.
+SWEEP = ["--config=configs/quickstart.py", "--workdir=/mnt/q", "--name=sweep", "--seeds=2"]
+SWEEP += ["--zone=us-east5-b", "--accelerator=v6e-8", "--runtime=v2-alpha-tpuv6e"]
+# gcloud with a quota of one slice, which are files beside it.
+QUOTA_OF_ONE = """#!/usr/bin/env bash
+cd "$(dirname "$0")/slices" || exit
+case "$4" in
+  create) [ -z "$(ls)" ] && touch "$5" ;;
+  describe) [ -e "$5" ] && echo ACTIVE ;;
+  delete) rm "$5" ;;
+esac
+"""
 STOPPED, PREEMPTED = jobs.EXIT_STOPPED, 255
 
 
@@ -50,6 +63,37 @@ class Cloud:
         if status == PREEMPTED:
             self.state = "SUSPENDED"
         return status, ""
+
+
+class OneSlice:
+    """Stands in for gcloud with a quota of one slice, for pods of several names.
+
+    Args:
+      held: names of slices that there are already.
+      failing: names of pods on which training fails, "delete" to fail at that.
+    """
+
+    def __init__(self, *held: str, failing: tuple[str, ...] = ()):
+        self.held, self.failing = list(held), failing
+        self.done: list[str] = []
+
+    def __call__(self, command: list[str]) -> tuple[int, str]:
+        verb, name = command[4:6]
+        if verb == "describe":
+            return (0, "ACTIVE\n") if name in self.held else (1, "")
+        if verb == "create":
+            assert not self.held, f"{name} waits for ever behind {self.held}"
+            self.held.append(name)
+        elif verb == "delete":
+            if name not in self.held or verb in self.failing:
+                return 1, ""
+            self.held.remove(name)
+        elif "train.py" in command[-3]:
+            verb = "train"
+        else:
+            return 0, ""
+        self.done.append(f"{verb} {name}")
+        return int(verb == "train" and name in self.failing), ""
 
 
 class CommandsTest(parameterized.TestCase):
@@ -188,6 +232,99 @@ class RunTest(parameterized.TestCase):
         copy = shlex.join(POD.copy("x.tar.gz"))
         with self.assertRaisesRegex(ValueError, re.escape(f"status 1 of: {copy}")):
             tpu_pod.run(POD, JOB, "x.tar.gz", execute, restarts=0)
+
+
+class SweepTest(parameterized.TestCase):
+    """Jobs base-0, base-1 and base-2, of which each has a slice of its own."""
+
+    def setUp(self):
+        super().setUp()
+        swept = jobs.expand(JOB, {"train.seed": ("0", "1", "2")})
+        self.jobs = [(dataclasses.replace(POD, name=job.name), job) for job in swept]
+        self.pods = [pod for pod, _ in self.jobs]
+
+    def run_on(self, cloud: OneSlice) -> list[str]:
+        tpu_pod.run_all(self.jobs, "x.tar.gz", cloud, restarts=0, sleep=lambda seconds: None)
+        return cloud.done
+
+    def test_one_slice_is_held_at_a_time_and_the_last_is_kept(self):
+        cloud = OneSlice()
+        self.assertEqual(
+            self.run_on(cloud),
+            ["create base-0", "train base-0", "delete base-0",
+             "create base-1", "train base-1", "delete base-1",
+             "create base-2", "train base-2"],
+        )  # fmt: skip
+        self.assertEqual(cloud.held, ["base-2"])
+
+    def test_that_of_a_single_job_is_kept(self):
+        tpu_pod.run_all(self.jobs[:1], "x.tar.gz", cloud := OneSlice(), restarts=0)
+        self.assertEqual(cloud.done, ["create base-0", "train base-0"])
+
+    def test_a_failure_tells_what_is_held_and_the_same_command_goes_on_with_it(self):
+        cloud = OneSlice(failing=("base-1",))
+        delete = re.escape(shlex.join(self.pods[1].delete()))
+        with self.assertRaisesRegex(
+            ValueError, f"^base-1: train.py ended .* held, .*deleted: base-1, ACTIVE: {delete}$"
+        ) as raised:
+            self.run_on(cloud)
+        self.assertNotIn("base-0", str(raised.exception))
+        self.assertEqual(cloud.held, ["base-1"])
+        again = self.run_on(OneSlice(*cloud.held))
+        self.assertEqual(again[:3], ["train base-1", "delete base-1", "create base-0"])
+        self.assertEqual(again[-1], "train base-2")
+
+    def test_a_slice_that_cannot_be_deleted_is_told(self):
+        cloud = OneSlice(failing=("delete",))
+        delete = re.escape(shlex.join(self.pods[0].delete()))
+        with self.assertRaisesRegex(
+            ValueError, f"status 1 of: {delete}; still held, .*deleted: base-0, "
+        ):
+            self.run_on(cloud)
+        self.assertEqual(cloud.done, ["create base-0", "train base-0"])
+
+    def test_where_nothing_is_held_none_is_named(self):
+        def execute(command):
+            return 1, ""
+
+        with self.assertRaisesRegex(ValueError, "gcloud finds no slice still held"):
+            tpu_pod.run_all(self.jobs, "x.tar.gz", execute, restarts=0)
+
+    def test_all_slices_of_a_sweep_are_given_back(self):
+        tpu_pod.delete_all(self.pods, cloud := OneSlice("base-1", "base-2"))
+        self.assertEqual(cloud.done, ["delete base-1", "delete base-2"])
+        with self.assertRaisesRegex(
+            ValueError, "did not delete base-0, base-1, base-2, .* finds no"
+        ):
+            tpu_pod.delete_all(self.pods, OneSlice())
+        with self.assertRaisesRegex(
+            ValueError, "did not delete .*; still held, .*deleted: base-1, ACTIVE"
+        ):
+            tpu_pod.delete_all(self.pods, OneSlice("base-1", failing=("delete",)))
+
+    def test_the_command_holds_one_slice_at_a_time(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "slices").mkdir()
+        (folder / "gcloud").write_text(QUOTA_OF_ONE)
+        (folder / "gcloud").chmod(0o755)
+        path = f"{folder}:{os.environ['PATH']}"
+        self.enter_context(absltest.mock.patch.dict(os.environ, {"PATH": path}))
+        done = harness.run("launch.tpu_pod", SWEEP)
+        self.assertEqual(done.status, 0, done.errors)
+        self.assertEqual(os.listdir(folder / "slices"), ["sweep-1"])
+        done = harness.run("launch.tpu_pod", [*SWEEP, "--delete"])
+        self.assertEqual(done.status, 0, done.errors)
+        self.assertEmpty(os.listdir(folder / "slices"))
+
+    def test_a_dry_run_shows_what_is_deleted(self):
+        done = harness.run("launch.tpu_pod", [*SWEEP, "--dry_run"])
+        self.assertEqual(done.status, 0, done.errors)
+        found = re.findall(r"queued-resources (\w+ sweep-\d)", done.output)
+        self.assertEqual(
+            found,
+            ["create sweep-0", "describe sweep-0", "delete sweep-0",
+             "create sweep-1", "describe sweep-1"],
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from typing import Any
 
 from absl.testing import absltest, parameterized
 
+from configs import base
 from launch import jobs, xmanager
+from tests.malformed import harness
 
 JOB = jobs.Job("base", "configs/base.py", "/gcs/b/x", ("train", "evaluate"), {"a.b": "(1, 2)"})
 SWEEP = jobs.expand(JOB, {"train.seed": ("0", "1")})
@@ -136,6 +138,73 @@ class PlanTest(parameterized.TestCase):
         self.assertIn("cuda", "".join(plan.package.docker_instructions))
         self.assertNotIn("cuda", "".join(plan_for("docker").package.docker_instructions))
 
+    def test_a_container_sees_the_volumes_too(self):
+        plan = plan_for("docker", volumes=("/data/text", "/gcs/b/x"))
+        self.assertEqual(
+            plan.executor.volumes, {"/gcs/b/x": "/gcs/b/x", "/data/text": "/data/text"}
+        )
+
+    def test_paths_that_a_container_does_not_see_are_refused(self):
+        paths = (
+            ("--config.corpus.root", "/data/a b"),
+            ("--config.corpus.exclude", "/gcs/b/x/../y"),
+            ("--config.corpus.exclude", "/gcs/b/xy"),
+            ("--config.train.init_from", "/gcs/b/x/pretrained"),
+        )
+        with self.assertRaises(ValueError) as raised:
+            plan_for("docker", volumes=("/models",), paths=paths)
+        self.assertEqual(
+            str(raised.exception),
+            "--config.corpus.root is '/data/a b', --config.corpus.exclude is '/gcs/b/x/../y', "
+            "--config.corpus.exclude is '/gcs/b/xy', but of this machine's files the containers "
+            "see /gcs/b/x, /models alone; add --volume='/data/a b' --volume=/gcs/b/x/../y "
+            "--volume=/gcs/b/xy",
+        )
+        plan_for("docker", volumes=("/data/a b", "/gcs/b"), paths=paths)
+        for platform in ("local", "vertex", "kubernetes"):  # which mount nothing of this machine
+            plan_for(platform, paths=paths)
+
+    def test_paths_of_a_config_are_those_that_exist(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        pathlib.Path(folder, "text.txt").touch()
+        config = base.get_config()
+        self.assertEmpty(xmanager.paths_of(config))
+        config.corpus.root = folder
+        config.corpus.exclude = (f"{folder}/text.txt", f"{folder}/*", f"{folder}/none")
+        config.vocab.tokenizer = "/"
+        config.vocab.tables = "tests"
+        self.assertEqual(
+            xmanager.paths_of(config),
+            [
+                ("--config.corpus.exclude", f"{folder}/text.txt"),
+                ("--config.corpus.root", folder),
+            ],
+        )
+
+    def test_volumes(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        self.assertEqual(xmanager.parse_volumes([f"{folder}/", folder]), (folder, folder))
+        for path in ("tests", "/", "/a:/b", ""):
+            with self.assertRaisesRegex(ValueError, f"--volume is '{path}', must be an absolute"):
+                xmanager.parse_volumes([path])
+        with self.assertRaisesRegex(ValueError, f"--volume is '{folder}/x', .* does not exist"):
+            xmanager.parse_volumes([f"{folder}/x"])
+
+    def test_the_command_tells_which_volumes_a_config_needs(self):
+        data = self.enter_context(tempfile.TemporaryDirectory())
+        given = [f"--config=configs/finetune/xnli.py:{data}", "--stages=finetune", "--dry_run"]
+        given += ["--workdir=/runs/xnli", "--platform=docker", "--config.init_from=/nowhere/at/all"]
+        done = harness.run("launch.xmanager", given)
+        self.assertEqual(done.status, 2)
+        self.assertIn(f"--config.task.root is '{data}'", done.errors)
+        self.assertIn(f"add --volume={data}\n", done.errors)
+        done = harness.run("launch.xmanager", [*given, f"--volume={data}"])
+        self.assertEqual(done.status, 0, done.errors)
+        self.assertEqual(
+            json.loads(done.output)["executor"]["volumes"],
+            {"/runs/xnli": "/runs/xnli", data: data},
+        )
+
     @parameterized.parameters(("a100", ""), ("h100", "OTHER"))
     def test_kubernetes_is_asked_for_no_node_label_that_does_not_exist(self, kind, provider):
         self.assertEqual(plan_for("kubernetes", gpus=(kind, 8)).executor.cloud_provider, provider)
@@ -145,6 +214,8 @@ class PlanTest(parameterized.TestCase):
         ({"platform": "vertex", "gpus": ("h100", 8)}, "--gpus is h100=8"),
         ({"platform": "local", "cpus": 4}, "mean nothing to --platform=local"),
         ({"platform": "docker", "base_image": "a b"}, "--base_image is 'a b'"),
+        ({"platform": "local", "volumes": ("/data",)}, "--volume is '/data', .*=local does not"),
+        ({"platform": "kubernetes", "volumes": ("/data",)}, "or use --platform=docker"),
     )
     def test_what_does_not_go_together_is_refused(self, kwargs, message):
         with self.assertRaisesRegex(ValueError, message):
