@@ -177,10 +177,16 @@ def _summary(results: Results, store: PackedDataset) -> str:
         f"The model predicts masked pieces {comparison} than their frequencies do: its exact "
         f"held-out loss is {loss:.3f} nats a token, {abs(unigram - loss):.3f} {side} the unigram "
         f"level of {unigram:.3f}, and {sum(r.loss < r.unigram for r in losses)} of {len(losses)} "
-        f"languages are below theirs.{_retrieval_summary(results)}\n\nMeans over "
-        f"{len(store.languages)} languages, {store.vocab_size} pieces, {results.step} steps. "
-        f"{bits:.3f} bits a character."
+        f"languages are below theirs.{_retrieval_summary(results)}\n\nMeans over {len(losses)} "
+        f"languages, {store.vocab_size} pieces, {results.step} steps. {bits:.3f} bits a character."
+        f"{_not_evaluated(results, store)}"
     )
+
+
+def _not_evaluated(results: Results, store: PackedDataset) -> str:
+    """Name the languages that no mean includes; "" if there are none."""
+    names = [language for language in store.languages if language not in results.losses]
+    return f" Without held-out rows, and in no mean: {', '.join(names)}." if names else ""
 
 
 def _retrieval_summary(results: Results) -> str:

@@ -25,6 +25,8 @@ _SHOWN = 20  # characters of a setting in a name, unless it takes more to tell r
 _WITHOUT_EFFECT = ("init_from", "model_name", "train.seed", "evaluation.batch_size")
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
+# A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
+_ROUNDING = 1e-9
 
 Scores = Mapping[str, Mapping[str, float]]  # by language and metric
 
@@ -328,7 +330,8 @@ def _problem(found: Any) -> str:
         for name in averaged_metrics(found["task"]):
             value = metrics.get(name)
             lowest = -1 if name in ("matthews", "pearson", "spearman") else 0
-            if not isinstance(value, int | float) or not lowest <= value <= 1:
+            is_number = isinstance(value, int | float)
+            if not is_number or not lowest - _ROUNDING <= value <= 1 + _ROUNDING:
                 return f"{name} of {language} is {value!r}, not between {lowest} and 1"
     return ""
 

@@ -4,7 +4,7 @@ import base64
 import binascii
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ _WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200
 )  # fmt: skip
 # Steps that together are nmt_nfkc.
 _NMT_NFKC = {"Nmt", "NFKC"}
-_HARMLESS = {"Strip"}
+_BLANKS = {"Regex": " {2,}"}  # of a step that makes one blank of several
 _REMEDY = (
     "put the model's sentencepiece.bpe.model into the folder, which tells how text is normalised"
 )
@@ -99,19 +99,31 @@ def unigram(value: Mapping[str, Any]) -> Unigram:
 def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
     """Return SentencePiece's equivalent of the normaliser and the pre-tokenizer.
 
+    Text is segmented alike but for white space at its end, which SentencePiece drops with what is
+    extra, and where a \u2581 of its own is beside a blank. Some files that transformers made of
+    SentencePiece's models keep a blank at the end as a piece.
+
     Raises:
       ValueError: SentencePiece has no equivalent.
     """
-    collapses = False
+    content = ""  # what several blanks become; "" where they stay
     found: bytes | None = None
     steps = list(_steps(value.get("normalizer"), "normalizers"))
     names = {step["type"] for step in steps}
     for step in steps:
         if step["type"] == "Precompiled" and found is None:
             found = base64.b64decode(step["precompiled_charsmap"])
-        elif step["type"] == "Replace" and step.get("pattern") == {"Regex": " {2,}"}:
-            collapses = True
-        elif step["type"] not in _HARMLESS | _NMT_NFKC:
+            content = ""  # it makes blanks of other white space, as do those of _NMT_NFKC
+        elif step["type"] in _NMT_NFKC:
+            content = ""
+        elif step["type"] == "Replace" and step.get("pattern") == _BLANKS:
+            content = step["content"]
+            if content not in (" ", _SPACE):
+                raise ValueError(
+                    f"the normaliser replaces several blanks by {content!r}, must be ' ' or "
+                    f"{_SPACE!r}; {_REMEDY}"
+                )
+        elif step["type"] != "Strip":
             raise ValueError(
                 f"the normaliser has a step {step['type']!r}, for which SentencePiece has none; "
                 f"{_REMEDY}"
@@ -123,10 +135,26 @@ def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
             f"the pre-tokenizer is {' and '.join(kinds) or 'none'}, must be Metaspace, with or "
             f"without WhitespaceSplit before it; {_REMEDY}"
         )
+    splits_words = len(splits) > 1
+    if splits_words and content == _SPACE:
+        raise ValueError(
+            f"the normaliser replaces several blanks by {_SPACE!r}, at which WhitespaceSplit does "
+            f"not split, must be ' '; {_REMEDY}"
+        )
+    scheme = _prepend_scheme(splits[-1], splits_words=splits_words, collapses=bool(content))
     spec = model_pb2.NormalizerSpec()
-    spec.add_dummy_prefix = splits[-1].get("prepend_scheme", "always") != "never"
-    spec.remove_extra_whitespaces = collapses or len(splits) > 1
+    spec.add_dummy_prefix = scheme != "never"
+    spec.remove_extra_whitespaces = splits_words or bool(content)
     spec.escape_whitespaces = True
+    if not spec.remove_extra_whitespaces:
+        _check_kept_blanks(value, names, splits[-1])
+    # Strip takes white space of all kinds, and "first" takes what is behind it for no beginning.
+    is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
+    if not is_safe and any(_strips_left(step) for step in steps):
+        raise ValueError(
+            "the normaliser strips the left of a text, which needs WhitespaceSplit, or "
+            f"prepend_scheme 'always' and a character map; {_REMEDY}"
+        )
     if found is None and names >= _NMT_NFKC:
         found = charsmap.standard()
     elif found is None and names & _NMT_NFKC:
@@ -135,11 +163,77 @@ def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
             f"which are SentencePiece's nmt_nfkc, or neither; {_REMEDY}"
         )
     if found is None:
-        # SentencePiece itself takes no other white space for a blank.
-        found = charsmap.compiled(dict.fromkeys(_WHITE_SPACE, " "))
+        # SentencePiece itself takes no other white space for a blank, and neither does Metaspace.
+        # A \u2581 of the text's own is a blank to Metaspace.
+        blanks = _SPACE + _WHITE_SPACE if splits_words else _SPACE
+        found = charsmap.compiled(dict.fromkeys(blanks, " "))
     spec.precompiled_charsmap = found
     spec.name = charsmap.STANDARD if charsmap.is_standard(found) else "user_defined"
     return spec
+
+
+def _prepend_scheme(metaspace: Mapping[str, Any], *, splits_words: bool, collapses: bool) -> str:
+    """Return before what Metaspace puts a blank; see `normalizer_spec`.
+
+    Args:
+      metaspace: the step.
+      splits_words: whether WhitespaceSplit stands before it.
+      collapses: whether the normaliser makes one blank of several.
+
+    Raises:
+      ValueError: SentencePiece does not segment so.
+    """
+    replacement = metaspace.get("replacement", _SPACE)
+    if replacement != _SPACE:
+        raise ValueError(
+            f"Metaspace replaces a blank by {replacement!r}, must be {_SPACE!r}; {_REMEDY}"
+        )
+    # Before there was prepend_scheme there was add_prefix_space.
+    default = "always" if metaspace.get("add_prefix_space", True) else "never"
+    scheme: str = metaspace.get("prepend_scheme", default)
+    allowed: tuple[str, ...]
+    if splits_words:
+        allowed, where = ("always",), "after WhitespaceSplit, since Metaspace sees single words"
+    elif collapses:
+        # SentencePiece drops the blank at the beginning that "never" keeps.
+        allowed, where = ("always", "first"), "where the normaliser merges blanks"
+    else:
+        # SentencePiece puts a blank before one that is there, Metaspace does not.
+        allowed, where = ("never",), "where nothing merges blanks"
+    if scheme not in allowed:
+        raise ValueError(
+            f"prepend_scheme of Metaspace is {scheme!r}, must be "
+            f"{' or '.join(map(repr, allowed))} {where}; {_REMEDY}"
+        )
+    return scheme
+
+
+def _check_kept_blanks(
+    value: Mapping[str, Any], names: Collection[str], metaspace: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if SentencePiece, keeping all blanks, treats them otherwise.
+
+    Args:
+      value: the tokenizer.json.
+      names: the steps of its normaliser.
+      metaspace: its pre-tokenizer.
+    """
+    if "Strip" in names:
+        raise ValueError(
+            "the normaliser has a step 'Strip', which SentencePiece does only where several blanks "
+            f"become one; {_REMEDY}"
+        )
+    pieces = [piece for piece, _ in value["model"]["vocab"]]
+    several = [piece for piece in pieces if len(piece) > 1 and not piece.strip(_SPACE)]
+    if several and metaspace.get("split", True):
+        raise ValueError(
+            f"the piece {several[0]!r} is of several blanks, between which the pre-tokenizer "
+            f"splits and SentencePiece would not; {_REMEDY}"
+        )
+
+
+def _strips_left(step: Mapping[str, Any]) -> bool:
+    return step["type"] == "Strip" and step.get("strip_left", True)
 
 
 def _steps(value: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[str, Any]]:

@@ -113,7 +113,8 @@ class GivenTokenizerTest(absltest.TestCase):
         value["normalizer"] = next(
             step for step in value["normalizer"]["normalizers"] if step["type"] == "Precompiled"
         )
-        value["pre_tokenizer"] = {"type": "Metaspace", "replacement": SPACE}
+        splits = [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": SPACE}]
+        value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
         artifacts.write_json(self.parent / "hf" / "tokenizer.json", value)
         self.build(self.parent / "hf")
         found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
@@ -124,7 +125,7 @@ class GivenTokenizerTest(absltest.TestCase):
     def test_what_is_none(self):
         twice = {
             "normalizer": None,
-            "pre_tokenizer": {"type": "Metaspace"},
+            "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"},
             "model": {
                 "type": "Unigram",
                 "unk_id": 0,

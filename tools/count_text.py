@@ -54,10 +54,17 @@ def main(argv: Sequence[str]) -> None:
     if _MERGE.value:
         if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
             raise ValueError("tables cannot be split; hold text out when it is counted")
-        _log(_OUTPUT.value, run_tables.merge_tables(_matching(_MERGE.value), _OUTPUT.value))
+        tables = _matching(_MERGE.value)
+        _check_not_matched(_OUTPUT.value, _MERGE.value)
+        _log(_OUTPUT.value, run_tables.merge_tables(tables, _OUTPUT.value))
         return
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
         raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
+    if _HELDOUT_OUTPUT.value and _same_file(_HELDOUT_OUTPUT.value, _OUTPUT.value):
+        raise ValueError(
+            f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "
+            "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
+        )
     paths = _matching(_INPUT.value)
     if not _HELDOUT_OUTPUT.value:
         size = run_tables.count_to_table(_sentences(paths), _OUTPUT.value, _MAX_RUNS.value)
@@ -104,6 +111,24 @@ def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
         for path in map(pathlib.Path, sorted(files)):
             found.setdefault(path.resolve(), path)
     return sorted(found.values())
+
+
+def _check_not_matched(output: str, patterns: Sequence[str]) -> None:
+    """Raise ValueError if a pattern with wildcards matches the output of an earlier merge.
+
+    Its text would count twice, unasked. Who adds to a table names it.
+    """
+    for pattern in filter(glob.has_magic, patterns):
+        if any(_same_file(path, output) for path in glob.glob(pattern, recursive=True)):
+            raise ValueError(
+                f"{output} exists and --merge={pattern} matches it, so what it counts would be "
+                "added again; write to another folder than that of the parts, or name the tables "
+                "without wildcards to add to this one"
+            )
+
+
+def _same_file(one: str, other: str) -> bool:
+    return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
 
 
 def _log(path: str, size: run_tables.Size) -> None:

@@ -51,10 +51,12 @@ def scores(
             f"{len(hypotheses)} translations for {len(references)} references; BLEU needs one for "
             "each of at least one sentence, in the same order"
         )
-    return {
-        name: metric.corpus_score(list(hypotheses), [list(references)]).score / 100
+    percentages = {
+        name: metric.corpus_score(list(hypotheses), [list(references)]).score
         for name, metric in _metrics(language, is_tokenized).items()
     }
+    # A perfect BLEU, the exponential of a mean of logarithms, is a little above 100.
+    return {name: min(score / 100, 1.0) for name, score in percentages.items()}
 
 
 def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:

@@ -258,7 +258,7 @@ class WriteReportTest(parameterized.TestCase):
         self.assertEqual(page.count("]("), len(plots))
         self.assertIn(report.evaluation_table(results(retrieval), store()), page)
         self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
-        self.assertIn("3 languages, 600 pieces, 10 steps.", page)
+        self.assertIn("Means over 3 languages, 600 pieces, 10 steps.", page)
         self.assertIn("1.000 bits a character", page)
 
     def test_a_tokenizer_that_was_given_has_no_build_to_show(self):
@@ -303,6 +303,17 @@ class WriteReportTest(parameterized.TestCase):
             page,
         )
         self.assertNotIn("chance.", page)
+
+    def test_means_are_over_the_languages_with_held_out_rows(self):
+        page, _ = self.write("full", losses={"en": LOSSES["en"]}, retrieval={})
+        self.assertIn("and 1 of 1 languages are below theirs.", page)
+        self.assertIn(
+            "Means over 1 languages, 600 pieces, 10 steps. 1.000 bits a character. Without "
+            "held-out rows, and in no mean: ka, sw.\n",
+            page,
+        )
+        page, _ = self.write("full")
+        self.assertNotIn("Without held-out rows", page)
 
     def test_without_examples(self):
         page, _ = self.write("full", examples=[])

@@ -43,6 +43,16 @@ class ReadTest(Case):
         with self.assertRaisesRegex(ValueError, f"wrong/results.json: {message}"):
             self.variants()
 
+    def test_a_score_may_be_beyond_its_range_by_rounding(self):
+        self.write("above", {"en": 1.0000000000000004})
+        self.write("below", {"en": {"matthews": -1 - 2**-50}}, task="cola")
+        self.assertLen(self.variants(), 2)
+        for value in (1 + 1e-6, -1e-6, float("nan")):
+            with self.subTest(value):
+                self.write(f"wrong {value}", {"en": value}, seed=1)
+                with self.assertRaisesRegex(ValueError, "accuracy of en is .*, not between 0 and"):
+                    self.variants(of=f"wrong {value}")
+
     def test_results_that_are_no_json_are_named(self):
         path = self.write("broken", {"en": 0.5}) / "results.json"
         path.write_text(path.read_text(encoding="utf-8")[:-5], encoding="utf-8")

@@ -1,7 +1,9 @@
 """SentencePiece models rebuilt from a tokenizer.json, against the tokenizer and the first model."""
 
+import base64
 import functools
 import io
+import itertools
 import json
 import pathlib
 import random
@@ -136,14 +138,6 @@ class RebuiltTest(parameterized.TestCase):
             self.assertEqual(found, theirs.encode(text, add_special_tokens=False).ids, repr(text))
         self.assertEmpty(huggingface.compare(rebuilt, huggingface.tokenizer_json(rebuilt), texts()))
 
-    def test_no_dummy_prefix(self):
-        path = saved(self.folder)
-        split = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
-        split["pretokenizers"][1]["prepend_scheme"] = "never"
-        changed(path, pre_tokenizer=split)
-        rebuilt = vocabulary.sentencepiece_model(self.folder)
-        self.assertFalse(model_pb2.ModelProto.FromString(rebuilt).normalizer_spec.add_dummy_prefix)
-
     @parameterized.parameters(
         ({"model": {"type": "WordPiece"}}, "is of type 'WordPiece', must be Unigram"),
         ({"normalizer": {"type": "Lowercase"}}, "a step 'Lowercase'"),
@@ -160,6 +154,106 @@ class RebuiltTest(parameterized.TestCase):
     def test_pieces_across_words(self):
         with self.assertRaisesRegex(ValueError, "1 pieces have a blank inside, such as 'a▁b'"):
             tokenizer_json.check_pieces(["▁a", "▁▁", "▁", "a▁b"])
+
+
+SPLIT = {"type": "WhitespaceSplit"}
+STANDARD = {
+    "type": "Precompiled",
+    "precompiled_charsmap": base64.b64encode(charsmap.standard()).decode("ascii"),
+}
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+STRIP_RIGHT = {**STRIP, "strip_left": False}
+
+
+def metaspace(scheme: str, **more: Any) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, **more}
+
+
+def merged(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": content}
+
+
+class BlanksTest(parameterized.TestCase):
+    """Blanks at every place of short texts, against `tokenizers`."""
+
+    def value(self, steps: tuple, splits: tuple, pieces: str = "") -> dict[str, Any]:
+        vocab = [*merge.SPECIALS, *("▁", "▁a", "▁b", "a", "b", "▁ab", "ab"), *pieces.split()]
+        special = {"special": True, "normalized": False, "single_word": False, "lstrip": False,
+                   "rstrip": False}  # fmt: skip
+        return {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": i, "content": token, **special} for i, token in enumerate(merge.SPECIALS)
+            ],
+            "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+            "model": {
+                "type": "Unigram",
+                "unk_id": 3,
+                "vocab": [[piece, -2 - i / 10] for i, piece in enumerate(vocab)],
+                "byte_fallback": False,
+            },
+        }
+
+    @parameterized.parameters(
+        # XLM-R's, without and with its map.
+        ((), (SPLIT, metaspace("always"))),
+        ((STANDARD,), (SPLIT, metaspace("always"))),
+        ((STANDARD, STRIP, merged(" ")), (SPLIT, metaspace("always"))),
+        # Of transformers' converters, early and late, and of the package tokenizers.
+        ((STANDARD, merged(" ")), (metaspace("always"),)),
+        ((STANDARD, STRIP_RIGHT, merged("▁")), (metaspace("always"),)),
+        ((STANDARD, STRIP_RIGHT, merged("▁")), (metaspace("first"),)),
+        ((STANDARD, STRIP, merged(" ")), (metaspace("always", split=False),)),
+        (({"type": "Nmt"}, {"type": "NFKC"}, merged(" ")), (metaspace("always"),)),
+        ((STRIP_RIGHT, merged("▁")), (metaspace("always"),)),
+        # All blanks are kept.
+        ((), (metaspace("never"),)),
+        ((STANDARD,), (metaspace("never", split=False),), "▁▁"),
+    )
+    def test_they_are_as_in_the_tokenizer(self, steps, splits, pieces=""):
+        value = self.value(steps, splits, pieces)
+        theirs = tokenizers.Tokenizer.from_str(json.dumps(value))
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
+        processor = spm.SentencePieceProcessor(model_proto=vocabulary.sentencepiece_model(folder))
+        for size in range(6):
+            for text in map("".join, itertools.product("ab \t", repeat=size)):
+                if text[-1:].isspace() and splits[0] != SPLIT:
+                    continue  # which SentencePiece drops
+                found = processor.encode(text, out_type=str)
+                self.assertEqual(found, theirs.encode(text).tokens, repr(text))
+
+    @parameterized.parameters(
+        ((STRIP,), (metaspace("never"),), "a step 'Strip', which SentencePiece does only where"),
+        ((STRIP,), (metaspace("always"),), "is 'always', must be 'never' where nothing merges"),
+        ((STANDARD,), (metaspace("always"),), "is 'always', must be 'never' where nothing merges"),
+        ((), (metaspace("first"),), "is 'first', must be 'never' where nothing merges"),
+        ((), (SPLIT, metaspace("first")), "is 'first', must be 'always' after WhitespaceSplit"),
+        ((), (SPLIT, metaspace("never")), "is 'never', must be 'always' after WhitespaceSplit"),
+        ((merged(" "),), (metaspace("never"),), "is 'never', must be 'always' or 'first' where"),
+        # The map may make blanks after they were merged.
+        ((merged(" "), STANDARD), (metaspace("always"),), "must be 'never' where nothing merges"),
+        ((), (SPLIT, metaspace("always", replacement="_")), "a blank by '_', must be '▁'"),
+        ((merged(""),), (metaspace("always"),), "several blanks by '', must be ' ' or '▁'"),
+        ((merged("▁"),), (SPLIT, metaspace("always")), "several blanks by '▁', at which"),
+        ((STRIP, STANDARD, merged(" ")), (metaspace("first"),), "strips the left of a text"),
+        ((STRIP, merged(" ")), (metaspace("always"),), "strips the left of a text"),
+    )
+    def test_what_sentencepiece_has_not(self, steps, splits, message):
+        with self.assertRaisesRegex(ValueError, f"{message}.*put the model's sentencepiece.bpe"):
+            tokenizer_json.normalizer_spec(self.value(steps, splits))
+
+    def test_pieces_of_several_blanks(self):
+        value = self.value((), (metaspace("never"),), pieces="▁▁▁")
+        with self.assertRaisesRegex(ValueError, "piece '▁▁▁' is of several blanks"):
+            tokenizer_json.normalizer_spec(value)
+
+    def test_no_prefix_in_the_words_of_earlier_versions(self):
+        split = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
+        spec = tokenizer_json.normalizer_spec(self.value((STANDARD,), (split,)))
+        self.assertFalse(spec.add_dummy_prefix)
+        self.assertFalse(spec.remove_extra_whitespaces)
 
 
 class CharsmapTest(absltest.TestCase):

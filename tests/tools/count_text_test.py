@@ -102,6 +102,31 @@ class CountTextTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"parts \[4\] are missing"):
             self.count(f"--merge={self.out}/part-[0-3]-*", f"--output={self.out}/merged")
 
+    def test_a_pattern_never_merges_what_the_command_wrote_before(self):
+        self.write_shards()
+        for i, path in enumerate(sorted(self.text.iterdir())):
+            self.count(f"--input={path}", f"--output={self.out}/{i}.runs.gz")
+        table, spelled = self.out / "sw.runs.gz", f"{self.text}/../out/sw.runs.gz"
+        self.count(f"--merge={self.out}/*.runs.gz", f"--output={table}")
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+        for pattern, output in (("*.runs.gz", table), ("[a-z]?.runs.gz", spelled)):
+            with self.assertRaisesRegex(ValueError, r"sw.runs.gz exists and --merge=.* matches it"):
+                self.count(
+                    f"--merge={self.out}/0.runs.gz",
+                    f"--merge={self.out}/{pattern}",
+                    f"--output={output}",
+                )
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+
+    def test_text_is_added_to_a_table_that_is_named(self):
+        (self.text / "old.txt").write_text("\n".join(LINES[::2]), encoding="utf-8")
+        (self.text / "new.txt").write_text("\n".join(LINES[1::2]), encoding="utf-8")
+        table, new = self.out / "sw.runs.gz", self.folder / "new.runs.gz"
+        self.count(f"--input={self.text}/old.txt", f"--output={table}")
+        self.count(f"--input={self.text}/new.txt", f"--output={new}")
+        self.count(f"--merge={table}", f"--merge={self.folder}/n*.gz", f"--output={table}")
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+
     def test_the_seed_picks_what_is_held_out(self):
         self.write_shards()
         for seed in (0, 7):
@@ -142,6 +167,14 @@ class CountTextTest(parameterized.TestCase):
         (("--input=a", "b", "c"), r"unexpected \['b', 'c'\]; put patterns in quotes"),
         (("--input=FOLDER/sw-0.txt", "--heldout_fraction=0.1"), "belong together"),
         (("--input=FOLDER/sw-0.txt", "--heldout_output=a"), "belong together"),
+        (
+            (
+                "--input=FOLDER/sw-0.txt",
+                "--heldout_fraction=0.1",
+                "--heldout_output=FOLDER/../text/../out/t",
+            ),
+            "--output and --heldout_output are both .*/out/t, where one table would replace",
+        ),
         (("--merge=FOLDER/*", "--heldout_fraction=0.1"), "cannot be split"),
         (("--merge=FOLDER/*", "--heldout_output=a"), "cannot be split"),
         (("--input=FOLDER/*", "--max_runs=0"), "max_runs is 0"),

@@ -66,6 +66,11 @@ class TranslationTest(parameterized.TestCase):
         self.assertEqual(found["tokenized_bleu"], 0)
         self.assertGreater(found["bleu"], 0)  # smoothed
 
+    def test_a_perfect_score_is_1(self):
+        # As sacreBLEU computes it, BLEU is 100.00000000000004.
+        found = translation.scores(REFERENCES, REFERENCES, "en")
+        self.assertEqual(found, dict.fromkeys(TASKS["translation"].metrics, 1.0))
+
     def test_case_counts_for_bleu_alone(self):
         found = translation.scores(REFERENCES, [one.upper() for one in REFERENCES], "en")
         self.assertEqual(round(found["tokenized_bleu"], 9), 1)
