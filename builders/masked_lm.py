@@ -209,11 +209,12 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
         sequences = size // max(settings.num_groups(size), 1)
         groups.append((sequences * masking.slots(length), sequences, length))
     targets, sequences, length = max(groups)
-    if settings.kind == "knn" and settings.capacity < min(targets, setup.store.vocab_size):
+    distinct = min(targets, setup.store.vocab_size)
+    if settings.kind == "knn" and settings.capacity < distinct:
         raise ValueError(
             f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
-            f"of {length} tokens can have {targets} distinct targets, all of which must fit; raise "
-            "the capacity or lower output_layer.group_size or train.batch_size"
+            f"of {length} tokens can have {distinct} distinct targets, all of which must fit; "
+            "raise the capacity or lower output_layer.group_size or train.batch_size"
         )
 
 

@@ -89,11 +89,13 @@ def marked(ids: jax.Array, vocab_size: int) -> jax.Array:
 
 
 def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
-    if not min(num_targets, vocab_size) <= capacity <= vocab_size:
+    smallest = min(num_targets, vocab_size)
+    if not smallest <= capacity <= vocab_size:
         raise ValueError(
-            f"capacity is {capacity}, must be at least the {num_targets} masked positions of a "
-            f"group of sequences, all of which can be distinct targets, and at most the vocabulary "
-            f"of {vocab_size}; change output_layer.capacity, output_layer.group_size or the batch"
+            f"capacity is {capacity}, must be at least {smallest}, the distinct targets that the "
+            f"{num_targets} masked positions of a group of sequences can have, and at most the "
+            f"vocabulary of {vocab_size}; change output_layer.capacity, output_layer.group_size or "
+            "the batch"
         )
 
 

@@ -138,14 +138,18 @@ class UnionOfNeighboursTest(parameterized.TestCase):
         eager = union_of_neighbours(*map(jnp.asarray, batch), capacity)
         jax.tree.map(np.testing.assert_array_equal, union(*batch, capacity), eager)
 
-    @parameterized.parameters(W - 1, V + 1)
-    def test_capacity_out_of_bounds(self, capacity: int):
+    @parameterized.parameters((W - 1, W), (V + 1, W), (V - 1, 3 * V))
+    def test_capacity_out_of_bounds(self, capacity: int, num_targets: int):
         message = (
-            f"capacity is {capacity}, must be at least the {W} masked positions of a group .* at "
-            f"most the vocabulary of {V}; change output_layer.capacity, output_layer.group_size"
+            f"capacity is {capacity}, must be at least {min(num_targets, V)}, .* that the "
+            f"{num_targets} masked positions of a group .* at most the vocabulary of {V}; change "
+            "output_layer.capacity, output_layer.group_size"
         )
+        neighbours, targets, weights = random_batch(0)
+        targets = np.resize(targets, (len(targets), num_targets))
+        weights = np.resize(weights, targets.shape)
         with self.assertRaisesRegex(ValueError, message):
-            union(*random_batch(0), capacity)
+            union(neighbours, targets, weights, capacity)
 
     def test_whole_vocabulary_is_enough_for_any_batch(self):
         neighbours, _, _ = random_batch(0)
