@@ -74,6 +74,7 @@ def run(
     work = procedure.prepare(config, pretrained, folder, stopping)
     data = run_data.digests(procedure.files(options))
     run_data.check_resumed(folder, data)
+    # Nor has a start that was cut off before its data were recorded any checkpoint.
     is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
     with hosts.held(stage):
         if is_new and hosts.is_first():

@@ -159,13 +159,13 @@ def host_parts(mesh: Mesh) -> tuple[tuple[int, ...], int]:
         for device in devices:
             held.setdefault(device.process_index, set()).add(shard)
     num_shards = mesh.size // mesh.shape["model"]
-    sizes = Counter(device.process_index for device in mesh.devices.flat)
     distinct = {frozenset(shards) for shards in held.values()}
     if sum(map(len, distinct)) > num_shards or len(set(map(len, distinct))) > 1:
-        if len(set(sizes.values())) > 1:
+        sizes = set(Counter(device.process_index for device in mesh.devices.flat).values())
+        if len(sizes) > 1:
             raise ValueError(
-                f"hosts have {' and '.join(map(str, sorted(set(sizes.values()))))} devices; start "
-                "on hosts of equally many"
+                f"hosts have {' and '.join(map(str, sorted(sizes)))} devices; start on hosts of "
+                "equally many"
             )
         raise ValueError(
             f"mesh.model is {mesh.shape['model']}: hosts would share some rows of a batch and not "
