@@ -84,12 +84,13 @@ def draw_from_sample(
     bias: jax.Array,
     sample: Sample,
     *,
-    log_q: jax.Array | None,
     temperature: float,
     block_size: int,
     sharding: TableSharding = ONE_DEVICE,
 ) -> Draws:
     """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
+
+    Q is of `Sample.log_q`, 1 where that is None.
 
     Given the target y of a position, y is in V' with certainty and counts without 1 / Q_y; the sum
     over V' is then an unbiased estimate of the sum over all classes, as far as the other classes
@@ -97,7 +98,6 @@ def draw_from_sample(
 
     Args:
       key, hidden, weights, table, bias, sample, temperature: as for `OutputLayer.draw`.
-      log_q: [G, C] float32, log probability of each class to be in V'; None for no correction.
       block_size: as for `draw_from_table`.
       sharding: sharding of the table.
 
@@ -105,7 +105,7 @@ def draw_from_sample(
       ValueError: as for `draw_slots`.
     """
     if sharding.splits_rows:
-        sample, log_q = _in_whole_tiles(sample, log_q, table.shape[0], bias.shape[0], sharding)
+        sample = _in_whole_tiles(sample, table.shape[0], bias.shape[0], sharding)
     plain = sample._replace(logit_bias=jnp.zeros_like(sample.logit_bias), counts=None)
     inputs = group_inputs(plain, hidden, weights, table, bias, sharding)
     labels = inputs.pop("targets")
@@ -115,7 +115,7 @@ def draw_from_sample(
         temperature=temperature,
         block_size=block_size,
         sharding=sharding,
-        correction=None if log_q is None else (-log_q, labels),
+        correction=None if sample.log_q is None else (-sample.log_q, labels),
         num_used=sample.candidates.union_size.max(),
     )
 
@@ -129,12 +129,8 @@ def draw_from_sample(
 
 
 def _in_whole_tiles(
-    sample: Sample,
-    log_q: jax.Array | None,
-    num_rows: int,
-    vocab_size: int,
-    sharding: TableSharding,
-) -> tuple[Sample, jax.Array | None]:
+    sample: Sample, num_rows: int, vocab_size: int, sharding: TableSharding
+) -> Sample:
     """Append unused slots, so that each device that shares the table has as many whole tiles."""
     ids, rows = sample.candidates.ids, sample.candidate_rows
     if rows is None:
@@ -142,8 +138,8 @@ def _in_whole_tiles(
     more = ((0, 0), (0, -ids.shape[1] % (TILE * sharding.num_row_shards)))
     candidates = sample.candidates._replace(ids=jnp.pad(ids, more, constant_values=vocab_size))
     rows = jnp.pad(rows, more, constant_values=num_rows)
-    padded = Sample(candidates, jnp.pad(sample.logit_bias, more), None, rows)
-    return padded, None if log_q is None else jnp.pad(log_q, more)
+    log_q = None if sample.log_q is None else jnp.pad(sample.log_q, more)
+    return Sample(candidates, jnp.pad(sample.logit_bias, more), None, rows, log_q)
 
 
 def draw_slots(

@@ -103,7 +103,6 @@ class _CandidateSoftmax:
             table,
             bias,
             sample,
-            log_q=-sample.logit_bias if self.log_q_correction else None,
             temperature=temperature,
             block_size=self.block_size,
             sharding=self.sharding,
@@ -246,8 +245,8 @@ def _distinct_targets(candidates: Candidates, weights: jax.Array) -> jax.Array:
 
 def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> Sample:
     """Sample for a softmax, corrected by log Q [G, C] if given."""
-    zero = jnp.zeros(candidates.ids.shape, jnp.float32)
-    return Sample(candidates, zero if log_q is None else -log_q, None, candidates.ids)
+    logit_bias = jnp.zeros(candidates.ids.shape, jnp.float32) if log_q is None else -log_q
+    return Sample(candidates, logit_bias, None, candidates.ids, log_q)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,8 +276,10 @@ class NCE:
         """Select targets and negatives, with their noise, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
-        log_noise = jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
-        return Sample(candidates, -values_at(log_noise, candidates.ids), counts, candidates.ids)
+        ids, log_noise = candidates.ids, jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
+        noise = values_at(log_noise, ids)
+        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + _num_live(weights))
+        return Sample(candidates, -noise, counts, ids, log_q)
 
     def loss(
         self,
@@ -307,11 +308,9 @@ class NCE:
         """Draw from V', see `OutputLayer.draw`.
 
         V' holds each class at most once, however often it was drawn as a negative: Q is the
-        probability of at least one among the negatives and the targets, not the noise in
-        `Sample.logit_bias`.
+        probability of at least one among the negatives and the targets of the group, not the
+        noise in `Sample.logit_bias`.
         """
-        num_targets = _num_live(weights.reshape(sample.candidates.labels.shape))
-        p = jnp.exp(-sample.logit_bias)
         return draw_from_sample(
             key,
             hidden,
@@ -319,7 +318,6 @@ class NCE:
             table,
             bias,
             sample,
-            log_q=log_inclusion(p, self.num_negatives + num_targets),
             temperature=temperature,
             block_size=DEFAULT_BLOCK_SIZE,
             sharding=self.sharding,
@@ -386,7 +384,6 @@ class NegativeSampling:
             table,
             bias,
             sample,
-            log_q=None,
             temperature=temperature,
             block_size=DEFAULT_BLOCK_SIZE,
             sharding=self.sharding,

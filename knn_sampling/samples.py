@@ -38,12 +38,15 @@ class Sample(NamedTuple):
       counts: [G, C] float32, number of draws of each class as a negative; None for softmaxes.
       candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or
         more for unused slots; None if the candidates are the table's first C rows and G is 1.
+      log_q: [G, C] float32, log probability of each class to be in V', by which draws are
+        corrected; None for no correction. Of whole groups: shards of a batch may hold parts.
     """
 
     candidates: Candidates
     logit_bias: jax.Array
     counts: jax.Array | None
     candidate_rows: jax.Array | None
+    log_q: jax.Array | None = None
 
 
 def num_groups(batch_size: int, group_size: int) -> int:
@@ -87,18 +90,13 @@ def example_axes(sample: Sample, num_shards: int) -> Sample | None:
     labels: Any = 1 if groups == 1 else 0
     # The largest union determines the amount of work, which must be the same on all devices.
     union_size: Any = None
-    return Sample(Candidates(by_group, labels, union_size), by_group, by_group, by_group)
+    return Sample(Candidates(by_group, labels, union_size), *[by_group] * 4)
 
 
 def first_slots(sample: Sample, size: int) -> Sample:
     """Truncate a sample to the first `size` slots of each group."""
-    candidates, rows = sample.candidates, sample.candidate_rows
-    return Sample(
-        candidates._replace(ids=candidates.ids[:, :size]),
-        sample.logit_bias[:, :size],
-        None if sample.counts is None else sample.counts[:, :size],
-        None if rows is None else rows[:, :size],
-    )
+    candidates = sample.candidates._replace(ids=sample.candidates.ids[:, :size])
+    return Sample(candidates, *(None if x is None else x[:, :size] for x in sample[1:]))
 
 
 def group_inputs(

@@ -10,10 +10,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from scipy import special, stats
 
-from knn_sampling import draws
+from knn_sampling import draws, sampled_layers
 from knn_sampling.draws import TILE, draw_slots
 from knn_sampling.inclusion import log_inclusion
 from knn_sampling.output_layer import OutputLayer
+from knn_sampling.samples import example_axes
 from tests.knn_sampling.batches import B, G, M, layer_of, sample_of, statistics_of
 from tests.knn_sampling.drawing import (
     BLOCKWISE,
@@ -36,6 +37,7 @@ from tests.knn_sampling.drawing import (
     sampled_from,
     unlikeliness,
 )
+from tests.objectives.example_axes_test import shard
 
 WG = B * M // G
 TILE_STARTS = np.arange(0, V, TILE)
@@ -83,25 +85,23 @@ class DistributionTest(parameterized.TestCase):
             same = (first == other).sum()
             self.assertGreater(stats.binomtest(int(same), len(first), same_class).pvalue, LEAST)
 
-    @parameterized.parameters(*((layer, 2.0) for layer in SAMPLED), (CORRECTED, 1.0))
-    def test_sampled_layers_draw_from_their_candidates(self, layer, temperature: float):
-        batch = batch_of()
-        sample = sampled_from(layer, batch)
+    def check_law(self, found, layer: OutputLayer, batch, sample, temperature: float):
+        """Check ids [N, B, M] that were drawn from the candidates of each group."""
         ids = np.asarray(sample.candidates.ids)
         used = ids < V
         log_weights = np.zeros(ids.shape)
-        if layer in (CORRECTED, CORRECTED_TARGETS):
+        if getattr(layer, "log_q_correction", False):
             log_weights = np.asarray(sample.logit_bias)
             self.assertGreater(np.ptp(log_weights[used]), 0.1)
-        if layer is NCE:
+        if isinstance(layer, sampled_layers.NCE):
             p = np.append(statistics_of(V, VALID).probabilities, 0)[ids]
-            num_targets = (np.asarray(batch["weights"]).reshape(G, WG) > 0).sum(axis=1)
-            log_weights = -np.asarray(log_inclusion(p, 100 + num_targets[:, None]))
-        found = np.asarray(ids_of_keys(layer, batch, sample, 2000, temperature)).reshape(2000, -1)
+            num_targets = (np.asarray(batch["weights"]).reshape(len(ids), -1) > 0).sum(axis=1)
+            log_weights = -np.asarray(log_inclusion(p, layer.num_negatives + num_targets[:, None]))
+        found = np.asarray(found).reshape(len(found), -1)
         logits = logits_of(batch)
         targets = np.asarray(batch["targets"]).reshape(-1)
         for position in np.flatnonzero(batch["weights"]):
-            group = position // WG
+            group = position * len(ids) // (B * M)
             masses = np.full(V, -np.inf)
             own = ids[group][used[group]]
             masses[own] = logits[position, own] / temperature
@@ -109,6 +109,31 @@ class DistributionTest(parameterized.TestCase):
             masses[own] += log_weights[group][used[group]] * is_other
             p = special.softmax(masses)
             self.assertGreater(unlikeliness(found[:, position], p), LEAST)
+
+    @parameterized.parameters(*((layer, 2.0) for layer in SAMPLED), (CORRECTED, 1.0))
+    def test_sampled_layers_draw_from_their_candidates(self, layer, temperature: float):
+        batch = batch_of()
+        sample = sampled_from(layer, batch)
+        found = ids_of_keys(layer, batch, sample, 2000, temperature)
+        self.check_law(found, layer, batch, sample, temperature)
+
+    @parameterized.parameters(
+        CORRECTED, CORRECTED_TARGETS, dataclasses.replace(NCE, num_negatives=4)
+    )
+    def test_parts_of_a_group_draw_as_the_group_does(self, layer: OutputLayer):
+        # As devices do that have a share of the only group, and of the targets of Q, each. Q tells
+        # a target from other classes, so that the targets have to be as likely as all of these.
+        layer, batch = dataclasses.replace(layer, group_size=0), batch_of()
+        batch["table"] = np.random.default_rng(2).normal(size=(V, 32)).astype(np.float32)
+        batch["hidden"] = 0.25 * batch["table"][batch["targets"]]
+        sample = sampled_from(layer, batch)
+        axes = example_axes(sample, 2)
+        found = []
+        for number in range(2):
+            part = {name: np.split(batch[name], 2)[number] for name in ("hidden", "weights")}
+            of_part = shard(sample, axes, number, 2)
+            found.append(ids_of_keys(layer, batch | part, of_part, 4000))
+        self.check_law(np.concatenate(found, axis=1), layer, batch, sample, 1.0)
 
     @parameterized.parameters((CORRECTED_TARGETS, True), (NCE, True), (TARGETS, False))
     def test_corrected_draws_estimate_the_softmax_over_all_classes(self, layer, estimates: bool):
