@@ -140,8 +140,8 @@ def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) ->
         if there.get(name) != here.get(name):
             raise ValueError(
                 f"train.init_from: parameter {name} has shape {there.get(name, 'none')} in the run "
-                f"in {source} and {here.get(name, 'none')} in this one; set objective, model and "
-                "replaced_token as they are there, or start from another run"
+                f"in {source} and {here.get(name, 'none')} in this one; set objective, model, "
+                "replaced_token and mesh.vocab_multiple as there, or start from another run"
             )
 
 

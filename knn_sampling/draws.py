@@ -158,9 +158,9 @@ def draw_slots(
     """Draw a class for each position of G groups with a table each; no gradient flows.
 
     Memory is a few times Wg * block_size floats for each group. The noise of a tile is a function
-    of the key, the group, the position and the tile's first class: draws do not depend on the size
-    of the blocks, nor on the sharding if each device holds whole tiles of rows. Otherwise they are
-    equal in distribution.
+    of the key, the group, the position and the tile's first class: with keys of "threefry2x32",
+    draws do not depend on the size of the blocks, nor on the sharding if each device holds whole
+    tiles of rows. Otherwise they are equal in distribution.
 
     Args:
       key: random key.

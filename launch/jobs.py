@@ -100,7 +100,10 @@ def check_name(name: str) -> None:
 def check_word(flag: str, value: str) -> None:
     """Raise ValueError for a value, such as a zone or a partition, that is not a plain word."""
     if not re.fullmatch(r"\w[\w.:/@,=-]*", value):
-        raise ValueError(f"--{flag} is {value!r}, must be one word without blanks or quotes")
+        raise ValueError(
+            f"--{flag} is {value!r}, must be one word of letters, digits "
+            "and . : / @ , = _ -, and begin with a letter or digit"
+        )
 
 
 def parse_sweep(sweeps: Sequence[str], seeds: int = 0) -> dict[str, tuple[str, ...]]:

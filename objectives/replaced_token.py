@@ -344,7 +344,8 @@ class ReplacedToken(OnMaskedLM):
     def corrupt(self, params, tokens: jax.Array, key: jax.Array) -> jax.Array:
         """Mask packed sequences [B, L] and fill them with samples of the generator, [B, L] int32.
 
-        The samples are from the softmax over the whole vocabulary.
+        The mask rate is that of the first step, and the samples are from the softmax over the whole
+        vocabulary, so that corruptions of all steps are alike.
         """
         generator = dataclasses.replace(self.generator.exact, languages=())
         exact = dataclasses.replace(self, generator=generator)
