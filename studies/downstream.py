@@ -104,6 +104,24 @@ def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     return stats.t.ppf(0.975, freedom) * math.sqrt(2 / count * squares / freedom)
 
 
+def least_detectable_change(changes: Sequence[float]) -> float | None:
+    """Return the least mean change that is significant at 5 %, where each seed is its own control.
+
+    That is t s / sqrt(n), with s the standard deviation of the changes of n seeds and t the
+    quantile of n - 1 degrees of freedom.
+
+    Args:
+      changes: one for each seed.
+
+    Returns:
+      The change; None with less than two seeds.
+    """
+    if len(changes) < 2:
+        return None
+    t = stats.t.ppf(0.975, len(changes) - 1)
+    return t * statistics.stdev(changes) / math.sqrt(len(changes))
+
+
 def significant_correlation(count: int) -> float:
     """Return the least correlation of `count` points, three or more, that is significant at 5 %."""
     t = stats.t.ppf(0.975, count - 2)
