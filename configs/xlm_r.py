@@ -210,7 +210,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
             f"batch_{n}_examples": {"train.batch_size": n, "train.num_steps": 2400 * 16 // n}
             for n in (8, 32)
         },
-        # As many updates a language as seven languages have.
+        # As many updates a language, on average, as seven languages have.
         **{
             f"{name}_examples": {**keys, "train.num_steps": round(2400 * n / 7)}
             for name, n, keys in (
