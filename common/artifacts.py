@@ -45,8 +45,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
       OSError: the file cannot be written, or `path` is a folder, which is found before the block.
     """
     path = pathlib.Path(path)
-    if _is_unnamed(path) or path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    check_no_folder(path)
     # The suffix stays last, since writers such as np.save and savefig depend on it.
     # Hosts of one image may have the same process ids.
     aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
@@ -60,6 +59,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             # Where a file is in place of a folder, the first error has been told.
             with contextlib.suppress(NotADirectoryError):
                 aside.unlink(missing_ok=True)
+
+
+def check_no_folder(path: pathlib.Path) -> None:
+    """Raise IsADirectoryError if `path`, a file to be written, is a folder."""
+    if _is_unnamed(path) or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def _is_unnamed(path: pathlib.Path) -> bool:
