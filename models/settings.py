@@ -13,8 +13,8 @@ from models.layout import only_data_is_split
 
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
-# Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of this,
-# up to the first on any GPU that has the kernel and up to the second on Hopper and later ones.
+# Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of
+# this, up to the first on any GPU that has the kernel, up to the second on Hopper and later ones.
 CUDNN_HEAD_MULTIPLE = 8
 CUDNN_HEAD_SIZES = (128, 256)
 
