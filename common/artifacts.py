@@ -39,8 +39,13 @@ def made_parents(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yield a temporary path beside `path`, renamed to it when the block succeeds."""
+    """Yield a temporary path beside `path`, renamed to it when the block succeeds.
+
+    Raises:
+      OSError: the file cannot be written, or `path` is a folder, which is found before the block.
+    """
     path = pathlib.Path(path)
+    check_no_folder(path)
     # The suffix stays last, since writers such as np.save and savefig depend on it.
     # Hosts of one image may have the same process ids.
     aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
@@ -54,6 +59,17 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             # Where a file is in place of a folder, the first error has been told.
             with contextlib.suppress(NotADirectoryError):
                 aside.unlink(missing_ok=True)
+
+
+def check_no_folder(path: pathlib.Path) -> None:
+    """Raise IsADirectoryError if `path`, a file to be written, is a folder."""
+    if _is_unnamed(path) or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+def _is_unnamed(path: pathlib.Path) -> bool:
+    """Whether a path such as ".", "x/.." or "/" ends in no name of its own: it is a folder."""
+    return path.name in ("", "..")
 
 
 def _with_path(error: OSError, path: pathlib.Path) -> OSError:
@@ -70,8 +86,17 @@ def _with_path(error: OSError, path: pathlib.Path) -> OSError:
 
 @contextlib.contextmanager
 def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yield a temporary folder, whose files are moved to `folder` when the block succeeds."""
+    """Yield a temporary folder, whose files are moved to `folder` when the block succeeds.
+
+    Raises:
+      ValueError: `folder` is the root of the file system.
+      OSError: `folder` is a file, or cannot be written.
+    """
     folder = pathlib.Path(folder)
+    if _is_unnamed(folder):
+        folder = folder.resolve()  # to the name that the temporary folder beside it begins with
+        if _is_unnamed(folder):
+            raise ValueError(f"{folder}: the root folder is not written to; choose one below it")
     aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():

@@ -38,18 +38,28 @@ def read_lines(path: pathlib.Path) -> list[Any]:
     return found
 
 
+def reported_split(results: Mapping[str, Any]) -> str:
+    """Return the split whose scores a run reports: "test", or "validation" where none is scored."""
+    return "test" if results.get("test") else "validation"
+
+
 def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the task's reported metric of each test language, of the results of a run."""
+    """Return the task's reported metric by language, of the results of a run.
+
+    These are of the test data or, where a task has none with labels, of the development data; see
+    `reported_split`.
+    """
     # Not the first of the file, whose keys are sorted.
     metric = TASKS[results["task"]].metrics[0]
-    return {language: metrics[metric] for language, metrics in results["test"].items()}
+    scores: Scores = results.get(reported_split(results)) or {}
+    return {language: metrics[metric] for language, metrics in scores.items()}
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
     """Format the scores of a run as a Markdown table, in percent, by language."""
     rows: list[str] = []
     on_test = set(results.get("selected_on_test", ()))
-    reported = "test" if results.get("test") else "validation"
+    reported = reported_split(results)
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
         if not scores:

@@ -80,8 +80,9 @@ class Attention(nn.Module):
       kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and
         has no gradient for a gated bias, or "pallas" for `fused_attention`; on a TPU "splash" for
         `segment_attention`. The last two are for self-attention within segments, "pallas" with any
-        `DistanceBias`, "splash" without a bias; other attention of such a module is plain. With
-        dropout these three compute attention by blocks of queries instead.
+        `DistanceBias` of indices, "splash" without a bias, and "cudnn" is for even lengths; other
+        attention of such a module is plain. With dropout these three compute attention by blocks of
+        queries instead.
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
       initializer: of kernels, see `layers.dense`.
@@ -213,7 +214,9 @@ class Attention(nn.Module):
             return jnp.einsum("bhqk,bkhd->bqhd", weights, pair.values)
         if has_dropout:
             return _blockwise(*inputs, self.make_rng("dropout"), self.dropout_rate)
-        return _cudnn(*inputs) if kernel == "cudnn" else attend(*inputs)
+        # JAX refuses the kernel's gradient for odd lengths.
+        is_even = query.shape[1] % 2 == 0 and pair.keys.shape[1] % 2 == 0
+        return _cudnn(*inputs) if kernel == "cudnn" and is_even else attend(*inputs)
 
     def _by_head(self, projected: jax.Array) -> jax.Array:
         """[B, L, D] -> [B, L, H, D / H]."""

@@ -13,6 +13,11 @@ from models.layout import only_data_is_split
 
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
+# Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of
+# this, up to the first on any GPU that has the kernel, up to the second on Hopper and later ones.
+CUDNN_HEAD_MULTIPLE = 8
+CUDNN_HEAD_SIZES = (128, 256)
+
 # Rematerialisation policies of a layer, see `models.transformer`.
 REMAT = ("none", "dots", "full")
 
@@ -38,8 +43,9 @@ class EncoderSettings:
       attention_dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
       attention: attention kernel: "xla", plain, on any backend; on a GPU "cudnn" for its fused
-        kernel, in bfloat16 and without a gated bias, or "pallas" for our own; on a TPU "splash"
-        for JAX's, without a bias by distance; "auto" for one of these by the backend, see `kernel`.
+        kernel, in bfloat16, without a gated bias and with heads of a multiple of 8, at most 256, or
+        "pallas" for our own; on a TPU "splash" for JAX's, without a bias by distance; "auto" for
+        one of these by the backend, see `kernel`.
         With dropout on its weights by blocks of queries, see `models.attention`.
       remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
         matrix products and recomputes the rest, "full" stores the layer's input alone.
@@ -82,6 +88,11 @@ class EncoderSettings:
     norm_epsilon: float = 1e-5
 
     @property
+    def head_size(self) -> int:
+        """D / H, width of an attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
     def has_bias(self) -> bool:
         """Whether positions are a bias of the attention scores."""
         return self.position in ("relative", "gated")
@@ -91,10 +102,12 @@ class EncoderSettings:
         """Attention kernel: `attention`, and where that is "auto" the backend's.
 
         These are the kernels of the platforms' makers: "splash" on a TPU without a bias by
-        distance, "cudnn" on a GPU in bfloat16 without a gated bias. Everything else is "xla".
+        distance, "cudnn" on a GPU in bfloat16 without a gated bias, with heads of a multiple of 8
+        and at most 128, which it takes on any GPU. Everything else is "xla".
         """
         if self.attention == "auto":
-            return _kernel_of(jax.default_backend(), self.dtype, self.position)
+            backend = jax.default_backend()
+            return _kernel_of(backend, self.dtype, self.position, self.head_size)
         return self.attention
 
     def __post_init__(self):
@@ -134,6 +147,13 @@ class EncoderSettings:
                 'model.attention "cudnn" has no gradient for the bias of model.position "gated"; '
                 'set model.attention to "pallas" (GPU) or "xla"'
             )
+        if self.attention == "cudnn" and not _cudnn_takes(self.head_size, CUDNN_HEAD_SIZES[1]):
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
+                f'{self.head_size}, but model.attention "cudnn" needs heads of a multiple of '
+                f"{CUDNN_HEAD_MULTIPLE}, at most {CUDNN_HEAD_SIZES[1]}; change one of the two, or "
+                'set model.attention to "xla"'
+            )
         if self.attention == "splash" and self.has_bias:
             raise ValueError(
                 'model.attention "splash" has no bias of the scores, which model.position '
@@ -144,7 +164,7 @@ class EncoderSettings:
     def _check_positions(self):
         if self.position not in POSITIONS:
             raise ValueError(f"model.position is {self.position!r}, must be one of {POSITIONS}")
-        if self.position == "rotary" and (self.hidden_size // self.num_heads) % 2:
+        if self.position == "rotary" and self.head_size % 2:
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
                 'odd; model.position "rotary" turns pairs of elements'
@@ -172,16 +192,20 @@ class EncoderSettings:
         return self.kernel == "xla" or only_data_is_split()
 
 
+def _cudnn_takes(head_size: int, largest: int) -> bool:
+    return head_size % CUDNN_HEAD_MULTIPLE == 0 and head_size <= largest
+
+
 @functools.cache
-def _kernel_of(backend: str, dtype: str, position: str) -> Kernel:
+def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kernel:
     """Kernel of `EncoderSettings.kernel`, logged where it is first asked for."""
     kernel: Kernel = "xla"
     if backend == "tpu" and position in ("learned", "rotary"):
         kernel = "splash"
     if backend == "gpu" and dtype == "bfloat16" and position != "gated":
-        kernel = "cudnn"
+        kernel = "cudnn" if _cudnn_takes(head_size, CUDNN_HEAD_SIZES[0]) else "xla"
     logging.info(
-        'model.attention "auto" is %s for %s positions in %s on this backend, %s',
-        kernel, position, dtype, backend,
+        'model.attention "auto" is %s for %s positions and heads of %d in %s on this backend, %s',
+        kernel, position, head_size, dtype, backend,
     )  # fmt: skip
     return kernel

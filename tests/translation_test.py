@@ -307,6 +307,16 @@ class PredictTest(RunCase):
             self.translate("the cat\n", flag)
         self.assertFalse((self.folder / "out").exists())
 
+    @mock.patch.object(
+        translation_prediction.TranslationRun, "__call__", side_effect=AssertionError
+    )
+    def test_a_folder_is_refused_before_anything_is_translated(self, _):
+        for folder in (".", str(self.folder)):
+            with self.assertRaises(IsADirectoryError) as caught:
+                self.translate("the cat\n", f"--output={folder}")
+            self.assertEqual(caught.exception.filename, folder)
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"mine"})
+
 
 class WrongInputTest(RunCase):
     def check(self, error: str, **overrides) -> None:

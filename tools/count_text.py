@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> None:
             "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
         )
     paths = _matching(_INPUT.value)
+    _check_not_read(paths)
     if not _HELDOUT_OUTPUT.value:
         size = run_tables.count_to_table(_sentences(paths), _OUTPUT.value, _MAX_RUNS.value)
         _log(_OUTPUT.value, size)
@@ -113,6 +114,17 @@ def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
     return sorted(found.values())
 
 
+def _check_not_read(paths: Sequence[pathlib.Path]) -> None:
+    """Raise ValueError if an output is one of the texts, which a table would replace."""
+    for flag, output in (("output", _OUTPUT.value), ("heldout_output", _HELDOUT_OUTPUT.value)):
+        for path in paths if output else ():
+            if _same_file(path, output):
+                raise ValueError(
+                    f"--{flag}={output} is {path}, which --input names, so that a table would "
+                    "replace the text; give the table a name of its own, <lang>.runs.gz"
+                )
+
+
 def _check_not_matched(output: str, patterns: Sequence[str]) -> None:
     """Raise ValueError if a pattern with wildcards matches the output of an earlier merge.
 
@@ -127,7 +139,7 @@ def _check_not_matched(output: str, patterns: Sequence[str]) -> None:
             )
 
 
-def _same_file(one: str, other: str) -> bool:
+def _same_file(one: str | pathlib.Path, other: str) -> bool:
     return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
 
 

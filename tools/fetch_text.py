@@ -21,7 +21,9 @@ _DATASET = flags.DEFINE_string(
 )
 _LANGUAGES = flags.DEFINE_list("languages", None, "Codes of languages, as the dataset has them.")
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
-_MAX_DOCUMENTS = flags.DEFINE_integer("max_documents", 0, "Of each language; 0 for all.")
+_MAX_DOCUMENTS = flags.DEFINE_integer(
+    "max_documents", 0, "Of each language; 0 for all.", lower_bound=0
+)
 _SHARDS = flags.DEFINE_integer(
     "shards", 1, "Files of each language, each written on its own.", lower_bound=1
 )

@@ -8,13 +8,14 @@ training, which show the loss, and of the second, which show the gain. Both mode
 held-out rows of each: by the exact loss of the masked LM or the generator, and, with
 discriminators, by their AUC on tokens replaced by unigram samples.
 
---tasks=DIR,DIR adds the scores of a task: folders of finetune.py, before and after.
+--tasks=DIR,DIR adds the scores of a task: folders of finetune.py, before and after. They are of its
+test data or, where none are scored, of its validation data, as the report says.
 Writes report.md, its plot and results.json (XY-LENT Section 8, Table 6 and Figure 5).
 """
 
 import math
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from absl import flags
@@ -29,7 +30,7 @@ from common import artifacts, entry_point
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from evaluation.replaced_token import UNIGRAM
-from evaluation.task_results import reported_scores
+from evaluation.task_results import reported_scores, reported_split
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks.tasks import TASKS
 from objectives.replaced_token import ReplacedToken
@@ -61,6 +62,8 @@ def main(_) -> None:
         raise ValueError(
             f"--tasks names {len(_TASKS.value)} folders, must be two: before and after"
         )
+    # Read first: scoring the models takes long.
+    of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
     before, after = (
         read_model(flag, pathlib.Path(value), _SEQUENCES.value)
         for flag, value in (("--before", _BEFORE.value), ("--after", _AFTER.value))
@@ -68,14 +71,12 @@ def main(_) -> None:
     stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in _ROWS.value}
     check_comparable(before, after, stores)
     names = dict(zip(stores, _short_names(list(stores)), strict=True))
-    changes = {}
+    changes: dict[tuple[str, str], forgetting.Change] = {}
     for path, store in stores.items():
         found = [scores(model, store) for model in (before, after)]
         for measure in found[0]:
             changes[names[path], measure] = _both(*(one[measure] for one in found))
-    if _TASKS.value:
-        task, *of_task = _task_scores(*map(pathlib.Path, _TASKS.value))
-        changes["task", task] = _both(*of_task)
+    changes |= of_task
     title = (
         f"{before.name}, step {before.trained.step}, and {after.name}, step {after.trained.step}"
     )
@@ -158,22 +159,51 @@ def _short_names(paths: list[str]) -> list[str]:
     return names if len(set(names)) == len(names) else paths
 
 
-def _task_scores(
+def _task_changes(
     before: pathlib.Path, after: pathlib.Path
-) -> tuple[str, dict[str, float], dict[str, float]]:
-    """Read the name of the reported metric, and its values by language, of two runs of a task.
+) -> dict[tuple[str, str], forgetting.Change]:
+    """Read the reported metric of two runs of a task, by language.
 
     Raises:
-      ValueError: a run has not finished, or they are of different tasks.
+      ValueError: a run has not finished, they are of different tasks or splits, or no language has
+        a score in both.
     """
-    if missing := [path for path in (before, after) if not (path / "results.json").exists()]:
-        raise ValueError(f"--tasks: {missing[0]} has no results.json; finish finetune.py there")
-    found = [artifacts.read_json(path / "results.json") for path in (before, after)]
-    name, other = (one["task"] for one in found)
-    if name != other:
-        raise ValueError(f"--tasks: {before} is of {name} and {after} of {other}")
-    one, two = map(reported_scores, found)
-    return f"{name}, {TASKS[name].metrics[0]}", one, two
+    found = [_read_results(path) for path in (before, after)]
+    (name, split), other = ((one["task"], reported_split(one)) for one in found)
+    if (name, split) != other:
+        raise ValueError(
+            f"--tasks: {before} is of {name}, {split} data, and {after} of {other[0]}, {other[1]} "
+            "data, so that their scores do not compare; name two runs of one task and one data"
+        )
+    scores = [reported_scores(one) for one in found]
+    change = _both(*scores)
+    if not change:
+        languages = (", ".join(sorted(one)) or "none" for one in scores)
+        raise ValueError(
+            f"--tasks: no language has a score in both {before} and {after}, which have "
+            f"{' and '.join(languages)}; name runs that score the same languages"
+        )
+    # That of the test data is the name in reports so far.
+    data = "" if split == "test" else f", {split} data"
+    return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
+
+
+def _read_results(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the results of a run of finetune.py.
+
+    Raises:
+      ValueError: the run has not finished, or they are of something else.
+    """
+    path = folder / "results.json"
+    if not path.exists():
+        raise ValueError(f"--tasks: {folder} has no results.json; finish finetune.py there")
+    found = artifacts.read_object(path)
+    if found.get("task") not in TASKS:
+        raise ValueError(
+            f"--tasks: {path} is of task {found.get('task')!r}, which is none of "
+            f"{', '.join(TASKS)}; name a --workdir of finetune.py"
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
 folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
 text that none of them was trained on. --parallel is a TSV or a folder of aligned files
-(docs/corpus_format.md), on which languages are compared with --pivot. DIR gets report.md with
-plots, scores.csv and results.json.
+(docs/corpus_format.md), on which languages that --text has are compared with --pivot, which it need
+not have. DIR gets report.md with plots, scores.csv and results.json.
 """
 
 import collections
@@ -16,13 +16,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from absl import flags
+from absl import flags, logging
 from tqdm import tqdm
 
 from common import entry_point
 from input_pipeline import sources
 from input_pipeline.corpus import Corpus, ParallelText, load_corpus
-from input_pipeline.sources import CorpusSpec
+from input_pipeline.sources import CorpusSpec, ParallelSource
 from interop.segmenter import Segmenter, read_segmenter
 from vocap import segmentation, segmentation_report
 
@@ -41,17 +41,21 @@ def main(_) -> None:
     segmenters = _segmenters()
     spec = _spec()
     corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
-    # Read apart from the text, which it may be: nothing is trained on either.
-    parallel = [
-        ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
-        for source in sources.find_parallel(spec)
-    ]
+    found = sources.find_parallel(spec)
+    if _PARALLEL.value:
+        _check_pivot(found)
     languages = _LANGUAGES.value or list(corpus.train)
     if missing := sorted(set(languages) - set(corpus.train)):
         raise ValueError(
             f"--languages: {_TEXT.value} has no text in {', '.join(missing)}; there are "
             f"{', '.join(corpus.train)}; name some of these, or add text"
         )
+    _warn_of_untaxed(found, languages)
+    # Read apart from the text, which it may be: nothing is trained on either.
+    parallel = [
+        ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
+        for source in found
+    ]
     scores = {
         name: _score(name, segmenter, corpus, parallel, languages)
         for name, segmenter in segmenters.items()
@@ -87,6 +91,44 @@ def _spec() -> CorpusSpec:
         max_train_bytes=0,
         seed=0,
     )
+
+
+def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
+    """Raise ValueError if no parallel text has the pivot, without which nothing is compared."""
+    languages = _languages_of(parallel)
+    if not languages:
+        raise ValueError(
+            f"--parallel={','.join(_PARALLEL.value)} has no text in two languages; add the files "
+            "or columns of a second one, or leave --parallel out"
+        )
+    if _PIVOT.value not in languages:
+        raise ValueError(
+            f"--pivot: no parallel text is in {_PIVOT.value!r}; there are "
+            f"{', '.join(languages)}; name one of these"
+        )
+
+
+def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
+    """Warn of languages of parallel text whose tax is not reported, though nobody left them out."""
+    wanted = _LANGUAGES.value or _languages_of(parallel)
+    with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
+    others = [one for one in _languages_of(parallel) if one in wanted and one != _PIVOT.value]
+    # Of a tax the report says whether unknown tokens flatter it, which the text shows.
+    if without_text := [one for one in others if one not in languages]:
+        logging.warning(
+            "no tax of %s, which --parallel has and --text has not: add text of these languages, "
+            "for which the parallel text can stand",
+            ", ".join(without_text),
+        )
+    if without_pivot := [one for one in others if one in languages and one not in with_pivot]:
+        logging.warning(
+            "no tax of %s, of which --parallel has no text beside the pivot, %s",
+            ", ".join(without_pivot), _PIVOT.value,
+        )  # fmt: skip
+
+
+def _languages_of(parallel: Sequence[ParallelSource]) -> list[str]:
+    return sorted({language for source in parallel for language in source.languages})
 
 
 def _score(

@@ -1,5 +1,6 @@
 """Tests of files that are whole or absent, and of folders that know their settings."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from common import artifacts
+from common import artifacts, entry_point
 
 
 class ReplacingTest(absltest.TestCase):
@@ -53,6 +54,31 @@ class ReplacingTest(absltest.TestCase):
             (aside / "new").touch()
         self.assertEqual([path.name for path in folder.iterdir()], ["new"])
         self.assertEqual(list(self.folder.iterdir()), [folder])
+
+    def test_a_folder_may_be_given_without_its_name(self):
+        folder = self.folder / "model"
+        (folder / "x").mkdir(parents=True)
+        for i, given in enumerate((".", "x/..", f"{folder}/x/..", "../model")):
+            with contextlib.chdir(folder), artifacts.atomic_files(given) as aside:
+                self.assertEqual(aside.resolve().parent, self.folder.resolve())
+                (aside / str(i)).touch()
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["0", "1", "2", "3", "x"])
+        self.assertEqual(list(self.folder.iterdir()), [folder])
+        with self.assertRaisesRegex(ValueError, "/: the root folder is not written to; choose"):
+            self.enter_context(artifacts.atomic_files("/"))
+
+    def test_a_folder_is_no_file_to_write(self):
+        (self.folder / "x").mkdir()
+        for given in (".", "..", "x", "x/..", "new/..", "/"):
+            with (
+                contextlib.chdir(self.folder),
+                self.assertRaises(IsADirectoryError) as caught,
+                artifacts.atomic_path(given),
+            ):
+                self.fail("the block has run")
+            message = entry_point.describe(caught.exception)
+            self.assertEqual(message.split("; ")[0], f"{pathlib.Path(given)}: Is a directory")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["x"])
 
     def test_text_bytes_and_json_come_back(self):
         value = {"\u00e9": ["\u6587", 1.5, None], "nested": {"a": True}}

@@ -55,6 +55,17 @@ class TaskResultsTest(parameterized.TestCase):
         self.assertStartsWith(printed, "| xnli, validation |")
         self.assertIn("\n\n| xnli, test |", printed)
 
+    def test_development_data_are_reported_where_nothing_else_is_scored(self):
+        scores = {"validation": {"en": {"matthews": 0.5, "a": 1.0}}}
+        for results, split, reported in (
+            (scores, "validation", {"en": 0.5}),
+            (scores | {"test": {}}, "validation", {"en": 0.5}),
+            (scores | {"test": {"en": {"matthews": 0.25}}}, "test", {"en": 0.25}),
+        ):
+            found = results | {"task": "cola"}
+            self.assertEqual(task_results.reported_split(found), split)
+            self.assertEqual(task_results.reported_scores(found), reported)
+
     def test_what_scores_were_chosen_on_is_printed(self):
         scores = {"en": {"accuracy": 0.5}, "sw": {"accuracy": 0.25}}
         results = {

@@ -352,11 +352,26 @@ def _tools() -> Iterator[Case]:
             ("heldout_output",),
         ),
         ("no memory", ("--input=DIR/text/en.txt", "--max_runs=0"), None, ("max_runs",)),
+        (
+            "a table in place of its text",
+            ("--input=DIR/text/*.txt", "--output=DIR/work/../text/en.txt"),
+            None,
+            (r"--output=.*en\.txt",),
+        ),
         ("unquoted patterns", ("--input=DIR/text/en.txt", "DIR/text/sw.txt"), None, ("quotes",)),
     ):
         yield Case(
             "tools", name, "tools.count_text", "text", (*count, *flags), breaks or _nothing, says
         )
+    yield Case(
+        "tools",
+        "a negative number of documents",
+        "tools.fetch_text",
+        "text",
+        ("--dataset=c4", "--languages=sw", "--output=DIR/fetched", "--max_documents=-3"),
+        _nothing,
+        ("--max_documents=-3: .*non-negative",),
+    )
     for name, tokenizers, says in (
         ("a tokenizer without name", "DIR/work/vocab/spm.model", ("NAME=PATH",)),
         ("a name twice", "a=DIR/work/vocab/spm.model,a=DIR/x", ("twice",)),

@@ -164,11 +164,25 @@ class KernelTest(parameterized.TestCase):
     @parameterized.parameters("cross_keys", "cross_bias", "bias_and_mask")
     def test_fused_kernel_gets_what_it_takes(self, name: str):
         module = Attention(D, H, 0.0, "bfloat16", "cudnn")
-        (call,) = self.kernels(module, X, **USES[name])
+        use = dict(USES[name])
+        if "context" in use:  # of an even length
+            use["context"] = CONTEXT[:, 1:]
+            use |= {key: use[key][..., 1:] for key in ("mask", "bias") if key in use}
+        (call,) = self.kernels(module, X, **use)
         self.assertEqual(call["implementation"], "cudnn")
         for array in filter(lambda x: x is not None, (call["mask"], call["bias"])):
             self.assertIn(array.dtype, (jnp.bool, jnp.bfloat16))
             self.assertEqual(array.shape[2], Q)
+
+    @parameterized.parameters("self", "segments", "bias", "cross", "cross_bias")
+    def test_odd_lengths_are_plain(self, name: str):
+        module, plain = (Attention(D, H, 0.0, "bfloat16", one) for one in ("cudnn", "xla"))
+        x, use = X, USES[name]
+        if "context" not in use:
+            x, use = X[:, 1:], {key: one[..., 1:, 1:] for key, one in use.items()}
+        self.assertEmpty(self.kernels(module, x, **use))
+        found, expected = (attend(one, x, **use)[0] for one in (module, plain))
+        np.testing.assert_array_equal(found, expected)
 
     def test_dropout_is_left_to_blocks_and_off_without_a_key(self):
         self.assertEmpty(self.kernels(BLOCKS, X))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from jax._src.cudnn import fused_attention_stablehlo
 
 from models.encoder import Encoder, EncoderSettings, output_table
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
@@ -106,6 +107,15 @@ class EncoderParametersTest(parameterized.TestCase):
         ({"unroll": 0}, "model.unroll is 0, must be at least 1"),
         ({"attention": "flash"}, "model.attention is 'flash', must be one of .*'pallas'"),
         ({"attention": "cudnn"}, "needs model.dtype \"bfloat16\", which is 'float32'"),
+        (
+            {"attention": "cudnn", "dtype": "bfloat16", "hidden_size": 24},
+            'hidden_size 24 over model.num_heads 2 is 12, .* "cudnn" needs .* multiple of 8, at '
+            'most 256; change one of the two, or set model.attention to "xla"',
+        ),
+        (
+            {"attention": "cudnn", "dtype": "bfloat16", "hidden_size": 528},
+            "hidden_size 528 over model.num_heads 2 is 264, .* at most 256; change",
+        ),
         ({"attention": "splash", "position": "gated"}, "has no bias .*position 'gated'"),
     )
     def test_settings_that_cannot_work(self, change: dict, message: str):
@@ -127,6 +137,37 @@ class EncoderParametersTest(parameterized.TestCase):
             self.assertEqual(auto.kernel, expected)
             # It can be set by its name as well.
             self.assertEqual(dataclasses.replace(auto, attention=expected).kernel, expected)
+
+    @parameterized.parameters(8, 12, 64, 128, 136, 256)
+    def test_cudnn_gets_heads_that_jax_takes(self, head_size: int):
+        auto = dataclasses.replace(
+            HALF, dtype="bfloat16", hidden_size=2 * head_size, attention="auto"
+        )
+        with mock.patch.object(jax, "default_backend", return_value="gpu"):
+            kernel = auto.kernel
+        x = jax.ShapeDtypeStruct((1, 4, 2, head_size), jnp.bfloat16)
+
+        def check(on_hopper: bool) -> None:
+            """The check of JAX when the kernel is traced, on a GPU of one of two kinds."""
+            with mock.patch.object(
+                fused_attention_stablehlo, "check_compute_capability", return_value=on_hopper
+            ):
+                fused_attention_stablehlo.check_is_flash_attention(
+                    x, x, x, 0, 91000, has_bias=True, is_training=True
+                )
+
+        is_set = functools.partial(dataclasses.replace, auto, attention="cudnn")
+        if kernel == "cudnn":
+            check(on_hopper=False)
+        else:
+            self.assertEqual(kernel, "xla")
+            self.assertRaises(NotImplementedError, check, on_hopper=False)
+        if head_size % 8:
+            self.assertRaises(NotImplementedError, check, on_hopper=True)
+            self.assertRaises(ValueError, is_set)
+        else:
+            check(on_hopper=True)
+            self.assertEqual(is_set().kernel, "cudnn")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 from absl import flags
 from absl.testing import absltest, flagsaver, parameterized
@@ -158,6 +159,29 @@ class CountTextTest(parameterized.TestCase):
             expected = self.table_of(corpus.sentences("sw", split))
             self.assertEqual((self.out / name).read_bytes(), expected)
         self.assertGreater(len(corpus.heldout["sw"]), 1)
+
+    @parameterized.parameters("output", "heldout_output")
+    def test_a_text_is_never_an_output(self, flag: str):
+        self.write_shards()
+        text, link = self.text / "sw-0.txt", self.folder / "link.txt"
+        link.symlink_to(text)
+        before = text.read_bytes()
+        others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
+        for given in (text, os.path.relpath(text), f"{self.out}/../text/sw-0.txt", link):
+            named = others | {flag: given}
+            with (
+                mock.patch.object(count_text, "_sentences", side_effect=AssertionError),
+                mock.patch.object(count_text, "_blocks", side_effect=AssertionError),
+                self.assertRaisesRegex(ValueError, f"--{flag}=.* is .*sw-0.txt, which --input"),
+            ):
+                self.count(
+                    f"--input={self.text}/sw-*",
+                    "--heldout_fraction=0.5",
+                    *(f"--{name}={path}" for name, path in named.items()),
+                )
+        self.assertEqual(text.read_bytes(), before)
+        self.assertTrue(link.is_symlink())
+        self.assertFalse(self.out.exists())
 
     @parameterized.parameters(
         ((), "give either text with --input or tables with --merge"),

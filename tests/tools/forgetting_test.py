@@ -161,11 +161,44 @@ class ForgettingTest(absltest.TestCase):
         self.assertIn("## task: udpos, f1", printed)
         self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
         self.assertIn("| **mean** | 65.0 | 60.0 | +10.0 |", printed)
-        with self.assertRaisesRegex(ValueError, "three has no results.json; finish finetune.py"):
-            both = f"--tasks={self.folder / 'one'},{self.folder / 'three'}"
-            self.report(self.masked, self.masked, both, rows=str(self.second))
         with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
             self.report(self.masked, self.masked, "--tasks=x")
+
+    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
+    def test_scores_of_a_task_without_test_labels(self):
+        for name, score in (("cola_0", 0.5), ("cola_1", 0.4)):
+            results = task_results("cola", {"en": score}, "validation")
+            artifacts.write_json(self.folder / name / "results.json", results)
+        both = f"--tasks={self.folder / 'cola_0'},{self.folder / 'cola_1'}"
+        printed = self.report(self.masked, self.masked, both, rows=str(self.second))
+        self.assertIn("## task: cola, matthews, validation data", printed)
+        self.assertIn("| en | 50.0 | 40.0 | +20.0 |", printed)
+
+    def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
+        for name, results in (
+            ("en", task_results("xnli", {"en": 0.5})),
+            ("de", task_results("xnli", {"de": 0.5})),
+            ("dev", task_results("xnli", {"en": 0.5}, "validation")),
+            ("tags", task_results("udpos", {"en": 0.5})),
+            ("nothing", task_results("xnli", {})),
+            ("report", {"changes": []}),
+        ):
+            artifacts.write_json(self.folder / f"xnli_{name}" / "results.json", results)
+        for after, message in (
+            ("none", "xnli_none has no results.json; finish finetune.py there"),
+            ("de", "no language has a score in both .*, which have en and de; name runs"),
+            ("nothing", "xnli_en is of xnli, test data, and .*nothing of xnli, validation data"),
+            ("dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
+            ("tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
+            ("report", "results.json is of task None, which is none of .*; name a --workdir"),
+        ):
+            with (
+                mock.patch.object(tool, "read_model", side_effect=AssertionError),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                both = f"--tasks={self.folder / 'xnli_en'},{self.folder / f'xnli_{after}'}"
+                self.report(self.masked, self.masked, both)
+        self.assertFalse(self.output.exists())
 
     def test_refusals(self):
         other = self.folder / "other"

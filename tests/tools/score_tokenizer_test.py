@@ -3,6 +3,7 @@
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tokenizers
@@ -132,6 +133,43 @@ class CommandTest(absltest.TestCase):
             {name: one["sentences"] for name, one in results["a"]["texts"].items()},
             {"en": 4, "sw": 3},
         )
+
+    def test_a_pivot_without_parallel_text_is_refused_before_scoring(self):
+        lone = self.folder / "lone"
+        lone.mkdir()
+        (lone / "en.txt").write_text("ab\n", encoding="utf-8")
+        for path, message in (
+            ("pairs.tsv", "--pivot: no parallel text is in 'de'; there are en, sw; name one"),
+            ("lone", "--parallel=.*lone has no text in two languages; add the files"),
+        ):
+            with (
+                mock.patch.object(score_tokenizer, "_score", side_effect=AssertionError),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                self.run_main(
+                    f"--tokenizers=a={self.folder / 'spm.model'}",
+                    f"--parallel={self.folder / path}",
+                    "--pivot=de",
+                )
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_languages_that_lose_their_tax_are_named(self):
+        rows = "id\ten\tsw\tde\tfr\n1\tab\tcd cd\tabc\th\n"
+        (self.folder / "more.tsv").write_text(rows, encoding="utf-8")
+        (self.folder / "text" / "ta.txt").write_text("ab cd\n", encoding="utf-8")
+        (self.folder / "apart.tsv").write_text("id\tta\tsw\n1\tab\tcd\n", encoding="utf-8")
+        model = f"--tokenizers=a={self.folder / 'spm.model'}"
+        parallel = f"--parallel={self.folder / 'more.tsv'},{self.folder / 'apart.tsv'}"
+        with self.assertLogs(level="WARNING") as logs:
+            self.run_main(model, parallel)
+        without_text, without_pivot = logs.output
+        self.assertIn("no tax of de, fr, which --parallel has and --text has not", without_text)
+        self.assertIn("no tax of ta, of which --parallel has no text beside", without_pivot)
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        self.assertEqual(list(results["a"]["tax"]), ["sw"])
+        with self.assertNoLogs(level="WARNING"):
+            self.run_main(model, parallel, "--languages=sw")
+            self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
 
     def test_languages(self):
         flags = (f"--tokenizers=a={self.folder / 'spm.model'}", "--languages=sw")
