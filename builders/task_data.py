@@ -157,7 +157,8 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     """A split of the task in each of its languages.
 
     Raises:
-      ValueError: an example has no label; and see `loading.load_examples`.
+      ValueError: an example has no label, or no rule scores a language; and see
+        `loading.load_examples`.
     """
     if split == "test" and not _has_test(options):
         patterns, root = list(options.test), options.root
@@ -170,6 +171,7 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     splits_off = split != "test" and holds_out(options)
     source = "train" if splits_off else split
     for language in languages(options, split):
+        _check_scored(options, split, language)
         examples = loading.load_examples(readers, *options.source(source, language))
         _check_labels(options, source, language, examples)
         if splits_off:
@@ -315,6 +317,19 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
             f"of {', '.join(labels)}; or 'balanced'"
         )
     return tuple(map(float, given))
+
+
+def _check_scored(options: TaskSettings, split: str, language: str) -> None:
+    """Check that a language can be scored, which else would fail after all of the training."""
+    if split == "train":
+        return
+    try:
+        KINDS[options.task.kind].check_scored(options.task, language)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; name languages of these in task.{split}_languages, or remove the files of "
+            "others"
+        ) from error
 
 
 def _check_labels(
