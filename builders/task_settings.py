@@ -8,6 +8,7 @@ import sentencepiece as spm
 from ml_collections import ConfigDict
 
 from builders.data import settings
+from evaluation.metrics.retrieval import MARGINS
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
@@ -56,7 +57,7 @@ class TaskSettings:
       pooling: of tagging, see `models.heads.TaggingHead`.
       text_pooling: of classification and regression, see `models.heads.ClassificationHead`.
       layer: of retrieval and mining, whose states make a sentence's vector.
-      margin: of mining, see `evaluation.metrics.retrieval.mine`.
+      margin: of mining, a key of `evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
         validation data, or of the data at hand where there is none.
     """
@@ -111,6 +112,8 @@ class TaskSettings:
         for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
             if value not in ("mean", "first"):
                 raise ValueError(f"task.{key} is {value!r}, must be mean or first")
+        if self.margin not in MARGINS:
+            raise ValueError(f"task.margin is {self.margin!r}, must be one of {', '.join(MARGINS)}")
         if self.cross_attention and self.text_pooling != "first":
             raise ValueError(
                 f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from builders import task_data, task_runs
 from builders.task_settings import Tokenizer, task_settings
+from evaluation.metrics import retrieval
 from tests import tiny_tasks
 
 
@@ -44,6 +45,16 @@ class LanguagesTest(Case):
         config.task.update(train=config.task[split], train_languages=("fr",))
         (found,) = task_data.read_split(task_settings(config), tokenizer, "train")
         self.assertEqual(found.language, "fr")
+
+
+class SettingsTest(Case):
+    def test_margins(self):
+        self.check(
+            tiny_tasks.config("bucc", task__margin="cosine"),
+            "task.margin is 'cosine', must be one of ratio, distance, absolute",
+        )
+        for margin in retrieval.MARGINS:
+            task_settings(tiny_tasks.config("bucc", task__margin=margin))
 
 
 if __name__ == "__main__":

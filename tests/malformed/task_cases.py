@@ -346,6 +346,14 @@ def _pairs() -> Iterator[Case]:
         ("sentences without ids", dev, "the cat\n", (r"zh\.tsv\.xz, line 1", "columns")),
     ):
         yield finetune_case("bucc", what, write(file, content), *says)
+    yield finetune_case(
+        "bucc",
+        "an unknown margin",
+        _nothing,
+        r"task\.margin is 'cosine'",
+        "ratio",
+        flags=("--config.task.margin=cosine",),
+    )
 
 
 def _encoders() -> Iterator[Case]:
