@@ -112,6 +112,11 @@ class TaskSettings:
         for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
             if value not in ("mean", "first"):
                 raise ValueError(f"task.{key} is {value!r}, must be mean or first")
+        if self.buckets and min(self.buckets) < 1:
+            raise ValueError(
+                f"task.buckets is {tuple(self.buckets)}, in which {min(self.buckets)} must be at "
+                "least 1, the tokens of a row; remove it"
+            )
         if self.margin not in MARGINS:
             raise ValueError(f"task.margin is {self.margin!r}, must be one of {', '.join(MARGINS)}")
         if self.cross_attention and self.text_pooling != "first":

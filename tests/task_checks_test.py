@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from builders import task_data, task_runs
 from builders.task_settings import Tokenizer, task_settings
 from evaluation.metrics import retrieval
-from tests import tiny_tasks
+from tests import tiny_tasks, tiny_translation
 
 
 class Case(parameterized.TestCase):
@@ -55,6 +55,21 @@ class SettingsTest(Case):
         )
         for margin in retrieval.MARGINS:
             task_settings(tiny_tasks.config("bucc", task__margin=margin))
+
+    @parameterized.parameters(
+        ("evaluation.examples_in_training", -1, 0, "is -1, must be at least 0"),
+        ("evaluation.beams_in_training", 0, 1, "is 0, must be at least 1"),
+        ("task.buckets", (0, 16), (1, 16), r"is \(0, 16\), in which 0 must be at least 1"),
+        ("task.buckets", (-8, 16), (), r"is \(-8, 16\), in which -8 must be at least 1"),
+    )
+    def test_numbers_of_a_translation(self, key, wrong, least, error):
+        name = key.replace(".", "__")
+        self.check(tiny_translation.config(**{name: wrong}), f"{key} {error}")
+        config = task_runs.checked(tiny_translation.config(**{name: least}))
+        task_settings(config)
+
+    def test_buckets_of_an_encoder(self):
+        self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -414,7 +415,7 @@ def _encoders() -> Iterator[Case]:
 
 
 def _translations() -> Iterator[Case]:
-    """Tokens of a batch, of which there is a key to train and one to evaluate."""
+    """Tokens of a batch, by a key to train and one to evaluate, and other numbers."""
     small = (
         "--config.random_init=True",
         "--config.task.max_length=24",
@@ -434,6 +435,9 @@ def _translations() -> Iterator[Case]:
         ("train.batch_tokens", "8", r"too few for \d rows of 24"),
         ("train.batch_tokens", "-1", "at least 1"),
         ("train.batch_tokens", "-256", "at least 1"),
+        ("evaluation.examples_in_training", "-1", "at least 0"),
+        ("evaluation.beams_in_training", "0", "at least 1"),
+        ("task.buckets", "(0, 16)", "0 must be at least 1"),
     ):
         flags = (
             "--config=configs/finetune/translation.py:en-de,DIR/data",
@@ -443,8 +447,9 @@ def _translations() -> Iterator[Case]:
         )
         name, where = f"{key}={value}", key.replace(".", r"\.")
         yield Case(
-            "task translation", name, "finetune", "tasks", flags, aligned, (where, value, says)
-        )
+            "task translation", name, "finetune", "tasks", flags, aligned,
+            (where, re.escape(value), says),
+        )  # fmt: skip
 
 
 def _nothing(folder: pathlib.Path) -> None:
