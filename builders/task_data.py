@@ -168,13 +168,15 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
         _tell_undeveloped(options)
     found = []
     readers = KINDS[options.task.kind].readers
-    splits_off = split != "test" and holds_out(options)
-    source = "train" if splits_off else split
+    # Of a language that selects nothing all is trained on.
+    is_split = split != "test" and holds_out(options)
+    shared = languages(options, "validation") if is_split else ()
+    source = "train" if is_split else split
     for language in languages(options, split):
         _check_scored(options, split, language)
         examples = loading.load_examples(readers, *options.source(source, language))
         _check_labels(options, source, language, examples)
-        if splits_off:
+        if language in shared:
             is_out, where = split == "validation", f"{options.name}, {language}"
             examples = held_out.part(
                 examples, options.validation_share, held_out=is_out, where=where
@@ -187,13 +189,18 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
 
 
 def _tell_undeveloped(options: TaskSettings) -> None:
-    """Warn of languages without development data, where others have some."""
+    """Warn of languages that are trained on without development data, where others have some."""
     own = languages(options, "validation")
+    remedy = (
+        "name them in task.validation_languages, or set task.selection to all_languages, for a "
+        "part of their training data"
+        if holds_out(options)
+        else "add files, or leave out all of them for a part of each language's training data"
+    )
     if without := [one for one in languages(options, "train") if one not in own]:
         logging.warning(
             "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
-            "held out; add files, or leave out all of them for a part of each language's training "
-            "data", options.name, ", ".join(without), ", ".join(own),
+            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
         )  # fmt: skip
 
 

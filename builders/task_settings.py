@@ -36,8 +36,8 @@ class TaskSettings:
         needs.
       test_languages: what is reported; empty for all that there are files for.
       selection: what the checkpoint is selected on, one of `SELECTION`.
-      validation_share: of training examples to select on, where a task of a user's own has no
-        development file.
+      validation_share: of training examples to select on, in the languages of development data,
+        where a task of a user's own has no development file.
       labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
         empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
