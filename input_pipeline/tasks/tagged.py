@@ -75,7 +75,7 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
     (first) line, from 1.
 
     Raises:
-      ValueError: no such file; a line of CoNLL that is none.
+      ValueError: no such file; a line of CoNLL that is none; tabs in some lines alone.
     """
     if not path.is_file() or not _is_conll(path, task):
         return unlabelled.read_words(path, task)
@@ -92,11 +92,27 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
 def _is_conll(path: pathlib.Path, task: Task) -> bool:
     if any(suffix.lower() in _CONLL for suffix in path.suffixes):
         return True
-    lines = [line for _, line in files.numbered_lines(path) if line.strip()]
-    if any("\t" in line for line in lines):
+    lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
+    if any("\t" in line for _, line in lines):
+        _check_tabs(lines)
         return True
-    words = [line.split() for line in lines]
+    words = [line.split() for _, line in lines]
     return all(len(one) > 1 and (one[-1] in task.labels) for one in words)
+
+
+def _check_tabs(lines: list[tuple[str, str]]) -> None:
+    """Raise ValueError if some lines have tabs and some, that are no comments, have none.
+
+    A tab within a sentence would make a word of each other line.
+    """
+    tabbed = next(where for where, line in lines if "\t" in line)
+    for where, line in lines:
+        if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
+            raise ValueError(
+                f"{tabbed}: has a tab, as words in CoNLL have, but line "
+                f"{where.rpartition(' ')[2]} has none; write a blank in place of it in a sentence "
+                "of words, or call a file with a word a line *.conll"
+            )
 
 
 def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[list[_Word]]:

@@ -286,6 +286,9 @@ class TagsTest(Case):
         ("en:the\tO\nen:cat\tO\n\nen:runs\tO\n", "t.txt",
          [("1", ("the", "cat")), ("4", ("runs",))]),
         ("the O\ncat B-X\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("4", ("runs",))]),
+        ("# a\nthe\tO\ncat\tO\n\nruns\t\n", "t.txt",
+         [("2", ("the", "cat")), ("5", ("runs",))]),
+        ("the\tO\ncat\n", "t.conll", [("1", ("the", "cat"))]),
         ("the\ncat\n\nruns\n", "t.conll", [("1", ("the", "cat")), ("4", ("runs",))]),
     )  # fmt: skip
     def test_sentences_to_predict_on(self, text, name, expected):
@@ -296,6 +299,17 @@ class TagsTest(Case):
     def untagged(self, path, columns=("1", "-1")) -> list:
         task = TASKS["tag_spans"].with_labels(("B-X", "O"), Columns(columns[:1], (), columns[1:]))
         return [(one.id, one.words) for one in tagged.read_untagged(path, task)]
+
+    @parameterized.parameters(
+        ("Abe\tLee runs\nthe cat\na b\n", "line 1: has a tab, .* but line 2 has none; write a bl"),
+        ("the cat\n\nAbe\tLee runs\n", "line 3: has a tab, .* but line 1 has none"),
+        ("the cat\t\na b\n", "line 1: has a tab, .* but line 2 has none"),
+    )
+    def test_a_tab_in_some_sentences_alone(self, text, error):
+        path = self.path.with_name("t.txt")
+        path.write_text(text)
+        with self.assertRaisesRegex(ValueError, f"t.txt, {error}"):
+            self.untagged(path)
 
     def test_words_to_predict_on_need_no_column_of_tags(self):
         path = self.path.with_name("t.txt")
