@@ -205,9 +205,10 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[
     columns = _columns(task)
     sentence: list[_Word] = []
     has_tabs, lines = _cells(path)
-    filled = [line for line in lines if line[1] and not _may_be_comment(line[1])]
+    lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
+    filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
     # Without others, words such as "#" are told from comments by their tabs.
-    filled = filled or [line for line in lines if len(line[1]) > 1 and has_tabs]
+    filled = filled or [line for line in lines_of_words if len(line[1]) > 1 and has_tabs]
     width = len(filled[0][1]) if filled else 0
     if is_conllu := width == _CONLLU_COLUMNS:
         columns = columns[0] or _FORM, _UPOS if columns[1] == -1 else columns[1]

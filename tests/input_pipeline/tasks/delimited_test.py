@@ -265,6 +265,7 @@ class TagsTest(Case):
         "# id 1 domain=en\nAbe _ _ B-X\nLee _ _ I-X\n\n# id 2 domain=en\nruns _ _ O\n",
         "# newdoc\nAbe\tB-X\t\nLee\tI-X\t\n\t\t\n# text = runs\nruns\tO\t\n",
         "Abe B-X \nLee  I-X\n\u00a0\nruns O\n",
+        "-DOCSTART-\n\nAbe\tB-X\nLee\tI-X\n\n-DOCSTART-\n\nruns\tO\n",
         "en:Abe\tB-X\nen:Lee\tI-X\n\nen:runs\tO\n",
     )
     def test_comments_and_blanks_of_other_programs(self, text):
@@ -286,8 +287,8 @@ class TagsTest(Case):
         ("en:the\tO\nen:cat\tO\n\nen:runs\tO\n", "t.txt",
          [("1", ("the", "cat")), ("4", ("runs",))]),
         ("the O\ncat B-X\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("4", ("runs",))]),
-        ("# a\nthe\tO\ncat\tO\n\nruns\t\n", "t.txt",
-         [("2", ("the", "cat")), ("5", ("runs",))]),
+        ("-DOCSTART-\n\n# a\nthe\tO\ncat\tO\n\nruns\t\n", "t.txt",
+         [("4", ("the", "cat")), ("7", ("runs",))]),
         ("the\tO\ncat\n", "t.conll", [("1", ("the", "cat"))]),
         ("the\ncat\n\nruns\n", "t.conll", [("1", ("the", "cat")), ("4", ("runs",))]),
     )  # fmt: skip
