@@ -95,19 +95,17 @@ class TaskSettings:
     def __post_init__(self):
         if self.name not in TASKS:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
-        if self.selection not in SELECTION:
-            raise ValueError(
-                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
-            )
-        if self.selection == EACH_LANGUAGE and self.task.kind == "translation":
-            raise ValueError(
-                f"task.selection is {EACH_LANGUAGE!r}, but a model of translation is selected by "
-                "the mean over its directions; set it to all_languages"
-            )
+        self._check_selection()
         if self.labels and not self.task.is_own:
             raise ValueError(
                 f"task.labels is {self.labels[:3]}, but {self.name} has labels of its own; leave "
                 "it empty"
+            )
+        # Other kinds without classes are refused where the weights are computed.
+        if self.class_weights and (self.task.is_search or self.task.is_translation):
+            raise ValueError(
+                f"task.class_weights is {tuple(self.class_weights)}, but {self.name} has no "
+                "classes; set it to ()"
             )
         for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
             if value not in ("mean", "first"):
@@ -128,6 +126,23 @@ class TaskSettings:
             raise ValueError(
                 f"task.cross_attention is True, but {self.name} is no classification or regression "
                 "of pairs of texts; set it to False"
+            )
+
+    def _check_selection(self) -> None:
+        if self.selection not in SELECTION:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
+            )
+        if self.selection != "all_languages" and self.task.is_translation:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, but a model of translation is selected by "
+                "the mean over its directions; set it to all_languages"
+            )
+        # The other rules are those of a whole table, whose searches have nothing to select.
+        if self.selection == EACH_LANGUAGE and self.task.is_search:
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but {self.name} trains no model for any "
+                "language; set it to english"
             )
 
     @property

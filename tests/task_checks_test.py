@@ -6,9 +6,10 @@ import tempfile
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import task_data, task_runs
+from builders import task_data, task_kinds, task_runs
 from builders.task_settings import Tokenizer, task_settings
 from evaluation.metrics import retrieval
+from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks, tiny_translation
 
 
@@ -70,6 +71,28 @@ class SettingsTest(Case):
 
     def test_buckets_of_an_encoder(self):
         self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
+
+    @parameterized.parameters("tatoeba", "bucc", "translation")
+    def test_weights_of_what_has_no_classes(self, name):
+        config = tiny_translation.config() if name == "translation" else tiny_tasks.config(name)
+        config.task.class_weights = (1.0, 2.0)
+        self.check(
+            config,
+            rf"task.class_weights is \(1.0, 2.0\), but {name} has no classes; set it to \(\)",
+        )
+
+    def test_rules_that_select_nothing(self):
+        for name in ("tatoeba", "bucc"):
+            config = tiny_tasks.config(name, task__selection="each_language")
+            self.check(config, f"but {name} trains no model for any language; set it to english")
+        for rule in ("english", "each_language"):
+            config = tiny_translation.config(task__selection=rule)
+            self.check(config, f"selection is '{rule}', but .* the mean over its directions; set")
+
+    def test_kinds_are_told_as_the_builders_tell_them(self):
+        for task in TASKS.values():
+            self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
+            self.assertEqual(task.is_translation, task.kind == task_kinds.TRANSLATION)
 
 
 if __name__ == "__main__":

@@ -355,6 +355,11 @@ def _pairs() -> Iterator[Case]:
         "ratio",
         flags=("--config.task.margin=cosine",),
     )
+    for flag, says in (
+        ("class_weights=balanced", r"task\.class_weights is .*bucc has no classes"),
+        ("selection=each_language", r"task\.selection is .*bucc trains no model"),
+    ):
+        yield finetune_case("bucc", flag, _nothing, says, flags=(f"--config.task.{flag}",))
 
 
 def _encoders() -> Iterator[Case]:
@@ -438,6 +443,8 @@ def _translations() -> Iterator[Case]:
         ("evaluation.examples_in_training", "-1", "at least 0"),
         ("evaluation.beams_in_training", "0", "at least 1"),
         ("task.buckets", "(0, 16)", "0 must be at least 1"),
+        ("task.class_weights", "(1.0, 2.0)", "translation has no classes"),
+        ("task.selection", "english", "set it to all_languages"),
     ):
         flags = (
             "--config=configs/finetune/translation.py:en-de,DIR/data",
