@@ -28,6 +28,7 @@ _LIMITS: dict[_Limits, tuple[str, ...]] = {
         "optimizer.clip_norm", "optimizer.decay_power",
         "evaluation.max_sequences", "evaluation.max_sequences_in_training",
         "evaluation.retrieval_layer", "evaluation.retrieval_max_sentences", "task.layer",
+        "evaluation.examples_in_training",
     ),
     _AT_LEAST_1: (
         "vocab.target_size", "vocab.num_workers", "store.num_workers", "store.shard_bytes",
@@ -38,6 +39,7 @@ _LIMITS: dict[_Limits, tuple[str, ...]] = {
         "train.accumulation_steps", "train.evaluations", "train.keep_checkpoints",
         "task.max_length", "task.stride", "task.max_query_length", "task.max_answer_length",
         "task.n_best", "train.batch_tokens", "evaluation.batch_tokens",
+        "evaluation.beams_in_training",
     ),
     _ABOVE_0: ("model.rotary_theta", "optimizer.epsilon", "train.epochs"),
     _INT32: ("train.seed", "evaluation.seed"),

@@ -157,7 +157,8 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     """A split of the task in each of its languages.
 
     Raises:
-      ValueError: an example has no label; and see `loading.load_examples`.
+      ValueError: an example has no label, or no rule scores a language; and see
+        `loading.load_examples`.
     """
     if split == "test" and not _has_test(options):
         patterns, root = list(options.test), options.root
@@ -167,12 +168,15 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
         _tell_undeveloped(options)
     found = []
     readers = KINDS[options.task.kind].readers
-    splits_off = split != "test" and holds_out(options)
-    source = "train" if splits_off else split
+    # Of a language that selects nothing all is trained on.
+    is_split = split != "test" and holds_out(options)
+    shared = languages(options, "validation") if is_split else ()
+    source = "train" if is_split else split
     for language in languages(options, split):
+        _check_scored(options, split, language)
         examples = loading.load_examples(readers, *options.source(source, language))
         _check_labels(options, source, language, examples)
-        if splits_off:
+        if language in shared:
             is_out, where = split == "validation", f"{options.name}, {language}"
             examples = held_out.part(
                 examples, options.validation_share, held_out=is_out, where=where
@@ -185,13 +189,18 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
 
 
 def _tell_undeveloped(options: TaskSettings) -> None:
-    """Warn of languages without development data, where others have some."""
+    """Warn of languages that are trained on without development data, where others have some."""
     own = languages(options, "validation")
+    remedy = (
+        "name them in task.validation_languages, or set task.selection to all_languages, for a "
+        "part of their training data"
+        if holds_out(options)
+        else "add files, or leave out all of them for a part of each language's training data"
+    )
     if without := [one for one in languages(options, "train") if one not in own]:
         logging.warning(
             "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
-            "held out; add files, or leave out all of them for a part of each language's training "
-            "data", options.name, ", ".join(without), ", ".join(own),
+            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
         )  # fmt: skip
 
 
@@ -315,6 +324,19 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
             f"of {', '.join(labels)}; or 'balanced'"
         )
     return tuple(map(float, given))
+
+
+def _check_scored(options: TaskSettings, split: str, language: str) -> None:
+    """Check that a language can be scored, which else would fail after all of the training."""
+    if split == "train":
+        return
+    try:
+        KINDS[options.task.kind].check_scored(options.task, language)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; name languages of these in task.{split}_languages, or remove the files of "
+            "others"
+        ) from error
 
 
 def _check_labels(

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from builders.task_settings import TaskSettings
 from configs.finetune import base, translation
 from evaluation import search, tasks
+from evaluation.metrics.questions import normalizer
 from evaluation.tasks import Line, TaskData
 from input_pipeline.tasks import (
     delimited,
@@ -53,6 +54,8 @@ class TaskKind:
       probabilities: (task, data, outputs by row) -> what the line of each example says of how
         probable its prediction is; nothing by default.
       classes: example -> its labels, of kinds of which they are classes.
+      check_scored: (task, language) -> raises ValueError where no rule scores the language; nothing
+        by default.
       threshold: (task, data, decisions) -> number that the first development data chooses for all
         that is scored after it; None where there is nothing to choose.
       target: name of what an example without label lacks.
@@ -73,6 +76,7 @@ class TaskKind:
         lambda task, data, outputs: [{}] * len(data.examples)
     )
     classes: Callable[[Any], Sequence[int]] | None = None
+    check_scored: Callable[[Task, str], Any] = lambda *_: None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
     capitals_count: bool = False
@@ -195,6 +199,7 @@ KINDS: dict[str, TaskKind] = {
             data, outputs, max_answer_length=options.max_answer_length, n_best=options.n_best
         ),
         score=tasks.answer_scores,
+        check_scored=lambda task, language: normalizer(task.normalizer, language),
         line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
         threshold=tasks.null_threshold,
         target="answer",

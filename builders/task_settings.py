@@ -8,6 +8,7 @@ import sentencepiece as spm
 from ml_collections import ConfigDict
 
 from builders.data import settings
+from evaluation.metrics.retrieval import MARGINS
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
@@ -35,8 +36,8 @@ class TaskSettings:
         needs.
       test_languages: what is reported; empty for all that there are files for.
       selection: what the checkpoint is selected on, one of `SELECTION`.
-      validation_share: of training examples to select on, where a task of a user's own has no
-        development file.
+      validation_share: of training examples to select on, in the languages of development data,
+        where a task of a user's own has no development file.
       labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
         empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
@@ -56,7 +57,7 @@ class TaskSettings:
       pooling: of tagging, see `models.heads.TaggingHead`.
       text_pooling: of classification and regression, see `models.heads.ClassificationHead`.
       layer: of retrieval and mining, whose states make a sentence's vector.
-      margin: of mining, see `evaluation.metrics.retrieval.mine`.
+      margin: of mining, a key of `evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
         validation data, or of the data at hand where there is none.
     """
@@ -94,23 +95,28 @@ class TaskSettings:
     def __post_init__(self):
         if self.name not in TASKS:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
-        if self.selection not in SELECTION:
-            raise ValueError(
-                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
-            )
-        if self.selection == EACH_LANGUAGE and self.task.kind == "translation":
-            raise ValueError(
-                f"task.selection is {EACH_LANGUAGE!r}, but a model of translation is selected by "
-                "the mean over its directions; set it to all_languages"
-            )
+        self._check_selection()
         if self.labels and not self.task.is_own:
             raise ValueError(
                 f"task.labels is {self.labels[:3]}, but {self.name} has labels of its own; leave "
                 "it empty"
             )
+        # Other kinds without classes are refused where the weights are computed.
+        if self.class_weights and (self.task.is_search or self.task.is_translation):
+            raise ValueError(
+                f"task.class_weights is {tuple(self.class_weights)}, but {self.name} has no "
+                "classes; set it to ()"
+            )
         for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
             if value not in ("mean", "first"):
                 raise ValueError(f"task.{key} is {value!r}, must be mean or first")
+        if self.buckets and min(self.buckets) < 1:
+            raise ValueError(
+                f"task.buckets is {tuple(self.buckets)}, in which {min(self.buckets)} must be at "
+                "least 1, the tokens of a row; remove it"
+            )
+        if self.margin not in MARGINS:
+            raise ValueError(f"task.margin is {self.margin!r}, must be one of {', '.join(MARGINS)}")
         if self.cross_attention and self.text_pooling != "first":
             raise ValueError(
                 f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "
@@ -120,6 +126,23 @@ class TaskSettings:
             raise ValueError(
                 f"task.cross_attention is True, but {self.name} is no classification or regression "
                 "of pairs of texts; set it to False"
+            )
+
+    def _check_selection(self) -> None:
+        if self.selection not in SELECTION:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
+            )
+        if self.selection != "all_languages" and self.task.is_translation:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, but a model of translation is selected by "
+                "the mean over its directions; set it to all_languages"
+            )
+        # The other rules are those of a whole table, whose searches have nothing to select.
+        if self.selection == EACH_LANGUAGE and self.task.is_search:
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but {self.name} trains no model for any "
+                "language; set it to english"
             )
 
     @property

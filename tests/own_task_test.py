@@ -158,7 +158,37 @@ class FilesTest(Case):
         for name in ("train.en.csv", "train.de.csv", "dev.en.csv"):
             self.write(name, self.ROWS)
         found = self.warnings_of("validation")
-        self.assertRegex(found, "no development data in de: .* selected on en alone, and nothing")
+        self.assertRegex(
+            found, "data in de: .* selected on en alone, .* held out of them; add files, or leave"
+        )
+
+    @parameterized.parameters({"validation_languages": ("en",)}, {"selection": "english"})
+    def test_languages_that_select_nothing_are_trained_on_whole(self, **restricted):
+        for name in ("train.en.csv", "train.de.csv", "train.sw.csv"):
+            self.write(name, self.ROWS)
+        config = task_data.with_labels(self.config("text"))
+
+        def read(split: str) -> dict[str, list]:
+            options = task_settings(config)
+            data = task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), split)
+            return {one.language: one.examples for one in data}
+
+        everywhere = read("train"), read("validation")
+        self.assertEqual(everywhere[1].keys(), {"en", "de", "sw"})
+        config.task.update(restricted)
+        trained = read("train")
+        with self.assertLogs(level="WARNING") as logs:
+            scored = read("validation")
+        self.assertRegex(
+            "\n".join(logs.output),
+            "data in de, sw: .* selected on en alone, .* held out of them; name them in task.valid",
+        )
+        # English is divided as before, of the others nothing is lost.
+        self.assertEqual(scored, {"en": everywhere[1]["en"]})
+        self.assertEqual(trained["en"], everywhere[0]["en"])
+        for language in ("de", "sw"):
+            self.assertLess(len(everywhere[0][language]), 20)
+            self.assertLen(trained[language], 20)
 
     def test_the_files_of_a_run(self):
         names = ["test.de.csv", "train.de.csv", "train.en.csv"]

@@ -75,11 +75,11 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
     (first) line, from 1.
 
     Raises:
-      ValueError: no such file; a line of CoNLL that is none.
+      ValueError: no such file; a line of CoNLL that is none; tabs in some lines alone.
     """
     if not path.is_file() or not _is_conll(path, task):
         return unlabelled.read_words(path, task)
-    sentences, found = _checked(path, task), []
+    sentences, found = _checked(path, task, has_tags=False), []
     logging.info("%s: read as CoNLL, %d sentences", path, len(sentences))
     prefix = _prefix(sentences)
     for sentence in sentences:
@@ -92,20 +92,36 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
 def _is_conll(path: pathlib.Path, task: Task) -> bool:
     if any(suffix.lower() in _CONLL for suffix in path.suffixes):
         return True
-    lines = [line for _, line in files.numbered_lines(path) if line.strip()]
-    if any("\t" in line for line in lines):
+    lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
+    if any("\t" in line for _, line in lines):
+        _check_tabs(lines)
         return True
-    words = [line.split() for line in lines]
+    words = [line.split() for _, line in lines]
     return all(len(one) > 1 and (one[-1] in task.labels) for one in words)
 
 
-def _checked(path: pathlib.Path, task: Task) -> list[list[_Word]]:
-    """The words of the sentences of a file.
+def _check_tabs(lines: list[tuple[str, str]]) -> None:
+    """Raise ValueError if some lines have tabs and some, that are no comments, have none.
+
+    A tab within a sentence would make a word of each other line.
+    """
+    tabbed = next(where for where, line in lines if "\t" in line)
+    for where, line in lines:
+        if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
+            raise ValueError(
+                f"{tabbed}: has a tab, as words in CoNLL have, but line "
+                f"{where.rpartition(' ')[2]} has none; write a blank in place of it in a sentence "
+                "of words, or call a file with a word a line *.conll"
+            )
+
+
+def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[list[_Word]]:
+    """The words of the sentences of a file; tags may be missing unless it `has_tags`.
 
     Raises:
       ValueError: there are none, or they are names of columns, or running numbers.
     """
-    sentences = list(_sentences(path, task))
+    sentences = list(_sentences(path, task, has_tags))
     if not sentences:
         raise ValueError(f"{path}: no words; add sentences or remove the file")
     where, text, tag = sentences[0][0]
@@ -132,17 +148,22 @@ def _columns(task: Task) -> tuple[int, int]:
     """Places of the word and its tag in a line, from 0; negative ones count from its end.
 
     Raises:
-      ValueError: the task names them otherwise than by number.
+      ValueError: the task names them otherwise than by number, or names one for both.
     """
     if task.columns is None:
         return 0, -1
     (word,), (tag,) = task.columns.text, task.columns.label
     for key, name in (("text_column", word), ("label_column", tag)):
-        if not _NUMBER.fullmatch(name):
+        if not _NUMBER.fullmatch(name) or not int(name):
             raise ValueError(
-                f"task.{key} is {name!r}, must be the number of a column, such as 1, or -1 for the "
+                f"task.{key} is {name!r}, must be the number of a column, from 1, or -1 for the "
                 "last: files of tags have no names of columns"
             )
+    if int(word) == int(tag):
+        raise ValueError(
+            f"task.text_column and task.label_column are both {word}, must be different columns, "
+            "of the words and of their tags; correct one of them"
+        )
     return int(word) - (int(word) > 0), int(tag) - (int(tag) > 0)
 
 
@@ -164,16 +185,35 @@ def _named_tag(word: _Word) -> str:
     return tag
 
 
-def _sentences(path: pathlib.Path, task: Task) -> Iterator[list[_Word]]:
+def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: bool) -> None:
+    """Raise ValueError if lines of so many columns lack one, or have the tag where the word is."""
+    if beyond := [place for place in columns if not -width <= place < width]:
+        raise ValueError(
+            f"{where}: {width} columns, but task.text_column and task.label_column name column "
+            f"{beyond[0] + (beyond[0] >= 0)}; correct them, -1 is the last column"
+        )
+    word, tag = (place % width for place in columns)
+    if has_tags and word == tag:
+        raise ValueError(
+            f"{where}: {width} columns, of which task.text_column and task.label_column name the "
+            f"same, column {word + 1}; correct one of them, -1 is the last column"
+        )
+
+
+def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[_Word]]:
     """Yield the words of each sentence as they are in the file."""
     columns = _columns(task)
     sentence: list[_Word] = []
     has_tabs, lines = _cells(path)
-    filled = [cells for _, cells in lines if cells and not _may_be_comment(cells)]
+    lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
+    filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
     # Without others, words such as "#" are told from comments by their tabs.
-    filled = filled or [cells for _, cells in lines if len(cells) > 1 and has_tabs]
-    is_conllu = bool(filled) and len(filled[0]) == _CONLLU_COLUMNS
-    width = len(filled[0]) if filled else 0
+    filled = filled or [line for line in lines_of_words if len(line[1]) > 1 and has_tabs]
+    width = len(filled[0][1]) if filled else 0
+    if is_conllu := width == _CONLLU_COLUMNS:
+        columns = columns[0] or _FORM, _UPOS if columns[1] == -1 else columns[1]
+    if width > 1:
+        _check_columns(columns, width, filled[0][0], has_tags)
     for where, cells in lines:
         if not cells or cells[0].startswith(_DOCUMENT):
             if sentence:
@@ -222,7 +262,7 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
     """The word of a line, and its tag where lines have more than one column.
 
     Raises:
-      ValueError: the line has another number of columns than the first one, or too few.
+      ValueError: the line has another number of columns than the first one.
     """
     if len(cells) == 1:
         return where, cells[0], None
@@ -231,11 +271,6 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
             f"{where}: {len(cells)} columns, expected {width} as in the first line of the file; a "
             "line is a word, other columns and its tag, separated by tabs, or by blanks in a file "
             "without tabs"
-        )
-    if max(*columns, *(-place - 1 for place in columns)) >= width:
-        raise ValueError(
-            f"{where}: {width} columns, but task.text_column and task.label_column name column "
-            f"{max(columns) + 1}; correct them, -1 is the last column"
         )
     word, tag = (cells[place] for place in columns)
     return where, word, tag.strip()
@@ -246,8 +281,8 @@ def _conllu_word(cells: list[str], where: str, columns: tuple[int, int]) -> list
     if cells[0].startswith("#"):
         return []  # a comment
     if len(cells) == _CONLLU_COLUMNS and _CONLLU_WORD.fullmatch(cells[0]):
-        word, tag = columns
-        return [(where, cells[word or _FORM], cells[_UPOS if tag == -1 else tag])]
+        word, tag = (cells[place] for place in columns)
+        return [(where, word, tag)]
     if len(cells) == _CONLLU_COLUMNS and _CONLLU_OTHER.fullmatch(cells[0]):
         return []
     raise ValueError(

@@ -94,6 +94,16 @@ class Task:
         return self.kind in ("classification", "regression")
 
     @property
+    def is_search(self) -> bool:
+        """Whether translations are searched for by an encoder as it is, which trains nothing."""
+        return self.kind in ("retrieval", "mining")
+
+    @property
+    def is_translation(self) -> bool:
+        """Whether a model is trained to translate."""
+        return self.kind == "translation"
+
+    @property
     def has_spans(self) -> bool:
         """Whether it is tagging of spans, as of names."""
         return self.kind == "tagging" and self.scorer == "entities"

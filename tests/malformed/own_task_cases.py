@@ -93,6 +93,11 @@ def _tags() -> Iterator[Case]:
             "number of a column",
             flags=(f"--config.task.{key}=word",),
         )
+    for name, flags, says in (
+        ("one column for both", ("--config.task.label_column=1",), ("both 1", "different columns")),
+        ("a column 0", ("--config.task.text_column=0",), (r"task\.text_column is '0'", "from 1")),
+    ):
+        yield finetune_case("tags:words,", name, write("train.en.conll", _TAGS), *says, flags=flags)
 
 
 CASES = [*_texts(), *_tags()]

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -346,6 +347,19 @@ def _pairs() -> Iterator[Case]:
         ("sentences without ids", dev, "the cat\n", (r"zh\.tsv\.xz, line 1", "columns")),
     ):
         yield finetune_case("bucc", what, write(file, content), *says)
+    yield finetune_case(
+        "bucc",
+        "an unknown margin",
+        _nothing,
+        r"task\.margin is 'cosine'",
+        "ratio",
+        flags=("--config.task.margin=cosine",),
+    )
+    for flag, says in (
+        ("class_weights=balanced", r"task\.class_weights is .*bucc has no classes"),
+        ("selection=each_language", r"task\.selection is .*bucc trains no model"),
+    ):
+        yield finetune_case("bucc", flag, _nothing, says, flags=(f"--config.task.{flag}",))
 
 
 def _encoders() -> Iterator[Case]:
@@ -406,7 +420,7 @@ def _encoders() -> Iterator[Case]:
 
 
 def _translations() -> Iterator[Case]:
-    """Tokens of a batch, of which there is a key to train and one to evaluate."""
+    """Tokens of a batch, by a key to train and one to evaluate, and other numbers."""
     small = (
         "--config.random_init=True",
         "--config.task.max_length=24",
@@ -426,6 +440,11 @@ def _translations() -> Iterator[Case]:
         ("train.batch_tokens", "8", r"too few for \d rows of 24"),
         ("train.batch_tokens", "-1", "at least 1"),
         ("train.batch_tokens", "-256", "at least 1"),
+        ("evaluation.examples_in_training", "-1", "at least 0"),
+        ("evaluation.beams_in_training", "0", "at least 1"),
+        ("task.buckets", "(0, 16)", "0 must be at least 1"),
+        ("task.class_weights", "(1.0, 2.0)", "translation has no classes"),
+        ("task.selection", "english", "set it to all_languages"),
     ):
         flags = (
             "--config=configs/finetune/translation.py:en-de,DIR/data",
@@ -435,8 +454,9 @@ def _translations() -> Iterator[Case]:
         )
         name, where = f"{key}={value}", key.replace(".", r"\.")
         yield Case(
-            "task translation", name, "finetune", "tasks", flags, aligned, (where, value, says)
-        )
+            "task translation", name, "finetune", "tasks", flags, aligned,
+            (where, re.escape(value), says),
+        )  # fmt: skip
 
 
 def _nothing(folder: pathlib.Path) -> None:

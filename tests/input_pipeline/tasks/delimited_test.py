@@ -265,6 +265,7 @@ class TagsTest(Case):
         "# id 1 domain=en\nAbe _ _ B-X\nLee _ _ I-X\n\n# id 2 domain=en\nruns _ _ O\n",
         "# newdoc\nAbe\tB-X\t\nLee\tI-X\t\n\t\t\n# text = runs\nruns\tO\t\n",
         "Abe B-X \nLee  I-X\n\u00a0\nruns O\n",
+        "-DOCSTART-\n\nAbe\tB-X\nLee\tI-X\n\n-DOCSTART-\n\nruns\tO\n",
         "en:Abe\tB-X\nen:Lee\tI-X\n\nen:runs\tO\n",
     )
     def test_comments_and_blanks_of_other_programs(self, text):
@@ -286,15 +287,35 @@ class TagsTest(Case):
         ("en:the\tO\nen:cat\tO\n\nen:runs\tO\n", "t.txt",
          [("1", ("the", "cat")), ("4", ("runs",))]),
         ("the O\ncat B-X\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("4", ("runs",))]),
+        ("-DOCSTART-\n\n# a\nthe\tO\ncat\tO\n\nruns\t\n", "t.txt",
+         [("4", ("the", "cat")), ("7", ("runs",))]),
+        ("the\tO\ncat\n", "t.conll", [("1", ("the", "cat"))]),
         ("the\ncat\n\nruns\n", "t.conll", [("1", ("the", "cat")), ("4", ("runs",))]),
     )  # fmt: skip
     def test_sentences_to_predict_on(self, text, name, expected):
         path = self.path.with_name(name)
         path.write_text(text)
-        columns = Columns(("1",), (), ("-1",))
-        task = TASKS["tag_spans"].with_labels(("B-X", "O"), columns)
-        found = [(one.id, one.words) for one in tagged.read_untagged(path, task)]
-        self.assertEqual(found, expected)
+        self.assertEqual(self.untagged(path), expected)
+
+    def untagged(self, path, columns=("1", "-1")) -> list:
+        task = TASKS["tag_spans"].with_labels(("B-X", "O"), Columns(columns[:1], (), columns[1:]))
+        return [(one.id, one.words) for one in tagged.read_untagged(path, task)]
+
+    @parameterized.parameters(
+        ("Abe\tLee runs\nthe cat\na b\n", "line 1: has a tab, .* but line 2 has none; write a bl"),
+        ("the cat\n\nAbe\tLee runs\n", "line 3: has a tab, .* but line 1 has none"),
+        ("the cat\t\na b\n", "line 1: has a tab, .* but line 2 has none"),
+    )
+    def test_a_tab_in_some_sentences_alone(self, text, error):
+        path = self.path.with_name("t.txt")
+        path.write_text(text)
+        with self.assertRaisesRegex(ValueError, f"t.txt, {error}"):
+            self.untagged(path)
+
+    def test_words_to_predict_on_need_no_column_of_tags(self):
+        path = self.path.with_name("t.txt")
+        path.write_text("1\tthe\n2\tcat\n")
+        self.assertEqual(self.untagged(path, ("2", "-1")), [("1", ("the", "cat"))])
 
     def test_a_tag_that_is_of_no_span(self):
         self.path.write_text("Abe B-X\nLee ORG\n")
@@ -311,12 +332,31 @@ class TagsTest(Case):
         ("1 A B-X\n2 B O\n\n1 C O\n", ("1", "-1"), "line 1: .* running numbers; set .*=2"),
         ("Abe B-X\nLee X O\n", ("1", "-1"), "line 2: 3 columns, expected 2 as in the first line"),
         ("Abe B-X\n", ("1", "4"), "line 1: 2 columns, but task.text_column and .* name column 4"),
+        ("Abe B-X\n", ("1", "-4"), "line 1: 2 columns, but .* name column -4; correct"),
+        ("O 1\nO 2\n", ("2", "-1"), "line 1: 2 columns, of which .* name the same, column 2"),
+        ("1" + "\tO" * 9 + "\n", ("4", "-1"), "line 1: 10 columns, .* the same, column 4"),
+        ("1" + "\tO" * 9 + "\n", ("2", "11"), "line 1: 10 columns, but .* name column 11"),
         ("Abe\tB-X\nLee\t\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
         ("Abe B-Y\n", ("1", "-1"), "line 1: no label 'B-Y' in the training data"),
     )
     def test_lines_at_fault_are_named(self, text, columns, error):
         with self.assertRaisesRegex(ValueError, f"mine.csv, {error}"):
             self.read_tags(text, columns)
+
+    @parameterized.parameters(
+        (("1", "1"), "label_column are both 1, must be different columns"),
+        (("-1", "-1"), "label_column are both -1, must be different columns"),
+        (("0", "-1"), "task.text_column is '0', must be the number of a column, from 1"),
+        (("1", "0"), "task.label_column is '0', must be the number of a column, from 1"),
+    )
+    def test_columns_that_are_no_two(self, columns, error):
+        """Words would be read as tags, which of any kind are all well."""
+        self.path.write_text("O O\nB-X B-X\n")
+        task = TASKS["tag_words"].with_labels((), Columns(columns[:1], (), columns[1:]))
+        with self.assertRaisesRegex(ValueError, error):
+            list(tagged.read_tags(self.path, task))
+        with self.assertRaisesRegex(ValueError, error):
+            self.read_tags("O O\nB-X B-X\n", columns)
 
     def test_tags_before_they_are_known(self):
         self.path.write_text("a X\nb Y\n\nc X\n")

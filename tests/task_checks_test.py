@@ -1,0 +1,99 @@
+"""Faults of a task's config and data that are told before the folder of its run is claimed."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+from builders import task_data, task_kinds, task_runs
+from builders.task_settings import Tokenizer, task_settings
+from evaluation.metrics import retrieval
+from input_pipeline.tasks.tasks import TASKS
+from tests import tiny_tasks, tiny_translation
+
+
+class Case(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def check(self, config: ConfigDict, error: str) -> None:
+        with self.assertRaisesRegex(ValueError, error):
+            tiny_tasks.run(task_runs.checked(config), self.folder / "run")
+        self.assertFalse((self.folder / "run").exists())
+
+
+class LanguagesTest(Case):
+    @parameterized.parameters("validation", "test")
+    def test_a_language_that_no_rule_scores(self, split):
+        for language in ("de", "fr"):
+            text = tiny_tasks.squad([("q", "cat ?", "the cat", "cat")])
+            tiny_tasks.write(self.folder / f"{language}.json", text)
+        config = tiny_tasks.config("mlqa", task__selection="all_languages")
+        config.task.validation_languages = ("en",) if split == "test" else ()
+        config.task[split] = (f"{self.folder}/{{language}}.json",)
+        self.check(
+            config,
+            "mlqa has no normalisation for 'fr'; its languages are en, .*zh; name languages of "
+            f"these in task.{split}_languages, or remove",
+        )
+        config.task[f"{split}_languages"] = ("de",)
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
+        (found,) = task_data.read_split(task_settings(config), tokenizer, split)
+        self.assertEqual(found.language, "de")
+        # What is trained on needs no rule.
+        config.task.update(train=config.task[split], train_languages=("fr",))
+        (found,) = task_data.read_split(task_settings(config), tokenizer, "train")
+        self.assertEqual(found.language, "fr")
+
+
+class SettingsTest(Case):
+    def test_margins(self):
+        self.check(
+            tiny_tasks.config("bucc", task__margin="cosine"),
+            "task.margin is 'cosine', must be one of ratio, distance, absolute",
+        )
+        for margin in retrieval.MARGINS:
+            task_settings(tiny_tasks.config("bucc", task__margin=margin))
+
+    @parameterized.parameters(
+        ("evaluation.examples_in_training", -1, 0, "is -1, must be at least 0"),
+        ("evaluation.beams_in_training", 0, 1, "is 0, must be at least 1"),
+        ("task.buckets", (0, 16), (1, 16), r"is \(0, 16\), in which 0 must be at least 1"),
+        ("task.buckets", (-8, 16), (), r"is \(-8, 16\), in which -8 must be at least 1"),
+    )
+    def test_numbers_of_a_translation(self, key, wrong, least, error):
+        name = key.replace(".", "__")
+        self.check(tiny_translation.config(**{name: wrong}), f"{key} {error}")
+        config = task_runs.checked(tiny_translation.config(**{name: least}))
+        task_settings(config)
+
+    def test_buckets_of_an_encoder(self):
+        self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
+
+    @parameterized.parameters("tatoeba", "bucc", "translation")
+    def test_weights_of_what_has_no_classes(self, name):
+        config = tiny_translation.config() if name == "translation" else tiny_tasks.config(name)
+        config.task.class_weights = (1.0, 2.0)
+        self.check(
+            config,
+            rf"task.class_weights is \(1.0, 2.0\), but {name} has no classes; set it to \(\)",
+        )
+
+    def test_rules_that_select_nothing(self):
+        for name in ("tatoeba", "bucc"):
+            config = tiny_tasks.config(name, task__selection="each_language")
+            self.check(config, f"but {name} trains no model for any language; set it to english")
+        for rule in ("english", "each_language"):
+            config = tiny_translation.config(task__selection=rule)
+            self.check(config, f"selection is '{rule}', but .* the mean over its directions; set")
+
+    def test_kinds_are_told_as_the_builders_tell_them(self):
+        for task in TASKS.values():
+            self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
+            self.assertEqual(task.is_translation, task.kind == task_kinds.TRANSLATION)
+
+
+if __name__ == "__main__":
+    absltest.main()
