@@ -21,7 +21,6 @@ from common import artifacts
 from evaluation.selection import ALL, Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
-from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
 from interop.params_file import read_params, write_params
 from training import hosts
@@ -130,11 +129,7 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
-    return {
-        **recorded,
-        "tokenizer": tokenizer_hash(pretrained.tokenizer),
-        "parameters": pretrained.digest(),
-    }
+    return {**recorded, **pretrained.digests()}
 
 
 def _fine_tune(
