@@ -185,7 +185,7 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
 
     Raises:
       ValueError: rows or hypotheses are longer than the positions, a decoder has more layers than
-        what it starts from, a language has no piece, or cross-attention is missing and needed.
+        what it starts from, a language has no piece of its own, or cross-attention is missing and needed.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
@@ -205,7 +205,7 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
         num_pieces,
         chosen.language_pieces,
         tokenizer.processor.piece_to_id,
-        tokenizer.processor.unk_id(),
+        tokenizer.special,
     )
     num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
     encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
