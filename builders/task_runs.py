@@ -271,6 +271,8 @@ def _search(
         split: {language: task_data.read_pairs(options, split, language) for language in languages}
         for split in splits
     }
+    chooses_elsewhere = has_other_data and options.threshold is None
+    shared = task_data.selected_on_test(options, languages) if chooses_elsewhere else ()
 
     def work() -> dict[str, Any]:
         thresholds: dict[str, float | None] = dict.fromkeys(languages, options.threshold)
@@ -283,7 +285,8 @@ def _search(
                 scores[language], lines, thresholds[language] = kind.search(
                     options, pairs, source, target, given
                 )
-                if split == "test" and given != thresholds[language]:
+                is_chosen_there = given is not None and language in shared
+                if split == "test" and (given != thresholds[language] or is_chosen_there):
                     results["selected_on_test"].append(language)
                 if hosts.is_first():
                     write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
