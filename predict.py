@@ -105,7 +105,7 @@ def _search(
         raise ValueError(f"--input names {len(paths)} files, must name two: --input=FILE1,FILE2")
     sources, targets = map(unlabelled.read_sentences, paths)
     threshold = prediction.mining_threshold(config, workdir, _LANGUAGE.value)
-    yield prediction.search_lines(config, sources, targets, threshold)
+    yield prediction.search_lines(config, sources, targets, threshold, workdir)
 
 
 if __name__ == "__main__":

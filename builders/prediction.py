@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
 from builders import task_data
-from builders.pretrained import read_pretrained
+from builders.pretrained import Pretrained, read_pretrained
 from builders.run_folder import BEST, RESULTS, TOKENIZER
 from builders.task_kinds import KINDS, SEARCHES, default_config
 from builders.task_settings import Tokenizer, task_settings
@@ -21,6 +21,8 @@ from models.encoder import EncoderSettings
 
 # Examples per chunk: enough for batches of similar lengths, few enough to show progress.
 CHUNK = 1024
+# Of the encoder, among the settings of a run; see `Pretrained.digests`.
+_DIGESTS = ("tokenizer", "parameters")
 
 
 def run_config(workdir: pathlib.Path) -> ConfigDict:
@@ -34,7 +36,7 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
             f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
         )
     recorded = artifacts.read_object(workdir / "settings.json")
-    for name in ("tokenizer", "parameters"):  # digests of the encoder, not keys of the config
+    for name in _DIGESTS:  # not keys of the config
         recorded.pop(name, None)
     # All sections may have keys that are newer than the run.
     for name, default in default_config(recorded.get("task", {}).get("name")).to_dict().items():
@@ -97,7 +99,11 @@ def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
 
 
 def search_lines(
-    config: ConfigDict, sources: Sentences, targets: Sentences, threshold: float | None
+    config: ConfigDict,
+    sources: Sentences,
+    targets: Sentences,
+    threshold: float | None,
+    workdir: pathlib.Path | None = None,
 ) -> list[Line]:
     """Search the second text for translations of the first with an encoder.
 
@@ -106,16 +112,31 @@ def search_lines(
         or of a mining task, for pairs that may be translations, best first.
       sources, targets: the texts.
       threshold: for mining, smallest score of a pair; None for all pairs.
+      workdir: of the run that config and threshold are of; None for none.
 
     Raises:
-      ValueError: there is no such encoder, or it has no such layer.
+      ValueError: there is no such encoder, it has no such layer, or is not the one of the run.
     """
     options, pretrained = task_settings(config), read_pretrained(config.init_from)
+    if workdir is not None:
+        _check_encoder(workdir, config.init_from, pretrained)
     tokenizer = Tokenizer(pretrained.tokenizer)
     encoder = builders.sentence_encoder(config, pretrained, tokenizer)
     pairs = SentencePairs(sources, targets, ())
     source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
     return SEARCHES[options.task.kind].find(options, pairs, source, target, threshold)
+
+
+def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained) -> None:
+    """Check that an encoder is the one of a run, as far as older runs recorded which it was."""
+    recorded, found = artifacts.read_object(workdir / "settings.json"), pretrained.digests()
+    for name in _DIGESTS:
+        if recorded.get(name, found[name]) != found[name]:
+            raise ValueError(
+                f"init_from is {init_from!r}, with {name} {found[name]}, but {workdir} was made "
+                f"with {name} {recorded[name]}: the encoder has changed since; put that of the run "
+                "back, or run finetune.py in another --workdir, or give --config in place of it"
+            )
 
 
 def mining_threshold(

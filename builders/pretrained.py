@@ -14,6 +14,7 @@ from builders.data import Folders, open_packed_dataset, settings
 from builders.masked_lm import encoder_of
 from common import artifacts
 from configs import base
+from input_pipeline.packed_dataset import tokenizer_hash
 from interop import model_folder
 from models.encoder import EncoderSettings, without_cross_attention
 from training.sharding import MeshSettings, make_mesh
@@ -37,7 +38,11 @@ class Pretrained:
     params: dict[str, Any]
     tokenizer: bytes
 
-    def digest(self) -> str:
+    def digests(self) -> dict[str, str]:
+        """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
+        return {"tokenizer": tokenizer_hash(self.tokenizer), "parameters": self._digest()}
+
+    def _digest(self) -> str:
         """SHA-256 of all parameters, in hexadecimal, which differs between checkpoints of a run."""
         hasher = hashlib.sha256()
         for path, array in jax.tree.leaves_with_path(self.params):

@@ -104,6 +104,9 @@ class ReweightedData:
       settings: of robust sampling.
       path: file of the record, which the first host writes.
       record: base distribution and phases so far.
+
+    Raises:
+      ValueError: a baseline is of other pairs, or cannot be read.
     """
 
     config: ConfigDict
@@ -118,7 +121,31 @@ class ReweightedData:
         self._pairs = language_pairs(self.store)  # counts all bitext
         path = self.settings.baseline
         self._baseline = baseline_losses(pathlib.Path(path)) if path else None
+        if self._baseline is not None:
+            self._check_baseline(self._baseline)
         self._data = self._make_data()
+
+    def _check_baseline(self, baseline: Mapping[str, float]) -> None:
+        """Check that there are pairs to compare, and warn of those that keep their share.
+
+        Raises:
+          ValueError: fewer than two pairs have a baseline, so that none would be re-weighted.
+        """
+        pairs = sorted(pair for pair, share in self.record.base.items() if share > 0)
+        missing = [pair for pair in pairs if pair not in baseline]
+        count, path = len(pairs) - len(missing), self.settings.baseline
+        if count < 2:
+            raise ValueError(
+                f"robust.baseline: {path} has losses of {count} of the {len(pairs)} language pairs "
+                f"of this run ({', '.join(pairs[:5])}), but of "
+                f"{', '.join(sorted(baseline)[:5]) or 'none'}; "
+                'at least 2 are needed: name the record of a run on the same pairs, or "" for none'
+            )
+        if missing:
+            logging.warning(
+                "robust.baseline: %s has no losses of %d of %d language pairs (%s), which keep "
+                "their shares", path, len(missing), len(pairs), ", ".join(missing[:5]),
+            )  # fmt: skip
 
     def _make_data(self) -> StreamedData:
         first = {0: self.record.base}

@@ -21,7 +21,6 @@ from common import artifacts
 from evaluation.selection import ALL, Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
-from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs
 from interop.params_file import read_params, write_params
 from training import hosts
@@ -130,11 +129,7 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
-    return {
-        **recorded,
-        "tokenizer": tokenizer_hash(pretrained.tokenizer),
-        "parameters": pretrained.digest(),
-    }
+    return {**recorded, **pretrained.digests()}
 
 
 def _fine_tune(
@@ -276,6 +271,8 @@ def _search(
         split: {language: task_data.read_pairs(options, split, language) for language in languages}
         for split in splits
     }
+    chooses_elsewhere = has_other_data and options.threshold is None
+    shared = task_data.selected_on_test(options, languages) if chooses_elsewhere else ()
 
     def work() -> dict[str, Any]:
         thresholds: dict[str, float | None] = dict.fromkeys(languages, options.threshold)
@@ -288,7 +285,8 @@ def _search(
                 scores[language], lines, thresholds[language] = kind.search(
                     options, pairs, source, target, given
                 )
-                if split == "test" and given != thresholds[language]:
+                is_chosen_there = given is not None and language in shared
+                if split == "test" and (given != thresholds[language] or is_chosen_there):
                     results["selected_on_test"].append(language)
                 if hosts.is_first():
                     write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)

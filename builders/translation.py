@@ -148,10 +148,23 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
 
 
 def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
-    """Examples of a split by direction; see `loading.load_translations`."""
+    """Examples of a split by direction; see `loading.load_translations`.
+
+    Raises:
+      ValueError: two directions have the same text; and see there.
+    """
+    found = directions(options, split)
+    texts = {one: loading.translation_files(*options.source(split, one)) for one in found}
+    translation.check_distinct(texts, options.language_codes, f"task.{split}")
+    languages = {
+        code
+        for some in ("train", "validation", "test")
+        for one in directions(options, some)
+        for code in translation.direction(one)
+    }
     return {
-        one: loading.load_translations(*options.source(split, one))
-        for one in directions(options, split)
+        one: loading.load_translations(*options.source(split, one), languages=languages)
+        for one in found
     }
 
 
@@ -185,7 +198,8 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
 
     Raises:
       ValueError: rows or hypotheses are longer than the positions, a decoder has more layers than
-        what it starts from, a language has no piece, or cross-attention is missing and needed.
+        what it starts from, a language has no piece of its own, or cross-attention is missing and
+        needed.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
@@ -205,7 +219,7 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
         num_pieces,
         chosen.language_pieces,
         tokenizer.processor.piece_to_id,
-        tokenizer.processor.unk_id(),
+        tokenizer.special,
     )
     num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
     encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)

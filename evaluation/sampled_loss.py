@@ -23,6 +23,9 @@ class SampledLoss:
     Held-out sequences of all languages, mixed into batches as large as those of training, are
     masked once; their loss is computed as in training, without dropout, and over the whole
     vocabulary. The difference is the underestimation by the sampled softmax.
+
+    What is left over when the batches are full is not used; sequences that do not fill a single
+    batch are repeated until they do, each time with masks of their own.
     """
 
     def __init__(
@@ -53,9 +56,7 @@ class SampledLoss:
         rows = np.concatenate(held_out)
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
-        padding = -len(rows) % self._layout.size
-        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=objective.pad)
-        self._batches = rows.reshape(-1, self._layout.size, rows.shape[1])
+        self._batches = _full_batches(rows, self._layout.size)
         self._key = jax.random.key(seed)
         # Without metrics per language.
         self._objective = dataclasses.replace(objective, languages=())
@@ -96,3 +97,12 @@ class SampledLoss:
             "candidates": sampled["candidates"],
             "overflow": sampled["overflow"],
         }
+
+
+def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
+    """Cut rows [N, L] into batches [n, size, L], as the class says."""
+    if not len(rows):
+        return rows.reshape(0, size, rows.shape[1])
+    # Not padded: V', and with it the sampled loss, would be those of fewer targets.
+    count = max(len(rows) // size, 1)
+    return np.resize(rows, (count, size, rows.shape[1]))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import tempfile
 
 import jax
@@ -182,6 +183,26 @@ class KindsTest(RunCase):
         self.assertEqual(results["thresholds"], other)
         self.assertEqual(results["test"]["zh"]["f1"], 0)
         self.assertEqual(results["validation"]["zh"]["recall"], 1.0)
+
+    def test_a_threshold_chosen_on_the_test_data_under_other_names_is_marked(self):
+        config = tiny_tasks.run_config("bucc")
+        names = [pathlib.Path(name).name for name in config.task.test]
+        own = pathlib.Path(config.task.root) / "bucc2018"
+        (self.folder / "links").symlink_to(own)
+        shutil.copytree(own, self.folder / "copies")
+        marked = {}
+        for how in ("links", "copies"):
+            config.task.test = tuple(str(self.folder / how / name) for name in names)
+            results = tiny_tasks.run(config, self.folder / "runs" / how)
+            marked[how] = results["selected_on_test"]
+            self.assertEqual(results["validation"], results["test"])
+        # As docs/fine_tuning.md says.
+        self.assertEqual(marked, {"links": ["zh"], "copies": []})
+        self.assertEqual(self.check(tiny_tasks.finished("bucc"))["selected_on_test"], ["zh"])
+        config.task.test = tuple(str(self.folder / "links" / name) for name in names)
+        config.task.threshold = 1.0
+        results = tiny_tasks.run(config, self.folder / "runs" / "given")
+        self.assertEqual(results["selected_on_test"], [])
 
     def test_a_run_by_the_mean_state_is_told_from_one_by_the_first(self):
         for name, pooling, expected in (

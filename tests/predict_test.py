@@ -1,5 +1,6 @@
 """Predictions on a user's own files: each kind of line, chunks, and runs that do not fit."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -8,10 +9,12 @@ import sys
 import tempfile
 from unittest import mock
 
+import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import prediction, task_data, tuned_export
+from builders.pretrained import read_pretrained
 from builders.task_kinds import KINDS
 from builders.task_settings import Tokenizer, task_settings
 from input_pipeline.tasks import unlabelled
@@ -215,6 +218,11 @@ class EntryPointTest(absltest.TestCase):
         self.assertEqual(
             [(one["id"], one["prediction"]) for one in lines], [("1", "4"), ("2", "3")]
         )
+        settings = json.loads((workdir / "settings.json").read_text())
+        (workdir / "settings.json").write_text(json.dumps({**settings, "parameters": "others"}))
+        done = self.run_python("predict.py", f"--workdir={workdir}", inputs, f"--output={output}")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("made with parameters others: the encoder has changed", done.stderr)
 
 
 class SearchTest(absltest.TestCase):
@@ -250,6 +258,34 @@ class SearchTest(absltest.TestCase):
                 prediction.mining_threshold(config, folder, language)
         config.task.threshold = 1.5
         self.assertEqual(prediction.mining_threshold(config, None, "zh"), 1.5)
+
+    def test_the_encoder_is_that_of_the_run(self):
+        temporary = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        folder = temporary / "run"
+        shutil.copytree(tiny_tasks.finished("bucc"), folder)
+        config = prediction.run_config(folder)
+        (temporary / "mine").write_text("the cat\nfox\n")
+        side = unlabelled.read_sentences(temporary / "mine")
+        expected = prediction.search_lines(config, side, side, None, folder)
+        self.assertLen(expected, 2)
+        same = read_pretrained(config.init_from)
+        halved = jax.tree.map(lambda x: x / 2, same.params)
+        other = merge.write_model(tiny_tasks.PIECES, -np.arange(2.0, len(tiny_tasks.PIECES) + 2))
+        changes = {"parameters": {"params": halved}, "tokenizer": {"tokenizer": other}}
+        for name, changed in changes.items():
+            now = dataclasses.replace(same, **changed)
+            with mock.patch.object(prediction, "read_pretrained", return_value=now):
+                message = (
+                    f"init_from is '{config.init_from}', with {name} {now.digests()[name]}, but "
+                    f"{folder} was made with {name} {same.digests()[name]}: .* put that of the run "
+                )
+                with self.assertRaisesRegex(ValueError, message):
+                    prediction.search_lines(config, side, side, None, folder)
+                prediction.search_lines(config, side, side, None)  # without a run any will do
+                settings = json.loads((folder / "settings.json").read_text())
+                self.assertEqual(settings.pop(name), same.digests()[name])
+                (folder / "settings.json").write_text(json.dumps(settings))
+                prediction.search_lines(config, side, side, None, folder)  # of an older run
 
 
 if __name__ == "__main__":

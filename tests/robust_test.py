@@ -146,6 +146,40 @@ class RecordTest(parameterized.TestCase):
             resumed(kept)
         resumed((2, 5))
 
+    def test_a_baseline_of_other_pairs(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        store = program_test.write_store(folder, ("aa", "bb", "cc"))
+        config = program_test.config("rows")
+        config.objective, config.robust.num_phases = "replaced_token", 2
+        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
+        config.robust.baseline = str(folder / "theirs.json")
+        one, two, three = pairs = ["aa-bb", "aa-cc", "bb-cc"]
+
+        def started(*seen: str) -> None:
+            """Start a run with a baseline of these pairs."""
+            base = dict.fromkeys((*pairs, "xx-yy"), 0.25)
+            losses = {pair: 1.0 if pair in seen else None for pair in base}
+            write_pair_record(
+                folder / "theirs.json", PairRecord(base, (Phase(5, base, losses, 0.0, None),))
+            )
+            robust.training_data(config, store, model.mesh(config), folder / "mine")
+
+        for count, seen in enumerate(((), ("xx-yy",), (two,), (two, "xx-yy"))):
+            message = (
+                f"robust.baseline: .*theirs.json has losses of {count // 2} of the 3 language "
+                rf"pairs of this run \(aa-bb, .*\), but of {', '.join(seen) or 'none'}; at least 2"
+            )
+            with self.assertRaisesRegex(ValueError, message):
+                started(*seen)
+        with self.assertLogs(level="WARNING") as logs:
+            started(one, three, "xx-yy")
+        self.assertLen(logs.output, 1)
+        self.assertRegex(
+            logs.output[0], r"no losses of 1 of 3 language pairs \(aa-cc\), which keep"
+        )
+        with self.assertNoLogs(level="WARNING"):
+            started(*pairs)
+
 
 class StreamTest(absltest.TestCase):
     def test_pairs_follow_the_phases_and_text_goes_on_as_without_them(self):

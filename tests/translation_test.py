@@ -339,6 +339,13 @@ class WrongInputTest(RunCase):
                    task__root=self.data(dev_de="the\n\nthe\nthe\n"))  # fmt: skip
         self.check("en-xx: no files of .*train.xx", task__train_languages=("en-xx",))
         self.check("direction 'ende' must be the codes", task__train_languages=("ende",))
+        self.check("task.test: en-de and en-fr have the same text, .*test.en and .*test.de; put",
+                   task__test_languages=("en-de", "en-fr"),
+                   task__test=("test.en", "test.de"))  # fmt: skip
+        tiny_tasks.write(self.folder / "data" / "dev.tsv", "fr\ten\nthe\tcat\n")
+        self.check("dev.tsv, line 1: names the languages fr and en, but is read for en-de; name",
+                   task__root=str(self.folder / "data"), task__validation=("dev.tsv",),
+                   task__test_languages=("en-fr",))  # fmt: skip
         self.check("no symbol for the target language fr; the model was made for de",
                    task__test_languages=("en-fr",))  # fmt: skip
 

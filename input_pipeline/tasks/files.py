@@ -7,6 +7,7 @@ files do, or that are in English.
 """
 
 import codecs
+import fnmatch
 import functools
 import glob
 import logging
@@ -33,6 +34,9 @@ _NO_TEXT = {
 }
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODE = "[A-Za-z0-9_-]+?"
+# Wildcards of `glob`: sets such as [ct] and [!0-9], and those of which the expressions follow.
+_WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\]")
+_EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "."}
 _TYPES = ("csv", "tsv", "txt")  # of files, not languages, though such codes exist
 # Ends of names that editors and downloads give to copies, which a wildcard does not mean.
 _COPIES = ("~", ".bak", ".orig", ".swp", ".tmp", ".part", ".crdownload")
@@ -165,5 +169,10 @@ def _warn_once(message: str) -> None:
 
 def _expression(wildcards: str) -> str:
     """The regular expression of a part of a pattern; its `**/` may be no folder at all."""
-    escaped = re.escape(wildcards).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*")
-    return escaped.replace(r"\*", "[^/]*").replace(r"\?", ".")
+    found, end = "", 0
+    for wildcard in _WILDCARD.finditer(wildcards):
+        found += re.escape(wildcards[end : wildcard.start()])
+        one, end = wildcard[0], wildcard.end()
+        # Of a set, without the end of the string that `fnmatch` adds.
+        found += _EXPRESSIONS.get(one) or re.sub(r"\\[Zz]$", "", fnmatch.translate(one))
+    return found + re.escape(wildcards[end:])

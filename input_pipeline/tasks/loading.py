@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -151,6 +151,7 @@ def load_translations(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
+    languages: Collection[str] = (),
 ) -> list[TranslationExample]:
     """Read the pairs of a direction.
 
@@ -163,21 +164,58 @@ def load_translations(
         direction in names of files, {language} for `Task.tfds_codes` of it in those of datasets.
       language: the direction, such as "en-de".
       language_codes, data_dir: as `load_examples`.
+      languages: of all directions of the run, which a first line may name.
 
     Raises:
       ValueError: there are none, a file is at fault, or has no partner.
     """
     found: list[TranslationExample] = []
     looked_for: list[str] = []
-    rest = list(patterns)
-    while rest:
-        pattern = rest.pop(0)
-        if tfds_examples.is_tfds(pattern):
-            args = (pattern, task, language, looked_for, data_dir)
+    for names in _texts(task, patterns):
+        if tfds_examples.is_tfds(names[0]):
+            args = (names[0], task, language, looked_for, data_dir)
             read = tfds_examples.read_examples(tfds_examples.translation_examples, *args)
             found += [example for _, example in read]
             continue
-        names = [pattern]
+        paths = [translation.matching(root, name, language, language_codes) for name in names]
+        found += translation.read_files(paths, language, language_codes, languages)
+    if not found:
+        raise _no_data(task, language, looked_for, set())
+    return _with_ids(found, f"{task.name}, {language}")
+
+
+def translation_files(
+    task: Task,
+    root: pathlib.Path,
+    patterns: Sequence[str],
+    language: str,
+    language_codes: Mapping[str, str] = _NO_CODES,
+    data_dir: str | None = None,
+) -> list[list[pathlib.Path]]:
+    """The one or two files of each text of a direction; none of tensorflow-datasets.
+
+    Args:
+      task, root, patterns, language, language_codes, data_dir: as `load_translations`.
+
+    Raises:
+      ValueError: a file is missing or has no partner.
+    """
+    del data_dir
+    return [
+        [translation.matching(root, name, language, language_codes) for name in names]
+        for names in _texts(task, patterns)
+        if not tfds_examples.is_tfds(names[0])
+    ]
+
+
+def _texts(task: Task, patterns: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the patterns of each text of a direction: of one file or split, or of two files."""
+    rest = list(patterns)
+    while rest:
+        names = [pattern := rest.pop(0)]
+        if tfds_examples.is_tfds(pattern):
+            yield names
+            continue
         if ".tsv" not in pathlib.PurePath(pattern).suffixes:
             if not rest or tfds_examples.is_tfds(rest[0]):
                 raise ValueError(
@@ -185,11 +223,7 @@ def load_translations(
                     "after it, or one file of two columns as *.tsv"
                 )
             names.append(rest.pop(0))
-        paths = [translation.matching(root, name, language, language_codes) for name in names]
-        found += translation.read_files(paths, language, language_codes)
-    if not found:
-        raise _no_data(task, language, looked_for, set())
-    return _with_ids(found, f"{task.name}, {language}")
+        yield names
 
 
 def load_labels(

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import TranslationExample
@@ -61,8 +61,67 @@ def matching(
     return found[0]
 
 
-def read_files(
+def check_distinct(
+    sources: Mapping[str, Sequence[Sequence[pathlib.Path]]],
+    language_codes: Mapping[str, str],
+    where: str,
+) -> None:
+    """Check that every direction of a split has a text of its own.
+
+    A file of two columns may be that of both directions between the languages that its first line
+    names.
+
+    Args:
+      sources: files of each text by direction, one or two.
+      language_codes: other names of a language in a first line, such as {"deu": "de"}.
+      where: the key that names the files, for messages.
+
+    Raises:
+      ValueError: two directions have the same text, or both sides of one are the same file.
+    """
+    owners: dict[tuple[pathlib.Path, ...], str] = {}
+    for language, texts in sources.items():
+        for paths in texts:
+            names = " and ".join(map(str, paths))
+            files_of_text = tuple(path.resolve() for path in paths)
+            if len(set(files_of_text)) < len(files_of_text):
+                raise ValueError(
+                    f"{where}: {language} has one file as source and target, {names}; name two, "
+                    f"in which {_SOURCE} and {_TARGET} stand for codes"
+                )
+            owner = owners.setdefault(files_of_text, language)
+            if owner == language:
+                continue
+            are_opposite = direction(owner) == direction(language)[::-1]
+            if not (are_opposite and _is_named(paths, language, language_codes)):
+                raise ValueError(
+                    f"{where}: {owner} and {language} have the same text, {names}; put {_SOURCE} "
+                    f"and {_TARGET} into the names of files, where they stand for codes, or name "
+                    "the languages of the two columns of a *.tsv in its first line"
+                )
+
+
+def _is_named(
     paths: Sequence[pathlib.Path], language: str, language_codes: Mapping[str, str]
+) -> bool:
+    """Whether a text is one file of which the first line names the languages of a direction."""
+    if len(paths) != 1:
+        return False
+    _, line = next(files.numbered_lines(paths[0]))
+    names = _codes(line.split("\t"), language_codes)
+    return names in (direction(language), direction(language)[::-1])
+
+
+def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str, ...]:
+    """The codes of languages that a first line may name."""
+    return tuple(language_codes.get(cell.strip(), cell.strip()) for cell in cells)
+
+
+def read_files(
+    paths: Sequence[pathlib.Path],
+    language: str,
+    language_codes: Mapping[str, str],
+    languages: Collection[str] = (),
 ) -> list[TranslationExample]:
     """Read pairs from two files of which the i-th lines belong together, or one of two columns.
 
@@ -73,41 +132,49 @@ def read_files(
         its first line names the two languages. Of the forms that `files.read_text` reads.
       language: the direction.
       language_codes: other names of a language in a first line, such as {"deu": "de"}.
+      languages: those of the run. A first line that names two of them is none of text.
 
     Raises:
-      ValueError: files of unequal length, a line without two columns, more than one in a hundred
-        pairs with an empty side, or none without.
+      ValueError: files of unequal length, a line without two columns, a first line that names other
+        languages, more than one in a hundred pairs with an empty side, or none without.
     """
-    is_one = len(paths) == 1
-    pairs = _columns(paths[0], language, language_codes) if is_one else _aligned(*paths)
+    first, pairs = 1, []
+    if len(paths) == 1:
+        pairs = _columns(paths[0])
+        if _names_columns(paths[0], pairs[0], language, language_codes, languages):
+            is_turned = _codes(pairs[0], language_codes) != direction(language)
+            first, pairs = 2, [pair[::-1] if is_turned else pair for pair in pairs[1:]]
+    else:
+        pairs = _aligned(*paths)
     where = " and ".join(map(str, paths))
     target_language = direction(language)[1]
     found = [
         TranslationExample("", source, target, target_language)
-        for source, target in without_empty(pairs, where, "line")
+        for source, target in without_empty(pairs, where, "line", first)
     ]
     if not found:
         raise ValueError(f"{where}: no pair of texts; add some or remove the files")
     return found
 
 
-def without_empty(pairs: Sequence[Pair], where: str, unit: str) -> Iterator[Pair]:
+def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
     """Yield the pairs of which no side is empty, and warn of the others.
 
     Args:
       pairs: sources and targets.
       where: they are from, for messages.
-      unit: of `where` that a pair is, "line" or "example"; lines are counted from 1.
+      unit: of `where` that a pair is, "line" or "example".
+      first: number of the first pair.
 
     Raises:
       ValueError: more than one in a hundred is empty: what files whose lines got out of step, or
         another dataset than expected, look like.
     """
-    empty = [number for number, pair in enumerate(pairs) if not all(pair)]
+    empty = [number for number, pair in enumerate(pairs, start=first) if not all(pair)]
     if empty:
-        first = ", ".join(str(number + (unit == "line")) for number in empty[:_NAMED])
+        named = ", ".join(map(str, empty[:_NAMED]))
         message = (
-            f"{where}: {len(empty)} of {len(pairs)} pairs have an empty side ({unit} {first}"
+            f"{where}: {len(empty)} of {len(pairs)} pairs have an empty side ({unit} {named}"
             f"{', ...' if len(empty) > _NAMED else ''})"
         )
         if len(empty) > _MAX_EMPTY * len(pairs):
@@ -126,7 +193,7 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> list[Pair]:
     return list(zip(one, two, strict=True))
 
 
-def _columns(path: pathlib.Path, language: str, language_codes: Mapping[str, str]) -> list[Pair]:
+def _columns(path: pathlib.Path) -> list[Pair]:
     pairs: list[Pair] = []
     for where, line in files.numbered_lines(path):
         cells = [cell.strip() for cell in line.split("\t")]
@@ -136,8 +203,28 @@ def _columns(path: pathlib.Path, language: str, language_codes: Mapping[str, str
                 "hold no tab"
             )
         pairs.append((cells[0], cells[1]))
-    pair, names = direction(language), tuple(language_codes.get(one, one) for one in pairs[0])
-    if names in (pair, pair[::-1]):
-        is_turned = names != pair
-        pairs = [one[::-1] if is_turned else one for one in pairs[1:]]
     return pairs
+
+
+def _names_columns(
+    path: pathlib.Path,
+    cells: Pair,
+    language: str,
+    language_codes: Mapping[str, str],
+    languages: Collection[str],
+) -> bool:
+    """Whether the first line of a file names the languages of its columns.
+
+    Raises:
+      ValueError: it names those of another direction.
+    """
+    names, pair = _codes(cells, language_codes), direction(language)
+    if names in (pair, pair[::-1]):
+        return True
+    if {*names} <= {*pair, *languages}:
+        raise ValueError(
+            f"{path}, line 1: names the languages {' and '.join(cells)}, but is read for {language}"
+            f"; name another file, in which {_SOURCE} and {_TARGET} stand for codes, or correct "
+            "the line"
+        )
+    return False

@@ -62,7 +62,7 @@ def language_symbols(
     vocab_size: int,
     pieces: Mapping[str, str],
     piece_id: Callable[[str], int],
-    unk: int,
+    special: SpecialIds,
 ) -> dict[str, int]:
     """Ids of the symbols that a decoder's input begins with, by target language.
 
@@ -73,25 +73,40 @@ def language_symbols(
     Args:
       languages: target languages; a later run may append to them and keep the symbols.
       vocab_size: pieces of the vocabulary, specials included.
-      pieces: piece by language, such as {"de": "▁<2de>"}; may name only some.
-      piece_id: id of a piece, `unk` of one that the vocabulary does not have.
-      unk: id of `<unk>`.
+      pieces: piece by language, such as {"de": "▁<2de>"}; may name only some. Of the specials,
+        `</s>` can be one, which other decoders begin with.
+      piece_id: id of a piece, `<unk>` of one that the vocabulary does not have.
+      special: special ids.
 
     Raises:
-      ValueError: a piece that the vocabulary does not have.
+      ValueError: a piece that the vocabulary does not have, that is special, or that two languages
+        have; or one of a language that is no target.
     """
-    found = {}
+    if unknown := sorted(set(pieces) - set(languages)):
+        raise ValueError(
+            f"translation.language_pieces names {', '.join(map(repr, unknown))}, but the target "
+            f"languages are {', '.join(dict.fromkeys(languages))}; correct the codes or leave "
+            "them out"
+        )
+    found: dict[str, int] = {}
     rows = itertools.count(vocab_size)
     for language in dict.fromkeys(languages):
         if language not in pieces:
             found[language] = next(rows)
             continue
-        found[language] = piece_id(pieces[language])
-        if found[language] == unk:
-            raise ValueError(
-                f"translation.language_pieces: {pieces[language]!r} of {language!r} is no piece of "
-                "the vocabulary; name one that is, or none"
-            )
+        symbol = piece_id(pieces[language])
+        if symbol == special.unk:
+            fault = "is no piece of the vocabulary; name one that is, or none"
+        elif symbol in special.special_ids() and symbol != special.eos:
+            fault = "is a special token; name another piece, or none"
+        elif other := [one for one, row in found.items() if row == symbol]:
+            fault = f"is that of {other[0]!r}, too; name another piece, or none"
+        else:
+            found[language] = symbol
+            continue
+        raise ValueError(
+            f"translation.language_pieces: {pieces[language]!r} of {language!r} {fault}"
+        )
     return found
 
 

@@ -1,5 +1,6 @@
 """Sampled against exact loss on held-out rows: equal where nothing is left out."""
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -90,7 +91,8 @@ class SampledLossTest(parameterized.TestCase):
         small, large = values_of(dataclasses.replace(LAYER, capacity=10)), values_of(LAYER)
         self.assertEqual(large["sampling/overflow"], 0)
         self.assertEqual(small["sampling/candidates"], large["sampling/candidates"])
-        self.assertGreaterEqual(small["sampling/overflow"], small["sampling/candidates"] - 10)
+        # Every group has more than 10.
+        self.assertAlmostEqual(small["sampling/overflow"], small["sampling/candidates"] - 10)
         self.assertGreater(small["sampling/overflow"], 1)
 
     @parameterized.parameters("full", "blockwise")
@@ -140,8 +142,21 @@ class SampledLossTest(parameterized.TestCase):
         other = evaluate(objective_with(LAYER), store(), seed=1)
         self.assertNotEqual(other["sampling/exact_loss"], values_of(LAYER)["sampling/exact_loss"])
 
-    @parameterized.parameters(0, 2)
-    def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int):
+    @parameterized.parameters((3, 8), (11, 8), (19, 16))
+    def test_batches_are_full_whatever_the_number_of_rows(self, count: int, used: int):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        row = store().rows("aa", "heldout")[:1]
+        layer = dataclasses.replace(LAYER, kind="target_sampling", group_size=0)
+        objective = objective_with(layer)
+        found = []
+        for number in (count, used):
+            np.save(folder / "aa.heldout.npy", np.repeat(row, number, axis=0))
+            alike = dataclasses.replace(store(), folder=folder, statistics={"aa": {}})
+            found.append(evaluate(objective, alike, batch_size=8))
+        self.assertEqual(*found)
+
+    @parameterized.parameters((0, 4), (2, 4), (1, 4), (0, 32))
+    def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int, batch_size: int):
         seen = []
 
         class Watching(MaskedLM):
@@ -149,7 +164,7 @@ class SampledLossTest(parameterized.TestCase):
 
             def loss(self, params, rows, plan, key):
                 masked = plan.masked
-                at = jnp.arange(4)[:, None], masked.positions
+                at = jnp.arange(batch_size)[:, None], masked.positions
                 tokens = masked.inputs.at[at].set(masked.targets)
                 jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), tokens)
                 pair = masked.weights.sum(), jnp.float32(1)
@@ -157,20 +172,25 @@ class SampledLossTest(parameterized.TestCase):
 
         layer = dataclasses.replace(LAYER, kind="target_sampling")
         values = evaluate(
-            objective_with(layer, kind=Watching), store(), max_sequences=max_sequences
+            objective_with(layer, kind=Watching),
+            store(),
+            max_sequences=max_sequences,
+            batch_size=batch_size,
         )
         jax.effects_barrier()
-        found = {tuple(row) for batch in seen for row in batch.tolist()}
-        padding = (SPECIAL.pad,) * L
+        found = collections.Counter(tuple(row) for batch in seen for row in batch.tolist())
         expected = {
             tuple(row)
             for language in ("aa", "bb")
             for row in spread_rows(store().rows(language, "heldout"), max_sequences).tolist()
         }
-        self.assertEqual(found - {padding}, expected)
-        # Each once sampled, once exact, in batches like those of training.
-        num_batches = -(-len(expected) // 4)
+        # Once sampled, once exact, in batches like those of training: what fills none is left out.
+        num_batches = max(len(expected) // batch_size, 1)
         self.assertLen(seen, 2 * num_batches)
+        self.assertContainsSubset(found, expected)
+        self.assertLen(found, min(len(expected), num_batches * batch_size))
+        # Where they are repeated, all are, as often as the others or once more.
+        self.assertLessEqual(max(found.values()) - min(found.values()), 2)
         self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
         self.assertGreater(values["sampling/exact_loss"], 0)
 

@@ -479,6 +479,25 @@ class FilesTest(Folder):
         pattern = "**/train.{language}.tsv"
         self.assertEqual(files.languages_of_names(self.root, pattern), {"de", "fr", "sw"})
 
+    @parameterized.parameters(
+        "train.{language}.[ct]sv",
+        "train.{language}.[!c]sv",
+        "train.{language}.[a-m]?[v-z]",
+        "[tu]*.{language}.*",
+        "[]x[]/{language}.[^\\t]sv",
+        "[]/{language}.[t",
+        "**/[!u]*.{language}.[tc]sv",
+    )
+    def test_languages_of_names_are_those_that_have_files(self, pattern):
+        names = ("train.en.csv", "train.de.tsv", "untrain.fr.csv", "]/sw.csv", "[/th.tsv",
+                 "x/^.csv", "x/train.ur.csv", "[]/vi.[t", "]/bg.\\sv")  # fmt: skip
+        for name in names:
+            self.write(name, "{}")
+        codes = ("en", "de", "fr", "sw", "th", "ur", "vi", "bg")
+        expected = {code for code in codes if files.matching(self.root, pattern, [code])}
+        self.assertNotEmpty(expected)
+        self.assertEqual(files.languages_of_names(self.root, pattern), expected)
+
     def test_a_language_without_data(self):
         for code in ("sw", "de", "dde"):
             self.write(f"dev/{code}.tsv", self.text("x | 1"))

@@ -93,7 +93,7 @@ class FeatureTest(parameterized.TestCase):
 class SymbolsTest(parameterized.TestCase):
     def symbols(self, *languages: str, **pieces: str):
         size = PROCESSOR.get_piece_size()
-        return language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL.unk)
+        return language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL)
 
     def test_rows_beyond_the_pieces(self):
         size = PROCESSOR.get_piece_size()
@@ -106,10 +106,21 @@ class SymbolsTest(parameterized.TestCase):
         size = PROCESSOR.get_piece_size()
         expected = {"fr": size, "de": PROCESSOR.piece_to_id("<2de>"), "cs": size + 1}
         self.assertEqual(found, expected)
-        with self.assertRaisesRegex(
-            ValueError, "translation.language_pieces: '<2fr>' of 'fr' is no piece"
-        ):
-            self.symbols("fr", fr="<2fr>")
+        eos = PROCESSOR.id_to_piece(SPECIAL.eos)
+        self.assertEqual(self.symbols("fr", "de", fr=eos)["fr"], SPECIAL.eos)
+
+    @parameterized.parameters(
+        ({"fr": "<2fr>"}, "'<2fr>' of 'fr' is no piece of the vocabulary"),
+        ({"fr": "<2de>", "de": "<2de>"}, "'<2de>' of 'de' is that of 'fr', too; name another"),
+        ({"se": "<2de>"}, "names 'se', but the target languages are fr, de; correct"),
+        *(
+            ({"de": PROCESSOR.id_to_piece(id)}, ".* of 'de' is a special token; name another")
+            for id in (SPECIAL.bos, SPECIAL.pad, SPECIAL.mask)
+        ),
+    )
+    def test_pieces_that_can_be_no_symbols(self, pieces, message):
+        with self.assertRaisesRegex(ValueError, f"translation.language_pieces:? {message}"):
+            self.symbols("fr", "de", **pieces)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.tasks import translation
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.loading import load_translations
+from input_pipeline.tasks.loading import load_translations, translation_files
 from input_pipeline.tasks.tasks import Task
 
 TASK = Task(
@@ -45,8 +45,10 @@ class TranslationTest(parameterized.TestCase):
         sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
         return [self.write(f"train.{code}{suffix}", "\n".join(side) + "\n") for code, side in sides]
 
-    def load(self, *patterns: str, language: str = "en-de", codes=None):
-        return load_translations(TASK, self.root, patterns, language, codes or {})
+    def load(self, *patterns: str, language: str = "en-de", codes=None, languages=()):
+        return load_translations(
+            TASK, self.root, patterns, language, codes or {}, languages=languages
+        )
 
     @parameterized.parameters(*COMPRESS)
     def test_two_aligned_files(self, suffix):
@@ -128,6 +130,67 @@ class TranslationTest(parameterized.TestCase):
         self.write_sides(pairs)
         with self.assertRaisesRegex(ValueError, r"4 of 300 pairs .*\(line 17, 41, 101, 300\)"):
             self.load("train.en", "train.de")
+
+    @parameterized.parameters("", "en\tde\n")
+    def test_empty_lines_are_named_as_the_file_counts_them(self, names):
+        rows = ["a\tb\n"] * 300
+        rows[16], rows[299] = "a\t\n", "\tb\n"
+        text = names + "".join(rows)
+        self.write("train.tsv", text)
+        expected = [i for i, row in enumerate(text.split("\n"), 1) if row in ("a\t", "\tb")]
+        with self.assertLogs(level="WARNING") as logs:
+            self.load("train.tsv")
+        self.assertIn("(line {}, {})".format(*expected), logs.output[0])
+
+    def test_a_first_line_of_other_languages(self):
+        self.write("named.tsv", "en\tdeu\nIt rains.\tEs regnet.\n")
+        settings = {"codes": {"deu": "de"}, "languages": {"en", "de", "fr"}}
+        self.assertEqual(self.load("named.tsv", **settings), EXAMPLES[:1])
+        for language in ("en-fr", "fr-en", "de-fr"):
+            message = (
+                "named.tsv, line 1: names the languages en and deu, but is read for " + language
+            )
+            with self.assertRaisesRegex(ValueError, message):
+                self.load("named.tsv", language=language, **settings)
+        # Which are words where the run has no such language.
+        found = self.load("named.tsv", language="fr-cs", languages={"fr", "cs", "en"})
+        self.assertEqual([one.source for one in found], ["en", "It rains."])
+
+    def check_distinct(self, *patterns: str, codes=None, languages: tuple[str, ...]):
+        sources = {
+            one: translation_files(TASK, self.root, patterns, one, codes or {}) for one in languages
+        }
+        translation.check_distinct(sources, codes or {}, "task.train")
+
+    def test_every_direction_has_a_text_of_its_own(self):
+        self.write_sides()
+        self.write("train.fr", "Oui.\n")
+        self.write("plain.tsv", "Yes.\tJa.\n")
+        self.write("named.tsv", "en\tdeu\nYes.\tJa.\n")
+        self.write("plain.en-de.tsv", "Yes.\tJa.\n")
+        (self.root / "plain.en-fr.tsv").symlink_to("plain.en-de.tsv")
+        others, turned = ("en-de", "en-fr"), ("en-de", "de-en")
+        sides = ("train.{source}", "train.{target}")
+        self.check_distinct(*sides, languages=(*others, "de-en", "fr-en"))
+        # The same text twice is more of it.
+        self.check_distinct("plain.tsv", "plain.tsv", *sides, languages=("en-de",))
+        self.check_distinct("named.tsv", codes={"deu": "de"}, languages=turned)
+        for patterns, languages in (
+            (("train.en", "train.de"), others),
+            (("train.en", "train.de"), turned),
+            ((*sides, "train.en", "train.de"), others),
+            (("train.{source}", "train.de"), others),
+            (("plain.tsv",), others),
+            (("plain.tsv",), turned),
+            (("named.tsv",), others),
+            (("named.tsv",), turned),  # without the code "deu" it names none
+            (("plain.{source}-{target}.tsv",), others),
+        ):
+            message = f"task.train: {' and '.join(languages)} have the same text, {self.root}"
+            with self.subTest(patterns), self.assertRaisesRegex(ValueError, message):
+                self.check_distinct(*patterns, languages=languages)
+        with self.assertRaisesRegex(ValueError, "task.train: de-en has one file as source and"):
+            self.check_distinct("train.en", "train.{target}", languages=("en-fr", "de-en"))
 
     @parameterized.parameters(
         (["train.en"], "wmt14: train.en has no partner"),
