@@ -95,8 +95,17 @@ def example_axes(sample: Sample, num_shards: int) -> Sample | None:
 
 def first_slots(sample: Sample, size: int) -> Sample:
     """Truncate a sample to the first `size` slots of each group."""
-    candidates = sample.candidates._replace(ids=sample.candidates.ids[:, :size])
-    return Sample(candidates, *(None if x is None else x[:, :size] for x in sample[1:]))
+
+    def first(array: jax.Array | None) -> jax.Array | None:
+        return None if array is None else array[:, :size]
+
+    return Sample(
+        sample.candidates._replace(ids=sample.candidates.ids[:, :size]),
+        sample.logit_bias[:, :size],
+        first(sample.counts),
+        first(sample.candidate_rows),
+        first(sample.log_q),
+    )
 
 
 def group_inputs(
