@@ -54,9 +54,9 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(text.count("| languages_7 |"), 2)
         self.assertNotIn("wide_30", text)
         self.assertEqual(self.row(text, "examples")[-2:], ["300", ""])
-        # Variances 0.02 and 0.02 with one degree of freedom each, (2 + 2 + 1) / 3 seeds, and t
-        # of two degrees 4.303: 4.303 * sqrt(2 / (5 / 3) * 0.02).
-        self.assertEqual(self.row(text, "detectable")[6], "0.667")
+        # Variances 0.02 and 0.02 with one degree of freedom each, 2, 2 and 1 seeds, whose harmonic
+        # mean is 3 / 2, and t of two degrees 4.303: 4.303 * sqrt(2 / (3 / 2) * 0.02).
+        self.assertEqual(self.row(text, "detectable")[6], "0.703")
         # NER: variances 2 and 8, two runs of two seeds: 4.303 * sqrt(2 / 2 * 5).
         self.assertEqual(self.row(text, "detectable")[9], "9.6")
 
@@ -71,7 +71,7 @@ class ReportTest(absltest.TestCase):
         )
         bits, scores = grid_report.language_tables(self.grid, found)
         self.assertIn("| reference | 2.600 | 3.600 |", bits)
-        self.assertEqual(self.row(bits, "detectable"), ["0.667", "0.667"])
+        self.assertEqual(self.row(bits, "detectable"), ["0.703", "0.703"])
         # Of a run without scores there is no line.
         self.assertIn("| NER, F1 | en | sw |", scores)
         self.assertIn("| reference | 90.0 | 42.0 |", scores)
@@ -88,9 +88,10 @@ class ReportTest(absltest.TestCase):
         }
         text = grid_report.contrasts(corpora, found)
         self.assertIn("| less Wikipedia | measure | 7 languages | 15 languages | mean |", text)
-        # Variances 0.02 and 0.02, 6 / 4 seeds, and a mean of two: 4.303 sqrt(2 / 1.5 * 0.02 / 2).
+        # Variances 0.02 and 0.02, 2, 2, 1 and 1 seeds, whose harmonic mean is 4 / 3, and a mean of
+        # two: 4.303 sqrt(2 / (4 / 3) * 0.02 / 2).
         self.assertEqual(
-            self.row(text, "CommonCrawl", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.497"]
+            self.row(text, "CommonCrawl", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.527"]
         )
         # Of 15 languages there is no score of both.
         self.assertEqual(self.row(text, "CommonCrawl", "NER, F1")[:3], ["+9.0", "", "+9.0"])
