@@ -87,18 +87,39 @@ class ReportTest(absltest.TestCase):
             "reference": {0: made_up(2.3, 41.0)},
         }
         text = grid_report.contrasts(corpora, found)
-        self.assertIn("| less Wikipedia | measure | 7 languages | 15 languages | mean |", text)
+        self.assertIn("| difference | measure | 7 languages | 15 languages | mean |", text)
         # Variances 0.02 and 0.02, 2, 2, 1 and 1 seeds, whose harmonic mean is 4 / 3, and a mean of
         # two: 4.303 sqrt(2 / (4 / 3) * 0.02 / 2).
         self.assertEqual(
-            self.row(text, "CommonCrawl", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.527"]
+            self.row(text, "CommonCrawl less Wikipedia", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.527"]
         )
         # Of 15 languages there is no score of both.
-        self.assertEqual(self.row(text, "CommonCrawl", "NER, F1")[:3], ["+9.0", "", "+9.0"])
+        self.assertEqual(self.row(text, "CommonCrawl less Wikipedia", "NER, F1")[:3], ["+9.0", "", "+9.0"])
         alone = grid_report.contrasts(grids.choose(ARGUMENT, "tokenizer"), {
             "reference": {0: made_up(2.3, 41.0)}, "bpe": {0: made_up(2.0, 43.0)},
         })  # fmt: skip
-        self.assertEqual(self.row(alone, "BPE", "NER, F1"), ["+2.0", ""])
+        self.assertEqual(self.row(alone, "BPE less unigram model", "NER, F1"), ["+2.0", ""])
+
+    def test_each_series_of_places_without_a_number_has_a_reference_of_its_own(self):
+        table2 = grids.choose("configs/xy_lent.py:base,DATA", "table2")
+        found = {
+            name: {0: made_up(2.5, score)}
+            for name, score in (
+                ("base_250k", 40.0), ("base_english", 41.0), ("base", 43.0), ("base_mlm", 46.0),
+            )
+        }  # fmt: skip
+        text = grid_report.contrasts(table2, found)
+        self.assertIn("| difference | measure | vocabulary | pairs | objective | mean |", text)
+        for places, cells in (
+            ("500K pieces less 250K pieces", ["+1.0", "", "", "+1.0", ""]),
+            ("pairs of all less pairs with English", ["", "+2.0", "", "+2.0", ""]),
+            ("ELECTRA less masked LM", ["", "", "-3.0", "-3.0", ""]),
+        ):
+            self.assertEqual(self.row(text, places, "NER, F1"), cells)
+        self.assertLen(text.splitlines(), 2 + 3 * len(grid_report.measures(found)))
+        # The reference is the series' first place, not the first that has results.
+        del found["base_mlm"]
+        self.assertNotIn("ELECTRA", grid_report.contrasts(table2, found))
 
     def test_one_seed_tells_no_error(self):
         text = grid_report.table(self.grid, {"reference": {0: made_up(2.0, 50.0)}})
