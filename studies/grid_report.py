@@ -30,10 +30,11 @@ token, and the language where it is highest; below zero an encoder has learned f
 every run has, of high-resource ones ({", ".join(HIGH)}) and of low-resource ones
 ({", ".join(LOW)}), as in the paper; less is better. Tasks: trained on English, mean of the other
 languages that every run has, per cent; *examples* is the number of test examples behind it. Cells
-are means over seeds, and least to largest. *detectable*: the least difference of two runs that is
-significant at 5 % (two-sided t test, the spread of seeds pooled over the runs), beside a mean of
-several differences that of the mean; it knows nothing of the choice of text, languages and test
-examples."""
+are means over seeds, and least to largest, with the number of seeds where not all of the run have
+the score. *detectable*: the least difference of two runs that is significant at 5 % (two-sided t
+test, the spread of seeds pooled over the runs, the harmonic mean of their numbers of seeds), beside
+a mean of several differences that of the mean; it knows nothing of the choice of text, languages
+and test examples."""
 
 
 def table(grid: Grid, found: Runs) -> str:
@@ -59,7 +60,7 @@ def table(grid: Grid, found: Runs) -> str:
                 f"{some[0].vocab_size:,}",
                 f"{statistics.fmean(below.values()):+.3f}",
                 f"{highest} {below[highest]:+.2f}",
-                *(_cell(values(one, by_seed), one.form) for one in chosen),
+                *(_cell(values(one, by_seed), one.form, len(some)) for one in chosen),
                 f"{statistics.fmean(one.minutes for one in some):.1f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -78,9 +79,13 @@ def _examples(task: str, found: Runs) -> int:
     return sum(every[0].examples[task][name] for name in languages) if every else 0
 
 
-def _cell(some: Sequence[float], form: str) -> str:
+def _cell(some: Sequence[float], form: str, seeds: int) -> str:
+    """Format mean and extremes, and the number of values where it is not that of the seeds."""
     mean, extremes = spread(some, form)
-    return f"{mean} ({extremes})" if len(some) > 1 else mean
+    notes = [extremes] if len(some) > 1 else []
+    if 0 < len(some) < seeds:
+        notes.append("1 seed" if len(some) == 1 else f"{len(some)} seeds")
+    return f"{mean} ({'; '.join(notes)})" if notes else mean
 
 
 def effects(grid: Grid, found: Runs) -> str:

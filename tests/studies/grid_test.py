@@ -121,6 +121,20 @@ class ReportTest(absltest.TestCase):
         del found["base_mlm"]
         self.assertNotIn("ELECTRA", grid_report.contrasts(table2, found))
 
+    def test_a_cell_of_fewer_seeds_than_its_row_says_so(self):
+        def scores(*some: float | None) -> list[str]:
+            by_seed = {seed: made_up(2.0, score) for seed, score in enumerate(some)}
+            return self.row(grid_report.table(self.grid, {"reference": by_seed}), *place)
+
+        place = ("15", "equal width", "reference")
+        whole = scores(40.0, 44.0, 45.0)
+        self.assertEqual((whole[0], whole[-2]), ("3", "43.0 (40.0 to 45.0)"))
+        self.assertNotIn("seed", " ".join(whole))
+        part = scores(40.0, None, 44.0)
+        self.assertEqual((part[0], part[-2]), ("3", "42.0 (40.0 to 44.0; 2 seeds)"))
+        self.assertEqual(part[:-2], whole[:-2])
+        self.assertEqual(scores(None, 44.0, None)[-2], "44.0 (1 seed)")
+
     def test_one_seed_tells_no_error(self):
         text = grid_report.table(self.grid, {"reference": {0: made_up(2.0, 50.0)}})
         self.assertIn("| 3.000 |".replace("3.000", "2.500"), text)
