@@ -91,10 +91,13 @@ class ReportTest(absltest.TestCase):
         # Variances 0.02 and 0.02, 2, 2, 1 and 1 seeds, whose harmonic mean is 4 / 3, and a mean of
         # two: 4.303 sqrt(2 / (4 / 3) * 0.02 / 2).
         self.assertEqual(
-            self.row(text, "CommonCrawl less Wikipedia", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.527"]
+            self.row(text, "CommonCrawl less Wikipedia", "bits/char"),
+            ["-0.500", "-0.100", "-0.300", "0.527"],
         )
         # Of 15 languages there is no score of both.
-        self.assertEqual(self.row(text, "CommonCrawl less Wikipedia", "NER, F1")[:3], ["+9.0", "", "+9.0"])
+        self.assertEqual(
+            self.row(text, "CommonCrawl less Wikipedia", "NER, F1")[:3], ["+9.0", "", "+9.0"]
+        )
         alone = grid_report.contrasts(grids.choose(ARGUMENT, "tokenizer"), {
             "reference": {0: made_up(2.3, 41.0)}, "bpe": {0: made_up(2.0, 43.0)},
         })  # fmt: skip
@@ -311,9 +314,7 @@ class GridTest(absltest.TestCase):
 
     def test_results_are_read_and_kept(self):
         study = self.study("reference")
-        self.assertEqual(grid.missing(study), "**Missing**, 1 of 1 runs (seeds): reference (0).")
         grid.do_study(study)
-        self.assertEqual(grid.missing(study), "All 1 runs are done.")
         run = grid.read_runs(study)["reference"][0]
         self.assertEqual(run.minutes, 3)  # 60 steps at half a step a second, 60 at one
         self.assertEqual(run.vocab_size, 8000)
@@ -344,15 +345,65 @@ class GridTest(absltest.TestCase):
             {"en": {"alp": -100.0, "tokens_per_sentence": 20.0, "resource": "high"}},
         )
 
-    def test_the_report_is_of_the_runs_and_seeds_asked_for(self):
-        grid.do_study(self.study("alpha_0.01", "reference", seeds=(0, 3)))
-        found = grid.read_runs(self.study("reference", seeds=(3, 4)))
-        self.assertEqual({name: list(some) for name, some in found.items()}, {"reference": [3]})
-        every = grid.read_runs(self.study(seeds=(0, 3)))
+    def cells(self, path: pathlib.Path) -> dict[str, str]:
+        """Number of seeds of each run in the table of a page."""
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = (line.split(" | ") for line in lines if " | all | " in line)
+        return {run: seeds for _, _, run, seeds, *_ in found}
+
+    def test_the_report_is_of_all_runs_whichever_command_they_are_of(self):
+        report = self.workdir / "report"
+        first = self.study(seeds=(0, 1))
+        grid.do_study(first)
+        _, paths = grid.write_reports(first, "alpha")
+        self.assertEqual(paths, [report / "alpha.md"])
+        every = dict.fromkeys(first.names, "2")
+        self.assertEqual(self.cells(report / "alpha.md"), every)
+        self.assertIn("All 12 runs are done.", (report / "alpha.md").read_text("utf-8"))
+
+        more = self.study("alpha_0.01", "reference", seeds=(3, 4))
+        grid.do_study(more)
+        text, paths = grid.write_reports(more, "alpha")
+        own = report / "alpha_alpha_0.01_reference_seeds_3_4.md"
+        self.assertEqual(paths, [report / "alpha.md", own])
+        both = {"alpha_0.01": "4", "reference": "4"}
+        self.assertEqual(self.cells(report / "alpha.md"), every | both)
+        self.assertEqual((report / "alpha.md").read_text("utf-8"), text)
+        # Nobody asked for seeds 3 and 4 of the others.
+        self.assertIn("All 16 runs are done.", text)
+        self.assertEqual(self.cells(own), dict.fromkeys(both, "2"))
+        self.assertIn("All 4 runs are done.", own.read_text("utf-8"))
+
+        # Of the first command again, whose seeds are no longer all.
+        again, (_, own) = grid.write_reports(first, "alpha")
+        self.assertEqual(again, text)
+        self.assertEqual((own.name, self.cells(own)), ("alpha_seeds_0_1.md", every))
+
+    def test_what_is_missing(self):
+        def missing(*names: str, tasks=("udpos",)) -> str:
+            study = self.study(*names, seeds=(0, 1), tasks=tasks)
+            return grid.missing(study, study.grid.runs, grid.read_runs(study))
+
+        grid.do_study(self.study("alpha_0.01"))
+        grid.do_study(self.study("reference", seeds=(0, 1)))
+        others = (name for name in self.study().names if name not in ("alpha_0.01", "reference"))
+        none = ", ".join(f"{name} (0, 1)" for name in others)
+        self.assertIn("alpha_0.01 (1)", missing())
+        self.assertNotIn("reference", missing())
+        # Seeds of a run with results, which nobody asked for, are not missing.
+        self.assertEqual(missing("reference"), f"**Missing** (seeds): {none}.")
+        # Scores of one of two seeds are, and those of a task that was asked for.
+        self.study().task_results("udpos", "reference", 1).unlink()
+        scores = "of POS, F1: reference (1); of NER, F1: reference (0, 1)"
         self.assertEqual(
-            {name: list(some) for name, some in every.items()},
-            {"alpha_0.01": [0, 3], "reference": [0, 3]},
+            missing("reference", tasks=("wikiann",)), f"**Missing** (seeds): {none}; {scores}."
         )
+
+    def test_other_folders_of_a_run_are_no_seeds(self):
+        study = self.study("reference", seeds=(10, 9))
+        grid.do_study(study)
+        study.encoder("reference", 9).rename(self.workdir / "runs/reference/seed9_old")
+        self.assertEqual(list(grid.read_runs(study)["reference"]), [10])
 
     def test_a_failure_stops_no_other(self):
         self.broken = "runs/alpha_0.01/seed0"
