@@ -86,8 +86,9 @@ def transfer_gap(found: Mapping[str, float]) -> float | None:
 def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     """Return the least difference of two runs that is significant at 5 %.
 
-    That is t sqrt(2/n) s, with s the standard deviation of seeds, pooled over the runs, n the mean
-    number of seeds of a run and t the quantile of as many degrees of freedom as s has.
+    That is t sqrt(2/n) s, with s the standard deviation of seeds, pooled over the runs, n the
+    harmonic mean of the runs' numbers of seeds, so that 2/n is the mean of 1/n_a + 1/n_b over pairs
+    of runs a and b, and t the quantile of as many degrees of freedom as s has.
 
     Args:
       groups: values of each run, by seed.
@@ -100,8 +101,8 @@ def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     if not freedom:
         return None
     squares = sum((len(group) - 1) * statistics.variance(group) for group in found if group[1:])
-    count = statistics.fmean(len(group) for group in found)
-    return stats.t.ppf(0.975, freedom) * math.sqrt(2 / count * squares / freedom)
+    inverse = statistics.fmean(1 / len(group) for group in found)
+    return stats.t.ppf(0.975, freedom) * math.sqrt(2 * inverse * squares / freedom)
 
 
 def least_detectable_change(changes: Sequence[float]) -> float | None:

@@ -11,9 +11,11 @@ share runs. The first seed of all runs comes first, and what a run gives under a
 before the next one begins.
 
 Tables and plots, with the paper's values beside ours, go to DIR/report/GRID.md, of vocabularies
-also what their ALP says of scores (`studies.grid_vocabularies`). If it is run again after a stop,
-it completes missing runs, and pre-trains only where a result is missing, see `studies.records`;
---runs, --seeds and --tasks choose, --report_only prints the tables of those that are finished.
+also what their ALP says of scores (`studies.grid_vocabularies`). They are of all that DIR has of
+the grid, whichever command it is of; --runs, --seeds and --tasks choose what is done. Where the
+runs and seeds chosen are not all that there are, they have a page of their own beside it, so that
+new seeds can be read alone. If it is run again after a stop, it completes missing runs, and
+pre-trains only where a result is missing, see `studies.records`; --report_only runs nothing.
 
 On a cluster the launchers start the same runs in the same folders: `--grid=GRID --seeds=3
 --stages=build_vocab,prepare_data` and then `--stages=train,evaluate` (docs/xlm_r.md); this command
@@ -245,37 +247,105 @@ def do_study(study: Study) -> None:
         raise ValueError(f"{len(errors)} runs failed: {errors[0]}")
 
 
-def read_runs(study: Study) -> dict[str, dict[int, grid_runs.Run]]:
-    """Read the finished pre-trainings that were asked for with their scores, by run and seed."""
+def read_runs(study: Study) -> grid_runs.Runs:
+    """Read all finished pre-trainings of the grid with their scores, by run and seed."""
     found: dict[str, dict[int, grid_runs.Run]] = {}
-    for name in study.names:
-        for seed in study.seeds:
-            path = study.record(name, seed)
-            if not path.exists():
-                continue
+    for name in study.grid.runs:
+        for seed in kept_seeds(study, name):
             results: Mapping[str, dict[str, Any]] = {
                 task: artifacts.read_json(study.task_results(task, name, seed))
                 for task in TASKS
                 if study.task_results(task, name, seed).exists()
             }
             found.setdefault(name, {})[seed] = grid_runs.read_run(
-                artifacts.read_json(path), results
+                artifacts.read_json(study.record(name, seed)), results
             )
     return found
 
 
-def missing(study: Study) -> str:
-    """Describe which of the runs asked for have no results yet."""
-    absent = [
-        f"{name} ({seed})"
-        for name in study.names
-        for seed in study.seeds
-        if is_needed(study, name, seed)
-    ]
-    total = len(study.names) * len(study.seeds)
-    if not absent:
-        return f"All {total} runs are done."
-    return f"**Missing**, {len(absent)} of {total} runs (seeds): {', '.join(absent)}."
+def kept_seeds(study: Study, name: str) -> list[int]:
+    """Return the seeds that a run is finished under, whether or not they were asked for."""
+    record = study.record(name, 0)
+    paths = record.parent.parent.glob(f"seed*/{record.name}")
+    seeds = (path.parent.name.removeprefix("seed") for path in paths)
+    return sorted(int(seed) for seed in seeds if seed.isdecimal())
+
+
+def asked_for(study: Study, found: grid_runs.Runs) -> grid_runs.Runs:
+    """Return those of the finished pre-trainings that were asked for."""
+    some = {
+        name: {seed: run for seed, run in by_seed.items() if seed in study.seeds}
+        for name, by_seed in found.items()
+        if name in study.names
+    }
+    return {name: by_seed for name, by_seed in some.items() if by_seed}
+
+
+def missing(study: Study, names: Sequence[str], found: grid_runs.Runs) -> str:
+    """Describe what a page has no results of: pre-trainings, and scores of those that it has.
+
+    Args:
+      study: the study.
+      names: runs of the page. Of one that was not asked for, seeds without results are missing only
+        where it has none at all.
+      found: finished runs of the page.
+    """
+    parts = []
+    wanted = {
+        name: [seed for seed in study.seeds if seed not in found.get(name, ())]
+        for name in names
+        if name in study.names or name not in found
+    }
+    if absent := _with_seeds(wanted):
+        parts.append(absent)
+    for task in TASKS:
+        asked = study.names if task in study.tasks else ()
+        several = found if task in grid_runs.compared_tasks(found) else ()
+        unscored = {
+            name: [seed for seed, run in by_seed.items() if task not in run.scores]
+            for name, by_seed in found.items()
+            if name in asked or name in several
+        }
+        if absent := _with_seeds(unscored):
+            parts.append(f"of {TASKS[task].title}: {absent}")
+    if not parts:
+        return f"All {len(grid_runs.every_run(found))} runs are done."
+    return f"**Missing** (seeds): {'; '.join(parts)}."
+
+
+def _with_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
+    """Format runs with their seeds, without those that have none."""
+    return ", ".join(
+        f"{name} ({', '.join(map(str, some))})" for name, some in seeds.items() if some
+    )
+
+
+def write_reports(study: Study, name: str) -> tuple[str, list[pathlib.Path]]:
+    """Write the page of a grid, and one of what was asked for where that is less.
+
+    Args:
+      study: the study.
+      name: of the grid.
+
+    Returns:
+      The text of the grid's page, and the paths.
+
+    Raises:
+      ValueError: there are no finished runs.
+    """
+    found = read_runs(study)
+    pages: dict[str, tuple[Sequence[str], grid_runs.Runs]] = {name: (study.grid.runs, found)}
+    if (some := asked_for(study, found)) and some != found:
+        chosen = () if set(study.names) == set(study.grid.runs) else study.names
+        own_name = "_".join([name, *chosen, "seeds", *map(str, study.seeds)])
+        pages[own_name] = (study.names, some)
+    texts, paths = [], []
+    for page, (names, runs_of_page) in pages.items():
+        paths.append(study.workdir / "report" / f"{page}.md")
+        state = missing(study, names, runs_of_page)
+        more = grid_vocabularies.parts(study.grid, runs_of_page)
+        texts.append(grid_report.write_report(study.grid, runs_of_page, paths[-1], state, more))
+    return texts[0], [path.absolute() for path in paths]
 
 
 def settings() -> Study:
@@ -308,11 +378,9 @@ def main(_) -> None:
         if hours:
             logging.info("at most some %.1f hours, if nothing is done yet", hours)
         do_study(study)
-    path = study.workdir / "report" / f"{flags.FLAGS.grid}.md"
-    found = read_runs(study)
-    more = grid_vocabularies.parts(study.grid, found)
-    text = grid_report.write_report(study.grid, found, path, missing(study), more)
-    print(f"{text}\nreport: {path.absolute()}")
+    text, (page, *own) = write_reports(study, flags.FLAGS.grid)
+    alone = "".join(f"; of what was asked for alone: {path}" for path in own)
+    print(f"{text}\nreport: {page}{alone}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from common import artifacts
-from configs.grids import Grid
+from configs.grids import Grid, Point
 from configs.xlm_r import HIGH, LOW
 from studies import grid_plot
 from studies.downstream import TASKS, least_detectable, spread
@@ -30,10 +30,11 @@ token, and the language where it is highest; below zero an encoder has learned f
 every run has, of high-resource ones ({", ".join(HIGH)}) and of low-resource ones
 ({", ".join(LOW)}), as in the paper; less is better. Tasks: trained on English, mean of the other
 languages that every run has, per cent; *examples* is the number of test examples behind it. Cells
-are means over seeds, and least to largest. *detectable*: the least difference of two runs that is
-significant at 5 % (two-sided t test, the spread of seeds pooled over the runs), beside a mean of
-several differences that of the mean; it knows nothing of the choice of text, languages and test
-examples."""
+are means over seeds, and least to largest, with the number of seeds where not all of the run have
+the score. *detectable*: the least difference of two runs that is significant at 5 % (two-sided t
+test, the spread of seeds pooled over the runs, the harmonic mean of their numbers of seeds), beside
+a mean of several differences that of the mean; it knows nothing of the choice of text, languages
+and test examples."""
 
 
 def table(grid: Grid, found: Runs) -> str:
@@ -59,7 +60,7 @@ def table(grid: Grid, found: Runs) -> str:
                 f"{some[0].vocab_size:,}",
                 f"{statistics.fmean(below.values()):+.3f}",
                 f"{highest} {below[highest]:+.2f}",
-                *(_cell(values(one, by_seed), one.form) for one in chosen),
+                *(_cell(values(one, by_seed), one.form, len(some)) for one in chosen),
                 f"{statistics.fmean(one.minutes for one in some):.1f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -78,9 +79,13 @@ def _examples(task: str, found: Runs) -> int:
     return sum(every[0].examples[task][name] for name in languages) if every else 0
 
 
-def _cell(some: Sequence[float], form: str) -> str:
+def _cell(some: Sequence[float], form: str, seeds: int) -> str:
+    """Format mean and extremes, and the number of values where it is not that of the seeds."""
     mean, extremes = spread(some, form)
-    return f"{mean} ({extremes})" if len(some) > 1 else mean
+    notes = [extremes] if len(some) > 1 else []
+    if 0 < len(some) < seeds:
+        notes.append("1 seed" if len(some) == 1 else f"{len(some)} seeds")
+    return f"{mean} ({'; '.join(notes)})" if notes else mean
 
 
 def effects(grid: Grid, found: Runs) -> str:
@@ -116,32 +121,30 @@ def effects(grid: Grid, found: Runs) -> str:
 
 
 def contrasts(grid: Grid, found: Runs) -> str:
-    """Return a Markdown table: differences to the first place of an axis of names, by series.
+    """Return a Markdown table: differences on an axis of names to the first place of each series.
 
-    The mean over several series has a detectable difference of its own.
+    The mean over several series, of differences of the same two places, has a detectable difference
+    of its own.
     """
     chosen = {
         one: least_detectable(values(one, by_seed) for by_seed in found.values())
         for one in measures(found)
     }
-    runs = {(point.series, point.x): point.run for point in grid.points if point.run in found}
-    several = list(dict.fromkeys(series for series, _ in runs))
+    several = list(dict.fromkeys(p.series for p in grid.ordered() if p.run in found))
     columns = [*several, *(["mean"] if len(several) > 1 else []), "detectable"]
-    first, *others = sorted({point.x for point in grid.points})
     lines = [
-        f"| less {grid.tick(first)} | measure | {' | '.join(columns)} |",
+        f"| difference | measure | {' | '.join(columns)} |",
         "|---|---|" + "---:|" * len(columns),
     ]
-    for x in others:
+    for (first, x), by_series in sorted(_pairs(grid).items()):
         for measure, least in chosen.items():
             of_series = {
-                series: [values(measure, found[runs[series, at]]) for at in (x, first)]
-                for series in several
-                if {(series, x), (series, first)} <= set(runs)
+                series: [values(measure, found.get(run, {})) for run in pair]
+                for series, pair in by_series.items()
             }
             differences = {
                 series: statistics.fmean(own) - statistics.fmean(reference)
-                for series, (own, reference) in of_series.items()
+                for series, (reference, own) in of_series.items()
                 if own and reference
             }
             if not differences:
@@ -153,8 +156,20 @@ def contrasts(grid: Grid, found: Runs) -> str:
             shown = (
                 "" if least is None else measure.form.format(least / math.sqrt(len(differences)))
             )
-            lines.append(f"| {grid.tick(x)} | {measure.title} | {' | '.join(cells)} | {shown} |")
+            places = f"{grid.tick(x)} less {grid.tick(first)}"
+            lines.append(f"| {places} | {measure.title} | {' | '.join(cells)} | {shown} |")
     return "\n".join(lines)
+
+
+def _pairs(grid: Grid) -> dict[tuple[float, float], dict[str, tuple[str, str]]]:
+    """Return the runs at two places of a series, its first and another, by places and series."""
+    firsts: dict[str, Point] = {}
+    pairs: dict[tuple[float, float], dict[str, tuple[str, str]]] = {}
+    for point in grid.ordered():
+        first = firsts.setdefault(point.series, point)
+        if point is not first:
+            pairs.setdefault((first.x, point.x), {})[point.series] = (first.run, point.run)
+    return pairs
 
 
 def language_tables(grid: Grid, found: Runs) -> list[str]:

@@ -221,13 +221,13 @@ class ContinuedTest(absltest.TestCase):
         # Losses after: 5.0 and 5.2 of 4.0, 6.5 and 6.7 of 5.0.
         self.assertIn(f"{start}| 4.500 | 5.850 | +29.8 | +27.5 to +32.0 |  | +27.5 | +32.0 |", text)
         self.assertIn(f"{start}| 5.000 | 4.100 | -18.0 | -20.0 to -16.0 |  | -18.0 |  |", text)
-        # 3.182 sqrt(2 / 1.75 * 4.5^2 / 2): three of four runs have two seeds, 4.5 apart.
-        self.assertIn("| *detectable* | | | | 10.8 | | | | |", text)
+        # 3.182 sqrt(2 / 1.6 * 4.5^2 / 2): three of four runs have two seeds, 4.5 apart.
+        self.assertIn("| *detectable* | | | | 11.3 | | | | |", text)
         # de, of the domain, and fi, without: from 4.0 to 5.1 and from 5.0 to 6.6, 0.2 apart.
         row = "| RTD, many-to-many pairs by Eq. 2, peak rate |  |  | "
         self.assertIn(f"{row}+1.100 | +1.000 to +1.200 | +1.600 | +1.500 to +1.700 |", text)
-        # 3.182 sqrt(2 / 1.75 * 0.02 / 2)
-        self.assertIn("| *detectable* |  |  | 0.481 |  | 0.481 |  |", text)
+        # 3.182 sqrt(2 / 1.6 * 0.02 / 2)
+        self.assertIn("| *detectable* |  |  | 0.503 |  | 0.503 |  |", text)
         self.assertIn("| relative % | de | fi |\n", text)
         self.assertIn("| MLM + TLM, a tenth of it | +2.5 | +12.0 |", text)
         self.assertIn("| MLM + TLM, peak rate | +25.0 | +30.0 |", text)

@@ -54,9 +54,9 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(text.count("| languages_7 |"), 2)
         self.assertNotIn("wide_30", text)
         self.assertEqual(self.row(text, "examples")[-2:], ["300", ""])
-        # Variances 0.02 and 0.02 with one degree of freedom each, (2 + 2 + 1) / 3 seeds, and t
-        # of two degrees 4.303: 4.303 * sqrt(2 / (5 / 3) * 0.02).
-        self.assertEqual(self.row(text, "detectable")[6], "0.667")
+        # Variances 0.02 and 0.02 with one degree of freedom each, 2, 2 and 1 seeds, whose harmonic
+        # mean is 3 / 2, and t of two degrees 4.303: 4.303 * sqrt(2 / (3 / 2) * 0.02).
+        self.assertEqual(self.row(text, "detectable")[6], "0.703")
         # NER: variances 2 and 8, two runs of two seeds: 4.303 * sqrt(2 / 2 * 5).
         self.assertEqual(self.row(text, "detectable")[9], "9.6")
 
@@ -71,7 +71,7 @@ class ReportTest(absltest.TestCase):
         )
         bits, scores = grid_report.language_tables(self.grid, found)
         self.assertIn("| reference | 2.600 | 3.600 |", bits)
-        self.assertEqual(self.row(bits, "detectable"), ["0.667", "0.667"])
+        self.assertEqual(self.row(bits, "detectable"), ["0.703", "0.703"])
         # Of a run without scores there is no line.
         self.assertIn("| NER, F1 | en | sw |", scores)
         self.assertIn("| reference | 90.0 | 42.0 |", scores)
@@ -87,17 +87,56 @@ class ReportTest(absltest.TestCase):
             "reference": {0: made_up(2.3, 41.0)},
         }
         text = grid_report.contrasts(corpora, found)
-        self.assertIn("| less Wikipedia | measure | 7 languages | 15 languages | mean |", text)
-        # Variances 0.02 and 0.02, 6 / 4 seeds, and a mean of two: 4.303 sqrt(2 / 1.5 * 0.02 / 2).
+        self.assertIn("| difference | measure | 7 languages | 15 languages | mean |", text)
+        # Variances 0.02 and 0.02, 2, 2, 1 and 1 seeds, whose harmonic mean is 4 / 3, and a mean of
+        # two: 4.303 sqrt(2 / (4 / 3) * 0.02 / 2).
         self.assertEqual(
-            self.row(text, "CommonCrawl", "bits/char"), ["-0.500", "-0.100", "-0.300", "0.497"]
+            self.row(text, "CommonCrawl less Wikipedia", "bits/char"),
+            ["-0.500", "-0.100", "-0.300", "0.527"],
         )
         # Of 15 languages there is no score of both.
-        self.assertEqual(self.row(text, "CommonCrawl", "NER, F1")[:3], ["+9.0", "", "+9.0"])
+        self.assertEqual(
+            self.row(text, "CommonCrawl less Wikipedia", "NER, F1")[:3], ["+9.0", "", "+9.0"]
+        )
         alone = grid_report.contrasts(grids.choose(ARGUMENT, "tokenizer"), {
             "reference": {0: made_up(2.3, 41.0)}, "bpe": {0: made_up(2.0, 43.0)},
         })  # fmt: skip
-        self.assertEqual(self.row(alone, "BPE", "NER, F1"), ["+2.0", ""])
+        self.assertEqual(self.row(alone, "BPE less unigram model", "NER, F1"), ["+2.0", ""])
+
+    def test_each_series_of_places_without_a_number_has_a_reference_of_its_own(self):
+        table2 = grids.choose("configs/xy_lent.py:base,DATA", "table2")
+        found = {
+            name: {0: made_up(2.5, score)}
+            for name, score in (
+                ("base_250k", 40.0), ("base_english", 41.0), ("base", 43.0), ("base_mlm", 46.0),
+            )
+        }  # fmt: skip
+        text = grid_report.contrasts(table2, found)
+        self.assertIn("| difference | measure | vocabulary | pairs | objective | mean |", text)
+        for places, cells in (
+            ("500K pieces less 250K pieces", ["+1.0", "", "", "+1.0", ""]),
+            ("pairs of all less pairs with English", ["", "+2.0", "", "+2.0", ""]),
+            ("ELECTRA less masked LM", ["", "", "-3.0", "-3.0", ""]),
+        ):
+            self.assertEqual(self.row(text, places, "NER, F1"), cells)
+        self.assertLen(text.splitlines(), 2 + 3 * len(grid_report.measures(found)))
+        # The reference is the series' first place, not the first that has results.
+        del found["base_mlm"]
+        self.assertNotIn("ELECTRA", grid_report.contrasts(table2, found))
+
+    def test_a_cell_of_fewer_seeds_than_its_row_says_so(self):
+        def scores(*some: float | None) -> list[str]:
+            by_seed = {seed: made_up(2.0, score) for seed, score in enumerate(some)}
+            return self.row(grid_report.table(self.grid, {"reference": by_seed}), *place)
+
+        place = ("15", "equal width", "reference")
+        whole = scores(40.0, 44.0, 45.0)
+        self.assertEqual((whole[0], whole[-2]), ("3", "43.0 (40.0 to 45.0)"))
+        self.assertNotIn("seed", " ".join(whole))
+        part = scores(40.0, None, 44.0)
+        self.assertEqual((part[0], part[-2]), ("3", "42.0 (40.0 to 44.0; 2 seeds)"))
+        self.assertEqual(part[:-2], whole[:-2])
+        self.assertEqual(scores(None, 44.0, None)[-2], "44.0 (1 seed)")
 
     def test_one_seed_tells_no_error(self):
         text = grid_report.table(self.grid, {"reference": {0: made_up(2.0, 50.0)}})
@@ -275,9 +314,7 @@ class GridTest(absltest.TestCase):
 
     def test_results_are_read_and_kept(self):
         study = self.study("reference")
-        self.assertEqual(grid.missing(study), "**Missing**, 1 of 1 runs (seeds): reference (0).")
         grid.do_study(study)
-        self.assertEqual(grid.missing(study), "All 1 runs are done.")
         run = grid.read_runs(study)["reference"][0]
         self.assertEqual(run.minutes, 3)  # 60 steps at half a step a second, 60 at one
         self.assertEqual(run.vocab_size, 8000)
@@ -308,15 +345,65 @@ class GridTest(absltest.TestCase):
             {"en": {"alp": -100.0, "tokens_per_sentence": 20.0, "resource": "high"}},
         )
 
-    def test_the_report_is_of_the_runs_and_seeds_asked_for(self):
-        grid.do_study(self.study("alpha_0.01", "reference", seeds=(0, 3)))
-        found = grid.read_runs(self.study("reference", seeds=(3, 4)))
-        self.assertEqual({name: list(some) for name, some in found.items()}, {"reference": [3]})
-        every = grid.read_runs(self.study(seeds=(0, 3)))
+    def cells(self, path: pathlib.Path) -> dict[str, str]:
+        """Number of seeds of each run in the table of a page."""
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = (line.split(" | ") for line in lines if " | all | " in line)
+        return {run: seeds for _, _, run, seeds, *_ in found}
+
+    def test_the_report_is_of_all_runs_whichever_command_they_are_of(self):
+        report = self.workdir / "report"
+        first = self.study(seeds=(0, 1))
+        grid.do_study(first)
+        _, paths = grid.write_reports(first, "alpha")
+        self.assertEqual(paths, [report / "alpha.md"])
+        every = dict.fromkeys(first.names, "2")
+        self.assertEqual(self.cells(report / "alpha.md"), every)
+        self.assertIn("All 12 runs are done.", (report / "alpha.md").read_text("utf-8"))
+
+        more = self.study("alpha_0.01", "reference", seeds=(3, 4))
+        grid.do_study(more)
+        text, paths = grid.write_reports(more, "alpha")
+        own = report / "alpha_alpha_0.01_reference_seeds_3_4.md"
+        self.assertEqual(paths, [report / "alpha.md", own])
+        both = {"alpha_0.01": "4", "reference": "4"}
+        self.assertEqual(self.cells(report / "alpha.md"), every | both)
+        self.assertEqual((report / "alpha.md").read_text("utf-8"), text)
+        # Nobody asked for seeds 3 and 4 of the others.
+        self.assertIn("All 16 runs are done.", text)
+        self.assertEqual(self.cells(own), dict.fromkeys(both, "2"))
+        self.assertIn("All 4 runs are done.", own.read_text("utf-8"))
+
+        # Of the first command again, whose seeds are no longer all.
+        again, (_, own) = grid.write_reports(first, "alpha")
+        self.assertEqual(again, text)
+        self.assertEqual((own.name, self.cells(own)), ("alpha_seeds_0_1.md", every))
+
+    def test_what_is_missing(self):
+        def missing(*names: str, tasks=("udpos",)) -> str:
+            study = self.study(*names, seeds=(0, 1), tasks=tasks)
+            return grid.missing(study, study.grid.runs, grid.read_runs(study))
+
+        grid.do_study(self.study("alpha_0.01"))
+        grid.do_study(self.study("reference", seeds=(0, 1)))
+        others = (name for name in self.study().names if name not in ("alpha_0.01", "reference"))
+        none = ", ".join(f"{name} (0, 1)" for name in others)
+        self.assertIn("alpha_0.01 (1)", missing())
+        self.assertNotIn("reference", missing())
+        # Seeds of a run with results, which nobody asked for, are not missing.
+        self.assertEqual(missing("reference"), f"**Missing** (seeds): {none}.")
+        # Scores of one of two seeds are, and those of a task that was asked for.
+        self.study().task_results("udpos", "reference", 1).unlink()
+        scores = "of POS, F1: reference (1); of NER, F1: reference (0, 1)"
         self.assertEqual(
-            {name: list(some) for name, some in every.items()},
-            {"alpha_0.01": [0, 3], "reference": [0, 3]},
+            missing("reference", tasks=("wikiann",)), f"**Missing** (seeds): {none}; {scores}."
         )
+
+    def test_other_folders_of_a_run_are_no_seeds(self):
+        study = self.study("reference", seeds=(10, 9))
+        grid.do_study(study)
+        study.encoder("reference", 9).rename(self.workdir / "runs/reference/seed9_old")
+        self.assertEqual(list(grid.read_runs(study)["reference"]), [10])
 
     def test_a_failure_stops_no_other(self):
         self.broken = "runs/alpha_0.01/seed0"
