@@ -151,6 +151,7 @@ def load_translations(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
+    *,
     languages: Collection[str] = (),
 ) -> list[TranslationExample]:
     """Read the pairs of a direction.
