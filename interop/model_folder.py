@@ -35,6 +35,12 @@ _OF_POSITION = {
     "relative": ("distance_buckets", "max_distance"),
     "gated": ("distance_buckets", "max_distance"),
 }
+_NO_HEAD = (
+    "{} holds an encoder without a masked-LM head, with which masked LM cannot start; of a "
+    "fine-tuned model, start from the one that it was made from; of a discriminator, export the "
+    "generator (tools.export_model --part=generator) or start from the --workdir of the run; or "
+    "import a folder of XLMRobertaForMaskedLM"
+)
 
 
 class _Form(Protocol):
@@ -61,6 +67,8 @@ class _Form(Protocol):
     ) -> dict[str, np.ndarray]: ...
 
     def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]: ...
+
+    def has_head(self, folder: pathlib.Path) -> bool: ...
 
     def read_arrays(
         self, folder: pathlib.Path, config: Mapping[str, Any]
@@ -209,7 +217,7 @@ def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
-    """Raise ValueError if a run cannot start from a folder; read all but the weights.
+    """Raise ValueError if a run cannot start from a folder; read all but the weights' values.
 
     Args:
       folder, settings, tokenizer: as of `initial_params`.
@@ -221,12 +229,6 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
         )
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
-    if not config.get("masked_lm_head", True):
-        raise ValueError(
-            f"{folder} holds an encoder without a masked-LM head, with which masked LM cannot "
-            "start; export its generator (tools.export_model --part=generator), start from the "
-            "--workdir of its run, or import a folder of XLMRobertaForMaskedLM"
-        )
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
     differing = [key for key in keys if settings[key] != sizes[key]]
     if differing:
@@ -235,6 +237,8 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
             f"{folder} holds a model of other settings:\n" + "\n".join(lines) + "\n"
             "Set these keys as there, or start from another model."
         )
+    if not form.has_head(folder):
+        raise ValueError(_NO_HEAD.format(folder))
 
 
 def initial_params(
@@ -255,11 +259,13 @@ def initial_params(
       The parameters of `Encoder`, nested dicts of float32 arrays. Padding is zero.
 
     Raises:
-      ValueError: as `read_model`; the settings or the vocabulary of the folder's model differ from
-        those of the run.
+      ValueError: as `read_model`; the folder has no masked-LM head, or the settings or the
+        vocabulary of its model differ from those of the run.
     """
     check_initial(folder, settings, tokenizer)
     sizes, params = read_model(folder)
+    if "head" not in params:  # or the run would go on with a random one
+        raise ValueError(_NO_HEAD.format(folder))
     if sizes["cross_attention"] and not settings["cross_attention"]:
         encoder = {**sizes, "cross_attention": False}
         params = parameters.nested(parameters.flat(params, encoder))
