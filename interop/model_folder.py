@@ -6,6 +6,7 @@ Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
 import contextlib
+import logging
 import os
 import pathlib
 import shutil
@@ -150,30 +151,36 @@ def write_model(
     """Write a model folder atomically.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
-    class of its task head.
+    class of its task head. Of a tokenizer that cannot be exported (`huggingface.why_not_exported`),
+    such as one with bytes to fall back to, the SentencePiece model alone is written, and a warning
+    logged.
 
     Args:
       folder: the destination; absent or empty.
       params: the parameters of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of the
         table and of the bias beyond the tokenizer's pieces are padding and left out.
       sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
-      tokenizer: the serialised SentencePiece model, as written by `vocap.merge.write_model`. It is
+      tokenizer: the serialised SentencePiece model, with the special tokens of this project. It is
         stored beside the files for `transformers`.
       task_head: head of a fine-tuned encoder, which has no masked-LM head.
       card: text of README.md; "" for none.
 
     Raises:
-      ValueError: the folder is not empty, the tokenizer cannot be exported, or the shape of a
-        parameter does not match the sizes.
+      ValueError: the folder is not empty, the tokenizer is no unigram or BPE model, or the shape of
+        a parameter does not match the sizes.
     """
     check_writable(folder)
+    reason = huggingface.why_not_exported(tokenizer)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
     has_head = "head" in params
     is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
     form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
     with _new_folder(folder) as aside:
-        huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
+        if reason:
+            huggingface.mark_unreadable(aside)
+        else:
+            huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)
         tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
         save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))
@@ -181,6 +188,14 @@ def write_model(
         artifacts.write_json(aside / _CONFIG, config)
         if card:
             artifacts.write_text(aside / _CARD, card)
+    if reason:
+        logging.warning(
+            "AutoTokenizer cannot read %s: %s. Its tokenizer is %s alone, for sentencepiece; the "
+            "commands of this project need no other",
+            folder,
+            reason,
+            TOKENIZER,
+        )
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:

@@ -411,7 +411,7 @@ class ExportTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
-        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; only"),
+        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; .* only"),
         ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
         ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),
         ("no_map", lambda p: p.normalizer_spec.ClearField("precompiled_charsmap"), "normalises"),
@@ -420,7 +420,7 @@ class ExportTest(parameterized.TestCase):
     def test_models_of_other_kinds_are_refused(self, change, message):
         proto = model_pb2.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
         change(proto)
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assertRaisesRegex(ValueError, f"{message}.*(; read this one|, or BPE)"):
             huggingface.tokenizer_json(proto.SerializeToString())
 
 

@@ -1,14 +1,18 @@
 """Model folders of either form: heads to start from, tokenizers beside them, places to write."""
 
 import dataclasses
+import io
+import pathlib
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import sentencepiece as spm
+import transformers
 from absl.testing import absltest, parameterized
 
 from common import artifacts
-from interop import model_folder, task_heads, xlm_roberta
+from interop import huggingface, model_folder, task_heads, vocabulary, xlm_roberta
 from tests.interop.xlm_roberta_test import (
     PADDED,
     SETTINGS,
@@ -53,6 +57,53 @@ class InitialHeadTest(FolderTest):
     def test_a_masked_lm_has_one(self):
         model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
         model_folder.check_initial(self.folder, dataclasses.asdict(PADDED), tokenizer())
+
+
+OWN_KINDS = {
+    "bytes": {"byte_fallback": True, "vocab_size": 300},
+    "user-defined": {"user_defined_symbols": ["<sep>"]},
+    "case": {"normalization_rule_name": "nmt_nfkc_cf"},
+    "identity": {"normalization_rule_name": "identity"},
+}
+
+
+def own_model(kind: str, folder: pathlib.Path) -> bytes:
+    """A tokenizer of a user's own, as build_vocab.py takes it."""
+    content = io.BytesIO()
+    options = {"vocab_size": 24, "hard_vocab_limit": False, "minloglevel": 2} | OWN_KINDS[kind]
+    lines = ["ab abc cd", "abc cdab", "h abc"]
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=content, **options)
+    path = folder / "own.model"
+    path.write_bytes(content.getvalue())
+    return vocabulary.sentencepiece_model(path)
+
+
+class OwnTokenizerTest(FolderTest):
+    @parameterized.product(kind=tuple(OWN_KINDS), position=("learned", "gated"))
+    def test_the_model_is_written_with_sentencepiece_s_file_alone(self, kind, position):
+        own = own_model(kind, self.parent)
+        settings = dataclasses.replace(
+            SETTINGS, vocab_size=len(vocabulary.vocabulary(own).pieces), position=position
+        )
+        sizes, params = dataclasses.asdict(settings), params_of(settings)
+        with self.assertLogs(level="WARNING") as logs:
+            model_folder.write_model(self.folder, params, sizes, own)
+        self.assertIn(f"AutoTokenizer cannot read {self.folder}: the tokenizer ", logs.output[0])
+        self.assertEqual(
+            {path.name for path in self.folder.iterdir()},
+            {"config.json", "model.safetensors", "spm.model", "tokenizer_config.json"},
+        )
+        self.assertEqual(model_folder.read_tokenizer(self.folder), own)
+        self.assertEqual(vocabulary.sentencepiece_model(self.folder), own)
+        self.assert_same_bits(model_folder.initial_params(self.folder, sizes, own), params)
+        # Which would make one of five pieces in its place, were there no tokenizer_config.json.
+        with self.assertRaisesRegex(ValueError, "instantiate the backend tokenizer"):
+            transformers.AutoTokenizer.from_pretrained(self.folder)
+
+    def test_an_export_without_a_model_has_nothing_left_to_write(self):
+        own = own_model("bytes", self.parent)
+        with self.assertRaisesRegex(ValueError, "byte pieces; .*; read this one with sentencepi"):
+            huggingface.export_tokenizer(own, self.folder)
 
 
 if __name__ == "__main__":

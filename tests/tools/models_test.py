@@ -23,12 +23,14 @@ from builders import model as builders
 from builders import objectives, streams
 from builders.initial import initial_params
 from builders.masked_lm import masked_lm_of
+from builders.pretrained import read_pretrained
 from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from interop import model_folder, task_heads, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from tests import commands, factories, processes
+from tests.interop import model_folder_test
 from training.checkpoint import Checkpoints
 from training.loop import train
 from training.sharding import MeshSettings, make_mesh
@@ -195,6 +197,32 @@ class EntryPointsTest(parameterized.TestCase):
         )
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
+
+    @parameterized.parameters("bytes", "user-defined", "case", "identity")
+    def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
+        model, own = self.write_model(), model_folder_test.own_model(kind, self.parent)
+        given, text = self.parent / "given.model", self.parent / "xx.txt"
+        given.write_bytes(own)
+        text.write_text("ab abc cd\nAB zz\n", encoding="utf-8")
+        folders = [self.parent / name for name in ("on_own", "kept", "small", "back")]
+        on_own, kept, small, back = folders
+        for source, output, tool, *flags in (
+            (model, on_own, "import_model", f"--vocabulary={given}"),
+            (on_own, kept, "import_model"),
+            (on_own, small, "prune_model", f"--texts={text}"),
+            (on_own, back, "import_model", f"--vocabulary={model / 'spm.model'}"),
+        ):
+            paths = (f"--model={source}", f"--output={output}")
+            self.succeed(f"tools.{tool}", *paths, *flags)
+        self.assertEqual(model_folder.read_tokenizer(kept), own)
+        pairs = (model_folder.read_model(folder)[1] for folder in (on_own, kept))
+        jax.tree.map(np.testing.assert_array_equal, *pairs)
+        _, ids = vocabulary.prune(own, text.read_text().splitlines())
+        before, after = (self.logits(folder, "ab abc cd") for folder in (on_own, small))
+        np.testing.assert_allclose(after, before[:, ids], rtol=0, atol=1e-5)
+        self.assertEqual(read_pretrained(str(on_own)).tokenizer, own)
+        exists = [(folder / "tokenizer.json").exists() for folder in folders]
+        self.assertEqual(exists, [False, False, False, True])
 
     def test_a_pruned_model_of_a_task_says_that_it_is_an_encoder_alone(self):
         sizes, encoder = model_folder.read_model(self.write_model())
