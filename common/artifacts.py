@@ -71,7 +71,8 @@ def _with_path(error: OSError, path: pathlib.Path) -> OSError:
 @contextlib.contextmanager
 def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, whose files are moved to `folder` when the block succeeds."""
-    folder = pathlib.Path(folder)
+    # A relative one may have no name, as ".", and a link leads to another disk.
+    folder = pathlib.Path(folder).resolve()
     aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():

@@ -430,7 +430,7 @@ class EntryPointTest(absltest.TestCase):
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(corpus_model())
 
-    def run_entry_point(self, *flags: str) -> subprocess.CompletedProcess:
+    def run_entry_point(self, *flags: str, cwd=ROOT) -> subprocess.CompletedProcess:
         command = [
             sys.executable,
             "-m",
@@ -439,7 +439,8 @@ class EntryPointTest(absltest.TestCase):
         ]
         return subprocess.run(
             [*command, f"--output={self.folder / 'out'}", *flags],
-            cwd=ROOT,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
@@ -458,6 +459,22 @@ class EntryPointTest(absltest.TestCase):
         self.assertIn(f"{documents}: 1 of 2 lines agree", done.stdout)
         self.assertRegex(done.stdout, r"ein <mask> Haus\n  SentencePiece .*<.*>.*\n  tokenizers  ")
         self.assertTrue((self.folder / "out/tokenizer.json").exists())
+
+    def test_the_folder_of_a_model_keeps_its_tokenizer(self):
+        huggingface.export_tokenizer(small_model({"\u2581": -3.0}), self.folder / "out", 16)
+        (self.folder / "out/config.json").write_text("{}", encoding="utf-8")
+        files = {path: path.read_bytes() for path in (self.folder / "out").iterdir()}
+        done = self.run_entry_point()
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, "out holds a model.*; its tokenizer is .*another --output")
+        self.assertEqual(files, {path: path.read_bytes() for path in files})
+
+    def test_the_folder_where_it_is_run(self):
+        (self.folder / "here").mkdir()
+        done = self.run_entry_point("--output=.", cwd=self.folder / "here")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((self.folder / "here/tokenizer.json").exists())
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"here", "spm.model"})
 
     def test_a_text_that_is_missing_is_told_before_anything_is_written(self):
         done = self.run_entry_point("--check=missing.txt")
