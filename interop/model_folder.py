@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -137,6 +138,11 @@ def check_writable(folder: pathlib.Path) -> None:
     """Raise ValueError if `write_model` would reject the folder."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; remove it, or choose another folder to write")
+    if os.path.ismount(folder.resolve()):  # no other folder can be renamed to it
+        raise ValueError(
+            f"{folder} is where a disk is mounted, and no folder, which is written as a whole, can "
+            "take its place; name a folder inside it"
+        )
 
 
 def write_model(
@@ -312,9 +318,12 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
 @contextlib.contextmanager
 def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
-    folder = folder.absolute()
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    # A link cannot be replaced by a folder, but the empty folder can that it leads to.
+    folder = folder.resolve()
+    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
     with artifacts.made_parents(folder):
+        # Of a process that was killed: in a container the next has its name and number.
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             yield aside

@@ -106,5 +106,50 @@ class OwnTokenizerTest(FolderTest):
             huggingface.export_tokenizer(own, self.folder)
 
 
+class PlaceTest(FolderTest):
+    def write(self, folder: pathlib.Path) -> None:
+        model_folder.write_model(folder, params_of(SETTINGS), SIZES, tokenizer())
+
+    def test_leftovers_of_a_killed_process_of_the_same_number_go(self):
+        with (
+            mock.patch.object(model_folder, "save_file", side_effect=KeyboardInterrupt) as save,
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            self.write(self.folder)
+        self.assertEmpty(list(self.parent.iterdir()))
+        leftover = save.call_args.args[1].parent  # where there was no time to remove it
+        leftover.mkdir()
+        (leftover / "half.safetensors").touch()
+        self.write(self.folder)
+        self.assertEqual(list(self.parent.iterdir()), [self.folder])
+        self.assertFalse((self.folder / "half.safetensors").exists())
+        model_folder.read_model(self.folder)
+
+    @parameterized.parameters(True, False)
+    def test_the_folder_that_a_link_names_is_written(self, exists):
+        real, link = self.parent / "elsewhere" / "real", self.parent / "link"
+        if exists:
+            real.mkdir(parents=True)
+        link.symlink_to(real)
+        self.write(link)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(list(real.parent.iterdir()), [real])
+        model_folder.read_model(real)
+        with self.assertRaisesRegex(ValueError, "link is not empty"):
+            model_folder.check_writable(link)
+
+    @parameterized.parameters("disk", "link")
+    def test_a_mounted_disk_is_refused_before_anything_is_written(self, name):
+        disk = self.parent / "disk"
+        disk.mkdir()
+        (self.parent / "link").symlink_to(disk)
+        with (
+            mock.patch.object(model_folder.os.path, "ismount", lambda path: path == disk),
+            self.assertRaisesRegex(ValueError, f"{name} is where a disk .*; name a folder inside"),
+        ):
+            model_folder.check_writable(self.parent / name)
+        model_folder.check_writable(disk / "inside")
+
+
 if __name__ == "__main__":
     absltest.main()
