@@ -163,6 +163,22 @@ class EntryPointsTest(parameterized.TestCase):
         expected = np.concatenate([order[:4], [last], order[4:last]])
         np.testing.assert_array_equal(after, before[expected])
 
+    def test_pieces_that_the_model_has_not_are_no_pieces_to_keep(self):
+        folder, output, text = self.write_model(), self.parent / "ours", self.parent / "text.txt"
+        (folder / "spm.model").unlink()
+        text.write_text("ab\n", encoding="utf-8")
+        other = merge.write_model([*PIECES, "yy", "xx"], -np.arange(1.0, len(PIECES) + 3))
+        proto = model_pb2.ModelProto.FromString(other)
+        self._write_fairseq(folder / "sentencepiece.bpe.model", proto)
+        flags = (f"--model={folder}", f"--output={output}")
+        for check in ((), (f"--check={text}",)):
+            self.assert_refused(
+                f"{folder}/sentencepiece.bpe.model has 2 pieces that {folder}/tokenizer.json "
+                "lacks, such as 'yy': .*; remove the one that",
+                "tools.import_model", *flags, *check,
+            )  # fmt: skip
+        self.assertFalse(output.exists())
+
     def _write_fairseq(self, path: pathlib.Path, proto: model_pb2.ModelProto) -> None:
         """Write the model with SentencePiece's own special tokens, as fairseq has it."""
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
@@ -197,6 +213,24 @@ class EntryPointsTest(parameterized.TestCase):
         )
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
+
+    @parameterized.parameters(1, -1)
+    def test_a_model_is_pruned_by_its_own_tokenizer_alone(self, more):
+        folder, text = self.write_model(), self.parent / "xx.txt"
+        text.write_text("ab cd\n", encoding="utf-8")
+        pieces = [*PIECES, "yy"][: len(PIECES) + more]
+        other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+        (folder / "spm.model").write_bytes(other)
+        flags = (f"--model={folder}", f"--texts={text}")
+        self.assert_refused(
+            f"spm.model has {VOCAB + more} pieces, but the model {VOCAB} embeddings; copy the",
+            "tools.prune_model", *flags, f"--output={self.parent / 'small'}",
+        )  # fmt: skip
+        if more < 0:  # as if the last embedding were padding, which goes by the remedy
+            unpadded = self.parent / "unpadded"
+            self.succeed("tools.import_model", f"--model={folder}", f"--output={unpadded}")
+            flags = (f"--model={unpadded}", f"--texts={text}")
+            self.succeed("tools.prune_model", *flags, f"--output={self.parent / 'small'}")
 
     @parameterized.parameters("bytes", "user-defined", "case", "identity")
     def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
