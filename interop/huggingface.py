@@ -218,6 +218,9 @@ def compare(
         exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     else:
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    # Which a file may store, and both change the ids of a text.
+    exported.no_truncation()
+    exported.no_padding()
     processor = spm.SentencePieceProcessor(model_proto=model)
     theirs = range(len(processor)) if ids is None else ids
     differences = []

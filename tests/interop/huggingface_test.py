@@ -340,6 +340,16 @@ class CompareTest(absltest.TestCase):
         value = small_json(model) | {"post_processor": None}
         self.assertLen(huggingface.compare(model, value, ["a", ""]), 2)
 
+    def test_padding_and_truncation_that_a_file_stores_make_none(self):
+        model = small_model({"\u2581": -3.0, "a": -3.0})
+        tokenizer = load(small_json(model))
+        texts = ["a", "a a a a"]
+        for store in (tokenizer.enable_padding, lambda: tokenizer.enable_truncation(4)):
+            store()
+            value = json.loads(tokenizer.to_str())
+            self.assertTrue(value["padding"] or value["truncation"])
+            self.assertEqual(huggingface.compare(model, value, texts), [])
+
     def test_without_the_library_says_what_to_install(self):
         with (
             mock.patch.dict(sys.modules, {"tokenizers": None}),
