@@ -25,6 +25,18 @@ from transformers import AutoModelFor{suffix}, AutoTokenizer
 model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
 tokenizer = AutoTokenizer.from_pretrained(".")
 """
+_LOAD_SENTENCEPIECE = """\
+`AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
+`<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
+
+```python
+import sentencepiece
+from transformers import AutoModelFor{suffix}
+
+model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
+tokenizer = sentencepiece.SentencePieceProcessor(model_file="spm.model")
+```
+"""
 _SEQUENCES = """\
 {texts}
 rows = tokenizer(
@@ -70,11 +82,10 @@ _OWN_FORM = """\
 read with safetensors, and text with the tokenizer:
 
 ```python
-from safetensors.numpy import load_file
-from transformers import AutoTokenizer
+{imports}
 
 tensors = load_file("model.safetensors")
-tokenizer = AutoTokenizer.from_pretrained(".")
+{tokenizer}
 ```
 
 `predict.py --workdir=RUN` of this project predicts with the run that this is an export of.
@@ -93,6 +104,7 @@ class Facts:
       num_layers, hidden_size: of the encoder.
       start: digest of the parameters that it started from.
       reason: why `transformers` cannot load it, or "".
+      tokenizer_reason: why `AutoTokenizer` cannot read its tokenizer, or "".
     """
 
     config: ConfigDict
@@ -103,6 +115,7 @@ class Facts:
     hidden_size: int
     start: str
     reason: str
+    tokenizer_reason: str = ""
 
 
 def text(facts: Facts) -> str:
@@ -140,8 +153,9 @@ def _metadata(facts: Facts) -> str:
     # JSON is YAML; "no" alone would be false, not Norwegian.
     lines = [f"language: {json.dumps(_languages(facts))}"]
     if facts.head.class_suffix:
-        pipeline = _PIPELINES[facts.head.class_suffix]
-        lines += ["library_name: transformers", f"pipeline_tag: {pipeline}"]
+        lines.append("library_name: transformers")
+        if not facts.tokenizer_reason:
+            lines.append(f"pipeline_tag: {_PIPELINES[facts.head.class_suffix]}")
     return "\n".join(["---", *lines, "---"])
 
 
@@ -186,7 +200,9 @@ def _task(facts: Facts) -> str:
 def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if not suffix:
-        return _OWN_FORM.format(reason=facts.reason)
+        return _own_form(facts)
+    if facts.tokenizer_reason:
+        return _LOAD_SENTENCEPIECE.format(suffix=suffix, reason=facts.tokenizer_reason)
     code = _LOAD.format(suffix=suffix) + "\n"
     if suffix == task_heads.SEQUENCES:
         names, texts = "texts", '["A text"]'
@@ -215,6 +231,19 @@ def _usage(facts: Facts) -> str:
             f"{options.stride} over longer contexts, which this code cuts off.\n"
         )
     return f"```python\n{code}```\n{note}"
+
+
+def _own_form(facts: Facts) -> str:
+    imports = ["from safetensors.numpy import load_file"]
+    if facts.tokenizer_reason:
+        imports.insert(0, "import sentencepiece")
+        tokenizer = 'sentencepiece.SentencePieceProcessor(model_file="spm.model")'
+    else:
+        imports.append("from transformers import AutoTokenizer")
+        tokenizer = 'AutoTokenizer.from_pretrained(".")'
+    return _OWN_FORM.format(
+        reason=facts.reason, imports="\n".join(imports), tokenizer=f"tokenizer = {tokenizer}"
+    )
 
 
 def _training(facts: Facts) -> str:

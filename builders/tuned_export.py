@@ -11,7 +11,7 @@ from builders.run_folder import BEST, RESULTS, TOKENIZER
 from builders.task_kinds import KINDS
 from builders.task_settings import TaskSettings, task_settings
 from common import artifacts
-from interop import model_folder
+from interop import huggingface, model_folder
 from interop.params_file import read_params
 from interop.task_heads import TaskHead
 
@@ -52,7 +52,7 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
     head = task_head(options, params["task"])
     sizes = notes["encoder"]
     reason = model_folder.why_not_transformers(sizes, task_head=head)
-    facts = _facts(workdir, config, head, sizes, reason)
+    facts = _facts(workdir, config, head, sizes, reason, huggingface.why_not_exported(tokenizer))
     model_folder.write_model(
         output,
         params["encoder"],
@@ -78,7 +78,12 @@ def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
 
 
 def _facts(
-    workdir: pathlib.Path, config: ConfigDict, head: TaskHead, sizes: dict[str, Any], reason: str
+    workdir: pathlib.Path,
+    config: ConfigDict,
+    head: TaskHead,
+    sizes: dict[str, Any],
+    reason: str,
+    tokenizer_reason: str,
 ) -> model_card.Facts:
     recorded = artifacts.read_json(workdir / "settings.json")
     return model_card.Facts(
@@ -90,4 +95,5 @@ def _facts(
         hidden_size=sizes["hidden_size"],
         start=recorded["parameters"],
         reason=reason,
+        tokenizer_reason=tokenizer_reason,
     )

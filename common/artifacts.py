@@ -92,11 +92,10 @@ def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
       ValueError: `folder` is the root of the file system.
       OSError: `folder` is a file, or cannot be written.
     """
-    folder = pathlib.Path(folder)
+    # A relative one may have no name, as ".", and a link leads to another disk.
+    folder = pathlib.Path(folder).resolve()
     if _is_unnamed(folder):
-        folder = folder.resolve()  # to the name that the temporary folder beside it begins with
-        if _is_unnamed(folder):
-            raise ValueError(f"{folder}: the root folder is not written to; choose one below it")
+        raise ValueError(f"{folder}: the root folder is not written to; choose one below it")
     aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():

@@ -41,6 +41,7 @@ from interop import charsmap, vocabulary
 from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
+_CLASS = "PreTrainedTokenizerFast"  # which reads tokenizer.json and nothing else
 _SPACE = "\u2581"
 # Two control characters that SentencePiece deletes; here the character map deletes them at the end.
 _STOP, _STAND_IN = "\x01", "\x02"
@@ -85,7 +86,7 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
     names = dict(zip(_ROLES, SPECIALS, strict=True))
     names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
     options = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": _CLASS,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         **({} if max_length is None else {"model_max_length": max_length}),
@@ -94,6 +95,15 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
         artifacts.write_json(aside / "special_tokens_map.json", names)
         artifacts.write_json(aside / "tokenizer_config.json", names | options)
         artifacts.write_json(aside / "tokenizer.json", tokenizer)
+
+
+def mark_unreadable(folder: pathlib.Path) -> None:
+    """Write a file with which `AutoTokenizer` refuses a folder that has no tokenizer.json.
+
+    Without it an empty tokenizer of the class that config.json implies would be made, silently.
+    """
+    config = {"tokenizer_class": _CLASS}
+    artifacts.write_json(folder / "tokenizer_config.json", config)
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:
@@ -107,10 +117,14 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
       as `<s> A </s> </s> B </s>`, as in XLM-R.
 
     Raises:
-      ValueError: the bytes are not a model, or the model is of a kind that build_vocab.py does not
-        write.
+      ValueError: the bytes are not a model, or `why_not_exported`.
     """
-    proto = _parse(model)
+    if reason := why_not_exported(model):
+        raise ValueError(
+            f"{reason}; read this one with sentencepiece, or export a vocabulary that "
+            "build_vocab.py builds without vocab.tokenizer"
+        )
+    proto = vocabulary.parse(model)
     added = [
         {
             "id": i,
@@ -204,6 +218,9 @@ def compare(
         exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     else:
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    # Which a file may store, and both change the ids of a text.
+    exported.no_truncation()
+    exported.no_padding()
     processor = spm.SentencePieceProcessor(model_proto=model)
     theirs = range(len(processor)) if ids is None else ids
     differences = []
@@ -237,8 +254,14 @@ def describe(differences: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
-def _parse(model: bytes) -> model_pb2.ModelProto:
-    """Parse a model and check that it is of the kind that `write_model` writes."""
+def why_not_exported(model: bytes) -> str:
+    """Return the reason that no tokenizer.json segments text as a model does, or "" if one does.
+
+    The reason is a sentence without its full stop.
+
+    Raises:
+      ValueError: the bytes are not a model, or one of another kind than unigram and BPE.
+    """
     proto = vocabulary.parse(model)
     vocabulary.kind(proto)
     kinds = model_pb2.ModelProto.SentencePiece
@@ -254,13 +277,14 @@ def _parse(model: bytes) -> model_pb2.ModelProto:
         or not spec.remove_extra_whitespaces
         or not spec.escape_whitespaces,
     }
-    for fault, found in wrong.items():
-        if found:
-            raise ValueError(
-                f"the model {fault}; only models as build_vocab.py writes them can be exported: "
-                f"{' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc"
-            )
-    return proto
+    faults = [fault for fault, found in wrong.items() if found]
+    if not faults:
+        return ""
+    return (
+        f"the tokenizer {', '.join(faults)}; a tokenizer.json that segments alike can be made only "
+        f"of {' '.join(SPECIALS)} and then normal pieces, normalised by nmt_nfkc or one character "
+        "at a time"
+    )
 
 
 def _is_exact(spec: model_pb2.NormalizerSpec) -> bool:

@@ -6,9 +6,11 @@ Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
 import contextlib
+import logging
 import os
 import pathlib
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -35,6 +37,12 @@ _OF_POSITION = {
     "relative": ("distance_buckets", "max_distance"),
     "gated": ("distance_buckets", "max_distance"),
 }
+_NO_HEAD = (
+    "{} holds an encoder without a masked-LM head, with which masked LM cannot start; of a "
+    "fine-tuned model, start from the one that it was made from; of a discriminator, export the "
+    "generator (tools.export_model --part=generator) or start from the --workdir of the run; or "
+    "import a folder of XLMRobertaForMaskedLM"
+)
 
 
 class _Form(Protocol):
@@ -61,6 +69,8 @@ class _Form(Protocol):
     ) -> dict[str, np.ndarray]: ...
 
     def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]: ...
+
+    def has_head(self, folder: pathlib.Path) -> bool: ...
 
     def read_arrays(
         self, folder: pathlib.Path, config: Mapping[str, Any]
@@ -128,6 +138,11 @@ def check_writable(folder: pathlib.Path) -> None:
     """Raise ValueError if `write_model` would reject the folder."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; remove it, or choose another folder to write")
+    if os.path.ismount(folder.resolve()):  # no other folder can be renamed to it
+        raise ValueError(
+            f"{folder} is where a disk is mounted, and no folder, which is written as a whole, can "
+            "take its place; name a folder inside it"
+        )
 
 
 def write_model(
@@ -142,30 +157,36 @@ def write_model(
     """Write a model folder atomically.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
-    class of its task head.
+    class of its task head. Of a tokenizer that cannot be exported (`huggingface.why_not_exported`),
+    such as one with bytes to fall back to, the SentencePiece model alone is written, and a warning
+    logged.
 
     Args:
       folder: the destination; absent or empty.
       params: the parameters of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of the
         table and of the bias beyond the tokenizer's pieces are padding and left out.
       sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
-      tokenizer: the serialised SentencePiece model, as written by `vocap.merge.write_model`. It is
+      tokenizer: the serialised SentencePiece model, with the special tokens of this project. It is
         stored beside the files for `transformers`.
       task_head: head of a fine-tuned encoder, which has no masked-LM head.
       card: text of README.md; "" for none.
 
     Raises:
-      ValueError: the folder is not empty, the tokenizer cannot be exported, or the shape of a
-        parameter does not match the sizes.
+      ValueError: the folder is not empty, the tokenizer is no unigram or BPE model, or the shape of
+        a parameter does not match the sizes.
     """
     check_writable(folder)
+    reason = huggingface.why_not_exported(tokenizer)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
     has_head = "head" in params
     is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
     form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
     with _new_folder(folder) as aside:
-        huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
+        if reason:
+            huggingface.mark_unreadable(aside)
+        else:
+            huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
         artifacts.write_bytes(aside / TOKENIZER, tokenizer)
         tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
         save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))
@@ -173,6 +194,14 @@ def write_model(
         artifacts.write_json(aside / _CONFIG, config)
         if card:
             artifacts.write_text(aside / _CARD, card)
+    if reason:
+        logging.warning(
+            "AutoTokenizer cannot read %s: %s. Its tokenizer is %s alone, for sentencepiece; the "
+            "commands of this project need no other",
+            folder,
+            reason,
+            TOKENIZER,
+        )
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
@@ -209,7 +238,7 @@ def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
-    """Raise ValueError if a run cannot start from a folder; read all but the weights.
+    """Raise ValueError if a run cannot start from a folder; read all but the weights' values.
 
     Args:
       folder, settings, tokenizer: as of `initial_params`.
@@ -221,12 +250,6 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
         )
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
-    if not config.get("masked_lm_head", True):
-        raise ValueError(
-            f"{folder} holds an encoder without a masked-LM head, with which masked LM cannot "
-            "start; export its generator (tools.export_model --part=generator), start from the "
-            "--workdir of its run, or import a folder of XLMRobertaForMaskedLM"
-        )
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
     differing = [key for key in keys if settings[key] != sizes[key]]
     if differing:
@@ -235,6 +258,8 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
             f"{folder} holds a model of other settings:\n" + "\n".join(lines) + "\n"
             "Set these keys as there, or start from another model."
         )
+    if not form.has_head(folder):
+        raise ValueError(_NO_HEAD.format(folder))
 
 
 def initial_params(
@@ -255,11 +280,13 @@ def initial_params(
       The parameters of `Encoder`, nested dicts of float32 arrays. Padding is zero.
 
     Raises:
-      ValueError: as `read_model`; the settings or the vocabulary of the folder's model differ from
-        those of the run.
+      ValueError: as `read_model`; the folder has no masked-LM head, or the settings or the
+        vocabulary of its model differ from those of the run.
     """
     check_initial(folder, settings, tokenizer)
     sizes, params = read_model(folder)
+    if "head" not in params:  # or the run would go on with a random one
+        raise ValueError(_NO_HEAD.format(folder))
     if sizes["cross_attention"] and not settings["cross_attention"]:
         encoder = {**sizes, "cross_attention": False}
         params = parameters.nested(parameters.flat(params, encoder))
@@ -291,9 +318,12 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
 @contextlib.contextmanager
 def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
-    folder = folder.absolute()
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    # A link cannot be replaced by a folder, but the empty folder can that it leads to.
+    folder = folder.resolve()
+    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
     with artifacts.made_parents(folder):
+        # Of a process that was killed: in a container the next has its name and number.
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             yield aside

@@ -18,7 +18,7 @@ class Segmenter:
 
     Attributes:
       kind: "unigram", "bpe", "wordpiece", "wordlevel", "word" or "char".
-      size: V, number of ids.
+      size: V, number of ids, those included that no piece has.
       is_piece: [V] bool, ids that text can be segmented into: no special tokens, no unknown.
       unknown: id of unknown text; None if there is none, as with bytes to fall back to.
       encode: ids of each text.
@@ -93,12 +93,14 @@ def _of_json(path: pathlib.Path) -> Segmenter:
         raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({error})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    size = tokenizer.get_vocab_size()
+    ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+    size = int(ids.max(initial=-1)) + 1  # ids may have gaps
     unknown = model.get("unk_id")
     if model.get("unk_token") is not None:
         unknown = tokenizer.token_to_id(model["unk_token"])
     added = tokenizer.get_added_tokens_decoder()
-    is_piece = np.ones(size, bool)
+    is_piece = np.zeros(size, bool)
+    is_piece[ids] = True
     is_piece[[i for i, token in added.items() if token.special]] = False
     if unknown is not None:
         is_piece[unknown] = False

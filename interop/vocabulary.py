@@ -22,6 +22,8 @@ TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weig
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
 # Files of a folder's tokenizer, those first that say best how text is segmented.
 TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
+# The same files, those first that say best which id a piece has.
+_ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
 _KINDS = model_pb2.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
@@ -83,7 +85,8 @@ def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     Raises:
       ValueError: none of these files exists, or the file cannot be read.
     """
-    for name, read in ((TOKENIZER, vocabulary), (_JSON, _of_json), (_FAIRSEQ, _of_fairseq)):
+    readers = (vocabulary, _of_json, _of_fairseq)
+    for name, read in zip(_ID_FILES, readers, strict=True):
         path = folder / name
         if path.exists():
             try:
@@ -94,6 +97,35 @@ def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
         f"{folder} has no {TOKENIZER}, {_JSON} or {_FAIRSEQ}; write the model's tokenizer into it "
         "with save_pretrained"
     )
+
+
+def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None:
+    """Raise ValueError if a folder's own tokenizer has pieces that the folder's model has not.
+
+    Args:
+      folder: of the model.
+      old: its `read_vocabulary`.
+      model: its `sentencepiece_model`, which may be of another file.
+    """
+    known = set(old.pieces)
+    unknown = [piece for piece in vocabulary(model).pieces if piece not in known]
+    if unknown:
+        ids = next(folder / name for name in _ID_FILES if (folder / name).exists())
+        raise ValueError(
+            f"{tokenizer_file(folder)} has {len(unknown)} pieces that {ids} lacks, such as "
+            f"{unknown[0]!r}: they are not of one model; remove the one that is not this model's, "
+            "or write both again with save_pretrained"
+        )
+
+
+def check_sizes(folder: pathlib.Path, num_pieces: int, num_rows: int) -> None:
+    """Raise ValueError unless a folder's SentencePiece model has a piece for each embedding."""
+    if num_pieces != num_rows:
+        raise ValueError(
+            f"{folder / TOKENIZER} has {num_pieces} pieces, but the model {num_rows} embeddings; "
+            "copy the tokenizer of this model, or, if the table is padded, let tools.import_model "
+            "write the folder again without the padding"
+        )
 
 
 def vocabulary(model: bytes) -> ModelVocabulary:

@@ -21,6 +21,7 @@ from interop.weights import Weights
 MODEL_TYPE = "vocap-encoder"
 METADATA: Mapping[str, str] = {}
 _VERSION = 1
+_HEAD = "head."  # beginning of the tensors of the masked-LM head
 _EXPORT_AGAIN = "write the folder again with tools.export_model"
 
 # Keys of config.json besides model_type and format_version, with the minimum or the choices.
@@ -104,6 +105,12 @@ def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
 
 def _refuse(path: pathlib.Path, config: Mapping[str, Any], key: str, wanted: str) -> None:
     raise ValueError(f"{path}: {key} is {config.get(key)!r}, must be {wanted}; {_EXPORT_AGAIN}")
+
+
+def has_head(folder: pathlib.Path) -> bool:
+    """Whether a folder has a masked-LM head, by the names of its tensors."""
+    with Weights.open(folder, _EXPORT_AGAIN) as weights:
+        return any(name.startswith(_HEAD) for name in weights.names)
 
 
 def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ our parameters differ in layout only:
   embeddings on reading, and zeros are written in its place.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Collection, Mapping
@@ -157,6 +158,14 @@ class XLMRoberta:
             )
         return "; ".join(found)
 
+    def has_head(self, folder: pathlib.Path) -> bool:
+        """Whether a folder has a masked-LM head, by the names of its tensors."""
+        with self._open(folder) as weights:
+            return _has_head(weights)
+
+    def _open(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
+        return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
+
     def read_arrays(self, folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Read the parameters by name, float32; those of the masked-LM head if there is one.
 
@@ -170,9 +179,8 @@ class XLMRoberta:
         """
         sizes, first = self._sizes(config), config["pad_token_id"] + 1
         width = sizes["hidden_size"]
-        save_again = _SAVE_AGAIN.format(self.class_name)
-        with Weights.open(folder, save_again, tied=_TIED) as weights:
-            has_head = any(name.startswith(_HEAD) for name in weights.names)
+        with self._open(folder) as weights:
+            has_head = _has_head(weights)
             found = self._parameters(sizes, has_head=has_head)
             drop = _dropped_prefix(weights.names)
             names = {name for parameter in found for name in parameter.names}
@@ -280,6 +288,10 @@ XLM_R_XL = XLMRoberta(
     {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
 )
+
+
+def _has_head(weights: Weights) -> bool:
+    return any(name.startswith(_HEAD) for name in weights.names)
 
 
 def _dropped_prefix(names: Collection[str]) -> str:

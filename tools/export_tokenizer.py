@@ -16,7 +16,7 @@ from input_pipeline import text_files
 from interop import huggingface
 
 _MODEL = flags.DEFINE_string("model", None, "The SentencePiece model of build_vocab.py.")
-_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, one without a model.")
 _CHECK = flags.DEFINE_multi_string(
     "check", [], "A text file, also compressed, to compare the ids on; repeatable."
 )
@@ -25,6 +25,11 @@ _CHECK = flags.DEFINE_multi_string(
 def main(_) -> None:
     model, folder = _file(_MODEL.value).read_bytes(), pathlib.Path(_OUTPUT.value)
     texts = [_file(path) for path in _CHECK.value]
+    if (folder / "config.json").exists():  # whose tokenizer it would replace
+        raise ValueError(
+            f"{folder} holds a model, by its config.json; its tokenizer is there already: choose "
+            "another --output"
+        )
 
     try:
         huggingface.export_tokenizer(model, folder)

@@ -37,6 +37,7 @@ def main(_) -> None:
     old = vocabulary.read_vocabulary(folder)
     if _VOCABULARY.value is None:
         tokenizer = vocabulary.sentencepiece_model(folder)
+        vocabulary.check_kept(folder, old, tokenizer)
         if _CHECK.value:
             _check(tokenizer, old, folder, pathlib.Path(_CHECK.value))
     else:

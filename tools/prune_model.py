@@ -31,6 +31,7 @@ def main(_) -> None:
     sizes, params = model_folder.read_model(folder)
     tokenizer = model_folder.read_tokenizer(folder)
     table, bias = model_folder.table_of(params)
+    vocabulary.check_sizes(folder, len(vocabulary.vocabulary(tokenizer).pieces), len(table))
 
     texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
     tokenizer, kept = vocabulary.prune(tokenizer, texts)

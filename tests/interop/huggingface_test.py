@@ -340,6 +340,16 @@ class CompareTest(absltest.TestCase):
         value = small_json(model) | {"post_processor": None}
         self.assertLen(huggingface.compare(model, value, ["a", ""]), 2)
 
+    def test_padding_and_truncation_that_a_file_stores_make_none(self):
+        model = small_model({"\u2581": -3.0, "a": -3.0})
+        tokenizer = load(small_json(model))
+        texts = ["a", "a a a a"]
+        for store in (tokenizer.enable_padding, lambda: tokenizer.enable_truncation(4)):
+            store()
+            value = json.loads(tokenizer.to_str())
+            self.assertTrue(value["padding"] or value["truncation"])
+            self.assertEqual(huggingface.compare(model, value, texts), [])
+
     def test_without_the_library_says_what_to_install(self):
         with (
             mock.patch.dict(sys.modules, {"tokenizers": None}),
@@ -411,7 +421,7 @@ class ExportTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
-        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; only"),
+        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; .* only"),
         ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
         ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),
         ("no_map", lambda p: p.normalizer_spec.ClearField("precompiled_charsmap"), "normalises"),
@@ -420,7 +430,7 @@ class ExportTest(parameterized.TestCase):
     def test_models_of_other_kinds_are_refused(self, change, message):
         proto = model_pb2.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
         change(proto)
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assertRaisesRegex(ValueError, f"{message}.*(; read this one|, or BPE)"):
             huggingface.tokenizer_json(proto.SerializeToString())
 
 
@@ -430,7 +440,7 @@ class EntryPointTest(absltest.TestCase):
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(corpus_model())
 
-    def run_entry_point(self, *flags: str) -> subprocess.CompletedProcess:
+    def run_entry_point(self, *flags: str, cwd=ROOT) -> subprocess.CompletedProcess:
         command = [
             sys.executable,
             "-m",
@@ -439,7 +449,8 @@ class EntryPointTest(absltest.TestCase):
         ]
         return subprocess.run(
             [*command, f"--output={self.folder / 'out'}", *flags],
-            cwd=ROOT,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
@@ -458,6 +469,22 @@ class EntryPointTest(absltest.TestCase):
         self.assertIn(f"{documents}: 1 of 2 lines agree", done.stdout)
         self.assertRegex(done.stdout, r"ein <mask> Haus\n  SentencePiece .*<.*>.*\n  tokenizers  ")
         self.assertTrue((self.folder / "out/tokenizer.json").exists())
+
+    def test_the_folder_of_a_model_keeps_its_tokenizer(self):
+        huggingface.export_tokenizer(small_model({"\u2581": -3.0}), self.folder / "out", 16)
+        (self.folder / "out/config.json").write_text("{}", encoding="utf-8")
+        files = {path: path.read_bytes() for path in (self.folder / "out").iterdir()}
+        done = self.run_entry_point()
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, "out holds a model.*; its tokenizer is .*another --output")
+        self.assertEqual(files, {path: path.read_bytes() for path in files})
+
+    def test_the_folder_where_it_is_run(self):
+        (self.folder / "here").mkdir()
+        done = self.run_entry_point("--output=.", cwd=self.folder / "here")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((self.folder / "here/tokenizer.json").exists())
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"here", "spm.model"})
 
     def test_a_text_that_is_missing_is_told_before_anything_is_written(self):
         done = self.run_entry_point("--check=missing.txt")

@@ -1,6 +1,7 @@
 """Finished runs of finetune.py by tools.export_model: folders, cards, and what is refused."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -125,6 +126,15 @@ class CardTest(ExportCase):
         self.assertIn("print(scores[:, 0].tolist())", card)
         self.assertIn("Its output is a number.", card)
         self.assertIn("| en | 2 | 25.0 |", card)
+
+        for reason, model in (("", "AutoModelForSequenceClassification"), ("Why", "load_file")):
+            bare = dataclasses.replace(head, class_suffix="" if reason else head.class_suffix)
+            facts = Facts(config, options, results, bare, 2, width, "ab12", reason, "its bytes")
+            card = model_card.text(facts)
+            self.assertIn("= sentencepiece.SentencePieceProcessor(", card)
+            self.assertIn(model, card)
+            for theirs in ("AutoTokenizer.from_pretrained", "import AutoTokenizer", "pipeline_tag"):
+                self.assertNotIn(theirs, card)
 
     def card_of_own_texts(self, **changes) -> str:
         """The card of a run on a user's own files, of which no key names the languages."""

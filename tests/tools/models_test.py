@@ -23,12 +23,14 @@ from builders import model as builders
 from builders import objectives, streams
 from builders.initial import initial_params
 from builders.masked_lm import masked_lm_of
+from builders.pretrained import read_pretrained
 from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from interop import model_folder, task_heads, vocabulary
 from models.encoder import Encoder, EncoderSettings
 from tests import commands, factories, processes
+from tests.interop import model_folder_test
 from training.checkpoint import Checkpoints
 from training.loop import train
 from training.sharding import MeshSettings, make_mesh
@@ -161,6 +163,22 @@ class EntryPointsTest(parameterized.TestCase):
         expected = np.concatenate([order[:4], [last], order[4:last]])
         np.testing.assert_array_equal(after, before[expected])
 
+    def test_pieces_that_the_model_has_not_are_no_pieces_to_keep(self):
+        folder, output, text = self.write_model(), self.parent / "ours", self.parent / "text.txt"
+        (folder / "spm.model").unlink()
+        text.write_text("ab\n", encoding="utf-8")
+        other = merge.write_model([*PIECES, "yy", "xx"], -np.arange(1.0, len(PIECES) + 3))
+        proto = model_pb2.ModelProto.FromString(other)
+        self._write_fairseq(folder / "sentencepiece.bpe.model", proto)
+        flags = (f"--model={folder}", f"--output={output}")
+        for check in ((), (f"--check={text}",)):
+            self.assert_refused(
+                f"{folder}/sentencepiece.bpe.model has 2 pieces that {folder}/tokenizer.json "
+                "lacks, such as 'yy': .*; remove the one that",
+                "tools.import_model", *flags, *check,
+            )  # fmt: skip
+        self.assertFalse(output.exists())
+
     def _write_fairseq(self, path: pathlib.Path, proto: model_pb2.ModelProto) -> None:
         """Write the model with SentencePiece's own special tokens, as fairseq has it."""
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
@@ -195,6 +213,50 @@ class EntryPointsTest(parameterized.TestCase):
         )
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "tools.prune_model", *flags[:2], output)
+
+    @parameterized.parameters(1, -1)
+    def test_a_model_is_pruned_by_its_own_tokenizer_alone(self, more):
+        folder, text = self.write_model(), self.parent / "xx.txt"
+        text.write_text("ab cd\n", encoding="utf-8")
+        pieces = [*PIECES, "yy"][: len(PIECES) + more]
+        other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+        (folder / "spm.model").write_bytes(other)
+        flags = (f"--model={folder}", f"--texts={text}")
+        self.assert_refused(
+            f"spm.model has {VOCAB + more} pieces, but the model {VOCAB} embeddings; copy the",
+            "tools.prune_model", *flags, f"--output={self.parent / 'small'}",
+        )  # fmt: skip
+        if more < 0:  # as if the last embedding were padding, which goes by the remedy
+            unpadded = self.parent / "unpadded"
+            self.succeed("tools.import_model", f"--model={folder}", f"--output={unpadded}")
+            flags = (f"--model={unpadded}", f"--texts={text}")
+            self.succeed("tools.prune_model", *flags, f"--output={self.parent / 'small'}")
+
+    @parameterized.parameters("bytes", "user-defined", "case", "identity")
+    def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
+        model, own = self.write_model(), model_folder_test.own_model(kind, self.parent)
+        given, text = self.parent / "given.model", self.parent / "xx.txt"
+        given.write_bytes(own)
+        text.write_text("ab abc cd\nAB zz\n", encoding="utf-8")
+        folders = [self.parent / name for name in ("on_own", "kept", "small", "back")]
+        on_own, kept, small, back = folders
+        for source, output, tool, *flags in (
+            (model, on_own, "import_model", f"--vocabulary={given}"),
+            (on_own, kept, "import_model"),
+            (on_own, small, "prune_model", f"--texts={text}"),
+            (on_own, back, "import_model", f"--vocabulary={model / 'spm.model'}"),
+        ):
+            paths = (f"--model={source}", f"--output={output}")
+            self.succeed(f"tools.{tool}", *paths, *flags)
+        self.assertEqual(model_folder.read_tokenizer(kept), own)
+        pairs = (model_folder.read_model(folder)[1] for folder in (on_own, kept))
+        jax.tree.map(np.testing.assert_array_equal, *pairs)
+        _, ids = vocabulary.prune(own, text.read_text().splitlines())
+        before, after = (self.logits(folder, "ab abc cd") for folder in (on_own, small))
+        np.testing.assert_allclose(after, before[:, ids], rtol=0, atol=1e-5)
+        self.assertEqual(read_pretrained(str(on_own)).tokenizer, own)
+        exists = [(folder / "tokenizer.json").exists() for folder in folders]
+        self.assertEqual(exists, [False, False, False, True])
 
     def test_a_pruned_model_of_a_task_says_that_it_is_an_encoder_alone(self):
         sizes, encoder = model_folder.read_model(self.write_model())

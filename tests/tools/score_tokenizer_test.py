@@ -74,6 +74,17 @@ class SegmenterTest(parameterized.TestCase):
         self.assertTrue(found.is_piece.all())
         self.assertGreater(len(found.encode(["\u0e01"])[0]), 1)
 
+    def test_gaps_between_ids_are_no_pieces(self):
+        ids = {"[UNK]": 0, "ab": 1, "cd": 7}
+        tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        path = self.folder / "gaps.json"
+        tokenizer.save(str(path))
+        found = read_segmenter(path)
+        self.assertEqual(found.size, 8)
+        self.assertEqual(np.flatnonzero(found.is_piece).tolist(), [1, 7])
+        self.assertEqual(found.encode(["ab cd x"]), [[1, 7, 0]])
+
     def test_what_is_no_tokenizer(self):
         with self.assertRaisesRegex(ValueError, "none: no such file"):
             read_segmenter(self.folder / "none")

@@ -1,0 +1,155 @@
+"""Model folders of either form: heads to start from, tokenizers beside them, places to write."""
+
+import dataclasses
+import io
+import pathlib
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import sentencepiece as spm
+import transformers
+from absl.testing import absltest, parameterized
+
+from common import artifacts
+from interop import huggingface, model_folder, task_heads, vocabulary, xlm_roberta
+from tests.interop.xlm_roberta_test import (
+    PADDED,
+    SETTINGS,
+    SIZES,
+    WIDTH,
+    FolderTest,
+    params_of,
+    tokenizer,
+)
+
+ENCODER = {key: value for key, value in params_of(SETTINGS).items() if key != "head"}
+
+
+class InitialHeadTest(FolderTest):
+    def write_tuned(self, suffix: str, modules: tuple[str, ...]) -> None:
+        """Write the encoder with a head of a class of theirs."""
+        layer = {"kernel": np.ones((WIDTH, 2), np.float32), "bias": np.ones(2, np.float32)}
+        head = task_heads.TaskHead("a task", suffix, ("A", "B"), dict.fromkeys(modules, layer))
+        model_folder.write_model(self.folder, ENCODER, SIZES, tokenizer(), task_head=head)
+
+    def assert_refused(self, start: Any) -> None:
+        with self.assertRaisesRegex(ValueError, "without a masked-LM head, .* fine-tuned model"):
+            start(self.folder, dataclasses.asdict(PADDED), tokenizer())
+
+    @parameterized.parameters(
+        (task_heads.TOKENS, ("output",)), (task_heads.SEQUENCES, ("dense", "output"))
+    )
+    def test_a_fine_tuned_xlm_r_has_none(self, suffix, modules):
+        self.write_tuned(suffix, modules)
+        config = artifacts.read_json(self.folder / "config.json")
+        self.assertEqual(config["architectures"], [f"XLMRobertaFor{suffix}"])
+        self.assert_refused(model_folder.check_initial)
+        self.assert_refused(model_folder.initial_params)
+        # And should the names of its tensors not tell.
+        with mock.patch.object(xlm_roberta.XLMRoberta, "has_head", return_value=True):
+            self.assert_refused(model_folder.initial_params)
+
+    def test_an_encoder_of_our_own_form_has_none(self):
+        model_folder.write_model(self.folder, ENCODER, SIZES, tokenizer())
+        self.assert_refused(model_folder.check_initial)
+
+    def test_a_masked_lm_has_one(self):
+        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
+        model_folder.check_initial(self.folder, dataclasses.asdict(PADDED), tokenizer())
+
+
+OWN_KINDS = {
+    "bytes": {"byte_fallback": True, "vocab_size": 300},
+    "user-defined": {"user_defined_symbols": ["<sep>"]},
+    "case": {"normalization_rule_name": "nmt_nfkc_cf"},
+    "identity": {"normalization_rule_name": "identity"},
+}
+
+
+def own_model(kind: str, folder: pathlib.Path) -> bytes:
+    """A tokenizer of a user's own, as build_vocab.py takes it."""
+    content = io.BytesIO()
+    options = {"vocab_size": 24, "hard_vocab_limit": False, "minloglevel": 2} | OWN_KINDS[kind]
+    lines = ["ab abc cd", "abc cdab", "h abc"]
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=content, **options)
+    path = folder / "own.model"
+    path.write_bytes(content.getvalue())
+    return vocabulary.sentencepiece_model(path)
+
+
+class OwnTokenizerTest(FolderTest):
+    @parameterized.product(kind=tuple(OWN_KINDS), position=("learned", "gated"))
+    def test_the_model_is_written_with_sentencepiece_s_file_alone(self, kind, position):
+        own = own_model(kind, self.parent)
+        settings = dataclasses.replace(
+            SETTINGS, vocab_size=len(vocabulary.vocabulary(own).pieces), position=position
+        )
+        sizes, params = dataclasses.asdict(settings), params_of(settings)
+        with self.assertLogs(level="WARNING") as logs:
+            model_folder.write_model(self.folder, params, sizes, own)
+        self.assertIn(f"AutoTokenizer cannot read {self.folder}: the tokenizer ", logs.output[0])
+        self.assertEqual(
+            {path.name for path in self.folder.iterdir()},
+            {"config.json", "model.safetensors", "spm.model", "tokenizer_config.json"},
+        )
+        self.assertEqual(model_folder.read_tokenizer(self.folder), own)
+        self.assertEqual(vocabulary.sentencepiece_model(self.folder), own)
+        self.assert_same_bits(model_folder.initial_params(self.folder, sizes, own), params)
+        # Which would make one of five pieces in its place, were there no tokenizer_config.json.
+        with self.assertRaisesRegex(ValueError, "instantiate the backend tokenizer"):
+            transformers.AutoTokenizer.from_pretrained(self.folder)
+
+    def test_an_export_without_a_model_has_nothing_left_to_write(self):
+        own = own_model("bytes", self.parent)
+        with self.assertRaisesRegex(ValueError, "byte pieces; .*; read this one with sentencepi"):
+            huggingface.export_tokenizer(own, self.folder)
+
+
+class PlaceTest(FolderTest):
+    def write(self, folder: pathlib.Path) -> None:
+        model_folder.write_model(folder, params_of(SETTINGS), SIZES, tokenizer())
+
+    def test_leftovers_of_a_killed_process_of_the_same_number_go(self):
+        with (
+            mock.patch.object(model_folder, "save_file", side_effect=KeyboardInterrupt) as save,
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            self.write(self.folder)
+        self.assertEmpty(list(self.parent.iterdir()))
+        leftover = save.call_args.args[1].parent  # where there was no time to remove it
+        leftover.mkdir()
+        (leftover / "half.safetensors").touch()
+        self.write(self.folder)
+        self.assertEqual(list(self.parent.iterdir()), [self.folder])
+        self.assertFalse((self.folder / "half.safetensors").exists())
+        model_folder.read_model(self.folder)
+
+    @parameterized.parameters(True, False)
+    def test_the_folder_that_a_link_names_is_written(self, exists):
+        real, link = self.parent / "elsewhere" / "real", self.parent / "link"
+        if exists:
+            real.mkdir(parents=True)
+        link.symlink_to(real)
+        self.write(link)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(list(real.parent.iterdir()), [real])
+        model_folder.read_model(real)
+        with self.assertRaisesRegex(ValueError, "link is not empty"):
+            model_folder.check_writable(link)
+
+    @parameterized.parameters("disk", "link")
+    def test_a_mounted_disk_is_refused_before_anything_is_written(self, name):
+        disk = self.parent / "disk"
+        disk.mkdir()
+        (self.parent / "link").symlink_to(disk)
+        with (
+            mock.patch.object(model_folder.os.path, "ismount", lambda path: path == disk),
+            self.assertRaisesRegex(ValueError, f"{name} is where a disk .*; name a folder inside"),
+        ):
+            model_folder.check_writable(self.parent / name)
+        model_folder.check_writable(disk / "inside")
+
+
+if __name__ == "__main__":
+    absltest.main()
