@@ -18,7 +18,6 @@ import dataclasses
 import pathlib
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -29,8 +28,8 @@ from absl import flags
 from tqdm import tqdm
 
 from common import artifacts, entry_point
+from studies import processes
 from studies.runs import ROOT
-from training.signals import EXIT_STOPPED
 
 BOOK = ROOT / "docs" / "claims.json"
 PAGE = ROOT / "docs" / "claims.md"
@@ -212,12 +211,14 @@ def run(todo: Sequence[Plan], data: str, workdir: pathlib.Path) -> None:
 
     Raises:
       ValueError: a command failed; it can be run again.
-      SystemExit: a command was asked to stop.
+      SystemExit: a command, or this process, was asked to stop.
     """
     state = workdir / "claims.json"
     total = sum(plan.hours for plan in todo)
     # Estimates of commands that were done in an earlier sitting are not in the total.
-    with tqdm(total=round(3600 * total), unit="s", bar_format=_BAR) as bar:
+    bar = tqdm(total=round(3600 * total), unit="s", bar_format=_BAR)
+    # What ends well although it was asked to stop is kept as done, too.
+    with bar, processes.stopped_together():
         for place, plan in enumerate(todo, start=1):
             begin = bar.n
             bar.set_description(f"{place} of {len(todo)}: {', '.join(plan.numbers)}")
@@ -254,20 +255,12 @@ def _execute(arguments: Sequence[str], log: pathlib.Path, bar: tqdm) -> float:
     begin = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as file:
-        process = subprocess.Popen(arguments, cwd=ROOT, stdout=file, stderr=file)
-        before = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-        try:
+        options = {"cwd": ROOT, "stdout": file, "stderr": file}
+        with processes.started(arguments, **options) as process:
             while process.returncode is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1)
                 bar.update(min(1, bar.total - bar.n))
-        except KeyboardInterrupt:  # the command receives it too, and saves
-            process.wait()
-            sys.exit(EXIT_STOPPED)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    if process.returncode == EXIT_STOPPED:
-        sys.exit(EXIT_STOPPED)
     if process.returncode:
         raise ValueError(
             f"failed: {shlex.join(arguments)}; {log} ends with what it said; the same command of "

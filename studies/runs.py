@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import pathlib
 import queue
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from ml_collections import ConfigDict, config_flags
 from builders import data
 from common import artifacts
 from configs import grids
-from training.signals import EXIT_STOPPED
+from studies import processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RESULTS = ("record.json", "results.json")  # of a finished run, which is not done again
@@ -52,7 +51,7 @@ def call(
 
     Raises:
       ValueError: the command failed.
-      SystemExit: the command was asked to stop.
+      SystemExit: the command, or this process, was asked to stop.
     """
     changed = [f"--config.{key}={value}" for key, value in change.items()]
     execute(
@@ -81,7 +80,7 @@ def execute(
 
     Raises:
       ValueError: the command failed.
-      SystemExit: the command was asked to stop.
+      SystemExit: the command, or this process, was asked to stop.
     """
     environment = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ}
     if compiled is not None:
@@ -91,10 +90,10 @@ def execute(
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *arguments]
     with open(log, "a", encoding="utf-8") as file:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
-    if done.returncode == EXIT_STOPPED:
-        sys.exit(EXIT_STOPPED)
-    if done.returncode:
+        options = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": file}
+        with processes.started(command, **options) as process:
+            pass
+    if process.returncode:
         last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
         raise ValueError(f"{name} failed; {log} ends with: {last}")
 
@@ -196,6 +195,9 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
 
     Returns:
       The errors of failed jobs.
+
+    Raises:
+      SystemExit: a job, or this process, was asked to stop; no other job was begun.
     """
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -218,7 +220,8 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
         logging.info("%s: %s", job.name, took)
         return ""
 
-    with concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core)
+    with processes.stopped_together(), pool:
         return [error for error in pool.map(do, jobs) if error]
 
 

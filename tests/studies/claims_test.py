@@ -5,11 +5,15 @@ import functools
 import importlib
 import io
 import json
+import os
 import pathlib
 import re
 import shlex
+import signal
 import sys
 import tempfile
+import threading
+import time
 from unittest import mock
 
 from absl import flags
@@ -180,6 +184,38 @@ class RunTest(absltest.TestCase):
         marker.touch()
         self.assertRegex(self.run_plan(first, second), r"C1, done in \d+ s: report: /r\n")
         self.assertCountEqual(claims.read_done(self.workdir / "claims.json"), [first, second])
+
+    def asked_to_stop(self, command: str) -> dict:
+        """Run a command with {marker}, ask for a stop when it is there; return what is done."""
+        marker = self.workdir / "marker"
+
+        def send() -> None:
+            while not marker.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=send, daemon=True).start()
+        with self.assertRaises(SystemExit) as caught:
+            self.run_plan(command)
+        self.assertEqual(caught.exception.code, EXIT_STOPPED)
+        return claims.read_done(self.workdir / "claims.json")
+
+    def test_asked_to_stop_with_a_command_that_has_no_state_to_save(self):
+        path = self.workdir / "marker"
+        command = (
+            f'python -c \'import os, time; open("{path}", "a").write("x"); '
+            f'os.path.getsize("{path}") == 1 and time.sleep(60)\''
+        )
+        self.assertEmpty(self.asked_to_stop(command))
+        self.assertIn("C1, done in", self.run_plan(command))
+
+    def test_asked_to_stop_with_a_command_that_ends_well(self):
+        command = (
+            "python -c 'import os, signal, time; "
+            "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); "
+            f'open("{self.workdir}/marker", "w"); time.sleep(60)\''
+        )
+        self.assertEqual(list(self.asked_to_stop(command)), [command])
 
     def test_where_the_report_of_a_claim_is_is_told_again(self):
         done = {command: {"seconds": 7, "end": "report: /r"} for command in ALL["C50"].commands}

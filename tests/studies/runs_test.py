@@ -1,3 +1,4 @@
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -19,12 +20,13 @@ class CallTest(absltest.TestCase):
         self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "one"
 
     def call(self, status: int, says: str = "", **options):
-        def run(command, stdout, env, **_):
+        @contextlib.contextmanager
+        def started(command, stdout, env, **_):
             stdout.write(says)
             self.command, self.environment = command, env
-            return mock.Mock(returncode=status)
+            yield mock.Mock(returncode=status)
 
-        with mock.patch.object(runs.subprocess, "run", run):
+        with mock.patch.object(runs.processes, "started", started):
             runs.call(
                 ["train.py", "-v"],
                 ["--config=configs/real_text.py:/d"],
@@ -68,7 +70,8 @@ class CallTest(absltest.TestCase):
 
     def test_stop(self):
         with self.assertRaises(SystemExit) as caught:
-            self.call(EXIT_STOPPED)
+            program = ["-c", f"raise SystemExit({EXIT_STOPPED})"]
+            runs.execute(program, name="one", log=self.workdir / "log.txt")
         self.assertEqual(caught.exception.code, EXIT_STOPPED)
 
 
