@@ -272,9 +272,10 @@ def run_all(
             if pretrain(job, data, steps, seed, workdir):
                 logging.info("%s, %d pieces, seed %d: pre-trained", *_names(job), seed)
             fine_tune(job, configs, seed, workdir)
-        except ValueError as error:
-            logging.error("%s, %d pieces, seed %d: %s", *_names(job), seed, error)
-            errors.append(f"{job.language}, {job.size} pieces, seed {seed}: {error}")
+        except Exception as error:
+            message = runs.message_of(error)
+            logging.error("%s, %d pieces, seed %d: %s", *_names(job), seed, message)
+            errors.append(f"{job.language}, {job.size} pieces, seed {seed}: {message}")
     return errors
 
 

@@ -13,7 +13,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from builders import data
-from common import artifacts
+from common import artifacts, entry_point
 from configs import grids
 from studies import processes
 
@@ -185,6 +185,17 @@ class Job(NamedTuple):
     work: Callable[[], bool]
 
 
+def message_of(error: Exception) -> str:
+    """Return the message of an error of a job, which stops no other one.
+
+    A ValueError is of what the user gave and says it all; the traceback of another is logged.
+    """
+    if isinstance(error, ValueError):
+        return str(error)
+    logging.error("a job has failed", exc_info=error)
+    return f"{type(error).__name__}: {entry_point.describe(error)}"
+
+
 def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
     """Run jobs in parallel.
 
@@ -213,9 +224,9 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
         begin = time.monotonic()
         try:
             done = job.work()
-        except ValueError as error:
-            logging.error("%s: %s", job.name, error)
-            return str(error)
+        except Exception as error:
+            logging.error("%s: %s", job.name, message := message_of(error))
+            return message
         took = f"{time.monotonic() - begin:.0f} s" if done else "done before"
         logging.info("%s: %s", job.name, took)
         return ""
@@ -235,8 +246,8 @@ def do_each(works: Iterable[Callable[[], bool]]) -> bool:
     for work in works:
         try:
             done |= work()
-        except ValueError as error:
-            errors.append(str(error))
+        except Exception as error:
+            errors.append(message_of(error))
     if errors:
         raise ValueError("; ".join(errors))
     return done

@@ -231,13 +231,14 @@ class RunsTest(absltest.TestCase):
         self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.done: list[tuple] = []
         self.broken: tuple = ()
+        self.error: Exception = ValueError("broken")
         self.enter_context(mock.patch.object(monolingual, "call", self.call))
         self.enter_context(mock.patch.object(monolingual.task_runs, "run", self.run_fine_tuning))
 
     def note(self, *what):
         self.done.append(what)
         if what == self.broken:
-            raise ValueError("broken")
+            raise self.error
 
     def call(self, script, data, folder, change):
         (size,) = change["vocab.sizes"]
@@ -354,6 +355,12 @@ class RunsTest(absltest.TestCase):
         self.assertEqual(
             self.done_stages(), [("train.py", "fi", 20, 0), ("evaluate.py", "fi", 20, 0)]
         )
+
+    def test_an_error_of_any_kind_stops_no_other(self):
+        self.broken, self.error = ("udpos", "fi", 10, 0), FileNotFoundError("lost")
+        errors = self.run_all()
+        self.assertEqual(errors, ["fi, 10 pieces, seed 0: FileNotFoundError: lost"])
+        self.assertIn(("wikiann", "ru", 20, 0), self.done)
 
     def test_asked_to_stop(self):
         stopped = mock.patch.object(monolingual.task_runs, "run", side_effect=Stopped(3))

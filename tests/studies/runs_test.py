@@ -128,6 +128,16 @@ class DoEachTest(absltest.TestCase):
             runs.do_each([works["first"], works["other"], works["some"]])
         self.assertEqual(works["some"].call_count, 2)
 
+    def test_whatever_the_error(self):
+        last = mock.Mock(return_value=True)
+        with (
+            self.assertLogs("absl", "ERROR") as logs,
+            self.assertRaisesRegex(ValueError, "^KeyError: 'loss'$"),
+        ):
+            runs.do_each([lambda: {}["loss"], last])
+        last.assert_called_once()
+        self.assertIn("Traceback", "".join(logs.output))
+
 
 class DoAllTest(absltest.TestCase):
     def test_so_many_at_a_time_and_a_failure_stops_no_other(self):
@@ -144,6 +154,21 @@ class DoAllTest(absltest.TestCase):
         jobs = [Job(name, lambda name=name: work(name)) for name in "abcd"]
         self.assertEqual(runs.do_all(jobs, workers=2, pin=False), ["broken"])
         self.assertCountEqual(done, "abcd")
+
+    def test_an_error_of_any_kind_stops_no_other(self):
+        done = []
+
+        def lost() -> bool:
+            return bool(pathlib.Path("/nowhere/file").read_text())
+
+        jobs = [Job(name, lambda name=name: bool(done.append(name))) for name in "bc"]
+        with self.assertLogs("absl", "ERROR") as logs:
+            errors = runs.do_all([Job("a", lost), *jobs], workers=1, pin=False)
+        message = "FileNotFoundError: /nowhere/file: No such file or directory; correct the path"
+        self.assertEqual(errors, [message])
+        self.assertEqual(done, ["b", "c"])
+        self.assertIn("Traceback", "".join(logs.output))
+        self.assertIn(f"a: {message}", "".join(logs.output))
 
     def test_each_worker_keeps_to_a_core(self):
         available = os.sched_getaffinity(0)
