@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, config_flags
 from builders import data
 from common import artifacts, entry_point
 from configs import grids
+from input_pipeline import sources
 from studies import processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -98,26 +99,58 @@ def execute(
         raise ValueError(f"{name} failed; {log} ends with: {last}")
 
 
-def claim(workdir: pathlib.Path, config: ConfigDict, **own: Any) -> None:
-    """Refuse a study's working directory whose runs were made under other settings.
+def text_of(config: ConfigDict) -> dict[str, Any]:
+    """Return what identifies the text of a config, wherever it lies.
+
+    Names and sizes of its files below `corpus.root`, without reading them: a study asks each time
+    it is started. The stages record a digest of the text itself.
+
+    Raises:
+      ValueError: there is no such text, or some is missing, see `sources`.
+    """
+    spec = data.corpus_spec(config)
+    paths = {one.path for one in sources.find_text(spec)}
+    paths.update(path for one in sources.find_parallel(spec) for path in one.files)
+    paths.update(sources.find_excluded(spec))
+    sizes = sorted((os.path.relpath(path, spec.root), path.stat().st_size) for path in paths)
+    return {
+        "num_files": len(sizes),
+        "num_bytes": sum(size for _, size in sizes),
+        "names_and_sizes": artifacts.fingerprint(sizes),
+    }
+
+
+def claim(
+    workdir: pathlib.Path, config: ConfigDict, reads: ConfigDict | None = None, **own: Any
+) -> None:
+    """Refuse a study's working directory whose runs were made under other settings or of other text.
 
     A finished run is not done again, and would pass for one of the settings of now. A folder
     without a record of them, new or restored by `studies.records`, takes those of now, and so does
-    one without results.
+    one without results. Text that was moved is the same, see `text_of`.
 
     Args:
       workdir: of the study.
       config: that the runs share, or change.
+      reads: a config of the text that they read, if it is not that of `config`.
       own: settings of the study that change results, not those that choose what is run.
 
     Raises:
       ValueError: the folder has other settings; the message names each that differs.
     """
-    settings = {**data.training_settings(config), **grids.data_settings(config), **own}
+    # Of the evaluation all: also the size of a batch, by which samples of a generator are drawn.
+    newer = {"evaluation": config.evaluation.to_dict(), "text": text_of(reads or config)}
+    settings = {**data.training_settings(config), **grids.data_settings(config), **newer, **own}
     results = (path for name in _RESULTS for path in workdir.glob(f"*/**/{name}"))
-    artifacts.open_stage(
-        workdir, settings, defaults=data.recorded_defaults(), replace=not any(results)
-    ).claim()
+    stage = artifacts.open_stage(
+        workdir,
+        settings,
+        # An older folder has no record of these, and takes those of now.
+        defaults={**data.recorded_defaults(), **newer},
+        replace=not any(results),
+    )
+    # Also where the folder is claimed already: its record may be without the newer settings.
+    artifacts.write_json(workdir / "settings.json", stage.settings)
 
 
 def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import tempfile
 import threading
 from unittest import mock
@@ -85,21 +86,68 @@ class ClaimTest(absltest.TestCase):
         config.update_from_flattened_dict(keys)
         runs.claim(self.workdir, config, steps=steps)
 
+    def finish(self) -> None:
+        artifacts.write_json(self.workdir / "runs" / "a" / "seed0" / "record.json", {})
+
+    def corpus(self, name: str) -> pathlib.Path:
+        """A copy of the corpus of the quickstart."""
+        folder = self.workdir.parent / name
+        shutil.copytree(runs.ROOT / quickstart.get_config().corpus.root, folder)
+        return folder
+
+    def refused(self, message: str, *, root: pathlib.Path) -> None:
+        with self.assertRaisesRegex(ValueError, message):
+            self.claim(**{"corpus.root": str(root)})
+
     def test_results_are_of_one_setting(self):
         self.claim(4)
         self.claim()  # there are no results yet
-        artifacts.write_json(self.workdir / "runs" / "a" / "seed0" / "record.json", {})
+        self.finish()
         self.claim()
-        self.claim(**{"store.num_workers": 7, "train.log_every": 9, "corpus.root": "/elsewhere"})
+        self.claim(**{"store.num_workers": 7, "train.log_every": 9})
         for steps, keys, message in (
             (4, {}, "steps: there 5, now 4"),
             (5, {"train.num_steps": 99}, "train.num_steps: there .*, now 99"),
             (5, {"store.length": 16}, "store.length: there .*, now 16"),
+            (5, {"evaluation.max_sequences": 3}, "evaluation.max_sequences: there .*, now 3"),
+            (5, {"evaluation.seed": 7}, "evaluation.seed: there 0, now 7"),
+            (5, {"evaluation.num_folds": 2}, "evaluation.num_folds: there .*, now 2"),
+            (5, {"evaluation.retrieval_layer": 0}, "evaluation.retrieval_layer: there 1, now 0"),
         ):
             with self.assertRaisesRegex(
                 ValueError, f"one was made under another config:\n  {message}"
             ):
                 self.claim(steps, **keys)
+
+    def test_text_may_be_moved_but_not_be_another(self):
+        one, other = self.corpus("one_corpus"), self.corpus("other_corpus")
+        self.claim(**{"corpus.root": str(one)})
+        self.finish()
+        self.claim(**{"corpus.root": str(other)})
+        english, text = other / "en.txt", (other / "en.txt").read_bytes()
+        english.write_bytes(text * 2)
+        self.refused(r"text.num_bytes: there \d+, now \d+\nChoose another --workdir", root=other)
+        english.write_bytes(text)
+        self.claim(**{"corpus.root": str(other)})
+        (other / "sw.txt").write_bytes((other / "ka.txt").rename(other / "ka").read_bytes())
+        shutil.copy(one / "sw.txt", other / "ka.txt")
+        self.refused("text.names_and_sizes: there .*\nChoose another --workdir", root=other)
+        self.claim(**{"corpus.root": str(one)})
+        self.refused("corpus.root: /elsewhere is no folder", root=pathlib.Path("/elsewhere"))
+
+    def test_a_folder_of_before_evaluation_was_compared_takes_that_of_now(self):
+        self.claim()
+        self.finish()
+        path = self.workdir / "settings.json"
+        recorded = artifacts.read_json(path)
+        artifacts.write_json(
+            path, {key: one for key, one in recorded.items() if key not in ("evaluation", "text")}
+        )
+        with self.assertRaisesRegex(ValueError, "steps: there 5, now 4"):
+            self.claim(4)
+        self.claim(**{"evaluation.seed": 7})
+        with self.assertRaisesRegex(ValueError, "evaluation.seed: there 7, now 0"):
+            self.claim()
 
     def test_a_folder_without_settings_takes_those_of_now(self):
         artifacts.write_json(self.workdir / "runs" / "a" / "seed0" / "results.json", {})
