@@ -223,6 +223,39 @@ class RunTest(absltest.TestCase):
         place = ("--data=/d", f"--workdir={self.workdir}")
         self.assertEqual(self.main("run", "C50", *place), "C50, done in 7 s: report: /r\n")
 
+    def test_what_was_done_with_other_data_is_not_done(self):
+        command = f"python -c 'open(\"{self.workdir}/seen\", \"a\").write(\"x\")' --data=DATA"
+        plan = [claims.Plan(("C1",), (command, command.replace("DATA", "none")), 1e-3)]
+        state, seen = self.workdir / "claims.json", []
+        (self.workdir / "a").mkdir()
+        (self.workdir / "link").symlink_to("a")
+        for name in ("a", "link", "b", "b"):
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(None):
+                claims.run(plan, str(self.workdir / name), self.workdir)
+            seen.append(len((self.workdir / "seen").read_text()))
+        self.assertEqual(seen, [2, 2, 3, 3])
+        self.assertLen(claims.read_done(state), 2)
+        self.assertLen(claims.read_done(state, str(self.workdir / "b")), 2)
+        # What reads no data is done whichever they are.
+        self.assertEqual(list(claims.read_done(state, "/other")), [plan[0].commands[1]])
+
+    def test_a_claim_that_was_told_with_other_data_is_asked_for_again(self):
+        def done(**origin: str) -> None:
+            of = {one: {"seconds": 7, "end": "/r", **origin} for one in ALL["C50"].commands}
+            artifacts.write_json(self.workdir / "claims.json", of)
+
+        place = (f"--workdir={self.workdir}", "--dry_run")
+        done(data="/corpus/A")
+        self.assertIn("C50, done", self.main("run", "C50", "--data=/corpus/A", *place))
+        self.assertRegex(self.main("run", "C50", "--data=/corpus/B", *place), r"^C50, [\d.]+ h: ")
+        listed = {
+            data: re.search("^C50 .*", self.main("list", *place, *data), re.MULTILINE)[0]
+            for data in ((), ("--data=/corpus/A",), ("--data=/corpus/B",))
+        }
+        self.assertEqual(["  done " in one for one in listed.values()], [True, True, False])
+        done()  # of before they were recorded
+        self.assertIn("C50, done", self.main("run", "C50", "--data=/corpus/B", *place))
+
     def main(self, *arguments: str) -> str:
         values = flags.FlagValues()
         flags.DEFINE_string("data", None, "", flag_values=values)
