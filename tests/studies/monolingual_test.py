@@ -3,6 +3,7 @@ import json
 import lzma
 import math
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -18,7 +19,7 @@ from configs.finetune import udpos, wikiann
 from input_pipeline import sources
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.tasks import TASKS
-from studies import monolingual, monolingual_report, records, splits
+from studies import monolingual, monolingual_report, records, runs, splits
 from studies.monolingual import Job
 from studies.monolingual_report import Cell
 from training.signals import EXIT_STOPPED, Stopped
@@ -341,6 +342,32 @@ class RunsTest(absltest.TestCase):
             errors = self.run_all(**changed)
             self.assertLen(errors, 4)
             self.assertIn(message, errors[0])
+
+    def test_other_settings_are_refused_of_results_without_their_encoder(self):
+        self.run_all(sizes=(10,))
+        for path in self.workdir.glob("encoders/*/*/seed0/train"):
+            shutil.rmtree(path)
+        self.done.clear()
+        errors = self.run_all(sizes=(10,), steps=6)
+        self.assertLen(errors, 2)
+        self.assertIn("train.num_steps: there 5, now 6", errors[0])
+        self.assertEmpty(self.run_all(sizes=(10,)))
+        self.assertEmpty(self.done)
+
+    def test_restored_results_are_of_the_settings_that_they_were_first_taken_with(self):
+        data = self.workdir / "data"
+        for name in real_text.get_config("").corpus.text + monolingual._PRETRAINING["corpus.text"]:
+            artifacts.write_text(data / name / "fi.txt", "Sana.\n")
+        artifacts.write_json(self.workdir / "encoders/fi/10/seed0/record.json", {})
+        claims = {steps: monolingual.shared_config(str(data), steps) for steps in (5, 6)}
+        runs.claim(self.workdir, claims[5])
+        with self.assertRaisesRegex(ValueError, "train.num_steps: there 5, now 6"):
+            runs.claim(self.workdir, claims[6])
+        for job in monolingual.jobs(["fi"], [10]):  # what all encoders have
+            config = real_text.get_config(str(data))
+            config.update_from_flattened_dict(job.pretraining(5))
+            for section in ("model", "optimizer", "train", "evaluation", "data"):
+                self.assertEqual(config[section], claims[5][section])
 
     def test_a_stage_that_failed_is_repeated_and_stops_no_other(self):
         self.broken = ("train.py", "fi", 20, 0)
