@@ -224,12 +224,12 @@ class RunTest(absltest.TestCase):
         self.assertEqual(self.main("run", "C50", *place), "C50, done in 7 s: report: /r\n")
 
     def test_what_was_done_with_other_data_is_not_done(self):
-        command = f"python -c 'open(\"{self.workdir}/seen\", \"a\").write(\"x\")' --data=DATA"
+        command = f'python -c \'open("{self.workdir}/seen", "a").write("x")\' --data=DATA'
         plan = [claims.Plan(("C1",), (command, command.replace("DATA", "none")), 1e-3)]
         state, seen = self.workdir / "claims.json", []
         (self.workdir / "a").mkdir()
         (self.workdir / "link").symlink_to("a")
-        for name in ("a", "link", "b", "b"):
+        for name in ("link", "a", "b", "b"):
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(None):
                 claims.run(plan, str(self.workdir / name), self.workdir)
             seen.append(len((self.workdir / "seen").read_text()))
