@@ -9,8 +9,8 @@ Claims are data, docs/claims.json: number, what the paper says and where, its va
 that a person has written, the commands, their hours on two cores. `run` executes the commands of
 the claims named, or of all that fit into --hours, cheapest first; each command once, whichever
 claims it is of, and prints what each said last, for a study the path of its report.
-DIR/claims.json keeps what is done, and with which DATA: the same command goes on after a stop, and a
-study that was interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
+DIR/claims.json keeps what is done, and with which DATA: the same command goes on after a stop, and
+a study that was interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
 """
 
 import contextlib

@@ -123,7 +123,7 @@ def text_of(config: ConfigDict) -> dict[str, Any]:
 def claim(
     workdir: pathlib.Path, config: ConfigDict, reads: ConfigDict | None = None, **own: Any
 ) -> None:
-    """Refuse a study's working directory whose runs were made under other settings or of other text.
+    """Refuse a study's working directory whose runs are of other settings or other text.
 
     A finished run is not done again, and would pass for one of the settings of now. A folder
     without a record of them, new or restored by `studies.records`, takes those of now, and so does

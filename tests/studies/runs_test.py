@@ -159,7 +159,7 @@ class ClaimTest(absltest.TestCase):
         for path in (runs.ROOT / "studies").glob("*.py"):
             text = path.read_text(encoding="utf-8")
             # Or flags of its own.
-            if " runs.define_flags(" in text or '"report_only"' in text and path.stem != "runs":
+            if " runs.define_flags(" in text or ('"report_only"' in text and path.stem != "runs"):
                 self.assertIn(" runs.claim(", text, path.name)
 
 
