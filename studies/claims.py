@@ -9,8 +9,8 @@ Claims are data, docs/claims.json: number, what the paper says and where, its va
 that a person has written, the commands, their hours on two cores. `run` executes the commands of
 the claims named, or of all that fit into --hours, cheapest first; each command once, whichever
 claims it is of, and prints what each said last, for a study the path of its report.
-DIR/claims.json keeps what is done: the same command goes on after a stop, and a study that was
-interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
+DIR/claims.json keeps what is done, and with which DATA: the same command goes on after a stop, and
+a study that was interrupted resumes. `write` makes docs/claims.md of the data, with the verdicts.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ import dataclasses
 import pathlib
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -29,8 +28,8 @@ from absl import flags
 from tqdm import tqdm
 
 from common import artifacts, entry_point
+from studies import processes
 from studies.runs import ROOT
-from training.signals import EXIT_STOPPED
 
 BOOK = ROOT / "docs" / "claims.json"
 PAGE = ROOT / "docs" / "claims.md"
@@ -198,13 +197,23 @@ def fitting(some: Sequence[Plan], hours: float) -> list[Plan]:
     return chosen
 
 
+def _place(name: str) -> str:
+    """Pattern of DATA or DIR in a word of a command: a whole path, or the beginning of one."""
+    return rf"(?<=[=,:]){name}(?=/|$)"
+
+
 def resolved(command: str, data: str, workdir: pathlib.Path) -> list[str]:
     """Return the arguments of a command, with the folders in place of DATA and DIR."""
     words = shlex.split(command)
     for name, folder in (("DATA", pathlib.Path(data)), ("DIR", workdir)):
-        # A whole path, or the beginning of one.
-        words = [re.sub(rf"(?<=[=,:]){name}(?=/|$)", str(folder.absolute()), one) for one in words]
+        words = [re.sub(_place(name), str(folder.absolute()), one) for one in words]
     return [sys.executable, *words[1:]] if words[0] == "python" else words
+
+
+def _origin(command: str, data: str) -> dict[str, str]:
+    """Return the folder of the data that a command reads, if it reads any."""
+    reads = any(re.search(_place("DATA"), one) for one in shlex.split(command))
+    return {"data": str(pathlib.Path(data).resolve())} if reads else {}
 
 
 def run(todo: Sequence[Plan], data: str, workdir: pathlib.Path) -> None:
@@ -212,20 +221,23 @@ def run(todo: Sequence[Plan], data: str, workdir: pathlib.Path) -> None:
 
     Raises:
       ValueError: a command failed; it can be run again.
-      SystemExit: a command was asked to stop.
+      SystemExit: a command, or this process, was asked to stop.
     """
     state = workdir / "claims.json"
     total = sum(plan.hours for plan in todo)
     # Estimates of commands that were done in an earlier sitting are not in the total.
-    with tqdm(total=round(3600 * total), unit="s", bar_format=_BAR) as bar:
+    bar = tqdm(total=round(3600 * total), unit="s", bar_format=_BAR)
+    # What ends well although it was asked to stop is kept as done, too.
+    with bar, processes.stopped_together():
         for place, plan in enumerate(todo, start=1):
             begin = bar.n
             bar.set_description(f"{place} of {len(todo)}: {', '.join(plan.numbers)}")
             for command in plan.commands:
-                if command not in read_done(state):
+                if command not in read_done(state, data):
                     log = workdir / "log.txt"
                     took = _execute(resolved(command, data, workdir), log, bar)
                     one = {"seconds": round(took), "end": _last_line(log)}
+                    one.update(_origin(command, data))
                     artifacts.write_json(state, {**read_done(state), command: one})
             bar.write(_ended(plan.numbers, read_done(state)[plan.commands[-1]]))
             bar.n = round(begin + 3600 * plan.hours)
@@ -244,9 +256,19 @@ def _ended(numbers: Sequence[str], done: Mapping[str, Any]) -> str:
     return f"{', '.join(numbers)}, done in {done['seconds']:,} s: {done['end']}"
 
 
-def read_done(state: pathlib.Path) -> dict[str, Any]:
-    """Read what is done, by command."""
-    return artifacts.read_json(state) if state.exists() else {}
+def read_done(state: pathlib.Path, data: str | None = None) -> dict[str, Any]:
+    """Read what is done, by command.
+
+    Args:
+      state: file of it.
+      data: folder of the data, where what was done with those of another one is left out.
+    """
+    done = artifacts.read_json(state) if state.exists() else {}
+    if data is None:
+        return done
+    folder = str(pathlib.Path(data).resolve())
+    # A command that reads no data has none, nor one of before they were recorded.
+    return {command: one for command, one in done.items() if one.get("data", folder) == folder}
 
 
 def _execute(arguments: Sequence[str], log: pathlib.Path, bar: tqdm) -> float:
@@ -254,20 +276,12 @@ def _execute(arguments: Sequence[str], log: pathlib.Path, bar: tqdm) -> float:
     begin = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as file:
-        process = subprocess.Popen(arguments, cwd=ROOT, stdout=file, stderr=file)
-        before = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-        try:
+        options = {"cwd": ROOT, "stdout": file, "stderr": file}
+        with processes.started(arguments, **options) as process:
             while process.returncode is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1)
                 bar.update(min(1, bar.total - bar.n))
-        except KeyboardInterrupt:  # the command receives it too, and saves
-            process.wait()
-            sys.exit(EXIT_STOPPED)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    if process.returncode == EXIT_STOPPED:
-        sys.exit(EXIT_STOPPED)
     if process.returncode:
         raise ValueError(
             f"failed: {shlex.join(arguments)}; {log} ends with what it said; the same command of "
@@ -292,7 +306,7 @@ def _run(numbers: Sequence[str]) -> None:
     workdir = pathlib.Path(given.workdir)
     possible = [one for one in by_number.values() if one.hours is not None]
     chosen = [by_number[one] for one in numbers] or possible
-    done = read_done(workdir / "claims.json")
+    done = read_done(workdir / "claims.json", given.data)
     for one in chosen:
         if set(one.commands) <= set(done):
             print(_ended([one.number], done[one.commands[-1]]))
@@ -317,8 +331,9 @@ def main(argv: Sequence[str]) -> None:
         artifacts.write_text(PAGE, page(read()))
         print(f"{PAGE}: {len(list(claims(read())))} claims")
     else:
-        workdir = flags.FLAGS.workdir
-        print(listing(read(), read_done(pathlib.Path(workdir) / "claims.json") if workdir else {}))
+        workdir, data = flags.FLAGS.workdir, flags.FLAGS.data
+        state = pathlib.Path(workdir or "") / "claims.json"
+        print(listing(read(), read_done(state, data) if workdir else {}))
 
 
 if __name__ == "__main__":

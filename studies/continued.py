@@ -242,7 +242,9 @@ def do_study(study: Study) -> None:
     Raises:
       ValueError: runs failed; all others have been executed.
     """
-    runs.claim(study.workdir, study.config, domain=study.domain, steps=study.steps)
+    reads = study.config.copy_and_resolve_references()
+    reads.update_from_flattened_dict(_data_keys(study))
+    runs.claim(study.workdir, study.config, reads, domain=study.domain, steps=study.steps)
     missing = [
         (arm, name, seed)
         for seed in study.seeds

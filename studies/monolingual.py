@@ -42,6 +42,7 @@ from ml_collections import ConfigDict, config_flags
 from benchmarks import machine
 from builders import task_runs
 from common import artifacts, entry_point
+from configs import real_text
 from studies import monolingual_report, runs
 from studies.monolingual_report import TASKS, Cell
 from studies.splits import SPLITS, split_folder, write_splits
@@ -121,12 +122,10 @@ class Job:
     def pretraining(self, steps: int) -> dict[str, Any]:
         """Keys of the encoder's config that differ from `configs/real_text.py`."""
         return {
-            **_PRETRAINING,
+            **_shared(steps),
             "corpus.languages": (self.language,),
             "vocab.sizes": (self.size,),
             "vocab.target_size": self.size + len(SPECIALS),
-            "optimizer.warmup_steps": min(100, steps // 10),
-            "train.num_steps": steps,
         }
 
     def fine_tuning(
@@ -144,6 +143,22 @@ class Job:
         config.model_name = f"{self.language}{self.size}"
         config.train.seed = seed
         return config
+
+
+def _shared(steps: int) -> dict[str, Any]:
+    """Keys of all encoders that differ from `configs/real_text.py`."""
+    return {
+        **_PRETRAINING,
+        "optimizer.warmup_steps": min(100, steps // 10),
+        "train.num_steps": steps,
+    }
+
+
+def shared_config(data: str, steps: int) -> ConfigDict:
+    """Return the config of all encoders, but for language, vocabulary size and seed."""
+    config = real_text.get_config(data)
+    config.update_from_flattened_dict(_shared(steps))
+    return config
 
 
 def jobs(languages: Sequence[str], sizes: Sequence[int]) -> list[Job]:
@@ -191,10 +206,18 @@ def prepare(job: Job, data: str, steps: int, workdir: pathlib.Path) -> None:
         stage.finish()
 
 
+def open_encoder(
+    job: Job, data: str, steps: int, seed: int, workdir: pathlib.Path
+) -> artifacts.Stage:
+    """Open the folder of an encoder, which refuses other settings."""
+    change = {**job.pretraining(steps), "train.seed": seed}
+    return artifacts.open_stage(job.encoder(workdir, seed), {"data": data, **change})
+
+
 def pretrain(job: Job, data: str, steps: int, seed: int, workdir: pathlib.Path) -> bool:
     """Train and evaluate an encoder, unless finished; return whether there was anything to do."""
     change = {**job.pretraining(steps), "train.seed": seed}
-    stage = artifacts.open_stage(job.encoder(workdir, seed), {"data": data, **change})
+    stage = open_encoder(job, data, steps, seed, workdir)
     if stage.done:
         return False
     prepare(job, data, steps, workdir)
@@ -266,15 +289,18 @@ def run_all(
     """
     errors = []
     for job, seed in itertools.product(todo, seeds):
-        if is_restored(job, configs, seed, workdir):
-            continue
         try:
+            # Also of results without their encoder, of which a record may be there.
+            open_encoder(job, data, steps, seed, workdir)
+            if is_restored(job, configs, seed, workdir):
+                continue
             if pretrain(job, data, steps, seed, workdir):
                 logging.info("%s, %d pieces, seed %d: pre-trained", *_names(job), seed)
             fine_tune(job, configs, seed, workdir)
-        except ValueError as error:
-            logging.error("%s, %d pieces, seed %d: %s", *_names(job), seed, error)
-            errors.append(f"{job.language}, {job.size} pieces, seed {seed}: {error}")
+        except Exception as error:
+            message = runs.message_of(error)
+            logging.error("%s, %d pieces, seed %d: %s", *_names(job), seed, message)
+            errors.append(f"{job.language}, {job.size} pieces, seed {seed}: {message}")
     return errors
 
 
@@ -333,6 +359,7 @@ def main(_) -> None:
     workdir = pathlib.Path(given.workdir)
     errors = []
     if not given.report_only:
+        runs.claim(workdir, shared_config(given.data, given.steps))
         machine.set_up(given.cores)
         share_compiled(workdir.absolute() / "compiled")
         write_splits(pathlib.Path(given.data), workdir, dict.fromkeys(TASKS, given.languages))

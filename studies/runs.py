@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import pathlib
 import queue
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +13,10 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from builders import data
-from common import artifacts
+from common import artifacts, entry_point
 from configs import grids
-from training.signals import EXIT_STOPPED
+from input_pipeline import sources
+from studies import processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RESULTS = ("record.json", "results.json")  # of a finished run, which is not done again
@@ -52,7 +52,7 @@ def call(
 
     Raises:
       ValueError: the command failed.
-      SystemExit: the command was asked to stop.
+      SystemExit: the command, or this process, was asked to stop.
     """
     changed = [f"--config.{key}={value}" for key, value in change.items()]
     execute(
@@ -81,7 +81,7 @@ def execute(
 
     Raises:
       ValueError: the command failed.
-      SystemExit: the command was asked to stop.
+      SystemExit: the command, or this process, was asked to stop.
     """
     environment = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ}
     if compiled is not None:
@@ -91,34 +91,66 @@ def execute(
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *arguments]
     with open(log, "a", encoding="utf-8") as file:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
-    if done.returncode == EXIT_STOPPED:
-        sys.exit(EXIT_STOPPED)
-    if done.returncode:
+        options = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": file}
+        with processes.started(command, **options) as process:
+            pass
+    if process.returncode:
         last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
         raise ValueError(f"{name} failed; {log} ends with: {last}")
 
 
-def claim(workdir: pathlib.Path, config: ConfigDict, **own: Any) -> None:
-    """Refuse a study's working directory whose runs were made under other settings.
+def text_of(config: ConfigDict) -> dict[str, Any]:
+    """Return what identifies the text of a config, wherever it lies.
+
+    Names and sizes of its files below `corpus.root`, without reading them: a study asks each time
+    it is started. The stages record a digest of the text itself.
+
+    Raises:
+      ValueError: there is no such text, or some is missing, see `sources`.
+    """
+    spec = data.corpus_spec(config)
+    paths = {one.path for one in sources.find_text(spec)}
+    paths.update(path for one in sources.find_parallel(spec) for path in one.files)
+    paths.update(sources.find_excluded(spec))
+    sizes = sorted((os.path.relpath(path, spec.root), path.stat().st_size) for path in paths)
+    return {
+        "num_files": len(sizes),
+        "num_bytes": sum(size for _, size in sizes),
+        "names_and_sizes": artifacts.fingerprint(sizes),
+    }
+
+
+def claim(
+    workdir: pathlib.Path, config: ConfigDict, reads: ConfigDict | None = None, **own: Any
+) -> None:
+    """Refuse a study's working directory whose runs are of other settings or other text.
 
     A finished run is not done again, and would pass for one of the settings of now. A folder
     without a record of them, new or restored by `studies.records`, takes those of now, and so does
-    one without results.
+    one without results. Text that was moved is the same, see `text_of`.
 
     Args:
       workdir: of the study.
       config: that the runs share, or change.
+      reads: a config of the text that they read, if it is not that of `config`.
       own: settings of the study that change results, not those that choose what is run.
 
     Raises:
       ValueError: the folder has other settings; the message names each that differs.
     """
-    settings = {**data.training_settings(config), **grids.data_settings(config), **own}
+    # Of the evaluation all: also the size of a batch, by which samples of a generator are drawn.
+    newer = {"evaluation": config.evaluation.to_dict(), "text": text_of(reads or config)}
+    settings = {**data.training_settings(config), **grids.data_settings(config), **newer, **own}
     results = (path for name in _RESULTS for path in workdir.glob(f"*/**/{name}"))
-    artifacts.open_stage(
-        workdir, settings, defaults=data.recorded_defaults(), replace=not any(results)
-    ).claim()
+    stage = artifacts.open_stage(
+        workdir,
+        settings,
+        # An older folder has no record of these, and takes those of now.
+        defaults={**data.recorded_defaults(), **newer},
+        replace=not any(results),
+    )
+    # Also where the folder is claimed already: its record may be without the newer settings.
+    artifacts.write_json(workdir / "settings.json", stage.settings)
 
 
 def share_data(workdir: pathlib.Path, folder: pathlib.Path) -> None:
@@ -186,6 +218,17 @@ class Job(NamedTuple):
     work: Callable[[], bool]
 
 
+def message_of(error: Exception) -> str:
+    """Return the message of an error of a job, which stops no other one.
+
+    A ValueError is of what the user gave and says it all; the traceback of another is logged.
+    """
+    if isinstance(error, ValueError):
+        return str(error)
+    logging.error("a job has failed", exc_info=error)
+    return f"{type(error).__name__}: {entry_point.describe(error)}"
+
+
 def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
     """Run jobs in parallel.
 
@@ -196,6 +239,9 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
 
     Returns:
       The errors of failed jobs.
+
+    Raises:
+      SystemExit: a job, or this process, was asked to stop; no other job was begun.
     """
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -211,14 +257,15 @@ def do_all(jobs: Sequence[Job], *, workers: int, pin: bool) -> list[str]:
         begin = time.monotonic()
         try:
             done = job.work()
-        except ValueError as error:
-            logging.error("%s: %s", job.name, error)
-            return str(error)
+        except Exception as error:
+            logging.error("%s: %s", job.name, message := message_of(error))
+            return message
         took = f"{time.monotonic() - begin:.0f} s" if done else "done before"
         logging.info("%s: %s", job.name, took)
         return ""
 
-    with concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core)
+    with processes.stopped_together(), pool:
         return [error for error in pool.map(do, jobs) if error]
 
 
@@ -232,8 +279,8 @@ def do_each(works: Iterable[Callable[[], bool]]) -> bool:
     for work in works:
         try:
             done |= work()
-        except ValueError as error:
-            errors.append(str(error))
+        except Exception as error:
+            errors.append(message_of(error))
     if errors:
         raise ValueError("; ".join(errors))
     return done

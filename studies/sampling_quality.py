@@ -77,6 +77,27 @@ def call(
     )
 
 
+def open_run(
+    config: ConfigDict, folders: builders.Folders, rows: Mapping[str, Any]
+) -> artifacts.Stage:
+    """Open the folder of a run, which refuses other settings.
+
+    Args:
+      config: of the run.
+      folders: of the run.
+      rows: settings of the packed dataset.
+    """
+    settings = {
+        "rows": rows,
+        **builders.training_settings(config),
+        # Means of a record are over what was logged, which changes no training.
+        "train": config.train.to_dict(),
+        "evaluation": config.evaluation.to_dict(),
+    }
+    # An older folder has fewer sections; those that it lacks the study's folder has claimed.
+    return artifacts.open_stage(folders.workdir, settings, defaults=settings)
+
+
 def pretrain(
     config: ConfigDict, setting: Setting, seed: int, workdir: pathlib.Path, is_awaited: bool
 ) -> bool:
@@ -92,11 +113,7 @@ def pretrain(
     is_restored = (folders.workdir / "record.json").exists() and not folders.train.exists()
     if is_restored and not is_awaited:
         return False
-    sections = ("model", "mask", "output_layer", "optimizer", "train", "evaluation")
-    rows = artifacts.read_json(workdir / "rows" / "settings.json")
-    stage = artifacts.open_stage(
-        folders.workdir, {"rows": rows, **{name: own[name].to_dict() for name in sections}}
-    )
+    stage = open_run(own, folders, artifacts.read_json(workdir / "rows" / "settings.json"))
     if stage.done:
         return False
     stage.claim()
@@ -299,6 +316,7 @@ def _turn(
 
 def _run_all(config: ConfigDict, settings: Sequence[Setting], workdir: pathlib.Path) -> None:
     """Execute the missing stages: vocabulary, packed dataset, runs and speed."""
+    runs.claim(workdir, config)
     log, seeds = workdir / "log.txt", [int(seed) for seed in _SEEDS.value]
     for script in ("build_vocab.py", "prepare_data.py"):
         call([script], workdir, {}, log)

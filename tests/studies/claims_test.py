@@ -5,11 +5,15 @@ import functools
 import importlib
 import io
 import json
+import os
 import pathlib
 import re
 import shlex
+import signal
 import sys
 import tempfile
+import threading
+import time
 from unittest import mock
 
 from absl import flags
@@ -181,11 +185,76 @@ class RunTest(absltest.TestCase):
         self.assertRegex(self.run_plan(first, second), r"C1, done in \d+ s: report: /r\n")
         self.assertCountEqual(claims.read_done(self.workdir / "claims.json"), [first, second])
 
+    def asked_to_stop(self, command: str) -> dict:
+        """Run a command with {marker}, ask for a stop when it is there; return what is done."""
+        marker = self.workdir / "marker"
+
+        def send() -> None:
+            while not marker.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=send, daemon=True).start()
+        with self.assertRaises(SystemExit) as caught:
+            self.run_plan(command)
+        self.assertEqual(caught.exception.code, EXIT_STOPPED)
+        return claims.read_done(self.workdir / "claims.json")
+
+    def test_asked_to_stop_with_a_command_that_has_no_state_to_save(self):
+        path = self.workdir / "marker"
+        command = (
+            f'python -c \'import os, time; open("{path}", "a").write("x"); '
+            f'os.path.getsize("{path}") == 1 and time.sleep(60)\''
+        )
+        self.assertEmpty(self.asked_to_stop(command))
+        self.assertIn("C1, done in", self.run_plan(command))
+
+    def test_asked_to_stop_with_a_command_that_ends_well(self):
+        command = (
+            "python -c 'import os, signal, time; "
+            "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); "
+            f'open("{self.workdir}/marker", "w"); time.sleep(60)\''
+        )
+        self.assertEqual(list(self.asked_to_stop(command)), [command])
+
     def test_where_the_report_of_a_claim_is_is_told_again(self):
         done = {command: {"seconds": 7, "end": "report: /r"} for command in ALL["C50"].commands}
         artifacts.write_json(self.workdir / "claims.json", done)
         place = ("--data=/d", f"--workdir={self.workdir}")
         self.assertEqual(self.main("run", "C50", *place), "C50, done in 7 s: report: /r\n")
+
+    def test_what_was_done_with_other_data_is_not_done(self):
+        command = f'python -c \'open("{self.workdir}/seen", "a").write("x")\' --data=DATA'
+        plan = [claims.Plan(("C1",), (command, command.replace("DATA", "none")), 1e-3)]
+        state, seen = self.workdir / "claims.json", []
+        (self.workdir / "a").mkdir()
+        (self.workdir / "link").symlink_to("a")
+        for name in ("link", "a", "b", "b"):
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(None):
+                claims.run(plan, str(self.workdir / name), self.workdir)
+            seen.append(len((self.workdir / "seen").read_text()))
+        self.assertEqual(seen, [2, 2, 3, 3])
+        self.assertLen(claims.read_done(state), 2)
+        self.assertLen(claims.read_done(state, str(self.workdir / "b")), 2)
+        # What reads no data is done whichever they are.
+        self.assertEqual(list(claims.read_done(state, "/other")), [plan[0].commands[1]])
+
+    def test_a_claim_that_was_told_with_other_data_is_asked_for_again(self):
+        def done(**origin: str) -> None:
+            of = {one: {"seconds": 7, "end": "/r", **origin} for one in ALL["C50"].commands}
+            artifacts.write_json(self.workdir / "claims.json", of)
+
+        place = (f"--workdir={self.workdir}", "--dry_run")
+        done(data="/corpus/A")
+        self.assertIn("C50, done", self.main("run", "C50", "--data=/corpus/A", *place))
+        self.assertRegex(self.main("run", "C50", "--data=/corpus/B", *place), r"^C50, [\d.]+ h: ")
+        listed = {
+            data: re.search("^C50 .*", self.main("list", *place, *data), re.MULTILINE)[0]
+            for data in ((), ("--data=/corpus/A",), ("--data=/corpus/B",))
+        }
+        self.assertEqual(["  done " in one for one in listed.values()], [True, True, False])
+        done()  # of before they were recorded
+        self.assertIn("C50, done", self.main("run", "C50", "--data=/corpus/B", *place))
 
     def main(self, *arguments: str) -> str:
         values = flags.FlagValues()

@@ -3,6 +3,7 @@ import json
 import lzma
 import math
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -18,7 +19,7 @@ from configs.finetune import udpos, wikiann
 from input_pipeline import sources
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.tasks import TASKS
-from studies import monolingual, monolingual_report, records, splits
+from studies import monolingual, monolingual_report, records, runs, splits
 from studies.monolingual import Job
 from studies.monolingual_report import Cell
 from training.signals import EXIT_STOPPED, Stopped
@@ -231,13 +232,14 @@ class RunsTest(absltest.TestCase):
         self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.done: list[tuple] = []
         self.broken: tuple = ()
+        self.error: Exception = ValueError("broken")
         self.enter_context(mock.patch.object(monolingual, "call", self.call))
         self.enter_context(mock.patch.object(monolingual.task_runs, "run", self.run_fine_tuning))
 
     def note(self, *what):
         self.done.append(what)
         if what == self.broken:
-            raise ValueError("broken")
+            raise self.error
 
     def call(self, script, data, folder, change):
         (size,) = change["vocab.sizes"]
@@ -341,6 +343,32 @@ class RunsTest(absltest.TestCase):
             self.assertLen(errors, 4)
             self.assertIn(message, errors[0])
 
+    def test_other_settings_are_refused_of_results_without_their_encoder(self):
+        self.run_all(sizes=(10,))
+        for path in self.workdir.glob("encoders/*/*/seed0/train"):
+            shutil.rmtree(path)
+        self.done.clear()
+        errors = self.run_all(sizes=(10,), steps=6)
+        self.assertLen(errors, 2)
+        self.assertIn("train.num_steps: there 5, now 6", errors[0])
+        self.assertEmpty(self.run_all(sizes=(10,)))
+        self.assertEmpty(self.done)
+
+    def test_restored_results_are_of_the_settings_that_they_were_first_taken_with(self):
+        data = self.workdir / "data"
+        for name in real_text.get_config("").corpus.text + monolingual._PRETRAINING["corpus.text"]:
+            artifacts.write_text(data / name / "fi.txt", "Sana.\n")
+        artifacts.write_json(self.workdir / "encoders/fi/10/seed0/record.json", {})
+        claims = {steps: monolingual.shared_config(str(data), steps) for steps in (5, 6)}
+        runs.claim(self.workdir, claims[5])
+        with self.assertRaisesRegex(ValueError, "train.num_steps: there 5, now 6"):
+            runs.claim(self.workdir, claims[6])
+        for job in monolingual.jobs(["fi"], [10]):  # what all encoders have
+            config = real_text.get_config(str(data))
+            config.update_from_flattened_dict(job.pretraining(5))
+            for section in ("model", "optimizer", "train", "evaluation", "data"):
+                self.assertEqual(config[section], claims[5][section])
+
     def test_a_stage_that_failed_is_repeated_and_stops_no_other(self):
         self.broken = ("train.py", "fi", 20, 0)
         self.assertEqual(self.run_all(), ["fi, 20 pieces, seed 0: broken"])
@@ -354,6 +382,12 @@ class RunsTest(absltest.TestCase):
         self.assertEqual(
             self.done_stages(), [("train.py", "fi", 20, 0), ("evaluate.py", "fi", 20, 0)]
         )
+
+    def test_an_error_of_any_kind_stops_no_other(self):
+        self.broken, self.error = ("udpos", "fi", 10, 0), FileNotFoundError("lost")
+        errors = self.run_all()
+        self.assertEqual(errors, ["fi, 10 pieces, seed 0: FileNotFoundError: lost"])
+        self.assertIn(("wikiann", "ru", 20, 0), self.done)
 
     def test_asked_to_stop(self):
         stopped = mock.patch.object(monolingual.task_runs, "run", side_effect=Stopped(3))

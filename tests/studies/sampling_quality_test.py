@@ -369,9 +369,48 @@ class RunsTest(absltest.TestCase):
         second = [*pretraining(1, *methods), *tuning([0, 1], *groups)]
         second += [*pretraining(1, "k10"), *tuning([0, 1], "k10")]
         self.assertEqual(self.calls, second)
-        self.config.model.num_layers = 3
-        with self.assertRaisesRegex(ValueError, "model.num_layers: there 2, now 3"):
-            self.do_runs(0)
+        for key, value, there in (
+            ("model.num_layers", 3, 2),
+            ("data.alpha", 0.3, 0.7),
+            ("data.across_documents", True, False),
+            ("objective", "veco", "masked_lm"),
+            ("evaluation.seed", 7, 0),
+        ):
+            before = self.config.copy_and_resolve_references()
+            self.config.update_from_flattened_dict({key: value})
+            with self.assertRaisesRegex(ValueError, f"\n  {key}: there {there!r}, now {value!r}\n"):
+                self.do_runs(0)
+            self.config = before
+        self.do_runs(0)
+
+    def test_a_run_of_before_all_sections_were_compared(self):
+        self.tasks = []
+        self.do_runs(0)
+        path = self.workdir / "runs" / "full" / "seed0" / "settings.json"
+        recorded = artifacts.read_json(path)
+        artifacts.write_json(path, {k: one for k, one in recorded.items() if k != "data"})
+        self.calls.clear()
+        self.do_runs(0)
+        self.assertEmpty(self.calls)
+
+    def test_the_study_refuses_other_settings_before_it_runs_anything(self):
+        self.tasks = []
+        self.enter_context(flagsaver.as_parsed(seeds="0", tasks=""))
+        stages = []
+
+        def call(script, *arguments, **options):
+            if script[0] in ("build_vocab.py", "prepare_data.py"):
+                stages.append(script[0])
+            elif script[0] != "-m":  # the measurement of speed
+                self.call(script, *arguments, **options)
+
+        with mock.patch.object(sampling_quality, "call", call):
+            sampling_quality._run_all(self.config, self.settings, self.workdir)
+            self.assertLen(stages, 2)
+            self.config.data.alpha = 0.3
+            with self.assertRaisesRegex(ValueError, "data.alpha: there 0.7, now 0.3"):
+                sampling_quality._run_all(self.config, self.settings, self.workdir)
+        self.assertLen(stages, 2)
 
     def test_a_failed_run_is_repeated_and_stops_no_other(self):
         self.tasks = []
