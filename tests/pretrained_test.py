@@ -30,14 +30,19 @@ class PretrainedTest(absltest.TestCase):
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, tiny_tasks.params())
 
-    def test_its_digest_is_of_the_parameters(self):
+    def test_its_digests_are_of_parameters_and_tokenizer(self):
         found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
-        digest = found.digest()
-        self.assertEqual(read_pretrained(str(tiny_tasks.encoder_folder(2))).digest(), digest)
+        digests = found.digests()
+        self.assertEqual(read_pretrained(str(tiny_tasks.encoder_folder(2))).digests(), digests)
         table = found.params["embeddings"]["table"].copy()
         table[3, 1] += 1e-3
         changed = {**found.params, "embeddings": {**found.params["embeddings"], "table": table}}
-        self.assertNotEqual(dataclasses.replace(found, params=changed).digest(), digest)
+        other = dataclasses.replace(found, params=changed).digests()
+        self.assertNotEqual(other["parameters"], digests["parameters"])
+        self.assertEqual(other["tokenizer"], digests["tokenizer"])
+        other = dataclasses.replace(found, tokenizer=b"another").digests()
+        self.assertEqual(other["parameters"], digests["parameters"])
+        self.assertNotEqual(other["tokenizer"], digests["tokenizer"])
 
     def test_a_folder_without_our_tokenizer(self):
         folder = self.parent / "theirs"
