@@ -239,7 +239,7 @@ def run(todo: Sequence[Plan], data: str, workdir: pathlib.Path) -> None:
                     one = {"seconds": round(took), "end": _last_line(log)}
                     one.update(_origin(command, data))
                     artifacts.write_json(state, {**read_done(state), command: one})
-            bar.write(_ended(plan.numbers, read_done(state)[plan.commands[-1]]))
+            bar.write(_ended(plan.numbers, plan.commands, read_done(state)))
             bar.n = round(begin + 3600 * plan.hours)
             bar.refresh()
 
@@ -252,8 +252,10 @@ def _last_line(log: pathlib.Path) -> str:
     return log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
 
 
-def _ended(numbers: Sequence[str], done: Mapping[str, Any]) -> str:
-    return f"{', '.join(numbers)}, done in {done['seconds']:,} s: {done['end']}"
+def _ended(numbers: Sequence[str], commands: Sequence[str], done: Mapping[str, Any]) -> str:
+    """Return how long the commands of claims took together, and what the last of them said."""
+    seconds = sum(done[command]["seconds"] for command in commands)
+    return f"{', '.join(numbers)}, done in {seconds:,} s: {done[commands[-1]]['end']}"
 
 
 def read_done(state: pathlib.Path, data: str | None = None) -> dict[str, Any]:
@@ -309,7 +311,7 @@ def _run(numbers: Sequence[str]) -> None:
     done = read_done(workdir / "claims.json", given.data)
     for one in chosen:
         if set(one.commands) <= set(done):
-            print(_ended([one.number], done[one.commands[-1]]))
+            print(_ended([one.number], one.commands, done))
     todo = plans(chosen, done)
     if given.hours:
         left = len(todo)
