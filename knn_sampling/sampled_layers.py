@@ -250,8 +250,8 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NCE:
-    """Noise-contrastive estimation with shared negatives, of Table 2.
+class _SharedNegatives:
+    """Logistic regressions against negatives that a group of sequences shares.
 
     Attributes:
       num_valid: number of classes; table rows from here on are padding.
@@ -264,6 +264,41 @@ class NCE:
     group_size: int
     num_negatives: int
     sharding: TableSharding = ONE_DEVICE
+
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample,
+        temperature: float,
+    ) -> Draws:
+        """Draw from V', see `OutputLayer.draw`."""
+        return draw_from_sample(
+            key,
+            hidden,
+            weights,
+            table,
+            bias,
+            sample,
+            temperature=temperature,
+            block_size=DEFAULT_BLOCK_SIZE,
+            sharding=self.sharding,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NCE(_SharedNegatives):
+    """Noise-contrastive estimation with shared negatives, of Table 2.
+
+    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative:
+    Q is the probability of at least one among the negatives and the targets of the group, not the
+    noise in `Sample.logit_bias`.
+
+    Attributes: those of `_SharedNegatives`.
+    """
 
     def sample(
         self,
@@ -295,46 +330,17 @@ class NCE:
         loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
         return jax.vmap(loss)(**inputs).reshape(weights.shape)
 
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-        temperature: float,
-    ) -> Draws:
-        """Draw from V', see `OutputLayer.draw`.
-
-        V' holds each class at most once, however often it was drawn as a negative: Q is the
-        probability of at least one among the negatives and the targets of the group, not the
-        noise in `Sample.logit_bias`.
-        """
-        return draw_from_sample(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            sample,
-            temperature=temperature,
-            block_size=DEFAULT_BLOCK_SIZE,
-            sharding=self.sharding,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NegativeSampling:
+class NegativeSampling(_SharedNegatives):
     """Negative sampling: NCE without the noise correction of the logits, of Table 2.
 
-    Attributes: those of `NCE`.
-    """
+    Draws are not corrected. A logit is log p(c | h) - log(S p_c) at the optimum, and V' holds a
+    rare class with about S p_c: together they draw from p(c | h), which the softmax of these logits
+    is not.
 
-    num_valid: int
-    group_size: int
-    num_negatives: int
-    sharding: TableSharding = ONE_DEVICE
+    Attributes: those of `_SharedNegatives`.
+    """
 
     def sample(
         self,
@@ -361,33 +367,6 @@ class NegativeSampling:
         """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
-
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-        temperature: float,
-    ) -> Draws:
-        """Draw from V' without a correction, see `OutputLayer.draw`.
-
-        A logit is log p(c | h) - log(S p_c) at the optimum, and V' holds a rare class with about
-        S p_c: together they draw from p(c | h), which the softmax of these logits is not.
-        """
-        return draw_from_sample(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            sample,
-            temperature=temperature,
-            block_size=DEFAULT_BLOCK_SIZE,
-            sharding=self.sharding,
-        )
 
 
 def _draw(
