@@ -154,7 +154,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
       ValueError: two directions have the same text; and see there.
     """
     found = directions(options, split)
-    texts = {one: loading.translation_files(*options.source(split, one)) for one in found}
+    texts = {one: loading.translation_files(*options.source(split, one)[:-1]) for one in found}
     translation.check_distinct(texts, options.language_codes, f"task.{split}")
     languages = {
         code

@@ -46,9 +46,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """
     path = pathlib.Path(path)
     check_no_folder(path)
-    # The suffix stays last, since writers such as np.save and savefig depend on it.
-    # Hosts of one image may have the same process ids.
-    aside = path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
+    aside = aside_of(path)
     with made_parents(path):
         try:
             yield aside
@@ -59,6 +57,13 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             # Where a file is in place of a folder, the first error has been told.
             with contextlib.suppress(NotADirectoryError):
                 aside.unlink(missing_ok=True)
+
+
+def aside_of(path: pathlib.Path) -> pathlib.Path:
+    """Return the path beside a file or folder at which this process writes it before a rename."""
+    # The suffix stays last, since writers such as np.save and savefig depend on it.
+    # Hosts of one image may have the same process ids.
+    return path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
 
 
 def check_no_folder(path: pathlib.Path) -> None:
@@ -96,7 +101,7 @@ def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     folder = pathlib.Path(folder).resolve()
     if _is_unnamed(folder):
         raise ValueError(f"{folder}: the root folder is not written to; choose one below it")
-    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
+    aside = aside_of(folder)
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))

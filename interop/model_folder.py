@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -320,7 +319,7 @@ def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
     # A link cannot be replaced by a folder, but the empty folder can that it leads to.
     folder = folder.resolve()
-    aside = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
+    aside = artifacts.aside_of(folder)
     with artifacts.made_parents(folder):
         # Of a process that was killed: in a container the next has its name and number.
         shutil.rmtree(aside, ignore_errors=True)

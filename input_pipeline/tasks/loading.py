@@ -191,17 +191,15 @@ def translation_files(
     patterns: Sequence[str],
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
-    data_dir: str | None = None,
 ) -> list[list[pathlib.Path]]:
     """The one or two files of each text of a direction; none of tensorflow-datasets.
 
     Args:
-      task, root, patterns, language, language_codes, data_dir: as `load_translations`.
+      task, root, patterns, language, language_codes: as `load_translations`.
 
     Raises:
       ValueError: a file is missing or has no partner.
     """
-    del data_dir
     return [
         [translation.matching(root, name, language, language_codes) for name in names]
         for names in _texts(task, patterns)
