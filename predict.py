@@ -27,7 +27,6 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from builders import prediction, task_runs
-from builders.task_kinds import SEARCHES, TRANSLATION
 from builders.task_settings import task_settings
 from builders.translation_prediction import TranslationRun
 from common import artifacts, entry_point
@@ -51,9 +50,10 @@ def main(_) -> None:
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
     config = task_runs.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
     paths = [pathlib.Path(name) for name in _INPUT.value]
-    if task_settings(config).task.kind == TRANSLATION and workdir is not None:
+    task = task_settings(config).task
+    if task.is_translation and workdir is not None:
         return _translate(workdir, paths)
-    if task_settings(config).task.kind in SEARCHES:
+    if task.is_search:
         chunks = _search(config, workdir, paths)
     elif workdir is None:
         raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")

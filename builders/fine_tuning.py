@@ -209,7 +209,7 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
     """Metadata of a run, with which its results begin."""
     options = task_settings(config)
     name = config.model_name or pathlib.Path(config.init_from).name
-    if options.task.kind in SEARCHES:
+    if options.task.is_search:
         named = SEARCHES[options.task.kind].options
         varied: dict[str, Any] = {name: getattr(options, name) for name in named}
     else:
@@ -237,7 +237,7 @@ def _setting(options: TaskSettings) -> str:
     Translate-train-all is training on translations of English into all languages that are tested,
     which is what training data in other languages are of the datasets that come with such.
     """
-    if options.task.kind in SEARCHES:
+    if options.task.is_search:
         return "zero_shot"
     trained = task_data.languages(options, "train")
     if trained == ("en",):

@@ -210,7 +210,7 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
     Raises:
       ValueError: there are none.
     """
-    is_search = options.task.kind in SEARCHES  # without training, in the languages of its test
+    is_search = options.task.is_search  # without training, in the languages of its test
     found = []
     for split in SPLITS[1:] if is_search else SPLITS:
         if split == "test" and not _has_test(options):

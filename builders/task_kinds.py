@@ -206,9 +206,6 @@ KINDS: dict[str, TaskKind] = {
         class_suffix=task_heads.SPANS,
     ),
 }
-# Kind of tasks of which both sides are text, see `builders.translation`: it is read by directions,
-# its model has a decoder, and its outputs are searched for.
-TRANSLATION = "translation"
 SEARCHES: dict[str, SearchKind] = {
     "retrieval": SearchKind(
         PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
@@ -227,5 +224,5 @@ SEARCHES: dict[str, SearchKind] = {
 
 def default_config(name: Any) -> ConfigDict:
     """Return the config of a task of this name, with the default of every section and key."""
-    is_translation = name in TASKS and TASKS[name].kind == TRANSLATION
+    is_translation = name in TASKS and TASKS[name].is_translation
     return translation.get_config() if is_translation else base.base("", "")

@@ -15,13 +15,14 @@ from builders import checks, run_data, task_data, translation, translation_runs
 from builders import fine_tuning as builders
 from builders.pretrained import Pretrained, read_pretrained
 from builders.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
-from builders.task_kinds import KINDS, SEARCHES, TRANSLATION, default_config
+from builders.task_kinds import KINDS, SEARCHES, default_config
 from builders.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from evaluation.selection import ALL, Selection
 from evaluation.task_results import Scores, write_lines
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.tasks import Task
 from interop.params_file import read_params, write_params
 from training import hosts
 from training.loop import train
@@ -58,7 +59,7 @@ def run(
     """
     config = task_data.with_labels(config, _labels_of_finished(folder))
     options = task_settings(config)
-    procedure = _procedure(options.task.kind)
+    procedure = _procedure(options.task)
     pretrained = procedure.read(config)
     stage = artifacts.open_stage(
         folder,
@@ -108,15 +109,15 @@ class _Procedure(NamedTuple):
     metadata: Callable[[ConfigDict], dict[str, Any]]
 
 
-def _procedure(kind: str) -> _Procedure:
-    if kind == TRANSLATION:
+def _procedure(task: Task) -> _Procedure:
+    if task.is_translation:
         return _Procedure(
             translation.read_start,
             translation_runs.prepare,
             translation_runs.data_files,
             translation.metadata,
         )
-    prepare = _search if kind in SEARCHES else _fine_tune
+    prepare = _search if task.is_search else _fine_tune
     return _Procedure(_read_encoder, prepare, task_data.data_files, builders.run_metadata)
 
 

@@ -92,7 +92,7 @@ class SettingsTest(Case):
     def test_kinds_are_told_as_the_builders_tell_them(self):
         for task in TASKS.values():
             self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
-            self.assertEqual(task.is_translation, task.kind == task_kinds.TRANSLATION)
+            self.assertEqual(task.is_translation, task.kind == "translation")
 
 
 if __name__ == "__main__":

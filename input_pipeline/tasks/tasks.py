@@ -100,7 +100,10 @@ class Task:
 
     @property
     def is_translation(self) -> bool:
-        """Whether a model is trained to translate."""
+        """Whether both sides are text, see `builders.translation`.
+
+        It is read by directions, its model has a decoder, and its outputs are searched for.
+        """
         return self.kind == "translation"
 
     @property
