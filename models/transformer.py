@@ -228,6 +228,8 @@ def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
         length=num_layers,
         unroll=min(settings.unroll, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
+        # Checked, each layer would be traced twice; no variable is broadcast out of the loop.
+        check_constancy_invariants=False,
     )
     if num_layers == settings.num_layers:
         return loop
