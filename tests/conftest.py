@@ -7,24 +7,25 @@ import sys
 import tempfile
 from importlib.metadata import version
 
-# Read when JAX starts its backend, so before anything imports it. Flags of the caller win. Most
-# programs run once here, so what optimising them would take is more than it would save. Processes
-# that tests start inherit all of it.
-os.environ["XLA_FLAGS"] = " ".join(
-    (
-        "--xla_force_host_platform_device_count=8",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        # Later ones do not know it, and exit.
-        "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
-        os.environ.get("XLA_FLAGS", ""),
-    )
-)
+# Read when JAX starts its backend, so before anything imports it; the caller's have precedence.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# A program is compiled once for all tests, processes and sessions, until it changes: keys of the
-# cache are digests of programs, flags and versions. Programs that changed stay, hence the limit.
+# Once, since the processes that run the tests, and those that tests start, inherit it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Most programs run once here, so what optimising them would take is more than it would save.
+    os.environ["XLA_FLAGS"] = " ".join(
+        (
+            "--xla_force_host_platform_device_count=8",
+            "--xla_cpu_parallel_codegen_split_count=1",
+            # Later ones do not know it, and exit.
+            "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
+            os.environ.get("XLA_FLAGS", ""),
+        )
+    )
+    # A program is compiled once for all tests, processes and sessions, until it changes: keys of
+    # the cache are digests of programs, flags and versions. Programs that changed stay, hence the
+    # limit.
     compiled = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled"
     if sum(path.stat().st_size for path in compiled.glob("*")) > 2**30:
         shutil.rmtree(compiled)
