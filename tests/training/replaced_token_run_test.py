@@ -33,10 +33,10 @@ def config(axes: tuple[int, int, int] = program_test.SINGLE) -> ConfigDict:
     """Text and pairs; k-NN sampling, tables by rows, two of them."""
     found = program_test.config("rows")
     found.objective = "replaced_token"
-    # Layers of the generator would double what is compiled, and are masked LM's. Muon and a gated
-    # position bias are in `program_test`.
+    # Layers would multiply what is compiled. They are in `program_test`, as are Muon and a gated
+    # position bias.
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
-    found.model.update(num_layers=1, unroll=1, position="learned")
+    found.model.update(num_layers=0, position="learned")
     found.optimizer.kind = "adamw"
     found.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
     found.robust.num_phases = 2
@@ -52,7 +52,7 @@ def store() -> PackedDataset:
 
 
 @functools.cache
-def functions(axes: tuple[int, int, int] = program_test.SINGLE) -> TrainFunctions:
+def functions(axes: tuple[int, int, int]) -> TrainFunctions:
     settings = config(axes)
     mesh_settings = data_builders.settings(MeshSettings, settings.mesh, "mesh")
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
@@ -60,16 +60,30 @@ def functions(axes: tuple[int, int, int] = program_test.SINGLE) -> TrainFunction
     return builders.train_functions(settings, objective, mesh)
 
 
+@functools.cache
+def detection(axes: tuple[int, int, int]) -> list:
+    """The last evaluator of training, which compiles the programs that all runs share."""
+    compiled = functions(axes)
+    found = evaluators.training_evaluators(config(), compiled.objective, store(), compiled.mesh)
+    return found[-1:]
+
+
+def tearDownModule():
+    for one in (functions, detection):
+        one.cache_clear()  # or their programs would stay loaded
+
+
 class RunTest(parameterized.TestCase):
-    def run_to_the_end(self, folder: pathlib.Path, compiled: TrainFunctions, **kwargs):
-        settings, mesh = config(), compiled.mesh
-        evaluated = evaluators.training_evaluators(settings, compiled.objective, store(), mesh)
+    def run_to_the_end(
+        self, folder: pathlib.Path, axes: tuple[int, int, int] = program_test.SINGLE, **kwargs
+    ):
+        settings, compiled = config(), functions(axes)
         return train(
             compiled,
             builders.train_settings(settings),
             folder,
-            robust.training_data(settings, store(), mesh, folder),
-            evaluated[-1:],
+            robust.training_data(settings, store(), compiled.mesh, folder),
+            detection(axes),
             **kwargs,
         )
 
@@ -80,14 +94,14 @@ class RunTest(parameterized.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.whole = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "train"
-        cls.state = cls().run_to_the_end(cls.whole, functions())
+        cls.state = cls().run_to_the_end(cls.whole)
 
     @parameterized.parameters(4, 5)  # within a phase, and before one is solved
     def test_a_stopped_run_goes_on_as_if_nothing_had_happened(self, stop_at):
         stopped = self.new_folder()
         with self.assertRaises(Stopped):
-            self.run_to_the_end(stopped, functions(), should_stop=lambda step: step == stop_at)
-        state = self.run_to_the_end(stopped, functions())
+            self.run_to_the_end(stopped, should_stop=lambda step: step == stop_at)
+        state = self.run_to_the_end(stopped)
         jax.tree.map(np.testing.assert_array_equal, state, self.state)
         for name in ("metrics.jsonl", RECORD):
             self.assertEqual((stopped / name).read_bytes(), (self.whole / name).read_bytes())
@@ -95,14 +109,14 @@ class RunTest(parameterized.TestCase):
     def test_phases_of_a_lost_future_are_solved_again(self):
         ahead = self.new_folder()
         with self.assertRaises(Stopped):
-            self.run_to_the_end(ahead, functions(), should_stop=lambda step: step == 4)
+            self.run_to_the_end(ahead, should_stop=lambda step: step == 4)
         shutil.copy(self.whole / RECORD, ahead / RECORD)  # as if killed after step 5
         record = load_pair_record(ahead / RECORD)
         first, later = record.phases
         self.assertEqual((first.step, later.step), (2, 5))
         wrong = dataclasses.replace(later, weights=record.base)
         write_pair_record(ahead / RECORD, PairRecord(record.base, (first, wrong)))
-        self.run_to_the_end(ahead, functions())
+        self.run_to_the_end(ahead)
         self.assertEqual((ahead / RECORD).read_bytes(), (self.whole / RECORD).read_bytes())
 
     def test_pairs_are_reweighted_within_the_ball(self):
@@ -134,7 +148,7 @@ class RunTest(parameterized.TestCase):
 
     def test_devices_do_not_change_the_run(self):
         folder = self.new_folder()
-        state = self.run_to_the_end(folder, functions((2, 2, 2)))
+        state = self.run_to_the_end(folder, (2, 2, 2))
         found, expected = (read_metrics(f / "metrics.jsonl") for f in (folder, self.whole))
         self.assertEqual([sorted(r) for r in found], [sorted(r) for r in expected])
         for one, other in zip(found, expected, strict=True):
