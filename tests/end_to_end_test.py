@@ -3,8 +3,8 @@
 And the commands of README.md, as printed, in miniature; the first of them makes the run that all
 tests look at.
 
-Scripts, runs that are killed, stopped and gone on with, and one command that is refused are
-processes; the other commands run in this one.
+The script on the embedded corpus, runs that are killed, stopped and gone on with, and one command
+that is refused are processes; the other commands run in this one.
 """
 
 import atexit
@@ -17,11 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from benchmarks import recording_data
-from tests import commands, processes, tiny_tasks
+from builders import model
+from tests import commands, factories, processes, tiny_tasks
 from training.metrics import read_metrics
 from training.signals import EXIT_STOPPED
 
@@ -112,16 +114,34 @@ def execute(command: str) -> str:
     if first == "python":
         if words[0] == "-m":
             del words[0]
-        with tiny_tasks.quick():
-            done = commands.execute(words[0].removesuffix(".py"), *words[1:])
-    else:
-        # The scripts would make an environment otherwise.
-        environment = {**processes.environment(), "PYTHON": sys.executable}
-        done = subprocess.run(
-            [first, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
+        return execute_here(*words)
+    if command == QUICKSTART:
+        return execute_script(first, *words)
+    # What the script would run, in its order; processes of a script are those of the other run.
+    printed = execute_script(first, *words, python="echo")
+    for stage in re.findall(r"^(\w+\.py --config=.*)$", printed, re.M):
+        printed += execute_here(*stage.split(" "))
+    return printed
+
+
+def execute_here(script: str, *arguments: str) -> str:
+    """Output of a command run in this process, on one device."""
+    with tiny_tasks.quick(), mock.patch.object(model, "mesh", factories.one_device):
+        return output(commands.execute(script.removesuffix(".py"), *arguments))
+
+
+def execute_script(*command: str, python: str = sys.executable) -> str:
+    """Output of a script; `python` is what it calls Python."""
+    # The scripts would make an environment otherwise.
+    environment = {**processes.environment(), "PYTHON": python}
+    return output(
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    )
+
+
+def output(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        raise AssertionError(f"{full}\n{done.stdout}\n{done.stderr}")
+        raise AssertionError(f"{done.args}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
@@ -275,6 +295,7 @@ class ReadmeTest(absltest.TestCase):
         for command in run:
             execute(command)
         self.assertLen(run, 7)
+        self.assertTrue((scratch() / "runs" / "own" / "report" / "report.md").exists())
         self.assertTrue((scratch() / "runs" / "table" / "report.md").exists())
         self.assertLen((scratch() / "tags.jsonl").read_text("utf-8").splitlines(), 1)
 

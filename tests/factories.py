@@ -7,7 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
+from builders import data
 from input_pipeline.packed_dataset import SpecialIds
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
@@ -176,6 +179,11 @@ def optimizer_settings(**changes) -> OptimizerSettings:
         "embedding_update": "dense",
     }
     return OptimizerSettings(**{**defaults, **changes})
+
+
+def one_device(config: ConfigDict) -> Mesh:
+    """The mesh of a config, in place of `builders.model.mesh`, on the first device alone."""
+    return make_mesh(data.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
 
 
 def train_functions(
