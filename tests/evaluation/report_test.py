@@ -1,6 +1,7 @@
 """The numbers of the table, and the pages and plots of a report."""
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -228,11 +229,12 @@ class PlotsOfTrainingTest(parameterized.TestCase):
         self.assertEqual(found, [9, 9, 40, 40])
 
 
-class WriteReportTest(parameterized.TestCase):
-    def write(
-        self, kind: str, metrics=METRICS, allocation=ALLOCATION, **found
-    ) -> tuple[str, pathlib.Path]:
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "report"
+def written(
+    kind: str, metrics=METRICS, allocation=ALLOCATION, **found
+) -> tuple[str, dict[str, bytes]]:
+    """The page of a report, and all its files by name; without an allocation, two plots fewer."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = pathlib.Path(parent) / "report"
         path = report.write_report(
             folder,
             results(**found),
@@ -242,19 +244,28 @@ class WriteReportTest(parameterized.TestCase):
             metrics=metrics,
             full_softmax_from=9 if kind == "knn" else None,
         )
-        self.assertEqual(path, folder / "report.md")
-        return path.read_text(encoding="utf-8"), folder
+        assert path == folder / "report.md"
+        page = path.read_text(encoding="utf-8")
+        return page, {path.name: path.read_bytes() for path in folder.iterdir()}
 
+
+@functools.cache
+def whole_report(kind: str) -> tuple[str, dict[str, bytes]]:
+    """The page and the files of all that a run can have, but for a discriminator."""
+    return written(kind)
+
+
+class WriteReportTest(parameterized.TestCase):
     @parameterized.product(kind=("knn", "full"), retrieval=(RETRIEVAL, {}))
     def test_all_that_the_page_shows_is_there(self, kind, retrieval):
-        page, folder = self.write(kind, retrieval=retrieval)
+        page, files = whole_report(kind) if retrieval else written(kind, retrieval={})
         plots = {"alp.png", "sizes.png", "loss.png"}
         if kind == "knn":
             plots.add("candidates.png")
-        self.assertEqual({p.name for p in folder.iterdir()}, plots | {"report.md", "results.json"})
+        self.assertEqual(set(files), plots | {"report.md", "results.json"})
         for plot in plots:
             self.assertIn(f"]({plot})", page)
-            self.assertTrue((folder / plot).read_bytes().startswith(b"\x89PNG"))
+            self.assertTrue(files[plot].startswith(b"\x89PNG"))
         self.assertEqual(page.count("]("), len(plots))
         self.assertIn(report.evaluation_table(results(retrieval), store()), page)
         self.assertIn("| en | 60 | 0.500 | 100 to 300 | 200 | -210.0 |", page)
@@ -262,18 +273,18 @@ class WriteReportTest(parameterized.TestCase):
         self.assertIn("1.000 bits a character", page)
 
     def test_a_tokenizer_that_was_given_has_no_build_to_show(self):
-        page, folder = self.write("full", allocation=None)
+        page, files = written("full", allocation=None)
         self.assertNotIn("## Vocabulary", page)
-        self.assertEqual([path.name for path in folder.glob("*.png")], ["loss.png"])
+        self.assertEqual([name for name in files if name.endswith(".png")], ["loss.png"])
 
     def test_page_of_a_discriminator(self):
-        page, folder = self.write("full", detection=DETECTION)
+        page, files = written("full", allocation=None, detection=DETECTION)
         self.assertIn(report.detection_table(DETECTION), page)
         self.assertIn("](detection.png)", page)
-        self.assertTrue((folder / "detection.png").read_bytes().startswith(b"\x89PNG"))
+        self.assertTrue(files["detection.png"].startswith(b"\x89PNG"))
 
     def test_it_opens_with_what_was_learned(self):
-        page, _ = self.write("knn")
+        page, _ = whole_report("knn")
         opening = (
             "# Report",
             "The model predicts masked pieces better than their frequencies do: its exact held-out "
@@ -295,7 +306,7 @@ class WriteReportTest(parameterized.TestCase):
             )
             for language, loss in LOSSES.items()
         }
-        page, _ = self.write("full", losses=worse, retrieval={})
+        page, _ = written("full", allocation=None, losses=worse, retrieval={})
         self.assertIn(
             "The model predicts masked pieces no better than their frequencies do: its exact "
             "held-out loss is 5.500 nats a token, 0.500 above the unigram level of 5.000, and 1 of "
@@ -305,18 +316,19 @@ class WriteReportTest(parameterized.TestCase):
         self.assertNotIn("chance.", page)
 
     def test_means_are_over_the_languages_with_held_out_rows(self):
-        page, _ = self.write("full", losses={"en": LOSSES["en"]}, retrieval={})
+        english = {"en": LOSSES["en"]}
+        page, _ = written("full", allocation=None, losses=english, retrieval={})
         self.assertIn("and 1 of 1 languages are below theirs.", page)
         self.assertIn(
             "Means over 1 languages, 600 pieces, 10 steps. 1.000 bits a character. Without "
             "held-out rows, and in no mean: ka, sw.\n",
             page,
         )
-        page, _ = self.write("full")
+        page, _ = whole_report("full")
         self.assertNotIn("Without held-out rows", page)
 
     def test_without_examples(self):
-        page, _ = self.write("full", examples=[])
+        page, _ = written("full", allocation=None, examples=[])
         self.assertNotIn("## Examples", page)
 
     def test_a_vocabulary_that_gave_no_language_a_size(self):
@@ -324,14 +336,14 @@ class WriteReportTest(parameterized.TestCase):
             language: {**one, "allocated": None}
             for language, one in ALLOCATION["languages"].items()
         }
-        page, folder = self.write("full", allocation={**ALLOCATION, "languages": languages})
-        self.assertFalse((folder / "sizes.png").exists())
+        page, files = written("full", allocation={**ALLOCATION, "languages": languages})
+        self.assertNotIn("sizes.png", files)
         self.assertNotIn("sizes.png", page)
         self.assertIn("| en | 60 | 0.500 | 100 to 300 |\n", page)
 
     def test_results_can_be_read_back(self):
-        _, folder = self.write("knn")
-        found = json.loads((folder / "results.json").read_text())
+        _, files = whole_report("knn")
+        found = json.loads(files["results.json"])
         self.assertEqual(found["step"], 10)
         self.assertEqual(found["losses"]["sw"]["loss"], 4.0)
         self.assertEqual(found["retrieval"]["news"]["sw"]["sentences"], 100)
@@ -339,15 +351,15 @@ class WriteReportTest(parameterized.TestCase):
         self.assertEqual(found["examples"][1]["rank"], 1)
 
     def test_a_run_without_evaluations_so_far(self):
-        page, _ = self.write("knn", metrics=METRICS[:2])
+        page, _ = written("knn", allocation=None, metrics=METRICS[:2])
         self.assertIn("loss.png", page)
-        self.write("knn", metrics=[])
+        written("knn", allocation=None, metrics=[])
 
     def test_metrics_change_the_plots(self):
         pages = []
         for loss in (5.0, 3.0):
-            _, folder = self.write("knn", metrics=[METRICS[0], {**METRICS[1], "train/loss": loss}])
-            pages.append({p.name: p.read_bytes() for p in folder.glob("*.png")})
+            _, files = written("knn", metrics=[METRICS[0], {**METRICS[1], "train/loss": loss}])
+            pages.append(files)
         changed = {name for name in pages[0] if pages[0][name] != pages[1][name]}
         self.assertEqual(changed, {"loss.png"})
 
@@ -356,14 +368,14 @@ class WriteReportTest(parameterized.TestCase):
         for other in (5.0, 50.0):
             own = {**METRICS[0], "train/mlm_loss": 6.0}
             contrast = {"step": 2, "train/loss": other, "train/contrast_loss": other}
-            _, folder = self.write("full", metrics=[own, contrast, METRICS[2]])
-            plots.append((folder / "loss.png").read_bytes())
+            _, files = written("full", allocation=None, metrics=[own, contrast, METRICS[2]])
+            plots.append(files["loss.png"])
         self.assertEqual(*plots)
 
     def test_the_plot_has_the_unigram_level(self):
         losses = {"en": dataclasses.replace(LOSSES["en"], unigram=7.0)}
         plots = [
-            (self.write("full", **changes)[1] / "loss.png").read_bytes()
+            written("full", allocation=None, **changes)[1]["loss.png"]
             for changes in ({}, {}, {"losses": losses})
         ]
         self.assertEqual(plots[0], plots[1])
