@@ -49,13 +49,18 @@ def arrays() -> dict[str, jax.Array]:
     return jax.tree.map(jnp.asarray, arrays)
 
 
-def shard(plan, axes, number: int, num_shards: int):
-    """The arrays of a shard of a plan."""
+def shard(plan, axes, number, num_shards: int):
+    """The arrays of a shard of a plan; of arrays that are traced, so may its number be."""
 
     def cut(axis, arrays):
         if axis is None:
             return arrays
-        return jax.tree.map(lambda x: np.split(x, num_shards, axis)[number], arrays)
+
+        def part(x):
+            parts = x.reshape(*x.shape[:axis], num_shards, -1, *x.shape[axis + 1 :])
+            return parts[(*[slice(None)] * axis, number)]
+
+        return jax.tree.map(part, arrays)
 
     return jax.tree.map(cut, axes, plan, is_leaf=lambda x: x is None)
 
@@ -70,6 +75,20 @@ def of_plan(objective: Objective, params, plan, touched):
     return jax.grad(loss, has_aux=True)(params)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int):
+    """What `of_plan` finds for a batch, and the sums of what it finds for its shards."""
+    extra = factories.first_extra(objective, params)
+    plan, touched = objective.plan(extra, batch, KEY, jnp.int32(3))
+    axes = objective.example_axes(plan, num_shards)
+
+    def of_shard(number: jax.Array):
+        return of_plan(objective, params, shard(plan, axes, number, num_shards), touched)
+
+    of_shards = jax.lax.map(of_shard, jnp.arange(num_shards))
+    return of_plan(objective, params, plan, touched), jax.tree.map(lambda x: x.sum(0), of_shards)
+
+
 class ShardsTest(parameterized.TestCase):
     def shapes(self, objective: Objective, kind: str):
         """Plan and touched rows of a batch, as shapes."""
@@ -77,20 +96,8 @@ class ShardsTest(parameterized.TestCase):
         return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))
 
     def check(self, objective: Objective, batch: Batch, params, num_shards: int):
-        @jax.jit
-        def planned(params):
-            extra = factories.first_extra(objective, params)
-            return objective.plan(extra, batch, KEY, jnp.int32(3))
-
-        plan, touched = jax.device_get(planned(params))
-        axes = objective.example_axes(plan, num_shards)
-        compute = jax.jit(functools.partial(of_plan, objective))
-        expected = jax.device_get(compute(params, plan, touched))
-        shards = [
-            compute(params, shard(plan, axes, i, num_shards), touched) for i in range(num_shards)
-        ]
-        grads, (metrics, observed) = jax.tree.map(
-            lambda *found: sum(found), *jax.device_get(shards)
+        expected, (grads, (metrics, observed)) = jax.device_get(
+            whole_and_shards(objective, batch, params, num_shards)
         )
         expected_grads, (expected_metrics, expected_observed) = expected
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -140,8 +147,10 @@ class ShardsTest(parameterized.TestCase):
 
     @parameterized.parameters(*cross_mlm_test.KINDS)
     def test_cross_mlm(self, kind):
-        objective, batch = cross_mlm_test.cross_mlm(kind, "knn"), cross_mlm_test.batch(kind)
-        self.check(objective, batch, cross_mlm_test.params(), 2)
+        """The plans are alike; layers, which look at segments, are those of pairs alone."""
+        encoder = cross_mlm_test.NO_LAYERS if kind == PACKED else cross_mlm_test.ENCODER
+        objective = cross_mlm_test.cross_mlm(kind, "knn", encoder=encoder)
+        self.check(objective, cross_mlm_test.batch(kind), cross_mlm_test.params(encoder), 2)
 
     @parameterized.parameters(*fine_tuning_test.KINDS)
     def test_fine_tuning(self, kind):

@@ -39,9 +39,7 @@ def params():
     return factories.random_params(objective_with())
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def differentiated(objective: MaskedLM, params, tokens, step=0):
-    """Metrics of a batch, gradients of its summed loss, and the touched rows; dropout on."""
+def _differentiated(objective: MaskedLM, params, tokens, step):
     extra, key = factories.first_extra(objective, params), jax.random.key(7)
     batch = Batch({"tokens": tokens}, PACKED)
     plan, touched = objective.plan(extra, batch, key, jnp.int32(step))
@@ -52,6 +50,16 @@ def differentiated(objective: MaskedLM, params, tokens, step=0):
 
     gradients, found = jax.grad(loss, has_aux=True)(params)
     return found, gradients, touched
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _all_differentiated(objectives: tuple[MaskedLM, ...], params, tokens, step):
+    return [_differentiated(one, params, tokens, step) for one in objectives]
+
+
+def differentiated(objective: MaskedLM, params, tokens, step: int = 0):
+    """Metrics of a batch, gradients of its summed loss, and the touched rows; dropout on."""
+    return jax.device_get(_all_differentiated((objective,), params, tokens, step))[0]
 
 
 def planned(objective: MaskedLM, tokens, step: int = 0):
@@ -73,7 +81,7 @@ class OutputLayersTest(absltest.TestCase):
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
         jax.tree.map(check, found, self.found)
         jax.tree.map(check, gradients, self.gradients)
-        self.assertGreater(jnp.abs(gradients["embeddings"]["table"]).max(), 0.1)
+        self.assertGreater(np.abs(gradients["embeddings"]["table"]).max(), 0.1)
 
     def test_sampling_with_room_for_all_tokens_is_the_full_softmax(self):
         found, gradients, _ = differentiated(objective_with(), params(), packed_tokens())
@@ -105,20 +113,24 @@ class OutputLayersTest(absltest.TestCase):
             jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), gradients)
 
     def test_a_refresh_looks_at_the_output_embeddings(self):
-        layer = factories.output_layer_settings(k=4, log_q_correction=True)
-        objective = objective_with(layer)
-        empty, other = objective.init_extra(), {"other": jnp.ones(3)}
-        table, _ = output_table(params())
-        names = objective.due(0)
-        found, report = objective.refresh(params(), {**empty, **other}, names, jnp.int32(0))
-        neighbours, values = objective.output_layer.refresh(
-            empty[NEIGHBOURS], table, objective.statistics
-        )
-        inclusion = objective.output_layer.inclusion(neighbours, objective.statistics)
+        settings = factories.output_layer_settings(k=4, log_q_correction=True)
+        objective = objective_with(settings)
+        layer, statistics = objective.output_layer, objective.statistics
+        other = {"other": np.ones(3, np.float32)}
+        given = {**objective.init_extra(), **other}
+
+        @jax.jit
+        def refreshed(params, given):
+            found = objective.refresh(params, given, objective.due(0), jnp.int32(0))
+            table, _ = output_table(params)
+            neighbours, values = layer.refresh(given[NEIGHBOURS], table, statistics)
+            return found, neighbours, values, layer.inclusion(neighbours, statistics)
+
+        (found, report), neighbours, values, inclusion = refreshed(params(), given)
         expected = {NEIGHBOURS: neighbours, "inclusion_mlm": inclusion, **other}
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         self.assertEqual(report, {name: (value, 1) for name, value in values.items()})
-        shapes, initial = (jax.eval_shape(lambda x=x: x) for x in (found, {**empty, **other}))
+        shapes, initial = (jax.eval_shape(lambda x=x: x) for x in (found, given))
         self.assertEqual(shapes, initial)
 
     def test_each_objective_of_a_model_has_chances_of_inclusion_of_its_own(self):
@@ -131,14 +143,20 @@ class OutputLayersTest(absltest.TestCase):
             factories.masked_lm(layer, name="tlm", statistics=even),
         )
         self.assertEqual(tlm.due(0), (NEIGHBOURS, "inclusion_tlm"))
-        extra, _ = mlm.refresh(params(), mlm.init_extra() | tlm.init_extra(), mlm.due(0), 0)
-        # The neighbours are shared; renewing the other's own part leaves them as they are.
-        both, report = tlm.refresh(params(), extra, ("inclusion_tlm",), jnp.int32(0))
-        self.assertEmpty(report)
-        self.assertIs(both[NEIGHBOURS], extra[NEIGHBOURS])
-        expected = tlm.output_layer.inclusion(extra[NEIGHBOURS], even)
+
+        @jax.jit
+        def refreshed(params):
+            first = mlm.init_extra() | tlm.init_extra()
+            extra, _ = mlm.refresh(params, first, mlm.due(0), jnp.int32(0))
+            # The neighbours are shared; renewing the other's own part leaves them as they are.
+            both, report = tlm.refresh(params, extra, ("inclusion_tlm",), jnp.int32(0))
+            self.assertEmpty(report)
+            self.assertIs(both[NEIGHBOURS], extra[NEIGHBOURS])
+            return both, tlm.output_layer.inclusion(extra[NEIGHBOURS], even)
+
+        both, expected = jax.device_get(refreshed(params()))
         np.testing.assert_array_equal(both["inclusion_tlm"], expected)
-        self.assertGreater(jnp.abs(both["inclusion_tlm"] - both["inclusion_mlm"]).max(), 0.01)
+        self.assertGreater(np.abs(both["inclusion_tlm"] - both["inclusion_mlm"]).max(), 0.01)
 
     def test_statistics_are_those_of_the_phase(self):
         later = factories.token_statistics(VOCAB, PADDED)
@@ -158,31 +176,42 @@ class OutputLayersTest(absltest.TestCase):
         later = later._replace(probabilities=later.probabilities[::-1])
         batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
 
-        @functools.partial(jax.jit, static_argnums=0)
         def found(objective, step):
             extra, names = objective.init_extra(), objective.due(0)
             if names:
                 return objective.refresh(params(), extra, names, step)[0]
             return objective.plan(extra, batch, jax.random.key(7), step)[0].sample
 
+        def all_found(phases, alone, steps):
+            of_steps = jax.lax.map(lambda step: found(phases, step), steps)
+            return of_steps, [found(one, jnp.int32(0)) for one in alone]
+
+        steps = np.array([2, 3], np.int32)
         for layer in layers:
             phases = factories.masked_lm(layer, later_statistics=((3, later),))
-            expected = [
-                found(factories.masked_lm(layer), 0),
-                found(factories.masked_lm(layer, statistics=later), 0),
-            ]
-            for step, one in zip((2, 3), expected, strict=True):
-                jax.tree.map(np.testing.assert_array_equal, found(phases, step), one)
+            alone = [factories.masked_lm(layer), factories.masked_lm(layer, statistics=later)]
+            compute = jax.jit(functools.partial(all_found, phases, alone))
+            of_steps, expected = jax.device_get(compute(steps))
+            for number, one in enumerate(expected):
+                of_step = jax.tree.map(lambda x, i=number: x[i], of_steps)
+                jax.tree.map(np.testing.assert_array_equal, of_step, one)
             same = jax.tree.map(np.array_equal, *expected)
             self.assertFalse(all(jax.tree.leaves(same)))
 
     def test_the_bias_may_start_at_the_log_frequencies(self):
         log_frequencies = np.log(np.arange(1, VOCAB) / (VOCAB * (VOCAB - 1) / 2))
-        for starts, expected in ((False, 0), (True, log_frequencies)):
-            layer = factories.output_layer_settings(frequency_bias=starts)
-            params = jax.jit(objective_with(layer).init)(jax.random.key(0))
-            _, bias = output_table(nn.unbox(params))
-            np.testing.assert_allclose(bias[1:VOCAB], expected, rtol=1e-5)
+        expected = {False: 0, True: log_frequencies}
+
+        @jax.jit
+        def biases(key):
+            layers = {x: factories.output_layer_settings(frequency_bias=x) for x in expected}
+            return {
+                x: output_table(nn.unbox(objective_with(layer).init(key)))[1]
+                for x, layer in layers.items()
+            }
+
+        for starts, bias in jax.device_get(biases(jax.random.key(0))).items():
+            np.testing.assert_allclose(bias[1:VOCAB], expected[starts], rtol=1e-5)
             self.assertTrue(np.isfinite(bias).all())
 
 
@@ -228,12 +257,12 @@ class ScheduleTest(parameterized.TestCase):
 
 
 class KeysTest(absltest.TestCase):
-    def keys_of(self, key: jax.Array) -> dict[str, tuple[int, ...]]:
+    def keys_of(self, key: jax.Array) -> dict[str, jax.Array]:
         """The random keys that masks, samples and dropout of a step are given."""
         found = {}
 
         def record(name, key):
-            found[name] = tuple(np.asarray(jax.random.key_data(key)).tolist())
+            found[name] = jax.random.key_data(key)
 
         def masking(key, *args, **kwargs):
             record("masks", key)
@@ -265,22 +294,27 @@ class KeysTest(absltest.TestCase):
 
     def test_masks_dropout_and_samples_have_random_keys_of_their_own(self):
         # Equal keys would make, say, what is dropped depend on what is masked.
-        found = [self.keys_of(jax.random.key(seed)) for seed in (0, 1)]
-        for keys in found:
-            self.assertCountEqual(keys, ["masks", "samples", "dropout"])
-        self.assertLen({key for keys in found for key in keys.values()}, 6)
+        seeds = jnp.arange(2)
+        found = jax.jit(lambda x: jax.lax.map(lambda i: self.keys_of(jax.random.key(i)), x))(seeds)
+        self.assertCountEqual(found, ["masks", "samples", "dropout"])
+        self.assertLen({tuple(key) for keys in found.values() for key in keys.tolist()}, 6)
 
     def test_without_a_key_there_is_no_dropout(self):
         objective, key = objective_with(FULL), jax.random.key(7)
         batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
-        plan, _ = objective.plan({}, batch, key, jnp.int32(0))
         still = dataclasses.replace(
             objective, encoder=Encoder(factories.encoder_settings(dropout_rate=0.0))
         )
-        losses = [
-            jax.jit(one.loss)(params(), {}, plan, given)[0]["loss"][0]
-            for one, given in ((objective, None), (still, key), (objective, key))
-        ]
+
+        @jax.jit
+        def found(params, key):
+            plan, _ = objective.plan({}, batch, key, jnp.int32(0))
+            return [
+                one.loss(params, {}, plan, given)[0]["loss"][0]
+                for one, given in ((objective, None), (still, key), (objective, key))
+            ]
+
+        losses = found(params(), key)
         self.assertEqual(losses[0], losses[1])
         self.assertNotEqual(losses[0], losses[2])
 
@@ -308,26 +342,29 @@ class LanguagesTest(absltest.TestCase):
 class TranslationLMTest(absltest.TestCase):
     """Batches that bring segments and positions of their own."""
 
-    def loss_of(self, kind: type[MaskedLM], **arrays):
+    @staticmethod
+    @functools.partial(jax.jit, static_argnums=0)
+    def loss_of(kind: type[MaskedLM], arrays):
         objective, key = factories.masked_lm(FULL, kind=kind), jax.random.key(7)
-        batch = Batch({name: jnp.asarray(array) for name, array in arrays.items()}, "any")
-        plan, _ = objective.plan({}, batch, key, jnp.int32(0))
-        return jax.jit(objective.loss)(params(), {}, plan, None)[0]["loss"]
+        plan, _ = objective.plan({}, Batch(arrays, "any"), key, jnp.int32(0))
+        return objective.loss(params(), {}, plan, None)[0]["loss"]
 
     def test_the_segments_of_packed_rows_give_the_loss_of_packed_rows(self):
         tokens = packed_tokens()
         segments, positions = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
-        packed = self.loss_of(MaskedLM, tokens=tokens)
-        pairs = self.loss_of(TranslationLM, tokens=tokens, segments=segments, positions=positions)
+        packed = self.loss_of(MaskedLM, {"tokens": tokens})
+        pairs = self.loss_of(
+            TranslationLM, {"tokens": tokens, "segments": segments, "positions": positions}
+        )
         self.assertEqual(pairs, packed)
 
     def test_a_sentence_sees_its_translation_and_positions_count(self):
         tokens = np.random.default_rng(0).integers(MASK + 1, VOCAB, (B, L)).astype(np.int32)
-        segments = np.ones_like(tokens), np.repeat([[1, 2]], L // 2, axis=1).repeat(B, axis=0)
+        segments = np.ones_like(tokens), np.tile(np.repeat([1, 2], L // 2), (B, 1))
         places = np.arange(L, dtype=np.int32)
         positions = np.tile(places, (B, 1)), np.tile(places[: L // 2], (B, 2))
         losses = [
-            self.loss_of(TranslationLM, tokens=tokens, segments=s, positions=p)[0]
+            self.loss_of(TranslationLM, {"tokens": tokens, "segments": s, "positions": p})[0]
             for s, p in itertools.product(segments, positions)
         ]
         self.assertLen(set(map(float, losses)), 4)
@@ -352,8 +389,16 @@ def large_params():
     return factories.random_params(large_objective())
 
 
+CAPACITIES = (0, 400, 512)
+
+
 def large(layer: OutputLayerSettings, tokens):
-    return differentiated(large_objective(layer), large_params(), tokens)
+    """What `differentiated` finds by the row capacity; of 512 the table is read."""
+    objectives = tuple(
+        large_objective(dataclasses.replace(layer, row_capacity=x)) for x in CAPACITIES
+    )
+    found = jax.device_get(_all_differentiated(objectives, large_params(), tokens, 0))
+    return dict(zip(CAPACITIES, found, strict=True))
 
 
 def assert_close(actual, expected):
@@ -365,15 +410,10 @@ class TableRowsTest(parameterized.TestCase):
     @parameterized.parameters(("knn", 0), ("knn", 2), ("nce", 1))
     def test_the_rows_stand_in_for_the_table(self, kind: str, group_size: int):
         layer = dataclasses.replace(SAMPLED, kind=kind, group_size=group_size)
-        rows = packed_tokens(num_valid=LARGE)
-        expected, expected_gradients, none = large(
-            dataclasses.replace(layer, row_capacity=512), rows
-        )
+        by_capacity = large(layer, packed_tokens(num_valid=LARGE))
+        expected, expected_gradients, none = by_capacity.pop(512)
         self.assertEmpty(none)
-        for capacity in (0, 400):
-            found, gradients, touched = large(
-                dataclasses.replace(layer, row_capacity=capacity), rows
-            )
+        for found, gradients, touched in by_capacity.values():
             self.assertEqual(list(touched), [TABLE])
             used = touched[TABLE][touched[TABLE] < 512]
             self.assertLen(set(used.tolist()), len(used))
@@ -405,9 +445,9 @@ class GroupsTest(absltest.TestCase):
         rows = packed_tokens(num_valid=LARGE)
         first, second = rows.copy(), rows.copy()
         first[2:], second[:2] = PAD, PAD
-        results = [large(layer, batch)[:2] for batch in (rows, first, second)]
-        (whole, *parts) = [(found["loss"], gradients) for found, gradients in results]
-        return whole, jax.tree.map(jnp.add, *parts)
+        results = [large(layer, batch)[0] for batch in (rows, first, second)]
+        (whole, *parts) = [(found["loss"], gradients) for found, gradients, _ in results]
+        return whole, jax.tree.map(np.add, *parts)
 
     def test_the_loss_is_the_sum_over_the_groups(self):
         assert_close(*self.halves(dataclasses.replace(SAMPLED, group_size=2)))
@@ -459,15 +499,18 @@ class PredictionsTest(absltest.TestCase):
 
     def test_the_loss_is_that_of_the_masked_tokens(self):
         key, tokens = jax.random.key(3), packed_tokens()
-        batch = Batch({"tokens": jnp.asarray(tokens)}, PACKED)
-        plan, touched = jax.jit(self.objective.plan)({}, batch, key, jnp.int32(0))
-        self.assertEmpty(touched)
-        found, _ = jax.jit(self.objective.loss)(params(), {}, plan, key)
-        masked = mask_tokens(
-            jax.random.split(key, 3)[0], jnp.asarray(tokens), self.objective.mask,
-            vocab_size=VOCAB, mask_id=MASK, special_ids=SPECIAL,
-        )  # fmt: skip
-        masked = jax.tree.map(np.asarray, masked)
+
+        @jax.jit
+        def loss_and_masked(params, tokens, key):
+            plan, touched = self.objective.plan({}, Batch({"tokens": tokens}, PACKED), key, 0)
+            self.assertEmpty(touched)
+            masked = mask_tokens(
+                jax.random.split(key, 3)[0], tokens, self.objective.mask,
+                vocab_size=VOCAB, mask_id=MASK, special_ids=SPECIAL,
+            )  # fmt: skip
+            return self.objective.loss(params, {}, plan, key)[0], masked
+
+        found, masked = jax.device_get(loss_and_masked(params(), tokens, key))
         everywhere = np.tile(np.arange(L), (B, 1))
         hidden = np.asarray(self.predict(params(), masked.inputs, everywhere), np.float64)
         table, bias = (np.asarray(x, np.float64)[:VOCAB] for x in output_table(params()))

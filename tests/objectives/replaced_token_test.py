@@ -18,6 +18,7 @@ from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.masked_lm import MaskedLM
 from objectives.objective import Touched, gathered_rows
+from objectives.pair_losses import PairSums
 from objectives.replaced_token import (
     DISCRIMINATOR,
     GENERATOR,
@@ -60,7 +61,7 @@ def generator(
 def replaced_token(
     *of_generator, dropout_rate: float = 0.0, name: str = "mrtd", **changes
 ) -> ReplacedToken:
-    encoder = Encoder(dataclasses.replace(ENCODER, num_layers=2, dropout_rate=dropout_rate))
+    encoder = Encoder(dataclasses.replace(ENCODER, dropout_rate=dropout_rate))
     settings = dataclasses.replace(SETTINGS, **changes)
     return ReplacedToken(generator(*of_generator), encoder, settings, name)
 
@@ -103,18 +104,20 @@ class Step(NamedTuple):
       hidden: [B, M, E] of the generator's masked positions.
       ids: [B, L] of the corrupted tokens.
       is_replaced: [B, L] which of them are called replaced.
+      observed: sums of losses by language pair, if there are any.
     """
 
     metrics: LossAndMetrics
     hidden: np.ndarray
     ids: np.ndarray
     is_replaced: np.ndarray
+    observed: PairSums | None
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _step(objective: ReplacedToken, parameters, plan: Plan, touched: Touched, key) -> Step:
     rows, generator = gathered_rows(parameters, touched), objective.generator
-    metrics, _ = objective.loss(parameters, rows, plan, key)
+    metrics, observed = objective.loss(parameters, rows, plan, key)
     states = generator.states(parameters, rows, plan.generator, None)
     hidden = generator.predicted(parameters, states, plan.generator.masked.positions)
     sample_key = jax.random.split(KEY)[0]
@@ -122,7 +125,7 @@ def _step(objective: ReplacedToken, parameters, plan: Plan, touched: Touched, ke
     ids = corrupted.tokens
     if touched:
         ids = touched[generator.table_path][ids]
-    return Step(metrics, hidden, ids, corrupted.is_replaced)
+    return Step(metrics, hidden, ids, corrupted.is_replaced, observed)
 
 
 def of_step(
@@ -132,11 +135,11 @@ def of_step(
 
 
 @jax.jit
-def _logits_of_encoder(own, head, tokens: jax.Array) -> jax.Array:
+def _logits_of_encoder(own, head, ids: jax.Array, tokens: jax.Array) -> jax.Array:
     objective = replaced_token()
     states = objective.encoder.apply(
         {"params": own},
-        tokens,
+        ids,
         *packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False),
         deterministic=True,
         method="encode",
@@ -144,10 +147,15 @@ def _logits_of_encoder(own, head, tokens: jax.Array) -> jax.Array:
     return objective._head.apply({"params": head}, states)
 
 
-def logits_of_encoder(objective: ReplacedToken, parameters, tokens: np.ndarray) -> np.ndarray:
-    """Logits [B, L] of the head on the states of the discriminator, with all its parameters."""
+def logits_of_encoder(
+    objective: ReplacedToken, parameters, ids: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """Logits [B, L] of the head on the states of the discriminator, with all its parameters.
+
+    Documents are those of the tokens before their corruption, after which a sample may begin one.
+    """
     own = objective.encoder_params(parameters)
-    return np.asarray(_logits_of_encoder(own, parameters[HEAD], tokens))
+    return np.asarray(_logits_of_encoder(own, parameters[HEAD], ids, tokens))
 
 
 class LossTest(parameterized.TestCase):
@@ -156,8 +164,8 @@ class LossTest(parameterized.TestCase):
         objective, parameters = replaced_token(layer, embeddings=embeddings), params(embeddings)
         step = of_step(objective, parameters)
         found, ids, is_replaced = step.metrics, step.ids, step.is_replaced
-        logits = logits_of_encoder(objective, parameters, ids).astype(np.float64)
         tokens = np.asarray(batch()["tokens"])
+        logits = logits_of_encoder(objective, parameters, ids, tokens).astype(np.float64)
         total, count = 0.0, 0
         for row, column in np.ndindex(*tokens.shape):
             if tokens[row, column] in SPECIAL:
@@ -185,16 +193,15 @@ class LossTest(parameterized.TestCase):
 
     def test_metrics_of_detection(self):
         objective = replaced_token()
-        step = of_step(objective, params())
-        middle = np.median(logits_of_encoder(objective, params(), step.ids))
+        step, tokens = of_step(objective, params()), np.asarray(batch()["tokens"])
+        middle = np.median(logits_of_encoder(objective, params(), step.ids, tokens))
         output = params()[HEAD]["output"]
         output = {**output, "bias": output["bias"] - middle}  # so that about half are found
         parameters = {**params(), HEAD: {**params()[HEAD], "output": output}}
         found = of_step(objective, parameters)
         np.testing.assert_array_equal(found.ids, step.ids)
-        tokens = np.asarray(batch()["tokens"])
         is_text = ~np.isin(tokens, SPECIAL)
-        is_found = logits_of_encoder(objective, parameters, found.ids) > 0
+        is_found = logits_of_encoder(objective, parameters, found.ids, tokens) > 0
         right = (is_found & step.is_replaced).sum()
         self.assertBetween(right, 1, step.is_replaced.sum() - 1)
         for name, expected in {
@@ -206,7 +213,7 @@ class LossTest(parameterized.TestCase):
             np.testing.assert_array_equal(found.metrics[f"mrtd/{name}"], expected, err_msg=name)
 
     def test_samples_are_of_masked_text_only(self):
-        _, _, ids, is_replaced = of_step(replaced_token(), params())
+        _, _, ids, is_replaced, _ = of_step(replaced_token(), params())
         masked = planned(replaced_token(), params())[0].generator.masked
         tokens = np.asarray(batch()["tokens"])
         is_masked = np.zeros(tokens.shape, bool)
@@ -264,9 +271,8 @@ class LossTest(parameterized.TestCase):
         arrays = {"tokens": tokens, "language": np.zeros(4, np.int32), "pair": np.array(pairs)}
         given = Batch(jax.tree.map(jnp.asarray, arrays), PACKED)
         plan, _ = jax.jit(objective.plan)({}, given, KEY, jnp.int32(0))
-        observed = jax.jit(objective.loss)(params(), {}, plan, KEY)[1]
         step = jax.device_get(_step(objective, params(), plan, {}, KEY))
-        of_text = logits_of_encoder(objective, params(), step.ids).astype(np.float64)
+        of_text = logits_of_encoder(objective, params(), step.ids, tokens).astype(np.float64)
         table, bias = objective.generator.output_table(params())
         of_masked = (step.hidden @ table.T + bias)[..., :NUM_VALID].astype(np.float64)
         masked, losses = jax.device_get(plan.generator.masked), np.zeros((2, 3))
@@ -287,12 +293,14 @@ class LossTest(parameterized.TestCase):
             ]
             losses[:, pair] += (np.mean(mlm) + SETTINGS.weight * np.mean(detection), 1)
         self.assertEqual(losses[1].tolist(), [1, 0, 2])
-        np.testing.assert_allclose(observed.loss, losses[0], rtol=1e-5)
-        np.testing.assert_array_equal(observed.weight, losses[1])
+        np.testing.assert_allclose(step.observed.loss, losses[0], rtol=1e-5)
+        np.testing.assert_array_equal(step.observed.weight, losses[1])
 
     def test_dropout_is_the_discriminators(self):
         objective = replaced_token(dropout_rate=0.5)
-        one, two = (of_step(objective, params(), key).metrics for key in (KEY, None))
+        plan, _ = planned(objective, params())
+        losses = jax.jit(lambda *args: [objective.loss(*args, key)[0] for key in (KEY, None)])
+        one, two = jax.device_get(losses(params(), {}, plan))
         plain = of_step(replaced_token(), params()).metrics
         np.testing.assert_array_equal(one["mrtd/generator_loss"], plain["mrtd/generator_loss"])
         np.testing.assert_array_equal(two["mrtd/generator_loss"], plain["mrtd/generator_loss"])
@@ -301,26 +309,43 @@ class LossTest(parameterized.TestCase):
         )
 
 
+def by_rows(embeddings: str) -> ReplacedToken:
+    return replaced_token("knn", embeddings=embeddings)
+
+
+def by_table(embeddings: str) -> ReplacedToken:
+    return replaced_token("knn", MaskedLM, 10_000, embeddings=embeddings)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _gradient(objective: ReplacedToken, parameters, plan: Plan, touched: Touched):
-    def loss(parameters):
-        rows = gathered_rows(parameters, touched)
-        return objective.loss(parameters, rows, plan, KEY)[0]["loss"]
+def _differentiated(embeddings: str, parameters, plans: list[tuple[Plan, Touched]]):
+    def gradient(objective: ReplacedToken, plan: Plan, touched: Touched):
+        def loss(parameters):
+            rows = gathered_rows(parameters, touched)
+            return objective.loss(parameters, rows, plan, KEY)[0]["loss"]
 
-    return jax.grad(loss, has_aux=True)(parameters)
+        return jax.grad(loss, has_aux=True)(parameters)
+
+    objectives = by_rows(embeddings), by_table(embeddings)
+    return [gradient(one, *plan) for one, plan in zip(objectives, plans, strict=True)]
 
 
-def differentiated(objective: ReplacedToken, parameters, factor: float = 1.0):
-    """Gradient of the summed loss with a factor of lambda, and the weight of the sum."""
-    plan, touched = planned(objective, parameters)
-    plan = plan._replace(scale=np.float32(plan.scale * factor))
-    return jax.device_get(_gradient(objective, parameters, plan, touched))
+@functools.cache
+def differentiated(embeddings: str, factor: float = 1.0):
+    """Gradients of the summed loss with a factor of lambda, and the weight of the sum.
+
+    Both by gathered rows and by the table.
+    """
+    plans = []
+    for objective in (by_rows(embeddings), by_table(embeddings)):
+        plan, touched = planned(objective, params(embeddings))
+        plans.append((plan._replace(scale=np.float32(plan.scale * factor)), touched))
+    return jax.device_get(_differentiated(embeddings, params(embeddings), plans))
 
 
 def gradients(embeddings: str, factor: float = 1.0):
     """Gradient of the mean loss, by gathered rows."""
-    objective = replaced_token("knn", embeddings=embeddings)
-    found, weight = differentiated(objective, params(embeddings), factor)
+    (found, weight), _ = differentiated(embeddings, factor)
     return jax.tree.map(lambda x: x / weight, found)
 
 
@@ -341,7 +366,7 @@ class GradientTest(parameterized.TestCase):
 
     @parameterized.parameters(*SHARINGS)
     def test_the_discriminators_gradient_is_that_of_differences(self, embeddings):
-        objective, parameters = replaced_token("knn", embeddings=embeddings), params(embeddings)
+        objective, parameters = by_rows(embeddings), params(embeddings)
         grads = gradients(embeddings)
         names, rng = (DISCRIMINATOR, HEAD), np.random.default_rng(0)
         direction = {
@@ -369,8 +394,7 @@ class GradientTest(parameterized.TestCase):
 
     @parameterized.parameters(*SHARINGS)
     def test_gathered_rows_and_the_whole_table_have_equal_gradients(self, embeddings):
-        objective, parameters = replaced_token("knn", embeddings=embeddings), params(embeddings)
-        whole = replaced_token("knn", MaskedLM, 10_000, embeddings=embeddings)
+        objective, whole = by_rows(embeddings), by_table(embeddings)
         arguments = batch(), KEY, jnp.int32(0)
         touched, none = (
             jax.eval_shape(lambda one=one: one.plan(one.init_extra(), *arguments))[1]
@@ -378,8 +402,8 @@ class GradientTest(parameterized.TestCase):
         )
         self.assertSetEqual(set(touched), set(objective.tables))
         self.assertEmpty(none)
-        (found, _), (expected, _) = (differentiated(one, parameters) for one in (objective, whole))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+        (found, _), (expected, _) = differentiated(embeddings)
         jax.tree.map(check, found, expected)
 
 
@@ -388,7 +412,7 @@ class ParametersTest(parameterized.TestCase):
     def test_the_discriminator_is_an_encoder(self, embeddings):
         objective, parameters = replaced_token(embeddings=embeddings), params(embeddings)
         tokens, own = batch()["tokens"], objective.encoder_params(parameters)
-        expected = logits_of_encoder(objective, parameters, tokens)
+        expected = logits_of_encoder(objective, parameters, tokens, tokens)
         found = jax.jit(lambda params, tokens: objective.logits(params, tokens))(parameters, tokens)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         table = parameters[GENERATOR]["embeddings"]["table"]

@@ -13,9 +13,10 @@ from builders.fine_tuning import MESH
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from objectives.batch import Batch
 from tests import factories
-from tests.evaluation.translating_test import ALL, PAD, PIECES, features, model, params
+from tests.evaluation.translating_test import ALL, PAD, PIECES, SHALLOW, features, model, params
 
 LENGTH = 12
+LAYERS = (FullSoftmax, BlockwiseSoftmax)
 
 
 @functools.cache
@@ -38,7 +39,10 @@ def batch() -> dict[str, np.ndarray]:
 
 @functools.cache
 def trained(devices: int):
-    """Metrics of two steps on devices that share out a batch, and the parameters after them."""
+    """Metrics of two steps on devices that share out a batch, and the parameters after them.
+
+    Layers are the decoder's, which has those of an encoder and more.
+    """
     targets = ([9, 8, 7, 6, 5], [30, 31], [12], [7, 6, 5])
     some = [
         dataclasses.replace(one, target=np.array([*target, 2], np.int32))
@@ -49,30 +53,45 @@ def trained(devices: int):
     batch = Batch({**arrays, "weights": np.ones(4, np.float32)}, "examples")
     # Adam divides a gradient by its own size: where that is rounding, so are parameters.
     functions = factories.train_functions(
-        model(dataclasses.replace(ALL[4], dropout_rate=0.3)),
+        model(dataclasses.replace(SHALLOW[4], dropout_rate=0.3)),
         factories.optimizer_settings(epsilon=1e-2),
         dataclasses.replace(MESH, data=devices),
     )
-    state, found = factories.first_state(functions, jax.device_get(params(ALL[4]))), []
+    state, found = factories.first_state(functions, jax.device_get(params(SHALLOW[4]))), []
     for _ in range(2):
         state, metrics = functions.train_step(functions.objective, state, batch)
         found.append(jax.device_get(metrics))
     return found, jax.device_get(state.params)
 
 
-@functools.partial(jax.jit, static_argnames=("one",))
 def loss(one, values, arrays, key=None):
     return one.loss(values, {}, Batch(arrays, "examples"), key)[0]
 
 
+@functools.cache
+def of_layers(settings):
+    """Hidden states of the batch, and the loss by each output layer."""
+
+    @jax.jit
+    def found(values):
+        one = model(settings)
+        losses = {
+            layer: loss(dataclasses.replace(one, output_layer=layer(PIECES)), values, batch())
+            for layer in LAYERS
+        }
+        return one.hidden(values, batch()), [losses[layer] for layer in LAYERS]
+
+    hidden, losses = jax.device_get(found(params(settings)))
+    return hidden, dict(zip(LAYERS, losses, strict=True))
+
+
 class LossTest(parameterized.TestCase):
-    @parameterized.product(settings=(ALL[0], ALL[4]), layer=(FullSoftmax, BlockwiseSoftmax))
+    @parameterized.product(settings=(ALL[0], ALL[4]), layer=LAYERS)
     def test_against_the_definition(self, settings, layer):
-        one = dataclasses.replace(model(settings), output_layer=layer(PIECES))
-        found = loss(one, params(settings), batch())
-        hidden = np.asarray(one.hidden(params(settings), batch()), np.float64)
-        table, bias = (np.asarray(x, np.float64) for x in one.output_table(params(settings)))
-        logits = (hidden @ table.T + bias)[..., :PIECES]
+        hidden, losses = of_layers(settings)
+        found, values = losses[layer], jax.device_get(params(settings))
+        table, bias = (np.asarray(x, np.float64) for x in model(settings).output_table(values))
+        logits = (hidden.astype(np.float64) @ table.T + bias)[..., :PIECES]
         log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         nll = smooth = count = 0
         for i, j in np.argwhere(batch()["target_outputs"] >= 0):
@@ -86,14 +105,14 @@ class LossTest(parameterized.TestCase):
             self.assertEqual(found[name][1], count)
 
     def test_a_token_sees_the_source_and_the_tokens_before_it(self):
-        one, values = model(ALL[0]), params(ALL[0])
-        hidden = np.asarray(one.hidden(values, batch()))
+        values, hidden_of = params(ALL[0]), jax.jit(model(ALL[0]).hidden)
+        hidden = np.asarray(hidden_of(values, batch()))
 
         def changed(name: str, row: int, column: int) -> np.ndarray:
             arrays = dict(batch())
             arrays[name] = arrays[name].copy()
             arrays[name][row, column] = 12
-            found = np.asarray(one.hidden(values, arrays))
+            found = np.asarray(hidden_of(values, arrays))
             return np.abs(found - hidden).max(axis=-1) > 1e-6
 
         by_target = changed("target_inputs", 0, 3)
@@ -105,8 +124,9 @@ class LossTest(parameterized.TestCase):
         self.assertFalse(changed("tokens", 1, 7).any())  # padding
 
     def test_embeddings_are_shared_and_symbols_are_no_classes(self):
-        one, values = model(ALL[0]), params(ALL[0])
-        grads = jax.grad(lambda x: loss(one, x, batch())["loss"][0])(values)
+        one, values = model(SHALLOW[0]), params(SHALLOW[0])
+        grads = jax.jit(jax.grad(lambda x: loss(one, x, batch())["loss"][0]))(values)
+        grads = jax.device_get(grads)
         self.assertNotIn("embeddings", grads["decoder"])
         of_rows = np.abs(grads["encoder"]["embeddings"]["table"]).max(axis=1) > 0
         self.assertTrue(of_rows[:PIECES].all())  # the softmax reads all of them
@@ -115,12 +135,10 @@ class LossTest(parameterized.TestCase):
         self.assertFalse(grads["decoder"]["head"]["bias"][PIECES:].any())
 
     def test_dropout_depends_on_the_key(self):
-        settings = dataclasses.replace(ALL[0], dropout_rate=0.3)
-        one, values = model(settings), params(ALL[0])
-        losses = [
-            float(loss(one, values, batch(), key)["loss"][0])
-            for key in (None, *map(jax.random.key, (0, 0, 1)))
-        ]
+        settings = dataclasses.replace(SHALLOW[0], dropout_rate=0.3)
+        one, values = model(settings), params(SHALLOW[0])
+        of_key = jax.jit(lambda key: loss(one, values, batch(), key)["loss"][0])
+        losses = [float(of_key(key)) for key in (None, *map(jax.random.key, (0, 0, 1)))]
         self.assertEqual(losses[1], losses[2])
         self.assertLen(set(losses), 3)
 
