@@ -6,6 +6,7 @@ import itertools
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -27,6 +28,7 @@ from input_pipeline.bitext import (
 )
 from input_pipeline.block_order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
+from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
 from models.segments import packed_segments
 from tests.factories import SPECIAL_IDS as SPECIAL
@@ -35,6 +37,11 @@ LANGUAGES = ("aa", "bb", "cc")
 SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
 SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
 SHARES = {("aa", "bb"): 0.2, ("aa", "cc"): 0.7, ("bb", "cc"): 0.1}
+
+
+def together(batches: int, **changes) -> BitextSettings:
+    """Settings of batches that hold the examples of several; the order does not depend on it."""
+    return dataclasses.replace(SETTINGS, tokens=batches * SETTINGS.tokens, **changes)
 
 
 def token(name: str, language: str, sentence: int) -> int:
@@ -62,25 +69,39 @@ def write_store(folder: pathlib.Path) -> PackedDataset:
     return PackedDataset(folder, 3000, 16, "", SPECIAL, {"aa": {}}, {}, bitexts)
 
 
-def read(row: np.ndarray) -> tuple[str, tuple[str, str], int, tuple[int, int]]:
-    """Set, languages in order, sentence and lengths of a row; checks its form."""
-    text = row[row != SPECIAL.pad]
-    np.testing.assert_array_equal(row[: len(text)], text)
-    ends = np.flatnonzero(text == SPECIAL.eos)
-    one, two = text[1 : ends[0]], text[ends[1] + 1 : ends[2]]
-    expected = [SPECIAL.bos, *one, SPECIAL.eos, SPECIAL.eos, *two, SPECIAL.eos]
-    np.testing.assert_array_equal(text, expected)
-    (first,), (second,) = set(one.tolist()), set(two.tolist())
-    assert first % 100 == second % 100 and first // 1000 == second // 1000, (first, second)
-    languages = tuple(LANGUAGES[x // 100 % 10] for x in (first, second))
-    return list(SETS)[first // 1000 - 1], languages, first % 100, (len(one), len(two))
+Example = tuple[str, tuple[str, str], int, tuple[int, int]]
+
+
+def read(rows: np.ndarray) -> list[Example]:
+    """Set, languages in order, sentence and lengths of each of [N, L] rows; checks their form."""
+    is_eos = rows == SPECIAL.eos
+    np.testing.assert_array_equal(is_eos.sum(axis=1), 3)
+    places = np.arange(rows.shape[1])
+    end, begin, last = (column[:, None] for column in np.nonzero(is_eos)[1].reshape(-1, 3).T)
+    first, second = rows[:, [1]], np.take_along_axis(rows, begin + 1, axis=1)
+    text = np.where(places < end, first, second)
+    is_end = (places == end) | (places == begin) | (places == last)
+    expected = np.where(is_end, SPECIAL.eos, np.where(places < last, text, SPECIAL.pad))
+    expected[:, 0] = SPECIAL.bos
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(begin, end + 1)
+    np.testing.assert_array_equal(first % 100, second % 100)
+    np.testing.assert_array_equal(first // 1000, second // 1000)
+    return [
+        (list(SETS)[one // 1000 - 1], (LANGUAGES[one // 100 % 10], LANGUAGES[two // 100 % 10]),
+         one % 100, (to - 1, until - to - 2))
+        for one, two, to, until in np.hstack((first, second, end, last)).tolist()
+    ]  # fmt: skip
 
 
 class PairStreamTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.store = write_store(folder)
+    store: PackedDataset
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.store = write_store(pathlib.Path(folder))
 
     def pairs(self) -> set:
         """Every pair of translations that there is."""
@@ -93,17 +114,15 @@ class PairStreamTest(parameterized.TestCase):
         }
 
     def test_an_epoch_has_every_pair_once_in_its_shortest_bucket(self):
-        streams, _ = pair_streams(self.store, SETTINGS, seed=0)
+        streams, _ = pair_streams(self.store, together(400), seed=0)
         self.assertLen(streams, 3)
         found = []
         for stream, length in zip(streams, SETTINGS.buckets, strict=True):
             per_pair = collections.Counter()
             # Language pairs have shares of a cycle, so they finish their epochs at other times.
-            for row in itertools.chain.from_iterable(
-                stream.batch(step)["tokens"] for step in range(400)
-            ):
-                name, languages, sentence, lengths = read(row)
-                self.assertLen(row, length)
+            rows = stream.batch(0)["tokens"]
+            self.assertEqual(rows.shape[1], length)
+            for name, languages, sentence, lengths in read(rows):
                 shorter = [x for x in SETTINGS.buckets if x >= sum(lengths) + 4]
                 self.assertEqual(shorter[0], length)
                 key = (name, tuple(sorted(languages)))
@@ -131,7 +150,7 @@ class PairStreamTest(parameterized.TestCase):
                         other.request(step)
                     for name, array in other.batch(step).items():
                         np.testing.assert_array_equal(array, batch[name])
-                    examples = [read(row) for row in batch["tokens"]]
+                    examples = read(batch["tokens"])
                     described = [(f"{name} {'-'.join(pair)}", i) for name, pair, i, _ in examples]
                     self.assertEqual(one.describe_batch(step), described)
                     visits.update((name, tuple(sorted(pair)), i) for name, pair, i, _ in examples)
@@ -145,13 +164,12 @@ class PairStreamTest(parameterized.TestCase):
 
     def test_order_of_languages_is_a_coin(self):
         """Of probability 1/2 (Section 4 of XY-LENT), thrown for each example and not for a pair."""
-        streams, _ = pair_streams(self.store, SETTINGS, seed=0)
+        streams, _ = pair_streams(self.store, together(2000), seed=0)
         orders, of_sentences = collections.Counter(), collections.Counter()
-        for step in range(2000):
-            for name, sentence in streams[1].describe_batch(step):
-                order = tuple(name.split()[1].split("-"))
-                orders[order] += 1
-                of_sentences[name, sentence] += 1
+        for name, sentence in streams[1].describe_batch(0):
+            order = tuple(name.split()[1].split("-"))
+            orders[order] += 1
+            of_sentences[name, sentence] += 1
         for pair in itertools.combinations(LANGUAGES, 2):
             total = orders[pair] + orders[pair[::-1]]
             self.assertLess(abs(orders[pair] - total / 2), 4 * np.sqrt(total / 4), pair)
@@ -161,14 +179,23 @@ class PairStreamTest(parameterized.TestCase):
             total = count + of_sentences[other, sentence]
             self.assertLess(abs(count - total / 2), 4 * np.sqrt(total / 4), (name, sentence))
 
+    def drawn(
+        self, shares: Mapping[Pair, float] | None = None, **settings
+    ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
+        """Count the examples of 3000 steps by set and pair of languages."""
+        streams, of_steps = pair_streams(self.store, together(100, **settings), 0, shares)
+        self.assertAlmostEqual(of_steps.sum(), 1)
+        mixed, found = MixedStream(streams, of_steps, seed=1), collections.Counter()
+        for number, stream in enumerate(streams):
+            steps = mixed.steps_before(3000, number)
+            rows = [stream.batch(batch)["tokens"] for batch in range(-(-steps // 100))]
+            examples = read(np.concatenate(rows)[: steps * stream.batch_size // 100])
+            found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
+        return found
+
     @parameterized.parameters(1.0, 0.5, 0.0)
     def test_sets_and_language_pairs_have_their_share(self, alpha: float):
-        settings = BitextSettings((8, 16, 24), "continue", alpha, 48)
-        streams, shares = pair_streams(self.store, settings, seed=0)
-        self.assertAlmostEqual(shares.sum(), 1)
-        mixed = MixedStream(streams, shares, seed=1)
-        rows = (read(row) for step in range(3000) for row in mixed.batch(step)["tokens"])
-        found = collections.Counter((name, tuple(sorted(pair))) for name, pair, *_ in rows)
+        found = self.drawn(alpha=alpha)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         total = sum(n**alpha for n in sizes.values())
         for pair, n in sizes.items():
@@ -176,12 +203,7 @@ class PairStreamTest(parameterized.TestCase):
 
     def test_language_pairs_have_the_shares_that_are_given(self):
         """Within a language pair its sets are drawn by their sizes, whatever alpha is."""
-        settings = BitextSettings((8, 16, 24), "continue", 0.3, 48)
-        scaled = {pair: 3 * share for pair, share in SHARES.items()}
-        streams, of_steps = pair_streams(self.store, settings, 0, scaled)
-        mixed = MixedStream(streams, of_steps, seed=1)
-        rows = (read(row) for step in range(3000) for row in mixed.batch(step)["tokens"])
-        found = collections.Counter((name, tuple(sorted(pair))) for name, pair, *_ in rows)
+        found = self.drawn({pair: 3 * share for pair, share in SHARES.items()}, alpha=0.3)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         for (name, pair), n in sizes.items():
             of_sets = sum(size for (_, other), size in sizes.items() if other == pair)
@@ -213,8 +235,8 @@ class PairStreamTest(parameterized.TestCase):
                 for step in range(20):
                     batch = stream.batch(step)
                     self.assertEqual(batch["pair"].dtype, stream.types["pair"])
-                    for row, number in zip(batch["tokens"], batch["pair"], strict=True):
-                        languages = read(row)[1]
+                    examples = read(batch["tokens"])
+                    for (_, languages, *_), number in zip(examples, batch["pair"], strict=True):
                         self.assertEqual(list(SHARES)[number], tuple(sorted(languages)))
                         flips.add((number, languages[0] < languages[1]))
         self.assertLen(flips, 6)
@@ -245,13 +267,12 @@ class PairStreamTest(parameterized.TestCase):
     @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
     def test_tokens_are_counted_as_the_streams_bring_them(self, alpha, of_languages):
         # Buckets that cut no sentence.
-        settings = dataclasses.replace(SETTINGS, alpha=alpha, buckets=(8, 16, 32), tokens=96)
+        settings = together(2000, alpha=alpha, buckets=(8, 16, 32))
         streams, shares = pair_streams(self.store, settings, 0, of_languages)
         found = np.zeros(self.store.vocab_size)
         for stream, share in zip(streams, shares, strict=True):
-            for step in range(1000):
-                tokens = stream.batch(step)["tokens"].reshape(-1)
-                found += share * np.bincount(tokens, minlength=self.store.vocab_size)
+            tokens = stream.batch(0)["tokens"].reshape(-1)
+            found += share * np.bincount(tokens, minlength=self.store.vocab_size)
         found[list(SPECIAL.special_ids())] = 0
         expected = token_counts(self.store, alpha, of_languages)
         total = sum(
@@ -328,23 +349,23 @@ class PairStreamTest(parameterized.TestCase):
 
     def test_the_description_names_the_batch(self):
         for stream in pair_streams(self.store, SETTINGS, seed=0)[0]:
-            for row, (what, sentence) in zip(
-                stream.batch(3)["tokens"], stream.describe_batch(3), strict=True
-            ):
-                name, languages, number, _ = read(row)
-                self.assertEqual((what, sentence), (f"{name} {'-'.join(languages)}", number))
+            examples = read(stream.batch(3)["tokens"])
+            expected = [(f"{name} {'-'.join(pair)}", number) for name, pair, number, _ in examples]
+            self.assertEqual(stream.describe_batch(3), expected)
 
     def test_further_streams_read_nothing_again_and_hold_no_file(self):
-        first = pair_streams(self.store, SETTINGS, seed=0)[0]
+        # No other test has read from it.
+        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
+        first = pair_streams(store, SETTINGS, seed=0)[0]
         with mock.patch.object(TokenizedSentences, "lengths", mock.PropertyMock()) as read:
-            more = [pair_streams(self.store, SETTINGS, seed)[0] for seed in range(5)]
+            more = [pair_streams(store, SETTINGS, seed)[0] for seed in range(5)]
         read.assert_not_called()
-        columns = [self.store.bitext("news", LANGUAGES[0]) for _ in range(2)]
+        columns = [store.bitext("news", LANGUAGES[0]) for _ in range(2)]
         self.assertIs(*columns)
         opened = pathlib.Path("/proc/self/fd")
         if opened.exists():
             files = [os.readlink(path) for path in opened.iterdir() if path.is_symlink()]
-            self.assertEmpty([name for name in files if name.startswith(str(self.store.folder))])
+            self.assertEmpty([name for name in files if name.startswith(str(store.folder))])
         for one, other in zip(first, more[0], strict=True):
             np.testing.assert_array_equal(one.batch(3)["tokens"], other.batch(3)["tokens"])
 
@@ -371,8 +392,7 @@ class PairStreamTest(parameterized.TestCase):
 class MixedStreamTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        store = write_store(folder)
+        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
         self.rows = TrainingStream(store, {"aa": 1.0}, batch_size=3, seed=0)
         pairs, _ = pair_streams(store, SETTINGS, seed=0)
         self.streams = [self.rows, *pairs]
@@ -381,21 +401,22 @@ class MixedStreamTest(parameterized.TestCase):
 
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
         numbers = [0] * 4
+        following = [stream.batch(0) for stream in self.streams]
         for step in range(1000):
             found = self.mixed.batch(step)
-            for i, stream in enumerate(self.streams):
-                expected = stream.batch(numbers[i])
+            for i, (stream, expected) in enumerate(zip(self.streams, following, strict=True)):
                 if all(np.array_equal(found[k], v) for k, v in expected.items() if k in found) and (
                     set(found) == set(expected)
                 ):
+                    self.assertEqual(self.mixed.kind(step), stream.kind(numbers[i]))
+                    described = self.mixed.describe_batch(step)
+                    self.assertEqual(described, stream.describe_batch(numbers[i]))
                     numbers[i] += 1
-                    self.assertEqual(self.mixed.kind(step), stream.kind(numbers[i] - 1))
-                    self.assertEqual(
-                        self.mixed.describe_batch(step), stream.describe_batch(numbers[i] - 1)
-                    )
+                    following[i] = stream.batch(numbers[i])
                     break
             else:
                 self.fail(f"step {step} is of no stream")
+        self.assertEqual([self.mixed.steps_before(1000, i) for i in range(4)], numbers)
         np.testing.assert_allclose(np.array(numbers) / 1000, self.shares, atol=0.04)
 
     @parameterized.parameters(*dataset.LOADERS)
