@@ -107,7 +107,7 @@ def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
 
     config = program_test.config(VARIANT)
     config.mesh.update(dict(zip(AXIS_NAMES, axes, strict=True)))
-    config.evaluation.retrieval_layer = 0
+    config.evaluation.retrieval_layer = 1
     data_builders.open_train_stage(config, folders).claim()
     tasks = {
         "finetune": tiny_tasks.config("glue", "cola,", train__epochs=1.0),
@@ -116,7 +116,6 @@ def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
     for task in tasks.values():
         task.init_from = str(folders.workdir)
         task.task.max_length = program_test.L
-    tasks["retrieve"].task.layer = 0
     for name, one in {"evaluate": config, **tasks}.items():
         text = f"import ml_collections as m\nget_config = lambda: m.ConfigDict({one.to_dict()!r})\n"
         artifacts.write_text(folder / "configs" / f"{name}.py", text)

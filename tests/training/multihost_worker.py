@@ -33,7 +33,7 @@ from training.checkpoint import Checkpoints
 from training.loop import train
 from training.step import TrainFunctions
 
-VARIANT, HALF, WHOLE = "plain", 4, 7
+VARIANT, HALF, WHOLE = "hosts", 4, 7
 
 
 def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, data=None) -> None:
