@@ -1,8 +1,10 @@
 """Damaged checkpoints, disks that fill up, what is kept, and the digest."""
 
+import atexit
 import collections
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import resource
 import shutil
@@ -109,10 +111,26 @@ def change_a_bit(folder: pathlib.Path) -> None:
 DAMAGES = (truncate, lose_a_file, garble_metadata, lose_metadata, empty, change_a_bit)
 
 
+@functools.cache
+def saved(steps: tuple[int, ...]) -> pathlib.Path:
+    """Folder of good checkpoints of these steps, for reading alone."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = pathlib.Path(folder.name) / "checks"
+    with Checkpoints(path, keep=10) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state_of(step))
+    return path
+
+
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "checks"
+
+    def start_with(self, *steps: int) -> None:
+        """Copies checkpoints of these steps, since to save them takes long."""
+        shutil.copytree(saved(steps), self.folder)
 
     def save(self, *steps: int, keep: int = 10, **kwargs) -> None:
         with Checkpoints(self.folder, keep, **kwargs) as checkpoints:
@@ -132,7 +150,7 @@ class TestCase(parameterized.TestCase):
 class DamageTest(TestCase):
     @parameterized.parameters(*DAMAGES)
     def test_the_one_before_is_used_and_the_damaged_one_set_aside(self, damage):
-        self.save(1, 2, 3)
+        self.start_with(1, 2, 3)
         damage(self.folder / "3")
         with Checkpoints(self.folder, 10) as checkpoints:
             with self.assertLogs(level="WARNING") as logs:
@@ -145,7 +163,7 @@ class DamageTest(TestCase):
         self.assertEqual(self.names(), ["1", "2", "3", "3.damaged"])
 
     def test_several_are_passed_over_also_of_one_step(self):
-        self.save(1, 2, 3)
+        self.start_with(1, 2, 3)
         for _ in range(2):
             truncate(self.folder / "3")
             lose_metadata(self.folder / "2")
@@ -157,7 +175,7 @@ class DamageTest(TestCase):
         self.assertEqual(self.names(), sorted(["1", "2", "3", *damaged]))
 
     def test_a_reader_sets_nothing_aside(self):
-        self.save(1, 2)
+        self.start_with(1, 2)
         truncate(self.folder / "2")
         (self.folder / "3.orbax-checkpoint-tmp").mkdir()  # a run is saving
         before = self.names()
@@ -166,7 +184,7 @@ class DamageTest(TestCase):
         self.assertEqual(self.names(), before)
 
     def test_where_all_are_damaged_each_is_named_and_left(self):
-        self.save(1, 2)
+        self.start_with(1, 2)
         truncate(self.folder / "1")
         change_a_bit(self.folder / "2")
         error = r"(?s)none of .*checks can be restored:\n  2: .*digest.*\n  1: .*read"
@@ -176,7 +194,7 @@ class DamageTest(TestCase):
         self.assertEqual(self.names(), ["1", "2"])
 
     def test_a_state_of_another_kind_is_no_damage_to_set_aside(self):
-        self.save(1, 2)
+        self.start_with(1, 2)
         sharding = ABSTRACT.step.sharding
         wider = jax.ShapeDtypeStruct((300, 9), jnp.float32, sharding=sharding)
         more = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
@@ -197,7 +215,7 @@ class DamageTest(TestCase):
 
 class ParamsTest(TestCase):
     def test_nothing_else_is_read_where_they_are_up_to_date(self):
-        self.save(1, 2)
+        self.start_with(1, 2)
         # A state that could not be restored as a whole.
         functions = dataclasses.replace(
             functions_of_run(), abstract_state=dataclasses.replace(ABSTRACT, opt_state={})
@@ -214,7 +232,7 @@ class ParamsTest(TestCase):
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
     def test_all_hosts_load_the_same_item(self):
-        self.save(1)
+        self.start_with(1)
         answers = [False, True]  # another host cannot read whether updates are pending
         with mock.patch.object(checkpoint, "_on_all_hosts", side_effect=answers) as agreed:
             _, params = restore_latest_params(self.folder, functions_of_run())
@@ -222,7 +240,7 @@ class ParamsTest(TestCase):
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
     def test_damaged_ones_are_passed_over(self):
-        self.save(1, 2)
+        self.start_with(1, 2)
         for path in (self.folder / "2").rglob("*"):
             if path.is_file() and path.stat().st_size > 4000:
                 path.write_bytes(path.read_bytes()[:100])
@@ -238,7 +256,7 @@ class ParamsTest(TestCase):
 
 class MeanTest(TestCase):
     def test_the_mean_of_the_latest(self):
-        self.save(1, 2, 5, 9)
+        self.start_with(1, 2, 5, 9)
         for count in (1, 2, 3, 4):
             steps, params = restore_mean_params(self.folder, functions_of_run(), count)
             self.assertEqual(steps, [1, 2, 5, 9][-count:])
@@ -255,7 +273,7 @@ class MeanTest(TestCase):
         np.testing.assert_allclose(params["table"], (one + 1 + two) / 2, rtol=1e-6)
 
     def test_too_few_or_damaged(self):
-        self.save(1, 2, 3)
+        self.start_with(1, 2, 3)
         message = "holds 3 checkpoints, too few .* 4; .* train.averaged_checkpoints at least 4"
         with self.assertRaisesRegex(ValueError, message):
             restore_mean_params(self.folder, functions_of_run(), 4)
@@ -280,7 +298,7 @@ class KeepTest(TestCase):
         np.testing.assert_allclose(params["table"], np.mean(tables, axis=0), atol=1e-6)
 
     def test_what_a_killed_run_was_writing_goes(self):
-        self.save(1)
+        self.start_with(1)
         (self.folder / "2.orbax-checkpoint-tmp").mkdir()
         self.save(3)
         self.assertEqual(self.names(), ["1", "3"])
@@ -305,7 +323,7 @@ class FullDiskTest(TestCase):
 
     def setUp(self):
         super().setUp()
-        self.save(1)
+        self.start_with(1)
 
     def assert_all_is_well(self):
         self.assert_is(restore_latest(self.folder, abstract_after), 1)
@@ -349,10 +367,12 @@ class DigestTest(parameterized.TestCase):
 
     def test_of_small_states_it_is_found_on_the_host(self):
         state = {
-            "step": jnp.int32(-1), "none": jnp.zeros((0, 3)), "mask": jnp.arange(6) % 2 == 0,
-            "half": jnp.linspace(-2, 2, 24, dtype=jnp.bfloat16).reshape(2, 3, 4),
-            "bytes": jnp.arange(7, dtype=jnp.int8), "table": state_of(3).params["table"],
+            "step": np.int32(-1), "none": np.zeros((0, 3), np.float32),
+            "mask": np.arange(6) % 2 == 0,
+            "half": np.linspace(-2, 2, 24).astype(jnp.bfloat16).reshape(2, 3, 4),
+            "bytes": np.arange(7, dtype=np.int8), "table": state_of(3).params["table"],
         }  # fmt: skip
+        state = jax.tree.map(jnp.asarray, state)
         mesh = make_mesh(MeshSettings(4, 1, 2, vocab_multiple=1, rules=()))
         placed = jax.device_put(state["table"], NamedSharding(mesh, P("data", "model")))
         expected = digest(state)
@@ -365,19 +385,19 @@ class DigestTest(parameterized.TestCase):
             self.assertNotEqual(digest({**state, "step": jnp.int32(-2)}), expected)
 
     def test_any_change_of_a_word_is_seen(self):
-        state = {"table": state_of(0).params["table"], "step": jnp.int32(0)}
+        table = np.asarray(state_of(0).params["table"])
+        state = {"table": jnp.asarray(table), "step": jnp.int32(0)}
         seen = collections.Counter([digest(state)])
         for place in ((0, 0), (299, 7), (150, 3)):
             for flip in (1, 1 << 31, 1 << 12):
-                words = np.array(state["table"]).view(np.uint32)
+                words = table.copy().view(np.uint32)
                 words[place] ^= flip
                 seen[digest({**state, "table": jnp.asarray(words.view(np.float32))})] += 1
         seen[digest({**state, "step": jnp.int32(1)})] += 1
-        seen[digest({**state, "table": state["table"][::-1]})] += 1
-        seen[digest({**state, "table": state["table"].reshape(8, 300).T})] += 1
-        swapped = state["table"].at[0, 1].set(state["table"][1, 0])
-        swapped = swapped.at[1, 0].set(state["table"][0, 1])
-        seen[digest({**state, "table": swapped})] += 1
+        swapped = table.copy()
+        swapped[0, 1], swapped[1, 0] = table[1, 0], table[0, 1]
+        for other in (table[::-1], table.reshape(8, 300).T, swapped):
+            seen[digest({**state, "table": jnp.asarray(other)})] += 1
         self.assertLen(seen, 14)
 
     def test_equals_a_loop_over_words(self):
@@ -400,18 +420,18 @@ class DigestTest(parameterized.TestCase):
 
     def test_types_and_what_is_not_a_number(self):
         for dtype in (bool, jnp.int8, jnp.bfloat16, jnp.uint32):
-            zeros = jnp.zeros(5, dtype)
-            self.assertNotEqual(
-                digest({"x": zeros}), digest({"x": zeros.at[3].set(jnp.ones((), dtype))})
-            )
-        nan = {"x": jnp.array([jnp.nan, 1.0])}
+            zeros, other = np.zeros((2, 5), dtype)
+            other[3] = 1
+            self.assertNotEqual(*(digest({"x": jnp.asarray(one)}) for one in (zeros, other)))
+        nan, other = ({"x": jnp.asarray(one, jnp.float32)} for one in ((np.nan, 1), (1, np.nan)))
         self.assertEqual(digest(nan), digest(nan))
-        self.assertNotEqual(digest(nan), digest({"x": jnp.array([1.0, jnp.nan])}))
+        self.assertNotEqual(digest(nan), digest(other))
 
     @parameterized.parameters((8, 1, 1), (2, 2, 2))
     def test_devices_do_not_change_it(self, *axes):
         mesh = make_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()))
-        state = {"x": jnp.arange(64 * 8, dtype=jnp.float32).reshape(64, 8), "y": jnp.arange(8)}
+        state = {"x": np.arange(64 * 8, dtype=np.float32).reshape(64, 8), "y": np.arange(8)}
+        state = jax.tree.map(jnp.asarray, state)
         for spec in (P("data"), P(("fsdp", "model")), P(None)):
             placed = jax.device_put(state, NamedSharding(mesh, spec))
             self.assertEqual(digest(placed), digest(state))

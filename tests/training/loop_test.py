@@ -125,7 +125,7 @@ class IntervalsTest(TestCase):
         self.assertAlmostEqual(records[0]["train/grad_norm"], 2 * gradient, delta=1e-4)
 
     def test_metrics_and_speed_for_tensorboard(self):
-        settings = dataclasses.replace(SETTINGS, tensorboard=True)
+        settings = dataclasses.replace(SETTINGS, tensorboard=True, checkpoint_every=NUM_STEPS)
 
         def run(stop_at: int = NUM_STEPS):
             with contextlib.suppress(Stopped):
@@ -229,7 +229,7 @@ class IntervalsTest(TestCase):
 
 class RecordsTest(TestCase):
     def train_with(self, functions: TrainFunctions | None = None, **settings):
-        settings = dataclasses.replace(SETTINGS, **settings)
+        settings = dataclasses.replace(SETTINGS, **{"checkpoint_every": NUM_STEPS, **settings})
         return train(functions or self.functions, settings, self.folder, TokenData())
 
     @parameterized.parameters((0.0, False), (1e9, True))
@@ -306,7 +306,7 @@ class RecordsTest(TestCase):
         self.assertRegex("\n".join(logs.output), r"parameter +shape .*\nw +\[4\] +float32 ")
 
     def test_checkpoints_that_stay(self):
-        self.train_with(keep_every=6, keep_checkpoints=1)
+        self.train_with(keep_every=6, keep_checkpoints=1, checkpoint_every=3)
         names = [path.name for path in (self.folder / "checkpoints").iterdir()]
         self.assertCountEqual(names, ["6", "10"])
 

@@ -22,6 +22,7 @@ from training.optimizer import OptimizerSettings
 from training.settings import TrainSettings
 from training.signals import Stopped
 from training.stages import stages_of
+from training.state import TrainState
 from training.step import TrainFunctions
 
 V, NUM_STEPS, SWITCH = 30, 8, 3
@@ -45,8 +46,20 @@ def functions_of(
     )
 
 
+@functools.cache
+def initial_params():
+    """Those of seed 0, which every run begins with."""
+    return jax.device_get(functions_of(STAGED).init(np.int32(0)).params)
+
+
+def first_state(functions: TrainFunctions) -> TrainState:
+    """What `init` returns for seed 0, without a program for each."""
+    return factories.first_state(functions, initial_params())
+
+
 def tearDownModule():
     functions_of.cache_clear()
+    initial_params.cache_clear()
 
 
 class Data:
@@ -135,10 +148,10 @@ class StageTest(TestCase):
         functions = functions_of(settings, num_parts=num_parts)
         # Of as many steps, so that the schedule is that of the stage.
         reference = functions_of(frozen, SWITCH, num_parts)
-        start = functions.init(np.int32(0))
-        first = jax.device_get(start.params)
-        expected = steps_taken(reference, reference.init(np.int32(0)), range(SWITCH))
-        found = functions.apply_pending_updates(steps_taken(functions, start, range(SWITCH)))
+        first = initial_params()
+        expected = steps_taken(reference, first_state(reference), range(SWITCH))
+        found = steps_taken(functions, first_state(functions), range(SWITCH))
+        found = functions.apply_pending_updates(found)
         for name in ("output", "scale"):
             assert_equal(found.params[name], first[name])
         # Rows differ from a dense update in their missed steps, see `row_adamw`.
@@ -160,7 +173,7 @@ class StageTest(TestCase):
         _, state = restore_latest(folder / "checkpoints", functions.abstract_after)
         state = functions.apply_pending_updates(state)
         params = jax.device_get(state.params)
-        start = dataclasses.replace(state, opt_state=alone.init(np.int32(0)).opt_state)
+        start = dataclasses.replace(state, opt_state=first_state(alone).opt_state)
         expected = steps_taken(alone, start, range(SWITCH, NUM_STEPS))
         found = self.train(settings, folder)
         assert_equal(found, alone.apply_pending_updates(expected))
@@ -204,13 +217,13 @@ class FrozenTest(TestCase):
         )
         found, expected = (
             jax.device_get(
-                one.apply_pending_updates(steps_taken(one, one.init(np.int32(0)), range(3))).params
+                one.apply_pending_updates(steps_taken(one, first_state(one), range(3))).params
             )
             for one in (functions, reference)
         )
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), found, expected)
-        first = jax.device_get(functions.init(np.int32(0)).params)
-        self.assertGreater(np.abs(found["input"]["table"] - first["input"]["table"]).max(), 0.02)
+        moved = np.abs(found["input"]["table"] - initial_params()["input"]["table"])
+        self.assertGreater(moved.max(), 0.02)
 
     @parameterized.parameters("dense", "rows")
     def test_it_stays_without_moments_and_gradient(self, update):
@@ -222,10 +235,9 @@ class FrozenTest(TestCase):
         self.assertEqual(found["gradients"], 4 * (V + 1) * 4)
         self.assertEqual(str(functions.stage), "all parameters but 'output', steps 0 to 8")
 
-        start = functions.init(np.int32(0))
-        first = jax.device_get(start.params)
-        state = functions.apply_pending_updates(steps_taken(functions, start, range(3)))
-        assert_equal(state.params["output"], first["output"])  # nor does it decay
+        state = steps_taken(functions, first_state(functions), range(3))
+        state = functions.apply_pending_updates(state)
+        assert_equal(state.params["output"], initial_params()["output"])  # nor does it decay
 
     def test_in_stages(self):
         settings = dataclasses.replace(STAGED, stages=(("table", SWITCH),), frozen=("output",))
@@ -276,7 +288,7 @@ class ScheduleTest(TestCase):
             STAGED, restart_schedule=False, stages=(("input", NUM_STEPS - 1),)
         )
         functions = functions_of(settings)
-        state = steps_taken(functions, functions.init(np.int32(0)), range(NUM_STEPS - 1))
+        state = steps_taken(functions, first_state(functions), range(NUM_STEPS - 1))
         state = functions.following.begin(functions.apply_pending_updates(state))
         before = jax.device_get(state.params)
         found = steps_taken(functions.following, state, range(NUM_STEPS - 1, NUM_STEPS))
