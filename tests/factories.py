@@ -149,10 +149,12 @@ def first_extra(objective: Objective, params) -> Extra:
     return objective.refresh(params, extra, names, jnp.int32(0))[0] if names else extra
 
 
-def first_state(functions: TrainFunctions, params) -> TrainState:
+def first_state(functions: TrainFunctions, params, extra: Extra | None = None) -> TrainState:
     """State of a run that begins with parameters; `init`, which makes other ones, takes long."""
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), functions.abstract_state)
-    first = dataclasses.replace(zeros, params=params, extra=functions.objective.init_extra())
+    first = dataclasses.replace(
+        zeros, params=params, extra=functions.objective.init_extra() if extra is None else extra
+    )
     return jax.tree.map(
         lambda x, like: jax.device_put(x, like.sharding), first, functions.abstract_state
     )

@@ -94,6 +94,8 @@ def accumulate(
         lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
     )
 
+    # Both traced once: in the loop as for shapes, if those are of a number of its weak type.
+    @functools.partial(jax.jit, inline=True)
     def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
         part = jax.tree.map(lambda x: x[number], parts)
         part_key = jax.random.fold_in(key, number)
@@ -102,14 +104,13 @@ def accumulate(
     gradients = _gradients_of(objective)
     axes = None
     if _can_map_shards(num_examples // num_parts):
-        plan, touched, _ = jax.eval_shape(planned, jnp.int32(0), extra)
+        plan, touched, _ = jax.eval_shape(planned, 0, extra)
         if _saves(trained, touched, num_parts):
             axes = objective.example_axes(plan, _num_shards())
     is_sharded = axes is not None
     if is_sharded:
         gradients = _by_shard(gradients, axes)
 
-    # Traced once: in the loop as for the shapes, if those are of a number of its weak type.
     @functools.partial(jax.jit, inline=True)
     def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
         plan, touched, part_key = planned(number, extra)

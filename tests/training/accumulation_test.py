@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import streams
 from objectives.batch import Batch
 from objectives.loss_and_metrics import means
 from objectives.objective import Objective, gathered_rows
 from tests import factories
-from tests.training import program_test
 from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from training.loop import train
 from training.metrics import read_metrics
@@ -117,8 +115,7 @@ def run(functions: TrainFunctions, num_steps: int = 3):
         batch = Batch(arrays, "lookups")
         state, found = functions.train_step(functions.objective, state, batch)
         metrics.append(means(jax.device_get(found)))
-    if hasattr(state.opt_state, "tables"):
-        state = functions.apply_pending_updates(state)
+    # No updates are pending, as parts read the whole table.
     return state.params, metrics, state.extra
 
 
@@ -131,6 +128,36 @@ def first_params() -> dict[str, np.ndarray]:
 def on_one_device(accumulation: Accumulation, of: type[Lookup] = Lookup, **changes):
     """Results of `run`."""
     return jax.device_get(run(functions_of(of(**changes), accumulation)))
+
+
+@functools.cache
+def in_four_parts() -> list:
+    """Results of `accumulate` at each of 4 steps in which the batch grows, and of parts alone."""
+    objective, key, steps = Lookup(draws=True), jax.random.key(3), np.arange(4, dtype=np.int32)
+    params, extra, arrays = objective.init(key), objective.init_extra(), arrays_of(5)
+
+    @jax.jit
+    def accumulated(step):
+        batch = Batch(arrays, "lookups")
+        return accumulate(objective, params, extra, batch, key, step, Accumulation(4, 4))
+
+    @jax.jit
+    @jax.vmap
+    def of_part(arrays, number):
+        part_key = jax.random.fold_in(key, number)
+        plan, touched = objective.plan({}, Batch(arrays, "lookups"), part_key, jnp.int32(0))
+
+        def loss(params):
+            rows = params["table"].at[touched["table"]].get(mode="fill", fill_value=0)
+            found = objective.loss(params, {"table": rows}, plan, key)[0]
+            return found["loss"][0], found
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    split = {name: np.stack([array[n::4] for n in steps]) for name, array in arrays.items()}
+    stacked = jax.device_get(of_part(split, steps))
+    parts = [jax.tree.map(lambda x, n=n: x[n], stacked) for n in steps]
+    return [(jax.device_get(accumulated(step)), parts) for step in steps]
 
 
 class AccumulationTest(parameterized.TestCase):
@@ -184,39 +211,18 @@ class AccumulationTest(parameterized.TestCase):
         metrics = jax.jit(traced_on(mesh, accumulated))(*args)[1]
         self.assertEqual(metrics["drawn"][1], 2 * num_shards)
         if of is ShardedLookup:
-            keys = [
-                jax.random.fold_in(jax.random.fold_in(key, n), i) for n in (0, 1) for i in range(4)
-            ]
-            expected = sum(map(jax.random.uniform, keys))
+            fold_in = jax.vmap(jax.random.fold_in)
+            keys = fold_in(fold_in(jnp.stack([key] * 8), np.repeat([0, 1], 4)), np.tile(range(4), 2))
+            expected = np.sum(jax.vmap(jax.random.uniform)(keys))
             np.testing.assert_allclose(metrics["noise"][0], expected, rtol=1e-5)
 
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):
-        objective, key, step = Lookup(draws=True), jax.random.key(3), jnp.int32(0)
-        params, arrays = objective.init(key), arrays_of(5)
-        extra = objective.init_extra()
         # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
-        accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
-        grads, metrics, extra = jax.jit(accumulated)(
-            params, extra, Batch(arrays, "lookups"), key, jnp.int32(used - 1)
-        )
-        total, weight, drawn = jax.tree.map(jnp.zeros_like, params), 0.0, []
-
-        @jax.jit
-        def of_part(arrays, part_key):
-            plan, touched = objective.plan({}, Batch(arrays, "lookups"), part_key, step)
-
-            def loss(params):
-                rows = params["table"].at[touched["table"]].get(mode="fill", fill_value=0)
-                found = objective.loss(params, {"table": rows}, plan, key)[0]
-                return found["loss"][0], found
-
-            return jax.grad(loss, has_aux=True)(params)
-
-        for number in range(used):
-            part = {name: array[number::4] for name, array in arrays.items()}
-            of_this, found = of_part(part, jax.random.fold_in(key, number))
-            total = jax.tree.map(jnp.add, total, of_this)
+        (grads, metrics, extra), parts = in_four_parts()[used - 1]
+        total, weight, drawn = jax.tree.map(np.zeros_like, grads), 0.0, []
+        for of_this, found in parts[:used]:
+            total = jax.tree.map(np.add, total, of_this)
             last, part_weight = found["loss"]
             weight += part_weight
             drawn.append(float(found["drawn"][0]))
@@ -260,26 +266,27 @@ class WarmUpTest(parameterized.TestCase):
 
 class MaskedLMTest(absltest.TestCase):
     def test_a_model_takes_batches_in_parts(self):
-        functions = program_test.functions("plain", program_test.SINGLE)
-        objective = functions.objective
-        data = streams.training_data(
-            program_test.config("plain"), program_test.store(), functions.mesh
-        )
-        kind, arrays = next(data.batches(range(1)))
-        state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
-        arguments = state.params, state.extra, Batch(arrays, kind), jax.random.key(1), state.step
+        objective = factories.masked_lm(factories.output_layer_settings(k=2))
+        tokens = factories.packed_tokens()
+        tokens[1, 6:] = factories.PAD  # so that the second part has fewer targets
+        batch = Batch({"tokens": tokens}, "packed")
 
         @jax.jit
-        def whole(params, extra, batch, key, step):
+        def parts_and_whole(params, batch):
+            key, step = jax.random.key(1), jnp.int32(0)
+            extra, _ = objective.refresh(params, objective.init_extra(), objective.due(0), step)
             plan, touched = objective.plan(extra, batch, key, step)
-            return objective.loss(params, gathered_rows(params, touched), plan, key)[0]
+            rows = gathered_rows(params, touched)
+            grads, parts, _ = accumulate(
+                objective, params, extra, batch, key, step, Accumulation(2, 0)
+            )
+            return grads, parts, objective.loss(params, rows, plan, key)[0]
 
-        parts = functools.partial(accumulate, objective, accumulation=Accumulation(2, 0))
-        grads, metrics, _ = jax.jit(parts)(*arguments)
+        params = factories.random_params(objective)
+        grads, found, expected = jax.device_get(parts_and_whole(params, batch))
         for grad in jax.tree.leaves(grads):
             self.assertTrue(np.isfinite(grad).all())
         # As many targets, and a V' of its own for each part, of fewer tokens.
-        found, expected = (jax.device_get(one) for one in (metrics, whole(*arguments)))
         self.assertEqual(found["loss"][1], expected["loss"][1])
         self.assertLess(means(found)["candidates"], 0.9 * means(expected)["candidates"])
 

@@ -17,7 +17,7 @@ from objectives.loss_and_metrics import means
 from objectives.masked_lm import NEIGHBOURS, MaskedLM
 from objectives.masking import MaskSettings
 from objectives.mixture import Mixture, Term
-from objectives.objective import gathered_rows
+from objectives.objective import Extra, gathered_rows
 from objectives.translation_lm import TranslationLM
 from tests import factories
 from training.accumulation import Accumulation
@@ -31,7 +31,9 @@ RULES = (("vocab", "model"), ("mlp", "model"), ("heads", "model"), ("embed", "fs
 
 
 def tearDownModule():
-    for function in (loss_and_gradients, functions_in_parts, compiled_in_parts, three_steps):
+    for function in (
+        loss_and_gradients, refreshed, functions_in_parts, compiled_in_parts, three_steps,
+    ):  # fmt: skip
         function.cache_clear()  # or their programs would stay loaded
 
 
@@ -123,12 +125,28 @@ def collective_sizes(text: str) -> list[int]:
 
 
 @functools.cache
+def abstract_params(axes: tuple[int, int, int], num_layers: int, rules: tuple = RULES):
+    """Shapes and layout of the parameters, which are those of every kind of output layer."""
+    functions = functions_on(axes, "full", "dense", num_layers=num_layers, rules=rules)
+    return functions.abstract_state.params
+
+
+@functools.cache
 def random_params(num_layers: int):
     """Parameters away from their initial values, among which are too many zeros and ones."""
-    functions = functions_on((1, 1, 1), "full", "dense", num_layers=num_layers)
-    params = functions.abstract_state.params
-    rng = np.random.default_rng(0)
+    params, rng = abstract_params((1, 1, 1), num_layers), np.random.default_rng(0)
     return jax.tree.map(lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), params)
+
+
+@functools.cache
+def refreshed() -> Extra:
+    """The extra state of k-NN sampling from `random_params`, whose table is the same of any depth.
+
+    By one device.
+    """
+    functions = functions_on((1, 1, 1), "knn", "rows")
+    state = factories.first_state(functions, random_params(0))
+    return jax.device_get(functions.refresh(functions.objective.due(0), state)[0].extra)
 
 
 @functools.cache
@@ -141,9 +159,9 @@ def loss_and_gradients(
 ):
     """Of one batch by table rows, dropout on, everything laid out over the devices."""
     _, mesh = mesh_of(axes, rules)
-    layout = functions_on(axes, kind, "dense", num_layers=num_layers, rules=rules).abstract_state
+    layout = abstract_params(axes, num_layers, rules)
     params = jax.tree.map(
-        lambda x, s: jax.device_put(x, s.sharding), random_params(num_layers), layout.params
+        lambda x, s: jax.device_put(x, s.sharding), random_params(num_layers), layout
     )
     tokens = np.random.default_rng(1).integers(5, V, (B, L)).astype(np.int32)
     arrays = {"tokens": tokens}
@@ -254,9 +272,8 @@ def three_steps(axes, kinds: tuple[str, ...], update: str, warmup_steps: int, ch
     args = update, warmup_steps, changes
     functions, metrics = functions_in_parts(axes, kinds, *args), []
     params = random_params(dict(changes).get("num_layers", 0))
-    state = factories.first_state(functions, params)
-    if names := functions.objective.due(0):
-        state, _ = functions.refresh(names, state)
+    extra = refreshed() if "knn" in kinds else {}
+    state = factories.first_state(functions, params, extra)
     for step in range(3):
         arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
         kind = ("pairs", "separate_pairs")[step % len(kinds)]
@@ -276,6 +293,7 @@ def text_in_parts(axes, kinds, update, warmup_steps, changes) -> str:
 # Of AccumulatedTest, whose collectives are looked at as well.
 IN_PARTS = {
     "knn_by_rows": ((4, 1, 2), ("knn",), "rows", 2, {"capacity": 512}),  # groups within shards
+    "knn_of_one_group": ((4, 2, 1), ("knn",), "dense", 0, {"capacity": 2100, "group_size": 0}),
     "full": ((4, 1, 2), ("full",), "dense", 2, {"num_layers": 1}),
     "two_other_axes": ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512, "num_layers": 1}),
     "full_by_rows": ((4, 2, 1), ("full",), "rows", 0, {}),
@@ -285,7 +303,7 @@ IN_PARTS = {
 class AccumulatedTest(parameterized.TestCase):
     @parameterized.parameters(
         IN_PARTS["knn_by_rows"],
-        ((4, 2, 1), ("knn",), "dense", 0, {"capacity": 2100, "group_size": 0}),  # one group
+        IN_PARTS["knn_of_one_group"],
         ((8, 1, 1), ("knn",), "dense", 0, {"capacity": 1024, "group_size": 4}),  # across shards
         IN_PARTS["two_other_axes"],
         ((4, 1, 2), ("nce",), "dense", 0, {"num_negatives": 512}),
@@ -298,9 +316,11 @@ class AccumulatedTest(parameterized.TestCase):
     def test_steps_in_parts_are_those_of_one_device(
         self, axes, kinds, update, warmup_steps, changes
     ):
-        rest = kinds, update, warmup_steps, tuple(changes.items())
-        params, metrics = three_steps(axes, *rest)
-        expected, expected_metrics = three_steps((1, 1, 1), *rest)
+        rest = kinds, update, warmup_steps
+        params, metrics = three_steps(axes, *rest, tuple(changes.items()))
+        # By any rules, as there is nothing to lay out.
+        of_model = {name: value for name, value in changes.items() if name != "rules"}
+        expected, expected_metrics = three_steps((1, 1, 1), *rest, tuple(of_model.items()))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         jax.tree.map(check, params, expected)
         first = random_params(changes.get("num_layers", 0))
@@ -323,10 +343,9 @@ class RefreshTest(absltest.TestCase):
         self.assertEqual([sum(one.sizes) for one in once], [V * E // 8])
         self.assertLess(max(max(one.sizes) for one in found), V * E)
         state, _ = refresh(factories.first_state(functions, random_params(0)))
-        alone = functions_on((1, 1, 1), "knn", "rows")
-        expected, _ = alone.refresh(names, factories.first_state(alone, random_params(0)))
-        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected.extra[NEIGHBOURS])
-        self.assertTrue((np.diff(expected.extra[NEIGHBOURS]) != 0).any())
+        expected = refreshed()[NEIGHBOURS]
+        np.testing.assert_array_equal(state.extra[NEIGHBOURS], expected)
+        self.assertTrue((np.diff(expected) != 0).any())
 
 
 class CollectivesTest(parameterized.TestCase):
@@ -349,8 +368,9 @@ class CollectivesTest(parameterized.TestCase):
         self.assertGreaterEqual(max(sizes), V * E / 2)
 
     @parameterized.parameters(
-        ((4, 1, 1), "knn"), (IN_PARTS["knn_by_rows"][0], "knn"), ((4, 2, 1), "knn"),
-        ((4, 1, 1), "full"), (IN_PARTS["full"][0], "full"), (IN_PARTS["full_by_rows"][0], "full"),
+        ((4, 1, 1), "knn"), (IN_PARTS["knn_by_rows"][0], "knn"),
+        (IN_PARTS["knn_of_one_group"][0], "knn"), ((4, 1, 1), "full"),
+        (IN_PARTS["full"][0], "full"), (IN_PARTS["full_by_rows"][0], "full"),
     )  # fmt: skip
     def test_gradients_of_parts_are_summed_over_data_once(self, axes, kind):
         alike = [case for case in IN_PARTS.values() if case[:2] == (axes, (kind,))]
