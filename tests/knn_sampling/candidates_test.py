@@ -32,9 +32,9 @@ def slow_union(neighbours, targets, weights, capacity: int) -> tuple[list[int], 
 
 
 def union(neighbours, targets, weights, capacity: int) -> Candidates:
-    return jax.jit(union_of_neighbours, static_argnums=3)(
-        *map(jnp.asarray, (neighbours, targets, weights)), capacity
-    )
+    """V' of a batch, as arrays of numpy."""
+    compiled = jax.jit(union_of_neighbours, static_argnums=3)
+    return jax.device_get(compiled(neighbours, targets, weights, capacity))
 
 
 class UnionOfNeighboursTest(parameterized.TestCase):
@@ -167,7 +167,7 @@ class UnionOfClassesTest(parameterized.TestCase):
             _, targets, weights = random_batch(seed)
             rng = np.random.default_rng(seed)
             extra = rng.integers(0, rng.choice([3, V]), (G, num_extra)).astype(np.int32)
-            candidates = make(targets, weights, extra, V)
+            candidates = jax.device_get(make(targets, weights, extra, V))
             self.assertEqual(candidates.ids.shape, (G, min(W + num_extra, V)))
             for group, used in enumerate(weights > 0):
                 union = sorted({*targets[group, used].tolist(), *extra[group].tolist()})

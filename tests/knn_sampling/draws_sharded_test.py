@@ -19,6 +19,7 @@ from tests.knn_sampling.drawing import (
     VALID,
     batch_of,
     draw,
+    draw_many,
     logits_of,
     repeated,
     sampled_from,
@@ -89,7 +90,7 @@ class ShardedTest(parameterized.TestCase):
     def test_devices_with_parts_of_tiles_draw_from_the_same_distribution(self):
         _, split = self.layers("full", VALID)
         batch = batch_of(304, VALID)
-        found = np.asarray(draw(split, self.placed(repeated(batch, 4, 5000)), None).ids)
+        found = draw_many(split, self.placed(repeated(batch, 4, 5000)))
         for ids, logits in zip(found, logits_of(batch), strict=False):
             self.assertGreater(unlikeliness(ids, special.softmax(logits)), LEAST)
 

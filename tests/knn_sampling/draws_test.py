@@ -32,6 +32,7 @@ from tests.knn_sampling.drawing import (
     V,
     batch_of,
     draw,
+    draw_many,
     logits_of,
     repeated,
     sampled_from,
@@ -56,7 +57,7 @@ class DistributionTest(parameterized.TestCase):
     @parameterized.parameters((FULL, 1.0), (BLOCKWISE, 0.3), (BLOCKWISE, 1.0), (BLOCKWISE, 3.0))
     def test_is_the_softmax(self, layer: OutputLayer, temperature: float):
         batch = batch_of()
-        found = np.asarray(draw(layer, repeated(batch, 4, 10_000), None, 0, temperature).ids)
+        found = draw_many(layer, repeated(batch, 4, 10_000), temperature)
         for ids, logits in zip(found, logits_of(batch), strict=False):
             self.assertGreater(unlikeliness(ids, special.softmax(logits / temperature)), LEAST)
 

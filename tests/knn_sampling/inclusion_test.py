@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.inclusion import (
-    inclusion,
-    log_inclusion,
-    log_inclusion_after_overflow,
-    log_inclusion_with_draws,
-)
+from knn_sampling import inclusion as eager
 from knn_sampling.noise import draw_distinct
 
+inclusion, log_inclusion, log_inclusion_with_draws = map(
+    jax.jit, (eager.inclusion, eager.log_inclusion, eager.log_inclusion_with_draws)
+)
+log_inclusion_after_overflow = jax.jit(
+    eager.log_inclusion_after_overflow, static_argnames="capacity"
+)
 
 class InclusionTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
@@ -26,34 +27,35 @@ class InclusionTest(parameterized.TestCase):
         for targets in itertools.product(range(5), repeat=num_targets):
             union = set(targets) | set(lists[list(targets)].ravel())
             chance[list(union)] += p[list(targets)].prod()
-        q = inclusion(jnp.asarray(lists), jnp.asarray(p))
+        q = np.asarray(inclusion(lists, p))
         self.assertEqual((q.dtype, q[4]), (jnp.float32, 0))
         if num_targets == 1:
             np.testing.assert_allclose(q, chance, rtol=1e-6)
-        actual = log_inclusion(q, num_targets)
+        actual = np.asarray(log_inclusion(q, num_targets))
         self.assertEqual(actual.dtype, jnp.float32)
         np.testing.assert_allclose(actual[:4], np.log(chance[:4]), rtol=1e-5, atol=1e-6)
         self.assertEqual(chance[4], 0)
 
     def test_rare_tokens_keep_their_precision(self):
         # Q is W p for rare tokens, far below what 1 - (1 - p)^W could resolve in float32.
-        q = jnp.array([1 - 3e-9, 1e-9, 2e-9])
+        q = np.array([1 - 3e-9, 1e-9, 2e-9], np.float32)
         actual = log_inclusion(q, 100)
         np.testing.assert_allclose(actual, [0, np.log(1e-7), np.log(2e-7)], rtol=1e-5, atol=1e-6)
 
     def test_log_is_finite_at_most_zero_and_elementwise(self):
-        q = jnp.array([[0.0, 1e-30, 1e-9, 0.5], [0.5, 1.0, 1.0000002, 0.1]])
+        q = np.array([[0.0, 1e-30, 1e-9, 0.5], [0.5, 1.0, 1.0000002, 0.1]], np.float32)
         for num_targets in (3, 0):
-            actual = log_inclusion(q, num_targets)
+            actual = np.asarray(log_inclusion(q, num_targets))
             self.assertEqual(actual.shape, q.shape)
             self.assertTrue(np.isfinite(actual).all())
             self.assertLessEqual(actual.max(), 0)
             np.testing.assert_array_equal(actual[0, 3], actual[1, 0])
-        np.testing.assert_allclose(log_inclusion(q, 3)[1, 3], np.log(1 - 0.9**3), rtol=1e-6)
+        of_three = np.asarray(log_inclusion(q, 3))
+        np.testing.assert_allclose(of_three[1, 3], np.log(1 - 0.9**3), rtol=1e-6)
 
     def test_groups_with_different_numbers_of_targets(self):
-        q = jnp.array([[0.3, 1e-6], [0.3, 0.1]])
-        actual = log_inclusion(q, jnp.array([[5], [2]]))
+        q = np.array([[0.3, 1e-6], [0.3, 0.1]], np.float32)
+        actual = np.asarray(log_inclusion(q, np.array([[5], [2]])))
         for group, num_targets in enumerate((5, 2)):
             np.testing.assert_array_equal(actual[group], log_inclusion(q[group], num_targets))
 
@@ -68,26 +70,26 @@ class DrawsTest(absltest.TestCase):
         in_set = np.zeros((num_batches, vocab_size + 1), bool)
         rows = np.arange(num_batches)[:, None]
         in_set[rows, targets] = True
-        draws, time = draw_distinct(
-            jax.random.key(0), jnp.asarray(p), jnp.asarray(in_set[:, :-1]), num_draws
-        )
+        draw = jax.jit(draw_distinct, static_argnums=3)
+        draws, time = draw(jax.random.key(0), p, in_set[:, :-1], num_draws)
         in_set[rows, np.asarray(draws)] = True
         self.assertFalse(in_set[:, -1].any())
         in_set = in_set[:, :-1]
-        given_p = jnp.broadcast_to(jnp.asarray(p), in_set.shape)
+        given_p = np.broadcast_to(p, in_set.shape)
         chance = np.exp(log_inclusion_with_draws(given_p, num_targets, time))
         # The mean over batches of [j in V'] / Q_j is one, with standard deviations up to 0.02.
         found = (in_set / chance).mean(axis=0)
         np.testing.assert_allclose(found, 1, atol=0.05)
-        targets_alone = np.exp(log_inclusion(jnp.asarray(p), num_targets))
+        targets_alone = np.exp(log_inclusion(p, num_targets))
         self.assertGreater(np.abs((in_set / targets_alone).mean(axis=0) - 1).max(), 1)
 
     def test_without_time_it_is_that_of_targets(self):
-        p, num_targets = jnp.array([[0.3, 1e-9, 0.0], [0.5, 1.0, 0.1]]), jnp.array([[5], [0]])
-        found = log_inclusion_with_draws(p, num_targets, jnp.zeros((2, 1)))
+        p = np.array([[0.3, 1e-9, 0.0], [0.5, 1.0, 0.1]], np.float32)
+        num_targets = np.array([[5], [0]])
+        found = log_inclusion_with_draws(p, num_targets, np.zeros((2, 1), np.float32))
         np.testing.assert_allclose(found, log_inclusion(p, num_targets), rtol=1e-6)
         # Everything that can come has come.
-        found = log_inclusion_with_draws(p, num_targets, jnp.full((2, 1), 2e30))
+        found = log_inclusion_with_draws(p, num_targets, np.full((2, 1), np.float32(2e30)))
         np.testing.assert_array_equal(found, 0)
 
 
@@ -110,13 +112,13 @@ class OverflowTest(absltest.TestCase):
         union_size, distinct = (x.sum(axis=1, keepdims=True) for x in (union, is_target))
         self.assertBetween((union_size > capacity).mean(), 0.8, 0.99)  # most are cut, not all
 
-        q = inclusion(jnp.asarray(lists), jnp.asarray(p))
+        q = inclusion(lists, p)
         log_q = log_inclusion_after_overflow(
-            *(jnp.broadcast_to(x, union.shape) for x in (q, jnp.asarray(p))),
+            *(np.broadcast_to(np.float32(x), union.shape) for x in (q, p)),
             num_targets,
-            union_size=jnp.asarray(union_size),
+            union_size=union_size,
             capacity=capacity,
-            distinct_targets=jnp.asarray(distinct),
+            distinct_targets=distinct,
         )
         expected = kept.mean(axis=0)
         # Standard deviations are up to 0.0035. The rest: the unions that a token is in are the
@@ -127,25 +129,27 @@ class OverflowTest(absltest.TestCase):
 
     def test_no_cut_changes_no_bit_and_the_deepest_leaves_targets(self):
         rng = np.random.default_rng(1)
-        p = jnp.asarray(rng.uniform(0, 0.1, (4, 50)), jnp.float32)
-        q = p + jnp.asarray(rng.uniform(0, 0.3, (4, 50)), jnp.float32)
-        num_targets = jnp.array([[9], [9], [7], [9]])
-        log_q = jax.jit(log_inclusion_after_overflow, static_argnames="capacity")(
-            q,
-            p,
-            num_targets,
-            union_size=jnp.array([[3], [20], [7], [400]]),
-            capacity=20,
-            distinct_targets=jnp.array([[3], [8], [7], [20]]),
+        p = rng.uniform(0, 0.1, (4, 50)).astype(np.float32)
+        q = p + rng.uniform(0, 0.3, (4, 50)).astype(np.float32)
+        num_targets = np.array([[9], [9], [7], [9]])
+        log_q = np.asarray(
+            log_inclusion_after_overflow(
+                q,
+                p,
+                num_targets,
+                union_size=np.array([[3], [20], [7], [400]]),
+                capacity=20,
+                distinct_targets=np.array([[3], [8], [7], [20]]),
+            )
         )
         self.assertEqual((log_q.shape, log_q.dtype), (q.shape, jnp.float32))
-        plain = jax.jit(log_inclusion)(q, num_targets)
+        plain, of_targets = (np.asarray(log_inclusion(x, num_targets)) for x in (q, p))
         np.testing.assert_array_equal(log_q[:3], plain[:3])
-        np.testing.assert_array_equal(log_q[3], jax.jit(log_inclusion)(p, num_targets)[3])
-        nothing = jnp.zeros((1, 3))
+        np.testing.assert_array_equal(log_q[3], of_targets[3])
+        nothing = np.zeros((1, 3), np.float32)
         log_q = log_inclusion_after_overflow(
-            nothing, nothing, 0, union_size=jnp.array([[0]]), capacity=2,
-            distinct_targets=jnp.array([[0]]),
+            nothing, nothing, 0, union_size=np.array([[0]]), capacity=2,
+            distinct_targets=np.array([[0]]),
         )  # fmt: skip
         self.assertTrue(np.isfinite(log_q).all())
 

@@ -1,12 +1,13 @@
 """Shares of list entries, counted by hand and on as many tokens as are looked at."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.report import same_group_share, staleness
+from knn_sampling import report
 
+staleness = jax.jit(report.staleness, static_argnums=2)
+same_group_share = jax.jit(report.same_group_share)
 FRESH = np.array([[0, 1, 2], [1, 2, 3], [2, 1, 0], [3, 0, 1], [4, 5, 6]], np.int32)
 
 
@@ -24,7 +25,7 @@ class StalenessTest(parameterized.TestCase):
         old = FRESH.copy()
         old[2] = [7, 2, 0]  # one of three is missing
         old[4] = [6, 8, 9]  # two of three
-        found = jax.jit(staleness, static_argnums=2)(old, FRESH, num_valid)
+        found = staleness(old, FRESH, num_valid)
         self.assertAlmostEqual(float(found), expected, places=6)
 
     def test_it_is_the_share_of_the_fresh_entries(self):
@@ -46,24 +47,24 @@ class StalenessTest(parameterized.TestCase):
 
 class SameGroupShareTest(absltest.TestCase):
     def test_by_hand(self):
-        groups = jnp.array([0, 0, 1, 1, -1, 0, 0])
+        groups = np.array([0, 0, 1, 1, -1, 0, 0])
         # Of 0: 1 (same), 2 (not). Of 1: 2, 3 (not). Of 2: 1, 0 (not). Of 3: 0, 1 (not), of which
         # the tokens themselves do not count. Token 4 has no group.
-        found = jax.jit(same_group_share)(FRESH, groups)
+        found = same_group_share(FRESH, groups)
         self.assertAlmostEqual(float(found), 1 / 8, places=6)
 
     def test_neighbours_without_a_group_do_not_count(self):
-        neighbours, groups = np.array([[0, 1, 2]]), jnp.array([3, 3, -1])
+        neighbours, groups = np.array([[0, 1, 2]]), np.array([3, 3, -1])
         self.assertEqual(same_group_share(neighbours, groups), 1)
 
     def test_many_tokens_are_known_by_their_ids(self):
         # Even tokens list themselves and a token of their group, odd ones, not looked at, others.
         tokens = np.arange(8192)[:, None]
         lists = np.concatenate([tokens, (tokens + 2 + tokens % 2) % 8192], axis=1)
-        self.assertEqual(same_group_share(lists, jnp.arange(8192) % 2), 1)
+        self.assertEqual(same_group_share(lists, np.arange(8192) % 2), 1)
 
     def test_nothing_counts(self):
-        self.assertEqual(same_group_share(FRESH, jnp.full(7, -1)), 0)
+        self.assertEqual(same_group_share(FRESH, np.full(7, -1)), 0)
 
 
 if __name__ == "__main__":

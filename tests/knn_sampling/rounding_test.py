@@ -1,5 +1,6 @@
 """The bound covers the worst errors that can be made: of rounding alone, and of sums alone."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -8,11 +9,12 @@ from knn_sampling.rounding import greatest_lengths, rounding_bound
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:
-    return np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32)
+    return x.astype(jnp.bfloat16).astype(np.float32)
 
 
-def bound_of(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rounding_bound(jnp.asarray(queries), greatest_lengths(jnp.asarray(rows))))
+@jax.jit
+def bound_of(queries: jax.Array, rows: jax.Array) -> jax.Array:
+    return rounding_bound(queries, greatest_lengths(rows))
 
 
 class RoundingBoundTest(parameterized.TestCase):
@@ -26,7 +28,7 @@ class RoundingBoundTest(parameterized.TestCase):
         rows = np.concatenate([errors, rng.normal(size=(20, width))]).astype(np.float32)
         exact = queries.astype(np.float64) @ rows.T
         excess = exact - bfloat16(queries).astype(np.float64) @ bfloat16(rows).T
-        bound = bound_of(queries, rows)
+        bound = np.asarray(bound_of(queries, rows))
         self.assertTrue((excess.max(axis=1) < bound).all())
         self.assertLess((bound / np.abs(excess).max(axis=1)).min(), 4)
 
@@ -42,7 +44,8 @@ class RoundingBoundTest(parameterized.TestCase):
         errors = np.abs((rows.astype(np.float64) * query).sum(axis=1) - one_by_one)
         self.assertGreater(errors.min(), 0)
         # Both scores of a comparison can be off by as much.
-        self.assertGreater(bound_of(query, rows)[0], 2 * errors.max())
+        (bound,) = np.asarray(bound_of(query, rows))
+        self.assertGreater(bound, 2 * errors.max())
 
     @parameterized.parameters(np.nan, np.inf)
     def test_is_infinite_where_numbers_are_not_finite(self, value: float):
