@@ -9,6 +9,7 @@ import pathlib
 import random
 import tempfile
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
@@ -74,7 +75,19 @@ def changed(path: pathlib.Path, **changes: Any) -> None:
     path.write_text(json.dumps({**value, **changes}), encoding="utf-8")
 
 
-class RebuiltTest(parameterized.TestCase):
+# Half a second for the standard map, which most cases read twice.
+_read_once = functools.cache(charsmap.read_charsmap)
+
+
+class MapCase(parameterized.TestCase):
+    """Tests that read each character map once for all."""
+
+    def setUp(self):
+        super().setUp()
+        self.enter_context(mock.patch.object(charsmap, "read_charsmap", _read_once))
+
+
+class RebuiltTest(MapCase):
     def setUp(self):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
@@ -173,7 +186,7 @@ def merged(content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": content}
 
 
-class BlanksTest(parameterized.TestCase):
+class BlanksTest(MapCase):
     """Blanks at every place of short texts, against `tokenizers`."""
 
     def value(self, steps: tuple, splits: tuple, pieces: str = "") -> dict[str, Any]:
@@ -256,7 +269,7 @@ class BlanksTest(parameterized.TestCase):
         self.assertFalse(spec.remove_extra_whitespaces)
 
 
-class CharsmapTest(absltest.TestCase):
+class CharsmapTest(MapCase):
     def test_compiled_rules_are_read_back(self):
         rules = {"a": "b", "\u3000": " ", "ab": "", "ｆﬁ": "xyz"}
         self.assertEqual(charsmap.read_charsmap(charsmap.compiled(rules)), rules)
