@@ -4,8 +4,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -20,10 +18,9 @@ from builders.task_settings import Tokenizer, task_settings
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
-from tests import processes, tiny_tasks
+from tests import tiny_tasks
+from tests.malformed import harness
 from vocap import merge
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class UnlabelledTest(parameterized.TestCase):
@@ -185,18 +182,10 @@ class EntryPointTest(absltest.TestCase):
 
     def setUp(self):
         super().setUp()
+        self.enter_context(tiny_tasks.quick())
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         for name, text in (("one", "the cat runs\nfox\n"), ("two", "zebra\n\nfox\nthe cat runs\n")):
             (self.folder / name).write_text(text)
-
-    def run_python(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=processes.environment(),
-            capture_output=True,
-            text=True,
-        )
 
     def test_a_run_its_table_and_predictions(self):
         workdir = self.folder / "run"
@@ -206,23 +195,25 @@ class EntryPointTest(absltest.TestCase):
             "--config.task.layer=0",
             "--config.task.max_length=24",
             "--config.task.test_languages=('af',)",
+            f"--workdir={workdir}",
         ]
-        done = self.run_python("finetune.py", *given, f"--workdir={workdir}")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("| af | 6 | 100.0 |", done.stdout)
+        done = harness.run("finetune", given)
+        self.assertEqual(done.status, 0, done.errors)
+        self.assertIn("| af | 6 | 100.0 |", done.output)
         output = self.folder / "out.jsonl"
         inputs = f"--input={self.folder / 'one'},{self.folder / 'two'}"
-        done = self.run_python("predict.py", f"--workdir={workdir}", inputs, f"--output={output}")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        given = [f"--workdir={workdir}", inputs, f"--output={output}"]
+        done = harness.run("predict", given)
+        self.assertEqual(done.status, 0, done.errors)
         lines = [json.loads(line) for line in output.read_text().splitlines()]
         self.assertEqual(
             [(one["id"], one["prediction"]) for one in lines], [("1", "4"), ("2", "3")]
         )
         settings = json.loads((workdir / "settings.json").read_text())
         (workdir / "settings.json").write_text(json.dumps({**settings, "parameters": "others"}))
-        done = self.run_python("predict.py", f"--workdir={workdir}", inputs, f"--output={output}")
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("made with parameters others: the encoder has changed", done.stderr)
+        done = harness.run("predict", given)
+        self.assertEqual(done.status, 2, done.errors)
+        self.assertIn("made with parameters others: the encoder has changed", done.errors)
 
 
 class SearchTest(absltest.TestCase):

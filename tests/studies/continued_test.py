@@ -44,6 +44,8 @@ class ContinuedTest(absltest.TestCase):
         self.broken = ""
         self.enter_context(mock.patch.object(continued.runs, "call", self.call))
         self.enter_context(mock.patch.object(continued.runs, "execute", self.execute))
+        # The plot of a comparison is tests/tools/forgetting_test.py's.
+        self.enter_context(mock.patch.object(forgetting, "plot_changes"))
 
     def call(self, script, config, change, workdir, **_):
         """Stands for the stages."""

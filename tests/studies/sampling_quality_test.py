@@ -7,9 +7,11 @@ from unittest import mock
 import matplotlib.pyplot as plt
 from absl.testing import absltest, flagsaver, parameterized
 
+from builders import model
 from common import artifacts
 from configs import sampling_quality as sampling_quality_config
 from studies import (
+    runs,
     sampling_losses,
     sampling_plots,
     sampling_quality,
@@ -18,9 +20,11 @@ from studies import (
     sampling_tasks,
 )
 from studies.sampling_settings import Setting
-from tests import processes
+from tests import commands, factories, processes
 from tests.malformed import harness
 from tests.task_results import task_results
+
+run_process = runs.call  # before a test puts something in its place
 
 
 def record(setting: str, seed: int, a: float, b: float, **changed) -> dict:
@@ -462,9 +466,29 @@ class RunsTest(absltest.TestCase):
 
 
 class MiniatureTest(absltest.TestCase):
+    def call(self, script, config, change, workdir, **options):
+        """Stands for the processes of the stages; the speed is measured in one."""
+        if script[0] == "-m":
+            run_process(script, config, change, workdir, **options)
+            return
+        changed = [f"--config.{key}={value}" for key, value in change.items()]
+        name = script[0].removesuffix(".py")
+        with commands.no_flags():  # those of the study
+            done = commands.execute(name, *config, *changed, f"--workdir={workdir.absolute()}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def do_all(self, jobs, **_):
+        """In this thread, which alone is told of signals."""
+        for job in jobs:
+            job.work()
+        return []
+
     def test_one_setting(self):
         workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        # Its stages are processes, which have one device.
+        for name, stands_in in (("call", self.call), ("do_all", self.do_all)):
+            self.enter_context(mock.patch.object(runs, name, stands_in))
+        # As a process has.
+        self.enter_context(mock.patch.object(model, "mesh", factories.one_device))
         self.enter_context(mock.patch.dict(os.environ, processes.environment()))
         given = [
             "--config=configs/sampling_quality.py:runlocal",

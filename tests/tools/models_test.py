@@ -1,11 +1,13 @@
 """Models by the entry points: exported, put on another vocabulary, pruned."""
 
 import dataclasses
+import functools
 import gzip
 import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -41,6 +43,7 @@ SPACE = "\u2581"
 PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc", SPACE + "de", "fgh", "zz"]
 TOKENIZER = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
 VOCAB = len(merge.SPECIALS) + len(PIECES)
+MOST_ROWS = 320  # of the tables here
 # Nothing that transformers has a class for.
 GATED = {"position": "gated", "norm_position": "pre", "embedding_size": 4}
 OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0))
@@ -55,6 +58,20 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
     )
+
+
+@functools.cache
+def shapes_of(settings: EncoderSettings) -> dict[str, Any]:
+    """Parameters of an encoder, without values."""
+    row = jnp.zeros((1, 4), jnp.int32)
+    shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)
+    return nn.unbox(shapes["params"])
+
+
+@functools.cache
+def apply(settings: EncoderSettings) -> Callable[..., jax.Array]:
+    """The compiled encoder; tests share it."""
+    return jax.jit(Encoder(settings).apply)
 
 
 class EntryPointsTest(parameterized.TestCase):
@@ -81,11 +98,9 @@ class EntryPointsTest(parameterized.TestCase):
             "dropout_rate": 0.1, "attention_dropout_rate": 0.0, "dtype": "float32",
         }  # fmt: skip
         settings = EncoderSettings(**(sizes | changes))
-        row = jnp.zeros((1, 4), jnp.int32)
-        shapes = jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
         rng = np.random.default_rng(0)
         params = jax.tree.map(
-            lambda x: rng.normal(size=x.shape).astype(np.float32), nn.unbox(shapes)
+            lambda x: rng.normal(size=x.shape).astype(np.float32), shapes_of(settings)
         )
         folder = self.parent / "model"
         model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
@@ -95,13 +110,19 @@ class EntryPointsTest(parameterized.TestCase):
         """[L, V] logits of a text by a folder's model and tokenizer."""
         sizes, params = model_folder.read_model(folder)
         processor = spm.SentencePieceProcessor(model_proto=model_folder.read_tokenizer(folder))
-        tokens = jnp.array([[merge.BOS_ID, *processor.encode(text), merge.EOS_ID]])
-        encoder = Encoder(EncoderSettings(**sizes, dtype="float32"))
-        predicted = jax.jit(encoder.apply)(
-            {"params": params}, tokens, jnp.ones_like(tokens), jnp.arange(tokens.shape[1])[None]
-        )
+        ids = [merge.BOS_ID, *processor.encode(text), merge.EOS_ID]
         table, bias = model_folder.table_of(params)
-        return np.asarray(predicted[0]) @ table.T + bias
+        # Padded to one size, so that there is one program for all vocabularies and texts.
+        rows = MOST_ROWS - len(table)
+        padded = model_folder.with_table(
+            params, np.pad(table, ((0, rows), (0, 0))), np.pad(bias, (0, rows))
+        )
+        positions = np.arange(sizes["max_length"])[None]
+        tokens = np.pad(ids, (0, positions.size - len(ids)))[None]
+        settings = EncoderSettings(**{**sizes, "vocab_size": MOST_ROWS}, dtype="float32")
+        segments = np.int32(positions < len(ids))
+        predicted = apply(settings)({"params": padded}, tokens, segments, positions)
+        return np.asarray(predicted[0, : len(ids)]) @ table.T + bias
 
     @parameterized.parameters({}, GATED)
     def test_a_model_on_another_vocabulary(self, **changes):
