@@ -17,6 +17,7 @@ log_inclusion_after_overflow = jax.jit(
     eager.log_inclusion_after_overflow, static_argnames="capacity"
 )
 
+
 class InclusionTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_equals_enumeration_of_all_batches(self, num_targets: int):

@@ -182,12 +182,12 @@ class LossTest(parameterized.TestCase):
     def test_positions_of_weight_zero_count_for_nothing(self, kind, hidden_value, label):
         hidden, *parameters = random_inputs()
         parameters[1][SLOTS_USED:] = -np.inf  # a label of no meaning may be a slot of none
-        losses, expected = value_and_gradients(
-            kind, hidden[USED], *parameters, LABELS[USED], WEIGHTS[USED]
+        losses, expected = jax.device_get(
+            value_and_gradients(kind, hidden[USED], *parameters, LABELS[USED], WEIGHTS[USED])
         )
         hidden[~USED] = hidden_value
         labels = np.where(USED, LABELS, label)
-        changed, gradients = value_and_gradients(kind, hidden, *parameters, labels)
+        changed, gradients = jax.device_get(value_and_gradients(kind, hidden, *parameters, labels))
         np.testing.assert_array_equal(changed[~USED], 0)
         np.testing.assert_array_equal(gradients[0][~USED], 0)
         assert_close(changed[USED], losses)
