@@ -348,7 +348,7 @@ class ActivationsTest(parameterized.TestCase):
         config.mask.rate = sharded.M / sharded.L
         config.output_layer.kind = "full"
         estimated = memory.estimate(config, 8).bytes["activations"]
-        measured = sharded.on_mesh(data, fsdp, model).temporary_bytes()
+        measured = sharded.on_mesh(data, fsdp, model, s).temporary_bytes()
         self.assertBetween(measured / estimated, 0.9, 1.2)
 
 

@@ -188,7 +188,8 @@ class SearchTest(parameterized.TestCase):
         ):
             calls.clear()
             cache = np.zeros(len(FIRST) * settings.beams, np.int32)
-            jax.block_until_ready(beam_search(counted, FIRST, cache, settings, IDS))
+            searched = functools.partial(beam_search, counted, settings=settings, ids=IDS)
+            jax.block_until_ready(jax.jit(searched)(FIRST, cache))
             jax.effects_barrier()
             self.assertIn(len(calls), expected, settings)
 
@@ -341,31 +342,37 @@ class CacheTest(parameterized.TestCase):
         mask, tokens = np.ones((3, 1, 1, 5), bool), np.zeros((3, 1), np.int32)
         cls.params = jax.jit(cls.model.init)(jax.random.key(1), tokens, 0, cls.source, mask)
 
-    def call(self, *args, **kwargs):
-        return self.model.apply(self.params, *args, **kwargs)
+    @classmethod
+    def call(cls, *args, **kwargs):
+        return cls.model.apply(cls.params, *args, **kwargs)
 
-    def source_of(self, source, rows, beams):
+    @classmethod
+    def source_of(cls, source, rows, beams):
         """Keys, values and mask of some sentences, padded to the width of a source."""
-        mask = np.arange(source.shape[1]) < self.lengths[rows, None]
-        return repeat((self.call(source, method="source"), mask[:, None, None]), beams)
+        mask = np.arange(source.shape[1]) < cls.lengths[rows, None]
+        return repeat((cls.call(source, method="source"), mask[:, None, None]), beams)
 
-    def cached(self, settings, rows=slice(None), width=5, capacity=None) -> Hypotheses:
+    @classmethod
+    @functools.cache
+    def cached(cls, settings, row=None, width=5, capacity=None) -> Hypotheses:
+        """Of all sentences, or of one; several tests compare with the same search."""
+        rows = slice(None) if row is None else slice(row, row + 1)
         first = FIRST[rows]
 
         @jax.jit
         def searched(source):
-            source, mask = self.source_of(source, rows, settings.beams)
+            source, mask = cls.source_of(source, rows, settings.beams)
 
             def step(tokens, cache, index):
-                logits, cache = self.call(tokens[:, None], index, source, mask, cache=cache)
+                logits, cache = cls.call(tokens[:, None], index, source, mask, cache=cache)
                 return logits[:, 0], cache
 
             size = settings.max_length if capacity is None else capacity
-            cache = self.call(len(first) * settings.beams, size, method="empty")
+            cache = cls.call(len(first) * settings.beams, size, method="empty")
             grown = None if capacity is None else Cache.grown
             return beam_search(step, first, cache, settings, IDS, Cache(0, 0, None), grown)
 
-        return searched(self.source[rows, :width])
+        return jax.device_get(searched(cls.source[rows, :width]))
 
     def uncached(self, settings) -> Hypotheses:
         length = settings.max_length
@@ -411,10 +418,10 @@ class CacheTest(parameterized.TestCase):
         self.assertEqual(decoding.capacities(max_length), expected)
 
     def test_padding_of_the_source_changes_nothing(self):
-        settings = DecodingSettings(beams=3, max_length=9)
+        settings = DecodingSettings(beams=4, max_length=9, length_penalty=1.0)
         together = self.cached(settings)
         for i, length in enumerate(self.lengths):
-            alone = self.cached(settings, rows=slice(i, i + 1), width=int(length))
+            alone = self.cached(settings, row=i, width=int(length))
             np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
             np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5, atol=1e-6)
 

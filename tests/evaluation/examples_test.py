@@ -55,14 +55,16 @@ def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> 
 
 
 class TestCase(parameterized.TestCase):
-    def store(self, documents: dict[str, list[list[int]]]) -> PackedDataset:
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    @classmethod
+    def store(cls, documents: dict[str, list[list[int]]]) -> PackedDataset:
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         return write_store(folder, documents)
 
-    def many(self, num_languages: int) -> PackedDataset:
+    @classmethod
+    def many(cls, num_languages: int) -> PackedDataset:
         rng = np.random.default_rng(0)
         lengths = [[rng.integers(3, 20) for _ in range(8)] for _ in range(num_languages)]
-        return self.store(
+        return cls.store(
             {
                 f"l{i:02}": [sentence(rng, length) for length in of_language]
                 for i, of_language in enumerate(lengths)
@@ -140,6 +142,13 @@ class ChooseTest(TestCase):
 
 
 class PredictTest(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        # For what does not depend on the number of languages.
+        cls.twelve = Examples(OBJECTIVE, cls.many(12), PIECES, seed=0)
+        cls.found = cls.twelve.run(params())
+
     def test_equals_a_slow_softmax(self):
         store = self.many(2 * examples._BATCH + 1)  # the last batch is nearly empty
         chosen = Examples(OBJECTIVE, store, PIECES, seed=0)
@@ -194,23 +203,20 @@ class PredictTest(TestCase):
 
     def test_of_equals_the_first_is_likelier(self):
         blind = jax.tree.map(np.zeros_like, params())
-        chosen = Examples(OBJECTIVE, self.many(5), PIECES, seed=0)
-        for one in chosen.run(blind):
+        for one in self.twelve.run(blind):
             self.assertEqual([piece for piece, _ in one.likeliest], PIECES[:5])
             self.assertEqual(one.rank, 1 + PIECES.index(one.truth))
             self.assertAlmostEqual(one.probability, 1 / VOCAB, places=6)
 
     def test_the_text_has_a_gap_where_the_piece_was(self):
-        chosen = Examples(OBJECTIVE, self.many(12), PIECES, seed=0)
-        for one, cloze in zip(chosen.run(params()), chosen.clozes, strict=True):
+        for one, cloze in zip(self.found, self.twelve.clozes, strict=True):
             text = "".join(PIECES[i] for i in cloze.tokens).replace("▁", " ").strip()
             filled = one.text.replace("[____]", one.truth.removeprefix("▁"))
             self.assertEqual(filled, text)
             self.assertEqual(one.text.count("[____]"), 1)
 
     def test_can_be_written(self):
-        chosen = Examples(OBJECTIVE, self.many(1), PIECES, seed=0)
-        json.dumps([vars(one) for one in chosen.run(params())])
+        json.dumps([vars(one) for one in self.found])
 
 
 def cells(line: str) -> list[str]:

@@ -25,6 +25,21 @@ OBJECTIVE = factories.masked_lm(
 
 
 @functools.cache
+def encoder_of(layer: int):
+    """The compiled vectors of a batch, which depend on nothing else of an evaluator."""
+    store = PackedDataset(pathlib.Path(), VOCAB, L, "", SPECIAL, {}, {})
+    settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0}
+    return Retrieval(OBJECTIVE, store, layer=layer, **settings)._encode
+
+
+def evaluator(store: PackedDataset, *, layer: int = 0, **changes) -> Retrieval:
+    settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0, **changes}
+    found = Retrieval(OBJECTIVE, store, layer=layer, **settings)
+    found._encode = encoder_of(layer)  # or each would compile its own
+    return found
+
+
+@functools.cache
 def params():
     return factories.random_params(OBJECTIVE, 0.5)
 
@@ -83,19 +98,14 @@ class RetrievalTest(parameterized.TestCase):
             rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
         store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
-        settings = {"layer": 0, "pivot": "en", "batch_size": 8, "max_sentences": 0, **kwargs}
-        return Retrieval(OBJECTIVE, store, **settings).run(params())[name]
+        return evaluator(store, **kwargs).run(params())[name]
 
     def vectors(
         self, column: list[np.ndarray], length: int, batch_size: int, layer: int = 0
     ) -> np.ndarray:
         store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {})
-        evaluator = Retrieval(
-            OBJECTIVE, store, layer=layer, pivot="en", batch_size=batch_size, max_sentences=0
-        )
-        return evaluator._vectors(
-            params(), pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
-        )
+        rows = pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
+        return evaluator(store, layer=layer, batch_size=batch_size)._vectors(params(), rows)
 
     def test_translations_that_are_the_same_are_found(self):
         same = sentences(0)

@@ -6,6 +6,7 @@ import functools
 import pathlib
 import tempfile
 import types
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ LAYER = factories.output_layer_settings(k=2, capacity=40, num_negatives=10, grou
 WHOLE = dataclasses.replace(LAYER, k=VOCAB, capacity=PADDED, log_q_correction=True)
 
 
+@functools.cache  # the same ones share what is compiled
 def objective_with(
     layer: OutputLayerSettings, dropout_rate: float = 0.5, kind: type[MaskedLM] = MaskedLM
 ) -> MaskedLM:
@@ -53,18 +55,59 @@ def store() -> PackedDataset:
     return PackedDataset(pathlib.Path(folder.name), VOCAB, L, "", SPECIAL, languages, {})
 
 
+class Compiled:
+    """What evaluators of an objective have in common, compiled for all of them."""
+
+    def __init__(self, objective: MaskedLM):
+        self._objective = objective
+        self._losses = None
+
+    @functools.cached_property
+    def extra(self):
+        """The extra state at the first step."""
+        extra = functools.partial(factories.first_extra, self._objective)
+        return jax.device_get(jax.jit(extra)(params()))
+
+    def evaluator(self, rows: PackedDataset, **changes) -> SampledLoss:
+        settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **changes}
+        found = SampledLoss(self._objective, rows, **settings)
+        # Of rows, seed and step it is a function, and of the objective alone a program.
+        self._losses = found._losses = self._losses or found._losses
+        return found
+
+
+compiled_of: dict[int, Compiled] = {}
+
+
+def compiled(objective: MaskedLM) -> Compiled:
+    """By identity, since objectives hold arrays; their own reference keeps that from reuse."""
+    return compiled_of.setdefault(id(objective), Compiled(objective))
+
+
 def evaluate(
     objective: MaskedLM,
     rows: PackedDataset,
     step: int = 0,
     extra_of: MaskedLM | None = None,
-    **kwargs,
+    **changes,
 ) -> dict[str, float]:
-    first = extra_of or objective
-    extra = jax.jit(lambda params: factories.first_extra(first, params))(params())
-    state = types.SimpleNamespace(params=params(), extra=extra, step=jnp.int32(step))
-    settings = {"batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
-    return dict(SampledLoss(objective, rows, **settings)(state))
+    extra = compiled(extra_of or objective).extra
+    state = types.SimpleNamespace(params=params(), extra=extra, step=np.int32(step))
+    return dict(compiled(objective).evaluator(rows, **changes)(state))
+
+
+class Watching(MaskedLM):
+    """Looks at the rows and at nothing else."""
+
+    seen: ClassVar[list[np.ndarray]] = []
+
+    def loss(self, params, rows, plan, key):
+        masked = plan.masked
+        at = jnp.arange(len(masked.inputs))[:, None], masked.positions
+        tokens = masked.inputs.at[at].set(masked.targets)
+        jax.debug.callback(lambda rows: self.seen.append(np.asarray(rows)), tokens)
+        pair = masked.weights.sum(), jnp.float32(1)
+        return {"loss": pair, "candidates": pair, "overflow": pair}, None
 
 
 @functools.cache
@@ -157,19 +200,8 @@ class SampledLossTest(parameterized.TestCase):
 
     @parameterized.parameters((0, 4), (2, 4), (1, 4), (0, 32))
     def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int, batch_size: int):
-        seen = []
-
-        class Watching(MaskedLM):
-            """Looks at the rows and at nothing else."""
-
-            def loss(self, params, rows, plan, key):
-                masked = plan.masked
-                at = jnp.arange(batch_size)[:, None], masked.positions
-                tokens = masked.inputs.at[at].set(masked.targets)
-                jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), tokens)
-                pair = masked.weights.sum(), jnp.float32(1)
-                return {"loss": pair, "candidates": pair, "overflow": pair}, None
-
+        seen = Watching.seen
+        seen.clear()
         layer = dataclasses.replace(LAYER, kind="target_sampling")
         values = evaluate(
             objective_with(layer, kind=Watching),

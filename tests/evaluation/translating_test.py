@@ -163,19 +163,24 @@ class SearchTest(parameterized.TestCase):
 
 
 class TranslatorTest(parameterized.TestCase):
-    def translator(self, batch_tokens: int, buckets=(8, 12), mesh=None) -> Translator:
+    def translator(self, batch_tokens: int, buckets=(8, 12), settings=ALL[0], mesh=None):
         decoding = DecodingSettings(beams=2, max_length=8)
         return Translator(
-            model(ALL[0]), decoding, IDS,
+            model(settings), decoding, IDS,
             batch_tokens=batch_tokens, buckets=buckets, pad=PAD, mesh=mesh,
         )  # fmt: skip
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.on_one_device = cls().translator(24)
+        cls.found = cls.on_one_device(params(ALL[0]), features())
 
     def test_order_batches_and_padding_change_nothing(self):
         some = features()
         decoding = DecodingSettings(beams=2, max_length=8)
         expected = slow_search(params(ALL[0]), batch_of(some), ALL[0], decoding)
-        translator = self.translator(24)
-        found = translator(params(ALL[0]), some)
+        translator, found = self.on_one_device, self.found
         for row, tokens in zip(np.asarray(expected), found, strict=True):
             self.assertEqual([*tokens, EOS], row[: len(tokens) + 1].tolist())
         for order in ([4, 2, 0], [1]):
@@ -186,28 +191,27 @@ class TranslatorTest(parameterized.TestCase):
     def test_devices_share_out_a_batch_and_find_the_same(self):
         some, mesh = features(), make_mesh(MESH, jax.devices()[:4])
         found = self.translator(4 * 12, mesh=mesh)(params(ALL[0]), some)
-        expected = self.translator(24)(params(ALL[0]), some)
-        self.assertEqual([x.tolist() for x in found], [x.tolist() for x in expected])
+        self.assertEqual([x.tolist() for x in found], [x.tolist() for x in self.found])
         with self.assertRaisesRegex(ValueError, "batch_tokens is 47, too few for 4 rows of 12"):
             self.translator(47, mesh=mesh)
 
     def test_throughput_is_that_of_calls_after_the_first(self):
-        translator = self.translator(60, buckets=(12,))
+        translator, values = self.translator(60, (12,), SHALLOW[0]), params(SHALLOW[0])
         self.assertEqual(translator.throughput.rates(), {})
-        translator(params(ALL[0]), features())
+        translator(values, features())
         self.assertEqual(translator.throughput.rates(), {})
-        found = translator(params(ALL[0]), features())
+        found = translator(values, features())
         count = translator.throughput
         self.assertEqual((count.sentences, count.tokens), (5, sum(map(len, found)) + 5))
         self.assertSameElements(count.rates(), ("sentences_per_second", "tokens_per_second"))
 
     def test_throughput_leaves_out_a_later_call_that_compiles(self):
-        translator, some = self.translator(24), features()
+        translator, some = self.translator(24, settings=SHALLOW[0]), features()
         shorter = [one for one in some if one.size <= 8]
         self.assertLen(shorter, 3)
         counted = []
         for given in (shorter, some, shorter, some):  # the second has batches of another length
-            translator(params(ALL[0]), given)
+            translator(params(SHALLOW[0]), given)
             counted.append(translator.throughput.sentences)
         self.assertEqual(counted, [0, 0, 3, 8])
 

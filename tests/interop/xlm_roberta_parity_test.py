@@ -92,6 +92,9 @@ def ours(params, settings: EncoderSettings, tokens, is_text) -> tuple[list[jax.A
     return hidden, model.apply(variables, hidden[-1], method="predict") @ table.T + bias[None, None]
 
 
+encode = jax.jit(functools.partial(Encoder(SETTINGS).apply, deterministic=True, method="encode"))
+
+
 def theirs(model, tokens, is_text) -> tuple[list[np.ndarray], np.ndarray]:
     import torch
 
@@ -199,15 +202,9 @@ class ParityTest(parameterized.TestCase):
                 torch.tensor(tokens.astype(np.int64)),
                 attention_mask=torch.tensor(is_text.astype(np.int64)),
             ).last_hidden_state.numpy()
-        found = Encoder(SETTINGS).apply(
-            {"params": params},
-            tokens,
-            is_text.astype(np.int32),
-            np.broadcast_to(np.arange(LENGTH), tokens.shape),
-            deterministic=True,
-            method="encode",
-        )
-        np.testing.assert_allclose(found[is_text], expected[is_text], atol=1e-4)
+        positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
+        found = encode({"params": params}, tokens, is_text.astype(np.int32), positions)
+        np.testing.assert_allclose(np.asarray(found)[is_text], expected[is_text], atol=1e-4)
 
     def test_the_tokenizer_is_exported_with_it(self):
         model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())

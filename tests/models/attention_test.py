@@ -40,6 +40,7 @@ USES = {
     "causal_segments": {"mask": causal_mask(Q, Q) & segment_mask(SEGMENTS)},
     "bias": {"bias": random(1, H, Q, Q, seed=2)},
     "bias_and_mask": {"bias": random(B, H, Q, Q, seed=3), "mask": causal_mask(Q, Q)},
+    "bias_and_segments": {"bias": random(1, H, Q, Q, seed=2), "mask": segment_mask(SEGMENTS)},
     "cross": {"context": CONTEXT},
     "cross_segments": {"context": CONTEXT, "mask": segment_mask(SEGMENTS, OF_KEYS)},
     "cross_keys": {"context": CONTEXT, "mask": (OF_KEYS == 2)[:, None, None, :]},
@@ -60,10 +61,16 @@ def attend(module: Attention, x: jax.Array = X, **kwargs) -> tuple:
     return module.apply(variables(), x, deterministic=deterministic, rngs=rngs, **kwargs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def compiled(module: Attention, use: dict) -> jax.Array:
-    """The output of `attend`."""
-    return attend(module, **use)[0]
+@jax.jit
+def _outputs(use: dict) -> list[jax.Array]:
+    return [attend(module, **use)[0] for module in (PLAIN, WEIGHTS, BLOCKS)]
+
+
+@functools.cache
+def outputs_of(name: str) -> list[np.ndarray]:
+    """Of a use, by `PLAIN`, `WEIGHTS` and `BLOCKS`."""
+    with mock.patch.object(attention, "_BLOCK", 4):  # 6 queries in blocks of 3
+        return jax.device_get(_outputs(USES[name]))
 
 
 def slow_attend(context=X, mask=True, bias=0.0) -> np.ndarray:
@@ -91,13 +98,12 @@ class AttentionTest(parameterized.TestCase):
     @parameterized.parameters(*USES)
     def test_equals_loops(self, name: str):
         expected = slow_attend(**USES[name])
-        with mock.patch.object(attention, "_BLOCK", 4):  # 6 queries in blocks of 3
-            for module in (PLAIN, WEIGHTS, BLOCKS):
-                assert_close(compiled(module, USES[name]), expected)
+        for found in outputs_of(name):
+            assert_close(found, expected)
 
     def test_jit_equals_eager(self):
-        for use in (USES["bias_and_mask"], USES["cross_segments"]):
-            assert_close(compiled(PLAIN, use), attend(PLAIN, **use)[0])
+        for name in ("bias_and_mask", "cross_segments"):
+            assert_close(outputs_of(name)[0], attend(PLAIN, **USES[name])[0])
 
     def test_projected_context_is_the_context(self):
         pair = PLAIN.apply(variables(), CONTEXT, method="keys_values")
@@ -121,7 +127,7 @@ class AttentionTest(parameterized.TestCase):
 class CacheTest(parameterized.TestCase):
     @parameterized.parameters((1, 1, 1, 1, 1, 1), (3, 1, 1, 1), (2, 4), (6,))
     def test_decoding_equals_causal_attention_to_all(self, *sizes: int):
-        expected = compiled(PLAIN, USES["causal"])
+        expected = outputs_of("causal")[0]
         decode = jax.jit(lambda x, cache: attend(PLAIN, x, cache=cache))
         cache, outputs, start = PLAIN.empty_cache(B, Q + 2), [], 0
         for size in sizes:
@@ -139,7 +145,7 @@ class CacheTest(parameterized.TestCase):
             mask = segment_mask(SEGMENTS[:, i : i + 1], SEGMENTS)
             output, cache = decode(X[:, i : i + 1], cache, mask)
             outputs.append(output)
-        assert_close(np.concatenate(outputs, axis=1), compiled(PLAIN, USES["causal_segments"]))
+        assert_close(np.concatenate(outputs, axis=1), outputs_of("causal_segments")[0])
 
     def test_not_of_another_sequence(self):
         with self.assertRaisesRegex(ValueError, "takes its keys_values, not a cache"):
@@ -236,30 +242,29 @@ class PallasTest(parameterized.TestCase):
 class SegmentsTest(parameterized.TestCase):
     """Kernels that mask by segments: where they are taken, and that it is the same attention."""
 
-    def calls(self, kernel: str, dropout_rate: float = 0.0, **use) -> int:
+    def calls(self, kernel: str, name: str, dropout_rate: float = 0.0, **more) -> int:
         """Compare with plain attention; how often the kernel was called."""
-        module = Attention(D, H, dropout_rate, "float32", kernel)
-        plain = compiled(PLAIN, {name: x for name, x in use.items() if name != "segments"})
+        module, use = Attention(D, H, dropout_rate, "float32", kernel), USES[name] | more
         functions = {"splash": segment_attention, "pallas": gated_attention}
         function = functools.partial(functions[kernel], interpret=True)
         with mock.patch.object(
             attention, functions[kernel].__name__, side_effect=function
         ) as called:
-            assert_close(jax.jit(lambda use: attend(module, **use)[0])(use), plain)
+            assert_close(jax.jit(lambda use: attend(module, **use)[0])(use), outputs_of(name)[0])
         return called.call_count
 
     @parameterized.parameters("splash", "pallas")
     def test_where_the_mask_is_of_segments(self, kernel: str):
-        self.assertEqual(self.calls(kernel, **USES["segments"], segments=SEGMENTS), 1)
+        self.assertEqual(self.calls(kernel, "segments", segments=SEGMENTS), 1)
         others = ("segments", "causal_segments", "cross_segments", "cross", "self")
         for use in others:  # of which the module is not told any segments
-            self.assertEqual(self.calls(kernel, **USES[use]), 0)
-        self.assertEqual(self.calls(kernel, 1e-9, **USES["segments"], segments=SEGMENTS), 0)
+            self.assertEqual(self.calls(kernel, use), 0)
+        self.assertEqual(self.calls(kernel, "segments", 1e-9, segments=SEGMENTS), 0)
 
     def test_splash_has_no_bias(self):
-        use = {"bias": random(1, H, Q, Q, seed=2), "mask": segment_mask(SEGMENTS)}
-        self.assertEqual(self.calls("splash", **use, segments=SEGMENTS), 0)
-        self.assertEqual(self.calls("pallas", **use, segments=SEGMENTS), 0)  # of no distances
+        # That of the other kernel is of distances.
+        for kernel in ("splash", "pallas"):
+            self.assertEqual(self.calls(kernel, "bias_and_segments", segments=SEGMENTS), 0)
 
 
 class BlocksTest(parameterized.TestCase):

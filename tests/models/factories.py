@@ -4,7 +4,6 @@ import functools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from models.encoder import Encoder, EncoderSettings
@@ -45,8 +44,8 @@ def random_like(shapes):
     """Random arrays, around 1 where they scale something, around 0 elsewhere."""
     rng = np.random.default_rng(0)
 
-    def random_value(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    def random_value(path, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         centre = float(path[-1].key == "scale")
-        return jnp.asarray(centre + 0.3 * rng.normal(size=shape.shape), shape.dtype)
+        return (centre + 0.3 * rng.normal(size=shape.shape)).astype(shape.dtype)
 
     return jax.tree.map_with_path(random_value, shapes)

@@ -1,5 +1,7 @@
 """Heads against slow loops: what is pooled, what is masked, where dropout is."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,14 @@ WORDS = np.array(
 )
 
 
+pool = jax.jit(pooled_words, static_argnames="pooling")
+
+
+@functools.partial(jax.jit, static_argnames=("head", "deterministic"))
+def outputs(head, params, hidden, batch, rngs, deterministic):
+    return head.apply({"params": params}, hidden, batch, rngs=rngs, deterministic=deterministic)
+
+
 def pooled_slowly(hidden: np.ndarray, words: np.ndarray, pooling: str) -> np.ndarray:
     found = np.zeros_like(hidden)
     for row, numbers in enumerate(words):
@@ -27,30 +37,32 @@ def pooled_slowly(hidden: np.ndarray, words: np.ndarray, pooling: str) -> np.nda
 class PooledWordsTest(parameterized.TestCase):
     @parameterized.parameters("mean", "first")
     def test_against_a_loop(self, pooling):
-        found = pooled_words(jnp.asarray(HIDDEN), jnp.asarray(WORDS), pooling)
+        found = pool(HIDDEN, WORDS, pooling=pooling)
         expected = pooled_slowly(HIDDEN, WORDS, pooling)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
     @parameterized.parameters("mean", "first")
     def test_padding_and_specials_do_not_matter(self, pooling):
-        expected = pooled_words(jnp.asarray(HIDDEN), jnp.asarray(WORDS), pooling)
+        expected = pool(HIDDEN, WORDS, pooling=pooling)
         others = np.where(WORDS[:, :, None] < 0, 1e6, HIDDEN)
         wider = np.pad(others, ((0, 0), (0, 3), (0, 0)), constant_values=1e6)
         words = np.pad(WORDS, ((0, 0), (0, 3)), constant_values=-1)
-        found = pooled_words(jnp.asarray(wider), jnp.asarray(words), pooling)
+        found = pool(wider, words, pooling=pooling)
         np.testing.assert_allclose(found[:, :7], expected, rtol=1e-6, atol=1e-7)
         self.assertFalse(np.any(found[:, 7:]))
 
 
 class HeadsTest(parameterized.TestCase):
-    def apply(self, head, batch, hidden=HIDDEN, **kwargs):
-        variables = head.init(jax.random.key(0), hidden, batch, deterministic=True)
+    def apply(self, head, batch, hidden=HIDDEN, key=None):
+        """Random parameters and the outputs; dropout where there is a key."""
+        init = functools.partial(head.init, deterministic=True)
         params = jax.tree.map(
             lambda x: np.random.default_rng(1).normal(size=x.shape).astype(np.float32),
-            variables["params"],
+            jax.eval_shape(init, jax.random.key(0), hidden, batch)["params"],
         )
-        kwargs = {"deterministic": True, **kwargs}
-        return params, head.apply({"params": params}, hidden, batch, **kwargs)
+        rngs = {} if key is None else {"dropout": key}
+        found = outputs(head, params, hidden, batch, rngs, deterministic=key is None)
+        return params, np.asarray(found)
 
     def test_classes_are_told_by_the_first_state(self):
         params, found = self.apply(ClassificationHead(5, 0.1), {})
@@ -61,8 +73,8 @@ class HeadsTest(parameterized.TestCase):
     def test_classes_are_told_by_the_mean_state(self):
         segments = np.array([[1] * 7, [1] * 4 + [0] * 3, [1, 2, 2, 2, 2, 0, 0]], np.int32)
         others = np.where(segments[:, :, None] > 0, HIDDEN, 1e6)  # padding does not matter
-        batch = {"segments": jnp.asarray(segments)}
-        params, found = self.apply(ClassificationHead(5, 0.1, "mean"), batch, others)
+        head = ClassificationHead(5, 0.1, "mean")
+        params, found = self.apply(head, {"segments": segments}, others)
         dense, output = params["dense"], params["output"]
         state = np.stack(
             [HIDDEN[row, : np.sum(segments[row] > 0)].mean(axis=0) for row in range(3)]
@@ -73,7 +85,7 @@ class HeadsTest(parameterized.TestCase):
 
     @parameterized.parameters("mean", "first")
     def test_tags_are_those_of_the_words(self, pooling):
-        params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": jnp.asarray(WORDS)})
+        params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": WORDS})
         output = params["output"]
         pooled = pooled_slowly(HIDDEN, WORDS, pooling)
         expected = pooled @ output["kernel"] + output["bias"]
@@ -81,24 +93,22 @@ class HeadsTest(parameterized.TestCase):
 
     def test_no_span_begins_or_ends_where_no_answer_may_be(self):
         answerable = WORDS >= 0
-        params, found = self.apply(SpanHead(), {"answerable": jnp.asarray(answerable)})
+        params, found = self.apply(SpanHead(), {"answerable": answerable})
         output = params["output"]
         expected = HIDDEN @ output["kernel"] + output["bias"]
         np.testing.assert_allclose(found[answerable], expected[answerable], rtol=1e-5)
         self.assertLess(np.max(found[~answerable]), -1e8)
 
     def test_half_precision_states_are_scored_in_single(self):
-        _, found = self.apply(ClassificationHead(2, 0.0), {}, jnp.asarray(HIDDEN, jnp.bfloat16))
+        _, found = self.apply(ClassificationHead(2, 0.0), {}, HIDDEN.astype(jnp.bfloat16))
         self.assertEqual(found.dtype, jnp.float32)
 
     @parameterized.parameters(
         (ClassificationHead(2, 0.5), {}), (TaggingHead(2, 0.5, "mean"), {"words": WORDS})
     )
     def test_dropout_is_in_training_alone(self, head, batch):
-        batch = {name: jnp.asarray(array) for name, array in batch.items()}
         _, whole = self.apply(head, batch)
-        keys = [{"dropout": jax.random.key(i)} for i in range(2)]
-        one, two = (self.apply(head, batch, deterministic=False, rngs=k)[1] for k in keys)
+        one, two = (self.apply(head, batch, key=jax.random.key(i))[1] for i in range(2))
         for a, b in ((one, two), (one, whole)):
             self.assertGreater(np.max(np.abs(a - b)), 0.01)
 

@@ -33,7 +33,7 @@ interpreted_splash = functools.partial(segment_attention, interpret=True)
 @functools.cache
 def on_one_device(encoder: EncoderSettings) -> tuple:
     """The loss and its gradients."""
-    return on_mesh(1, 1, 1, encoder=encoder)()
+    return on_mesh(1, 1, 1, encoder)()
 
 
 def tearDownModule():
@@ -52,19 +52,19 @@ class LayoutTest(parameterized.TestCase):
             mock.patch.object(attention, "gated_attention", interpreted),
             mock.patch.object(attention, "segment_attention", interpreted_splash),
         ):
-            found_loss, found = on_mesh(*axes, encoder=encoder)()
+            found_loss, found = on_mesh(*axes, encoder)()
         np.testing.assert_allclose(found_loss, expected_loss, rtol=1e-5)
         largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5 * largest)
         jax.tree.map(check, found, expected)
 
     def test_fsdp_takes_the_memory_of_data(self):
-        data, fsdp = (on_mesh(*axes).temporary_bytes() for axes in ((8, 1, 1), (1, 8, 1)))
+        data, fsdp = (on_mesh(*axes, SETTINGS).temporary_bytes() for axes in ((8, 1, 1), (1, 8, 1)))
         self.assertLess(fsdp, 1.2 * data)
 
     @parameterized.parameters((8, 1, 1), (1, 8, 1))
     def test_of_a_bias_only_distances_are_summed_over_devices(self, *axes: int):
-        with_bias, without = on_mesh(*axes, encoder=GATED), on_mesh(*axes)
+        with_bias, without = on_mesh(*axes, GATED), on_mesh(*axes, SETTINGS)
         new = collections.Counter(with_bias.collective_sizes())
         new.subtract(without.collective_sizes())
         # By distance, and the vectors and numbers of the gate, maybe of both layers.
@@ -75,7 +75,7 @@ class LayoutTest(parameterized.TestCase):
 
     @parameterized.parameters(*MESHES)
     def test_nothing_is_sent_of_the_size_of_all_activations(self, *axes: int):
-        sizes = on_mesh(*axes).collective_sizes()
+        sizes = on_mesh(*axes, SETTINGS).collective_sizes()
         self.assertNotEmpty(sizes)
         one_device = B * L * SETTINGS.hidden_size // (axes[0] * axes[1])
         parameters = SETTINGS.hidden_size * SETTINGS.mlp_size // axes[2]
@@ -83,7 +83,7 @@ class LayoutTest(parameterized.TestCase):
 
     def test_without_constraints_it_would_be(self):
         # Or else the tests above would pass without them.
-        data, left = on_mesh(8, 1, 1), on_mesh(1, 8, 1, constrained=False)
+        data, left = on_mesh(8, 1, 1, SETTINGS), on_mesh(1, 8, 1, SETTINGS, constrained=False)
         self.assertEqual(max(left.collective_sizes()), B * L * SETTINGS.mlp_size)
         self.assertGreater(left.temporary_bytes(), 2 * data.temporary_bytes())
 

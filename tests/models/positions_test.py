@@ -1,8 +1,9 @@
 """Positions as rotations and as a bias by distance, of packed and of restarted positions."""
 
+import functools
+
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -19,19 +20,23 @@ from models.positions import (
 from tests.models.factories import encoder_settings, random_params
 
 L = 12
+matrix_of = jax.jit(DistanceBias.matrix)
+turn = jax.jit(rotate, static_argnames="theta")
 
 
-def random(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 class RotateTest(parameterized.TestCase):
     def test_products_depend_on_distances(self):
         query, key = random(1, 1, 2, 6), random(1, 1, 2, 6, seed=1)
 
-        def product(i: int, j: int) -> jax.Array:
-            turned = (rotate(x, jnp.array([[at]]), 100.0) for x, at in ((query, i), (key, j)))
-            one, two = turned
+        def product(i: int, j: int) -> np.ndarray:
+            one, two = (
+                np.asarray(turn(x, np.array([[at]]), theta=100.0))
+                for x, at in ((query, i), (key, j))
+            )
             return (one * two).sum(axis=-1)
 
         np.testing.assert_allclose(product(3, 5), product(40, 42), rtol=1e-4, atol=1e-5)
@@ -39,8 +44,8 @@ class RotateTest(parameterized.TestCase):
 
     def test_length_stays(self):
         x = random(2, L, 2, 6)
-        turned = rotate(x, jnp.tile(jnp.arange(L), (2, 1)), 100.0)
-        np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1),
+        turned = np.asarray(turn(x, np.tile(np.arange(L), (2, 1)), theta=100.0))
+        np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1),
                                    rtol=1e-5)  # fmt: skip
         np.testing.assert_array_equal(turned[:, 0], x[:, 0])
 
@@ -80,19 +85,20 @@ class DistanceBiasTest(parameterized.TestCase):
     @parameterized.parameters(L, L + 3)
     def test_matrix_of_indices(self, num_distances: int):
         by_distance = random(2, 2 * num_distances - 1)
-        found = DistanceBias(by_distance, jnp.zeros((3, L), jnp.int32)).matrix()
+        found = matrix_of(DistanceBias(by_distance, np.zeros((3, L), np.int32)))
         np.testing.assert_array_equal(found[0], self.matrix(by_distance, range(L)))
 
     def test_matrix_of_positions(self):
         by_distance, positions = random(2, 2 * L - 1), [0, 1, 2, 3, 0, 1, 2]
-        rows = jnp.array([positions, [*range(7)]])
-        found = DistanceBias(by_distance, jnp.zeros_like(rows), rows).matrix()
+        rows = np.array([positions, [*range(7)]])
+        found = matrix_of(DistanceBias(by_distance, np.zeros_like(rows), rows))
         np.testing.assert_array_equal(found[0], self.matrix(by_distance, positions))
         np.testing.assert_array_equal(found[1], self.matrix(by_distance, range(7)))
 
     def test_gradient_is_a_sum_along_diagonals(self):
         of_pairs = random(2, L, L)
-        (found,) = jax.vjp(by_index, random(2, 2 * L - 1))[1](of_pairs)
+        gradient = jax.jit(lambda table, of_pairs: jax.vjp(by_index, table)[1](of_pairs))
+        (found,) = gradient(random(2, 2 * L - 1), of_pairs)
         expected = [[np.trace(x, offset) for offset in range(1 - L, L)] for x in of_pairs]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -100,8 +106,8 @@ class DistanceBiasTest(parameterized.TestCase):
 class DistanceTableTest(parameterized.TestCase):
     def table(self, slope: float, num_heads: int = 3) -> np.ndarray:
         module = DistanceTable(num_heads, 8, 16, slope, max_length=20)
-        variables = nn.unbox(module.init(jax.random.key(0)))
-        return np.asarray(module.apply(variables))
+        initial = jax.jit(lambda key: module.apply(nn.unbox(module.init(key))))
+        return np.asarray(initial(jax.random.key(0)))
 
     def test_falls_with_distance_more_slowly_from_head_to_head(self):
         by_distance = self.table(0.5)
@@ -133,12 +139,12 @@ class RowGateTest(absltest.TestCase):
         query, module = random(2, L, 3, 4), RowGate()
         params = {"update": random(3, 4, seed=1), "reset": random(3, 4, seed=2),
                   "scale": random(3, seed=3)}  # fmt: skip
-        found = module.apply({"params": params}, query)
+        found = jax.jit(module.apply)({"params": params}, query)
         one, two = (
             1 / (1 + np.exp(-np.sum(query * params[name][None, None], axis=-1)))
             for name in ("update", "reset")
         )
-        expected = 1 + one + (1 - one) * np.asarray(params["scale"]) * two
+        expected = 1 + one + (1 - one) * params["scale"] * two
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -152,13 +158,15 @@ class RestartTest(parameterized.TestCase):
         positions = np.array([[0, 1, 2, 3, 0, 1, 2]], np.int32)
         swapped = [4, 5, 6, 0, 1, 2, 3]
 
+        @functools.partial(jax.jit, static_argnames="positions_restart")
         def encode(tokens, positions, **kwargs):
+            one_segment = np.ones(tokens.shape, np.int32)
             return Encoder(settings).apply(
-                {"params": random_params(settings)}, tokens, np.ones_like(tokens), positions,
+                {"params": random_params(settings)}, tokens, one_segment, positions,
                 deterministic=True, method="encode", **kwargs,
             )  # fmt: skip
 
-        whole = encode(tokens, positions, positions_restart=True)
+        whole = np.asarray(encode(tokens, positions, positions_restart=True))
         other = encode(tokens[:, swapped], positions[:, swapped], positions_restart=True)
         np.testing.assert_allclose(other, whole[:, swapped], rtol=1e-4, atol=1e-5)
         if settings.has_bias:

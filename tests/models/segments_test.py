@@ -10,6 +10,7 @@ from absl.testing import absltest, parameterized
 from models.segments import packed_segments, split_in_halves
 
 BOS, PAD, EOS = 0, 1, 2
+compiled = jax.jit(packed_segments, static_argnames=("bos", "pad", "across_documents"))
 
 
 def random_rows(seed: int, num_rows: int = 8, length: int = 24) -> np.ndarray:
@@ -43,10 +44,10 @@ class PackedSegmentsTest(parameterized.TestCase):
     def test_equals_loop(self):
         for seed in range(20):
             tokens = random_rows(seed)
-            segments, positions = packed_segments(
-                jnp.asarray(tokens), bos=BOS, pad=PAD, across_documents=False
+            segments, positions = map(
+                np.asarray, compiled(tokens, bos=BOS, pad=PAD, across_documents=False)
             )
-            self.assertEqual((segments.dtype, positions.dtype), (jnp.int32, jnp.int32))
+            self.assertEqual((segments.dtype, positions.dtype), (np.int32, np.int32))
             for row, *actual in zip(tokens, segments, positions, strict=True):
                 for values, expected in zip(actual, slow_segments(row), strict=True):
                     self.assertEqual(values[: len(expected)].tolist(), expected)
@@ -56,9 +57,7 @@ class PackedSegmentsTest(parameterized.TestCase):
 
     def test_across_documents_a_row_is_one_segment(self):
         tokens = random_rows(0)
-        segments, positions = packed_segments(
-            jnp.asarray(tokens), bos=BOS, pad=PAD, across_documents=True
-        )
+        segments, positions = compiled(tokens, bos=BOS, pad=PAD, across_documents=True)
         np.testing.assert_array_equal(segments, tokens != PAD)
         np.testing.assert_array_equal(positions, np.tile(np.arange(tokens.shape[1]), (8, 1)))
 
@@ -75,12 +74,13 @@ class HalvesTest(parameterized.TestCase):
     @parameterized.parameters(True, False)
     def test_each_half_is_numbered_as_if_alone(self, across_documents):
         rows = np.array([[0, 7, 2, 0, 7, 7, 7, 2, 1, 1], [0, 7, 7, 7, 2, 0, 7, 2, 0, 2]])
-        layout = functools.partial(packed_segments, bos=0, pad=1, across_documents=across_documents)
-        segments, positions, halves = split_in_halves(*layout(jnp.asarray(rows)))
+        layout = functools.partial(compiled, bos=0, pad=1, across_documents=across_documents)
+        found = jax.jit(split_in_halves)(*layout(rows))
+        segments, positions, halves = map(np.asarray, found)
         np.testing.assert_array_equal(halves, (rows != 1) * np.repeat([1, 2], 5))
         self.assertFalse((segments[:, :5, None] == segments[:, None, 5:]).any())
         for half in (slice(0, 5), slice(5, 10)):
-            alone, places = layout(jnp.asarray(rows[:, half]))
+            alone, places = map(np.asarray, layout(rows[:, half]))
             is_text = rows[:, half] != 1
             if not across_documents:  # the rest of a document has no <s>
                 alone = np.where(is_text & (alone == 0), 9, alone)

@@ -111,9 +111,9 @@ def on_mesh(
     data: int,
     fsdp: int,
     model: int,
+    encoder: EncoderSettings,
     *,
     constrained: bool = True,
-    encoder: EncoderSettings = SETTINGS,
 ) -> Sharded:
     """The loss on a mesh; without constraints its activations are the compiler's to lay out."""
     rules = quickstart.get_config().mesh.rules
