@@ -122,6 +122,6 @@ def _removed(some: Mapping[str, flags.Flag]) -> Iterator[None]:
 
 
 def _is_of_absl(flag: str) -> bool:
-    # Overrides of a config, config.section.key, are defined there, too, when a command line is read.
+    # Overrides of a config, config.section.key, are defined there, too, as a command line is read.
     defined_by = flags.FLAGS.find_module_defining_flag(flag, "")
     return defined_by.startswith("absl") and "." not in flag

@@ -72,7 +72,8 @@ class OwnObjectiveTest(parameterized.TestCase):
         for update in ("dense", "rows"):
             with self.subTest(update):
                 found = trained(update, (2, 2, 2))
-                for a, b in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
+                both = map(jax.tree.leaves, (found.params, expected.params))
+                for a, b in zip(*both, strict=True):
                     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
                 np.testing.assert_array_equal(found.extra["counts"], expected.extra["counts"])
 
