@@ -41,7 +41,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     ):
         temporary = tempfile.TemporaryDirectory(prefix="tests_", dir=memory)
         os.chmod(temporary.name, 0o1777)  # as of /tmp, for tests that give up their rights
-        os.environ["TMPDIR"] = temporary.name
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
 
 import jax
 import pytest

@@ -212,7 +212,8 @@ class AccumulationTest(parameterized.TestCase):
         self.assertEqual(metrics["drawn"][1], 2 * num_shards)
         if of is ShardedLookup:
             fold_in = jax.vmap(jax.random.fold_in)
-            keys = fold_in(fold_in(jnp.stack([key] * 8), np.repeat([0, 1], 4)), np.tile(range(4), 2))
+            of_parts = fold_in(jnp.stack([key] * 8), np.repeat([0, 1], 4))
+            keys = fold_in(of_parts, np.tile(range(4), 2))
             expected = np.sum(jax.vmap(jax.random.uniform)(keys))
             np.testing.assert_allclose(metrics["noise"][0], expected, rtol=1e-5)
 
