@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from builders import fine_tuning
@@ -30,6 +31,7 @@ from training import hosts
 from training.checkpoint import restore_mean_params
 from training.loop import train
 from training.metrics import read_metrics
+from training.sharding import replicated
 from training.signals import Stopped
 
 _SPLITS = ("train", "validation", "test")
@@ -107,7 +109,8 @@ def prepare(
                 )
                 keep(ALL, params, steps[-1], np.nan)
             translator = builders.translator(config, objective, model, mesh)
-            results = _evaluate(data, translator, score, folder, should_stop, settings.num_steps)
+            layout, steps_taken = replicated(mesh), settings.num_steps
+            results = _evaluate(data, translator, score, folder, layout, should_stop, steps_taken)
         return _finished(config, options, folder, steps, results, translator)
 
     return work
@@ -152,12 +155,14 @@ def _evaluate(
     translator: Translator,
     score: Score,
     folder: pathlib.Path,
+    layout: NamedSharding,
     should_stop: ShouldStop,
     step: int,
 ) -> dict[str, Any]:
     """Translate development and test data by the parameters that were kept; score them."""
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)
+    params = jax.device_put(params, layout)  # once, and not for every batch
     polls = itertools.count()
     results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes["step"]}
     for split in ("validation", "test"):
