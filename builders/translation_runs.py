@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from builders import fine_tuning
@@ -109,8 +109,9 @@ def prepare(
                 )
                 keep(ALL, params, steps[-1], np.nan)
             translator = builders.translator(config, objective, model, mesh)
-            layout, steps_taken = replicated(mesh), settings.num_steps
-            results = _evaluate(data, translator, score, folder, layout, should_stop, steps_taken)
+            results = _evaluate(
+                data, translator, score, folder, mesh, should_stop, settings.num_steps
+            )
         return _finished(config, options, folder, steps, results, translator)
 
     return work
@@ -155,14 +156,14 @@ def _evaluate(
     translator: Translator,
     score: Score,
     folder: pathlib.Path,
-    layout: NamedSharding,
+    mesh: Mesh,
     should_stop: ShouldStop,
     step: int,
 ) -> dict[str, Any]:
     """Translate development and test data by the parameters that were kept; score them."""
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)
-    params = jax.device_put(params, layout)  # once, and not for every batch
+    params = jax.device_put(params, replicated(mesh))  # once, and not for every batch
     polls = itertools.count()
     results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes["step"]}
     for split in ("validation", "test"):

@@ -24,7 +24,6 @@ from objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from tests import commands, factories
 from tests.tools.models_test import OTHER, TOKENIZER, VOCAB
 from training.checkpoint import Checkpoints
-from training.sharding import MeshSettings, make_mesh
 
 KEYS = {
     "store.length": 16,
@@ -66,8 +65,7 @@ def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> 
 
 
 def mesh():
-    settings = data_builders.settings(MeshSettings, config().mesh, "mesh")
-    return make_mesh(settings, jax.devices()[:1])
+    return factories.one_device(config())
 
 
 def write_run(folders: data_builders.Folders, settings: ConfigDict, store: PackedDataset):
