@@ -3,6 +3,7 @@
 With cross-attention in its layers the same parameters are a decoder as well (VECO, Section 2.1).
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -240,6 +241,27 @@ class Encoder(nn.Module):
             context = Context(hidden, segment_mask(segments))
             self.decode(tokens, segments, positions, context, deterministic=True)
         return self.predict(hidden)
+
+
+# Traced once for all runs and stages of these settings.
+@functools.partial(jax.jit, static_argnums=0, static_argnames="has_head", inline=True)
+def init_params(
+    encoder: Encoder, key: jax.Array, table: jax.Array | None = None, *, has_head: bool = True
+) -> dict[str, Any]:
+    """Initialise an encoder's parameters, boxed with their logical axis names.
+
+    Args:
+      encoder: the encoder.
+      key: random key.
+      table: [R, E] token embeddings of another model, in place of a table of its own; without a
+        head only.
+      has_head: also those of the masked-LM head, and of a decoder where the settings have one.
+    """
+    row = jnp.zeros((1, 1), jnp.int32)
+    if has_head:
+        return encoder.init(key, row, row, row)["params"]
+    encode = {"deterministic": True, "table": table, "method": "encode"}
+    return encoder.init(key, row, row, row, **encode)["params"]
 
 
 def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:

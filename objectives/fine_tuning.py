@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.encoder import Context, Encoder
+from models.encoder import Context, Encoder, init_params
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
 from objectives.objective import Extra, Objective, Touched
@@ -49,8 +49,7 @@ class FineTuning(Objective):
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters, boxed with their logical axis names."""
         encoder_key, head_key = jax.random.split(key)
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        encoder = self.encoder.init(encoder_key, tokens, tokens, tokens)["params"]
+        encoder = init_params(self.encoder, encoder_key)
         del encoder["head"]
         return {"encoder": encoder, "task": self.init_head(head_key)}
 

@@ -11,7 +11,7 @@ from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
 from knn_sampling.samples import example_axes
 from knn_sampling.working_rows import num_distinct_rows, working_rows
-from models.encoder import Encoder, output_table
+from models.encoder import Encoder, init_params, output_table
 from models.segments import packed_segments
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics
@@ -112,8 +112,7 @@ class MaskedLM(Objective):
 
     def init(self, key: jax.Array):
         """Initialise the model's parameters, boxed with their logical axis names."""
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        params = self.encoder.init(key, tokens, tokens, tokens)["params"]
+        params = init_params(self.encoder, key)
         if self.frequency_bias:
             bias = params["head"]["bias"]
             # Padding rows have probability zero, and an unused logit.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.encoder import Encoder, Tables
+from models.encoder import Encoder, Tables, init_params
 from models.replaced_token import ReplacedTokenHead
 from objectives import masked_lm
 from objectives.batch import Batch
@@ -159,16 +159,9 @@ class ReplacedToken(OnMaskedLM):
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise the parameters of both models, boxed with their logical axis names."""
         generator_key, encoder_key, head_key = jax.random.split(key, 3)
-        token, s = jnp.zeros((1, 1), jnp.int32), self.encoder.settings
-        encoder = self.encoder.init(
-            encoder_key,
-            token,
-            token,
-            token,
-            deterministic=True,
-            table=jnp.zeros((1, s.embedding_size)) if self._shares_table else None,
-            method="encode",
-        )["params"]
+        s = self.encoder.settings
+        shared = jnp.zeros((1, s.embedding_size)) if self._shares_table else None
+        encoder = init_params(self.encoder, encoder_key, shared, has_head=False)
         if self.settings.embeddings == "disentangled":
             table = encoder["embeddings"]["table"]
             zero = table.replace_boxed(jnp.zeros_like(nn.unbox(table)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from knn_sampling.output_layer import OutputLayer
-from models.encoder import Encoder
+from models.encoder import Encoder, init_params
 from models.transformer import Context
 from objectives.batch import Batch
 from objectives.label_smoothing import smoothing_penalty
@@ -39,11 +39,8 @@ class Translation(Objective):
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters, boxed with their logical axis names."""
-        keys, row = jax.random.split(key), jnp.zeros((1, 1), jnp.int32)
-        encoder, decoder = (
-            model.init(key, row, row, row)["params"]
-            for model, key in zip((self.encoder, self.decoder), keys, strict=True)
-        )
+        models = self.encoder, self.decoder
+        encoder, decoder = map(init_params, models, jax.random.split(key))
         del encoder["head"], decoder["embeddings"]
         return {"encoder": encoder, "decoder": decoder}
 

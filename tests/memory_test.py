@@ -1,6 +1,7 @@
 """Estimates of memory: exact for the state, and what the paper's runs would take."""
 
 import dataclasses
+import functools
 from unittest import mock
 
 import flax.linen as nn
@@ -94,6 +95,11 @@ def sized(size: str, fsdp: int, model: int):
     return config
 
 
+@functools.cache
+def estimate_of(size: str, devices: int, fsdp: int, model: int) -> memory.Estimate:
+    return memory.estimate(sized(size, fsdp, model), devices)
+
+
 def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
     """Bytes that a step on packed sequences takes on a device, by the compiler's own count."""
     settings = data.settings(MeshSettings, config.mesh, "mesh")
@@ -116,13 +122,13 @@ def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
 class EstimateTest(parameterized.TestCase):
     @parameterized.parameters(*STATES)
     def test_state_of_the_papers_sizes(self, size, devices, fsdp, model):
-        found = memory.estimate(sized(size, fsdp, model), devices).bytes
+        found = estimate_of(size, devices, fsdp, model).bytes
         gigabytes = tuple(round(found[part] / 1e9, 2) for part in memory.PARTS[:4])
         self.assertEqual(gigabytes, STATES[size, devices, fsdp, model])
 
     @parameterized.parameters(*SIZES)
     def test_layout_on_256_devices(self, size):
-        estimate = memory.estimate(sized(size, 16, 2), 256)
+        estimate = estimate_of(size, 256, 16, 2)
         self.assertEqual(estimate.mesh, "8 x 16 x 2")
         lines = [line.split() for line in estimate.layout.splitlines()]
         found = {line[0]: " ".join(line) for line in lines}
@@ -162,10 +168,10 @@ class EstimateTest(parameterized.TestCase):
     def test_logits_of_a_split_table_are_of_all_candidates(self):
         config = vocap_paper.get_config("short_nce")
         config.mesh.update(model=2)
+        config.output_layer.kind = "full"
+        full = memory.estimate(config, 8).bytes["activations"]
 
         def logits(**changes) -> float:
-            config.output_layer.update(kind="full")
-            full = memory.estimate(config, 8).bytes["activations"]
             config.output_layer.update(changes)
             return (full - memory.estimate(config, 8).bytes["activations"]) / 8
 

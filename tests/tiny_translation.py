@@ -15,8 +15,9 @@ from tests import tiny_tasks
 WORDS = ("the", "cat", "dog", "runs", "sleeps", ".")
 # Each word's translation is the next one.
 SETTINGS = dataclasses.replace(
-    tiny_tasks.SETTINGS, norm_position="pre", dropout_rate=0.0, attention_dropout_rate=0.0
-)
+    tiny_tasks.SETTINGS, num_layers=3, norm_position="pre", dropout_rate=0.0,
+    attention_dropout_rate=0.0,
+)  # fmt: skip
 
 
 def translated(text: str) -> str:
@@ -48,7 +49,7 @@ def vocabulary_folder() -> pathlib.Path:
 def checkpoint(cross_attention: bool) -> pathlib.Path:
     """An exported model, with a decoder or without."""
     folder = tiny_tasks.scratch() / f"checkpoint-{cross_attention}"
-    settings = dataclasses.replace(SETTINGS, num_layers=3, cross_attention=cross_attention)
+    settings = dataclasses.replace(SETTINGS, cross_attention=cross_attention)
     params, sizes = tiny_tasks.params(settings), dataclasses.asdict(settings)
     model_folder.write_model(folder, params, sizes, tiny_tasks.tokenizer())
     return folder
@@ -69,6 +70,7 @@ def config(directions: str = "en-de", **overrides: Any) -> ConfigDict:
         num_steps=8, batch_tokens=24 * 16, averaged_checkpoints=2, log_every=1,
         evaluate_every=4, checkpoint_every=4,
     )  # fmt: skip
-    made.evaluation.update(batch_tokens=24 * 8, examples_in_training=4)
+    # The search in training is the one at its end: one program.
+    made.evaluation.update(batch_tokens=24 * 8, examples_in_training=4, beams_in_training=2)
     made.update_from_flattened_dict({k.replace("__", "."): v for k, v in overrides.items()})
     return made

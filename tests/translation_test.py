@@ -50,18 +50,24 @@ def learned() -> pathlib.Path:
     config.train.update(num_steps=160, evaluate_every=80, checkpoint_every=40)
     # What learns such a task within seconds: alignments from near tokens on.
     config.architecture.update(
-        hidden_size=32, embedding_size=32, initializer="fan_in", position="gated",
+        num_layers=2, hidden_size=32, embedding_size=32, initializer="fan_in", position="gated",
         distance_slope=0.5,
     )  # fmt: skip
+    config.evaluation.beams_in_training = 1
     tiny_tasks.run(config, folder)
     return folder
+
+
+def short(**overrides) -> ConfigDict:
+    """The config of a short run in two directions; such runs share compiled functions."""
+    return tiny_translation.config("en-de+en-fr", train__accumulation_steps=2, **overrides)
 
 
 @functools.cache
 def whole_run() -> pathlib.Path:
     """The folder of a short run that nothing stopped."""
     folder = tiny_tasks.scratch() / "whole"
-    tiny_tasks.run(tiny_translation.config(), folder)
+    tiny_tasks.run(short(), folder)
     return folder
 
 
@@ -110,9 +116,7 @@ class LearningTest(RunCase):
             self.assertEqual(one["bleu"], results[one["split"]]["en-de"]["bleu"])
 
     def test_two_directions_are_told_apart_by_the_symbol(self):
-        config = tiny_translation.config("en-de+en-fr", train__averaged_checkpoints=0)
-        config.train.accumulation_steps = 2
-        config.evaluation.beams_in_training = config.decoding.beams  # one program
+        config = short(train__averaged_checkpoints=0)
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
         _, notes = read_params(self.folder / "run" / "best.safetensors")
@@ -125,32 +129,33 @@ class LearningTest(RunCase):
         recorded = artifacts.read_json(whole_run() / "data.json")
         root = tiny_translation.data_folder()
         expected = {str(root / f"{split}.{language}") for split in ("train", "dev", "test")
-                    for language in ("en", "de")}  # fmt: skip
+                    for language in ("en", "de", "fr")}  # fmt: skip
         self.assertEqual(set(recorded), expected)
         shutil.copytree(whole_run(), self.folder / "run")
         recorded[min(expected)] = "another"
         artifacts.write_json(self.folder / "run/data.json", recorded)
         with self.assertRaisesRegex(ValueError, r"other data:\n  \S*dev\.de: changed\nRestore"):
-            tiny_tasks.run(tiny_translation.config(), self.folder / "run")
+            tiny_tasks.run(short(), self.folder / "run")
 
     @parameterized.parameters(6, 8)  # between checkpoints, and in the evaluation
     def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
-        config = tiny_translation.config()
+        config = short()
         with self.assertRaises(Stopped):
             tiny_tasks.run(config, self.folder / "one", stops_after=step)
         self.assertFalse((self.folder / "one" / "results.json").exists())
         tiny_tasks.run(config, self.folder / "one")
         whole = whole_run()
-        for name in ("best.safetensors", "metrics.jsonl", "predictions/test.en-de.jsonl"):
+        predictions = [f"predictions/test.{one}.jsonl" for one in ("en-de", "en-fr")]
+        for name in ("best.safetensors", "metrics.jsonl", *predictions):
             self.assertEqual(
                 (self.folder / "one" / name).read_bytes(), (whole / name).read_bytes(), name
             )
 
 
 class StartTest(RunCase):
-    def start(self, *, cross_attention: bool = True, **overrides):
+    def start(self, *, cross_attention: bool = True, make=tiny_translation.config, **overrides):
         source = str(tiny_translation.checkpoint(cross_attention))
-        config = tiny_translation.config(random_init=False, init_from=source, **overrides)
+        config = make(random_init=False, init_from=source, **overrides)
         pretrained = translation.read_start(config)
         return config, pretrained, translation.model(config, pretrained)
 
@@ -182,12 +187,10 @@ class StartTest(RunCase):
 
     def test_an_encoder_without_cross_attention_starts_with_a_random_one(self):
         with self.assertLogs(level="WARNING") as logs:
-            config, pretrained, model = self.start(cross_attention=False)
+            config, pretrained, model = self.start(cross_attention=False, make=short)
         self.assertRegex(logs.output[0], "has no cross-attention; .* starts with random")
         found = self.params(config, pretrained, model)
         self.assertNotIn("cross_attention", found["decoder"]["layers"])
-        config.train.update(num_steps=2, checkpoint_every=1, averaged_checkpoints=1)
-        config.evaluation.beams_in_training = config.decoding.beams  # one program
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(results["model"], "checkpoint-False")
         with self.assertRaisesRegex(ValueError, "has no cross-attention; .*encoder_decoder; "):
@@ -211,7 +214,6 @@ class StartTest(RunCase):
             np.testing.assert_array_equal(*rows)
         config.translation.prune = True
         config.train.update(num_steps=1, checkpoint_every=1, averaged_checkpoints=1)
-        config.evaluation.beams_in_training = config.decoding.beams  # one program
         tiny_tasks.run(config, self.folder / "run")
         params, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertLen(params["encoder"]["embeddings"]["table"], small.settings.vocab_size + 1)
