@@ -26,7 +26,7 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
-from models.encoder import Encoder, EncoderSettings
+from models.encoder import Encoder, EncoderSettings, init_params
 from objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from training.accumulation import Accumulation
 from training.optimizer import OptimizerSettings
@@ -281,9 +281,8 @@ def sentence_encoder(
         )
     encoder, params = Encoder(settings), pretrained.params
     if config.random_init:
-        row = np.zeros((1, settings.max_length), np.int32)
-        key = jax.random.key(config.train.seed)
-        params = jax.device_get(nn.unbox(jax.jit(encoder.init)(key, row, row, row)["params"]))
+        initial = init_params(encoder, jax.random.key(config.train.seed))
+        params = jax.device_get(nn.unbox(initial))
     special = tokenizer.special
     return SentenceEncoder(
         encoder,
