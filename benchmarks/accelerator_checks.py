@@ -38,7 +38,7 @@ from common import artifacts
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
 from models.attention import Kernel
-from models.encoder import Encoder, EncoderSettings
+from models.encoder import Encoder, EncoderSettings, init_params
 from training.row_adamw import row_adamw
 
 _CHECKS = flags.DEFINE_list("checks", None, "Of the table above; all by default.")
@@ -149,7 +149,7 @@ def compare_attention(kernel: Kernel, position: Position, length: int) -> Outcom
             attention_dropout_rate=0.0, dtype="bfloat16", attention=one, position=position,
         )  # fmt: skip
         encoder = Encoder(settings)
-        params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), tokens, segments, positions))
+        params = {"params": nn.unbox(init_params(encoder, jax.random.key(0)))}
 
         def loss(params: Any, encoder: Encoder = encoder) -> tuple[jax.Array, jax.Array]:
             states = encoder.apply(params, tokens, segments, positions).astype(jnp.float32)

@@ -186,25 +186,23 @@ class SampledLossTest(parameterized.TestCase):
         self.assertTrue((one._batches != other._batches).any())
 
     def test_masks_are_those_of_the_seed(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        row = store().rows("aa", "heldout")[:1]
-        np.save(folder / "aa.heldout.npy", np.repeat(row, 4, axis=0))  # alike in any order
-        alike = dataclasses.replace(store(), folder=folder, statistics={"aa": {}})
+        alike = self.one_row(4)  # in any order
         one, other = (evaluate(objective_with(LAYER), alike, seed=n) for n in (0, 1))
         self.assertNotEqual(one["sampling/exact_loss"], other["sampling/exact_loss"])
 
     @parameterized.parameters((3, 8), (11, 8), (19, 16))
     def test_batches_are_full_whatever_the_number_of_rows(self, count: int, used: int):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        row = store().rows("aa", "heldout")[:1]
         layer = dataclasses.replace(LAYER, kind="target_sampling", group_size=0)
         objective = objective_with(layer)
-        found = []
-        for number in (count, used):
-            np.save(folder / "aa.heldout.npy", np.repeat(row, number, axis=0))
-            alike = dataclasses.replace(store(), folder=folder, statistics={"aa": {}})
-            found.append(evaluate(objective, alike, batch_size=8))
+        found = (evaluate(objective, self.one_row(n), batch_size=8) for n in (count, used))
         self.assertEqual(*found)
+
+    def one_row(self, times: int) -> PackedDataset:
+        """Rows of one language, all the same."""
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        row = store().rows("aa", "heldout")[:1]
+        np.save(folder / "aa.heldout.npy", np.repeat(row, times, axis=0))
+        return dataclasses.replace(store(), folder=folder, statistics={"aa": {}})
 
     @parameterized.parameters((0, 4), (2, 4), (1, 4), (0, 32))
     def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int, batch_size: int):

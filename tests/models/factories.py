@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from models.encoder import Encoder, EncoderSettings
+from models.encoder import Encoder, EncoderSettings, init_params
 
 
 def encoder_settings(**changes) -> EncoderSettings:
@@ -30,8 +30,7 @@ def encoder_settings(**changes) -> EncoderSettings:
 @functools.cache
 def boxed_shapes(settings: EncoderSettings):
     """Shapes and types of an encoder's parameters, boxed with their axis names."""
-    row = np.zeros((1, settings.max_length), np.int32)
-    return jax.eval_shape(Encoder(settings).init, jax.random.key(0), row, row, row)["params"]
+    return jax.eval_shape(functools.partial(init_params, Encoder(settings)), jax.random.key(0))
 
 
 @functools.cache
