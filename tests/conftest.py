@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from importlib.metadata import version
 
 # Read when JAX starts its backend, so before anything imports it; the caller's have precedence.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,8 +17,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         (
             "--xla_force_host_platform_device_count=8",
             "--xla_cpu_parallel_codegen_split_count=1",
-            # Later ones do not know it, and exit.
-            "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
+            "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
             os.environ.get("XLA_FLAGS", ""),
         )
     )
