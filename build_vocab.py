@@ -51,7 +51,7 @@ def main(_) -> None:
         {**origin, "vocab": own},
         defaults=defaults,
         uncompared=builders.PLACE_OF_TEXT,
-        replace=not folders.has_rows,
+        replace=lambda: not folders.has_rows,
     )
     if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
@@ -74,7 +74,9 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     except ValueError as error:
         raise ValueError(f"vocab.tokenizer: {error}") from error
     digest = hashlib.sha256(model).hexdigest()
-    stage = artifacts.open_stage(folders.vocab, {"tokenizer": digest}, replace=not folders.has_rows)
+    stage = artifacts.open_stage(
+        folders.vocab, {"tokenizer": digest}, replace=lambda: not folders.has_rows
+    )
     if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
         return

@@ -40,28 +40,30 @@ def main(_) -> None:
     mesh = builders.mesh(config)
     trained = builders.restore(config, store, folders, mesh)
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
-    losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
-    retrieval = evaluators.retrieval(config, encoder, store, mesh)
-    examples = evaluators.examples(config, masked_lm, store, folders, mesh)
-    detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
-    results = report.Results(
-        step=trained.step,
-        losses=losses.run(trained.params),
-        retrieval=retrieval.run(trained.params),
-        examples=examples.run(trained.params),
-        detection=detection.run(trained.params) if detection else {},
-    )
-    if not hosts.is_first():
-        return
-    path = report.write_report(
-        folders.report,
-        results,
-        store=store,
-        output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
-        allocation=_allocation(folders),
-        metrics=read_metrics(folders.train / "metrics.jsonl"),
-        full_softmax_from=masked_lm.full_softmax_from,
-    )
+    stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
+    with hosts.held(stage, claims=False):
+        losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
+        retrieval = evaluators.retrieval(config, encoder, store, mesh)
+        examples = evaluators.examples(config, masked_lm, store, folders, mesh)
+        detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
+        results = report.Results(
+            step=trained.step,
+            losses=losses.run(trained.params),
+            retrieval=retrieval.run(trained.params),
+            examples=examples.run(trained.params),
+            detection=detection.run(trained.params) if detection else {},
+        )
+        if not hosts.is_first():
+            return
+        path = report.write_report(
+            folders.report,
+            results,
+            store=store,
+            output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
+            allocation=_allocation(folders),
+            metrics=read_metrics(folders.train / "metrics.jsonl"),
+            full_softmax_from=masked_lm.full_softmax_from,
+        )
     print(path.read_text(encoding="utf-8"))
     print(f"report: {path.absolute()}")
 

@@ -58,9 +58,13 @@ def main(_) -> None:
     found = preparation.find(job)
     _check_parallel(config, job, found)
     with (
-        artifacts.Stage(job.folder, None).held(claims=False),
+        artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
         LocalProcesses(settings.num_workers) as execute,
     ):
+        if folders.read_tokenizer() != tokenizer:
+            raise ValueError(
+                f"{folders.tokenizer} has changed since this command began; run it again"
+            )
         if _PLAN.value:
             preparation.begin(job, tokenizer)
             print(
@@ -129,7 +133,7 @@ def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
         defaults=builders.recorded_defaults(),
         uncompared=builders.PLACE_OF_TEXT,
         # A preparation that did not end has written nothing that is read.
-        replace=not (job.folder / META).exists(),
+        replace=lambda: not (job.folder / META).exists(),
     )
 
 

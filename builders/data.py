@@ -427,6 +427,7 @@ def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
         {"rows": rows, **training_settings(config)},
         defaults={"rows": defaults, **defaults},
         uncompared=[f"rows.{path}" for path in PLACE_OF_TEXT],
+        reads=[folders.vocab, folders.rows],
     )
     earlier = {folders.vocab: ("vocab",), folders.rows: ("corpus", "store")}
     warn_of_other_sections(config, earlier)

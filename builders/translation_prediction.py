@@ -103,7 +103,7 @@ class TranslationRun:
           ValueError: there is no such file, it is no text, or the direction is unknown.
           OSError: the output is a folder.
         """
-        artifacts.check_no_folder(output)
+        artifacts.check_replaceable(output)
         direction = self.direction(direction)
         if not source.is_file():
             raise ValueError(f"{source}: no such file; correct --input")

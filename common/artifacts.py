@@ -13,14 +13,20 @@ import hashlib
 import json
 import os
 import pathlib
+import re
+import secrets
 import shutil
-import socket
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+# Of a file that is read whole; larger ones are refused before memory is taken.
+MAX_BYTES = 1 << 30
 _SETTINGS = "settings.json"
 _DONE = "DONE"
 _LOCK = "LOCK"
+# Names of `aside_of`, which no user's file has.
+_ASIDE = re.compile(r"\..*\.[0-9a-f]{16}\.tmp(\.[^.]*)?")
 
 
 @contextlib.contextmanager
@@ -28,6 +34,8 @@ def made_parents(path: pathlib.Path) -> Iterator[None]:
     """Make the folders above `path`; those that are made go again if the block fails."""
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        sync(folder.parent)
     try:
         yield
     except BaseException:
@@ -41,16 +49,18 @@ def made_parents(path: pathlib.Path) -> Iterator[None]:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside `path`, renamed to it when the block succeeds.
 
+    File and name are on the disk when the block has ended, so that a power cut loses neither.
+
     Raises:
-      OSError: the file cannot be written, or `path` is a folder, which is found before the block.
+      OSError: the file cannot be written, or `path` is no regular file, found before the block.
     """
     path = pathlib.Path(path)
-    check_no_folder(path)
+    check_replaceable(path)
     aside = aside_of(path)
     with made_parents(path):
         try:
             yield aside
-            os.replace(aside, path)
+            publish(aside, path)
         except OSError as error:
             raise _with_path(error, path) from error
         finally:
@@ -59,17 +69,63 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
                 aside.unlink(missing_ok=True)
 
 
+def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
+    """Rename a file or a folder of files to `path` when its content is on the disk."""
+    for folder, _, names in os.walk(aside):
+        for name in (*names, "."):
+            sync(pathlib.Path(folder, name))
+    if not aside.is_dir():
+        sync(aside)
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written to, and not listed
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # no folders, on some file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def aside_of(path: pathlib.Path) -> pathlib.Path:
-    """Return the path beside a file or folder at which this process writes it before a rename."""
+    """Return a new path beside a file or folder at which it is written before a rename."""
     # The suffix stays last, since writers such as np.save and savefig depend on it.
-    # Hosts of one image may have the same process ids.
-    return path.with_name(f".{path.stem}.{socket.gethostname()}-{os.getpid()}{path.suffix}")
+    return path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp{path.suffix}")
 
 
-def check_no_folder(path: pathlib.Path) -> None:
-    """Raise IsADirectoryError if `path`, a file to be written, is a folder."""
-    if _is_unnamed(path) or path.is_dir():
+def remove_leftovers(folder: pathlib.Path) -> None:
+    """Remove what killed processes have left aside in a folder that this one has locked."""
+    for parent, folders, names in os.walk(folder):
+        for name in filter(_ASIDE.fullmatch, names):
+            pathlib.Path(parent, name).unlink(missing_ok=True)
+        for name in list(filter(_ASIDE.fullmatch, folders)):
+            folders.remove(name)
+            shutil.rmtree(pathlib.Path(parent, name), ignore_errors=True)
+
+
+def check_replaceable(path: pathlib.Path) -> None:
+    """Raise OSError unless `path` is a regular file or absent: devices and links are not ours."""
+    if _is_unnamed(path) or (path.is_dir() and not path.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _check_regular(path, path.lstat().st_mode, "written")
+
+
+def _check_regular(path: pathlib.Path, mode: int, verb: str) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise OSError(
+            f"{path}: is {kind}; only regular files are {verb}: move it, or choose another path"
+        )
 
 
 def _is_unnamed(path: pathlib.Path) -> bool:
@@ -105,14 +161,14 @@ def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     with made_parents(folder):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
-        # Of a process that was killed: in a container the next has its name and number.
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             yield aside
             folder.mkdir(exist_ok=True)
             for path in sorted(aside.iterdir()):
-                os.replace(path, folder / path.name)
+                check_replaceable(folder / path.name)
+            for path in sorted(aside.iterdir()):
+                publish(path, folder / path.name)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -130,8 +186,38 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    """Write `value` as indented JSON, atomically.
+
+    Raises:
+      ValueError: a number in it is not finite, which JSON cannot say: write None and why.
+    """
+    options: dict[str, Any] = {"indent": 1, "ensure_ascii": False, "sort_keys": True}
+    try:
+        text = json.dumps(value, allow_nan=False, **options)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be written as JSON: {error}") from error
+    write_text(path, text + "\n")
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
+    """Read a regular file of at most `most` bytes; a pipe or a device would never end.
+
+    Raises:
+      OSError: it is missing, no regular file, or cannot be read.
+      ValueError: it is larger.
+    """
+    path = pathlib.Path(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        _check_regular(path, found.st_mode, "read")
+        if found.st_size > most:
+            raise ValueError(
+                f"{path}: {found.st_size:,} bytes, must be at most {most:,}; it is no file of this "
+                "kind: correct the path, or copy it again"
+            )
+        return file.read(most)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -140,7 +226,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
       ValueError: it is not JSON, or not UTF-8; the message names path and line.
     """
-    content = pathlib.Path(path).read_bytes()
+    content = read_bytes(path)
     try:
         return json.loads(content.decode("utf-8"))
     except json.JSONDecodeError as error:
@@ -149,6 +235,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         fault, place = str(error.reason), content.count(b"\n", 0, error.start) + 1
     except RecursionError:
         fault, place = "nested too deeply", 1
+    except ValueError as error:  # a whole number of thousands of digits
+        fault, place = str(error), 1
     raise ValueError(
         f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
         "download it again, or remove it and run again what wrote it"
@@ -184,6 +272,8 @@ class Stage:
     settings: Any
     defaults: Any = None
     uncompared: Sequence[str] = ()
+    replace: Callable[[], bool] = lambda: False
+    reads: Sequence[pathlib.Path] = ()
 
     @property
     def done(self) -> bool:
@@ -202,6 +292,18 @@ class Stage:
             found = _with_wanted(found, self.settings, path.split("."))
         return found
 
+    def check(self) -> None:
+        """Raise ValueError if the folder belongs to other settings that it keeps."""
+        if self.settings is None or self.replace() or not (self.folder / _SETTINGS).exists():
+            return
+        found = self._recorded()
+        if found != self.settings:
+            differences = "\n".join(_differences(found, self.settings))
+            raise ValueError(
+                f"{self.folder} was made under another config:\n{differences}\n"
+                "Choose another --workdir, or set the keys back."
+            )
+
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
         if not self._claimed:
@@ -212,25 +314,25 @@ class Stage:
     def held(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
-        The system releases the lock if the process is killed. Hosts without shared file locks do
-        not exclude each other.
+        The folders that the stage reads are locked against those that write there. Settings are
+        compared again under the lock: another process may have claimed the folder meanwhile. The
+        system releases the locks if the process is killed. Hosts without shared file locks do not
+        exclude each other.
 
         Args:
           claims: whether to claim the folder at once; otherwise the block does, before it replaces
             results of other settings.
 
         Raises:
-          ValueError: another process holds the folder.
+          ValueError: another process holds a folder, or has claimed it for other settings.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / _LOCK, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"another process is at work in {self.folder}; wait for it or stop it, or "
-                    "choose another --workdir"
-                ) from None
+        with contextlib.ExitStack() as stack:
+            for folder in self.reads:
+                stack.enter_context(locked(folder, is_shared=True))
+            stack.enter_context(locked(self.folder))
+            self.check()
+            remove_leftovers(self.folder)
             if claims:
                 self.claim()
             yield
@@ -241,13 +343,46 @@ class Stage:
         write_text(self.folder / _DONE, "")
 
 
+@contextlib.contextmanager
+def locked(folder: pathlib.Path, *, is_shared: bool = False) -> Iterator[None]:
+    """Lock a folder against other processes until the block ends.
+
+    Args:
+      folder: existing folder, in which the lock is a file.
+      is_shared: whether other processes may hold it as well, and none alone.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    path = folder / _LOCK
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError:
+        if not is_shared:
+            raise
+        yield  # nobody else can write to it either
+        return
+    with open(descriptor) as file:
+        _check_regular(path, os.fstat(file.fileno()).st_mode, "locked")
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is at work in {folder}; wait for it or stop it, or choose "
+                "another --workdir"
+            ) from None
+        yield
+
+
 def open_stage(
     folder: str | os.PathLike[str],
     settings: Any,
     *,
     defaults: Any = None,
     uncompared: Sequence[str] = (),
-    replace: bool = False,
+    replace: Callable[[], bool] = lambda: False,
+    reads: Sequence[pathlib.Path] = (),
 ) -> Stage:
     """Open `folder` for a stage with `settings` (JSON-able).
 
@@ -262,24 +397,18 @@ def open_stage(
         refused.
       uncompared: paths of settings, keys joined by dots, that are recorded and may differ, such as
         that of a folder whose contents other settings identify.
-      replace: whether to replace results of other settings instead of refusing them. For a stage
-        that writes each of its files atomically and reuses none of the old ones.
+      replace: whether to replace results of other settings instead of refusing them, asked again
+        under the lock. For a stage that writes each of its files atomically and reuses none of the
+        old ones.
+      reads: folders of earlier stages, whose files must stay while this one is at work.
 
     Raises:
       ValueError: the folder belongs to other settings; the message names each that differs.
     """
-    folder = pathlib.Path(folder)
     # Tuples become lists, as when read back.
     settings, defaults = json.loads(json.dumps([settings, defaults]))
-    stage = Stage(folder, settings, defaults, uncompared)
-    if (folder / _SETTINGS).exists() and not replace:
-        found = stage._recorded()
-        if found != settings:
-            differences = "\n".join(_differences(found, settings))
-            raise ValueError(
-                f"{folder} was made under another config:\n{differences}\n"
-                f"Choose another --workdir, or delete {folder} to make it anew."
-            )
+    stage = Stage(pathlib.Path(folder), settings, defaults, uncompared, replace, reads)
+    stage.check()
     return stage
 
 

@@ -4,9 +4,11 @@ import contextlib
 import errno
 import functools
 import gc
+import io
 import os
 import re
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,9 @@ from absl import app, flags, logging
 # Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
 # one of the program, which ends with its traceback and status 1.
 EXIT_USER_ERROR = 2
+EXIT_OUT_OF_MEMORY = 3
+# Ends by a signal, where nothing has to be saved; as shells report them.
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 
 # How ml_collections begins the message of an error in a config file, before its traceback.
 _OF_FILE = "Error whilst parsing config file"
@@ -62,6 +67,14 @@ def run(
     app.run(functools.partial(call, main), flags_parser=parser)
 
 
+class _Terminated(BaseException):
+    """SIGTERM, raised so that temporary files go and workers end."""
+
+
+def _terminate(*_) -> NoReturn:
+    raise _Terminated
+
+
 def collect_seldom() -> None:
     """Leave what is imported out of garbage collection, and begin one after more allocations.
 
@@ -84,8 +97,16 @@ def raise_file_limit() -> None:
 
 def call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
     """Run a command whose flags are parsed; see `run`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         main(arguments)
+    except KeyboardInterrupt:
+        fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
+    except _Terminated:
+        fail("terminated; run the same command again to resume", EXIT_TERMINATED)
     except (ValueError, OSError, FloatingPointError) as error:
         if logging.level_debug():
             traceback.print_exc()
@@ -126,10 +147,11 @@ def describe(error: BaseException) -> str:
     return f"{where}{error.strerror}; {_REMEDIES.get(error.errno, _OTHER_REMEDY)}"
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
     """Print an error message and end the program."""
-    print(f"error (-v 1 for the traceback): {message}", file=sys.stderr, flush=True)
-    sys.exit(EXIT_USER_ERROR)
+    hint = " (-v 1 for the traceback)" if status < EXIT_INTERRUPTED else ""
+    print(f"error{hint}: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)
 
 
 def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -321,11 +321,9 @@ def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     folder = folder.resolve()
     aside = artifacts.aside_of(folder)
     with artifacts.made_parents(folder):
-        # Of a process that was killed: in a container the next has its name and number.
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             yield aside
-            os.replace(aside, folder)
+            artifacts.publish(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)

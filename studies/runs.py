@@ -141,13 +141,12 @@ def claim(
     # Of the evaluation all: also the size of a batch, by which samples of a generator are drawn.
     newer = {"evaluation": config.evaluation.to_dict(), "text": text_of(reads or config)}
     settings = {**data.training_settings(config), **grids.data_settings(config), **newer, **own}
-    results = (path for name in _RESULTS for path in workdir.glob(f"*/**/{name}"))
     stage = artifacts.open_stage(
         workdir,
         settings,
         # An older folder has no record of these, and takes those of now.
         defaults={**data.recorded_defaults(), **newer},
-        replace=not any(results),
+        replace=lambda: not any(any(workdir.glob(f"*/**/{name}")) for name in _RESULTS),
     )
     # Also where the folder is claimed already: its record may be without the newer settings.
     artifacts.write_json(workdir / "settings.json", stage.settings)

@@ -51,13 +51,13 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def held(stage: Stage) -> contextlib.AbstractContextManager[None]:
-    """Claim and lock the folder of a stage on the first host, for all of them.
+def held(stage: Stage, *, claims: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Lock the folder of a stage, and claim it, on the first host, for all of them.
 
     Raises:
       ValueError: another process holds the folder; see `Stage.held`.
     """
-    return stage.held() if is_first() else contextlib.nullcontext()
+    return stage.held(claims=claims) if is_first() else contextlib.nullcontext()
 
 
 def wait_for_all(what: str) -> None:

@@ -1,6 +1,7 @@
 """Tests of files that are whole or absent, and of folders that know their settings."""
 
 import contextlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -43,17 +44,46 @@ class ReplacingTest(absltest.TestCase):
         self.assertEqual(artifacts.read_json(path), {"a": 1})
         self.assertEqual(list(self.folder.iterdir()), [path])
 
-    def test_files_that_a_killed_process_left_aside_are_replaced(self):
-        folder = self.folder / "model"
-        with artifacts.atomic_files(folder) as aside:
-            left = aside
-        left.mkdir()
-        (left / "old").touch()
-        with artifacts.atomic_files(folder) as aside:
-            self.assertEqual(aside, left)
-            (aside / "new").touch()
-        self.assertEqual([path.name for path in folder.iterdir()], ["new"])
-        self.assertEqual(list(self.folder.iterdir()), [folder])
+    def test_what_a_killed_process_left_aside_goes_under_the_next_lock(self):
+        own = self.folder / ".a.host-12.txt"
+        own.touch()
+        left = [artifacts.aside_of(self.folder / name) for name in ("a", "b.x.npy")]
+        left[0].mkdir()
+        (left[0] / "file").touch()
+        left[1].touch()
+        self.assertLen({artifacts.aside_of(own) for _ in range(100)}, 100)
+        with artifacts.Stage(self.folder, None).held(claims=False):
+            self.assertCountEqual(self.folder.iterdir(), [own, self.folder / "LOCK"])
+
+    def test_content_is_on_the_disk_before_its_name_is(self):
+        path, events = self.folder / "a.txt", []
+
+        def record(name):
+            function = getattr(os, name)
+            return mock.patch.object(os, name, lambda *args: [events.append(name), function(*args)])
+
+        with record("fsync"), record("replace"):
+            artifacts.write_text(path, "whole")
+        self.assertEqual(events, ["fsync", "replace", "fsync"])  # content, name, folder
+
+    def test_only_regular_files_are_replaced_and_read(self):
+        target, link, pipe = (self.folder / name for name in ("target", "link", "pipe"))
+        target.write_text("a user's")
+        link.symlink_to(target)
+        os.mkfifo(pipe)
+        for path, kind in ((link, "a link"), (pipe, "a pipe"), (pathlib.Path("/dev/null"), "a de")):
+            with self.assertRaisesRegex(OSError, f"{path}: is {kind}.*; only regular files are wr"):
+                artifacts.write_text(path, "ours")
+        for path, kind in ((pipe, "a pipe"), (pathlib.Path("/dev/zero"), "a device")):
+            with self.assertRaisesRegex(OSError, f"{path}: is {kind}; only regular files are read"):
+                artifacts.read_json(path)
+        self.assertEqual(target.read_text(), "a user's")
+        self.assertTrue(link.is_symlink())
+
+    def test_a_number_that_is_not_finite_is_not_written(self):
+        with self.assertRaisesRegex(ValueError, "a.json cannot be written as JSON"):
+            artifacts.write_json(self.folder / "a.json", {"loss": float("nan")})
+        self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_a_folder_may_be_given_without_its_name(self):
         folder = self.folder / "model"
@@ -175,27 +205,29 @@ class StageTest(parameterized.TestCase):
     def test_only_the_settings_of_the_last_that_finished_are_done(self):
         first, other = self.settings, {**self.settings, "more": 5}
         artifacts.open_stage(self.folder, first).finish()
-        stage = artifacts.open_stage(self.folder, other, replace=True)
+        stage = artifacts.open_stage(self.folder, other, replace=lambda: True)
         self.assertFalse(stage.done)
         # Nothing has been written yet, so the old results stand.
-        self.assertTrue(artifacts.open_stage(self.folder, first, replace=True).done)
+        self.assertTrue(artifacts.open_stage(self.folder, first, replace=lambda: True).done)
         stage.finish()
         self.assertTrue(artifacts.open_stage(self.folder, other).done)
-        self.assertFalse(artifacts.open_stage(self.folder, first, replace=True).done)
+        self.assertFalse(artifacts.open_stage(self.folder, first, replace=lambda: True).done)
 
     def test_a_stage_that_replaces_and_is_stopped_leaves_nothing_done(self):
         first, other = self.settings, {**self.settings, "more": 5}
         artifacts.open_stage(self.folder, first).finish()
-        artifacts.open_stage(self.folder, other, replace=True).claim()
+        artifacts.open_stage(self.folder, other, replace=lambda: True).claim()
         for settings in (first, other):
-            self.assertFalse(artifacts.open_stage(self.folder, settings, replace=True).done)
+            self.assertFalse(artifacts.open_stage(self.folder, settings, replace=lambda: True).done)
         # Nor does going back to the first settings take the mixture for theirs.
-        artifacts.open_stage(self.folder, first, replace=True).claim()
+        artifacts.open_stage(self.folder, first, replace=lambda: True).claim()
         self.assertFalse(artifacts.open_stage(self.folder, first).done)
 
     def test_stopped_between_the_two_files_of_a_claim_it_is_not_done(self):
         artifacts.open_stage(self.folder, self.settings).finish()
-        stage = artifacts.open_stage(self.folder, {**self.settings, "more": 5}, replace=True)
+        stage = artifacts.open_stage(
+            self.folder, {**self.settings, "more": 5}, replace=lambda: True
+        )
         with (
             mock.patch.object(artifacts, "write_json", side_effect=KeyboardInterrupt),
             self.assertRaises(KeyboardInterrupt),
@@ -212,7 +244,7 @@ class StageTest(parameterized.TestCase):
         stage = artifacts.open_stage(self.folder, self.settings)
         code = (
             "import artifacts, pathlib, sys\n"
-            "with artifacts.Stage(pathlib.Path(sys.argv[1]), 0).held(): pass"
+            "with artifacts.Stage(pathlib.Path(sys.argv[1]), None).held(claims=False): pass"
         )
 
         def other() -> subprocess.CompletedProcess[bytes]:
@@ -223,6 +255,34 @@ class StageTest(parameterized.TestCase):
         with stage.held():
             self.assertIn(b"another process is at work in", other().stderr)
         self.assertEqual(other().returncode, 0)
+
+    def test_settings_are_compared_again_under_the_lock(self):
+        late = artifacts.open_stage(self.folder, self.settings)
+        replacing = artifacts.open_stage(
+            self.folder, self.settings, replace=lambda: not (self.folder / "rows").exists()
+        )
+        other = artifacts.open_stage(self.folder, {**self.settings, "more": 5})
+        with other.held():
+            pass
+        with self.assertRaisesRegex(ValueError, "(?s)another config.*more: there 5"), late.held():
+            self.fail("the folder is held")
+        (self.folder / "rows").touch()
+        with self.assertRaisesRegex(ValueError, "another config"), replacing.held():
+            self.fail("the folder is held")
+        (self.folder / "rows").unlink()
+        with replacing.held():
+            self.assertFalse(other.done)
+
+    def test_a_folder_is_read_by_several_stages_or_written_by_one(self):
+        vocab, train, rows = (self.folder / name for name in ("vocab", "train", "rows"))
+        vocab.mkdir(parents=True)
+        writer = artifacts.Stage(vocab, None)
+        first, second = (artifacts.Stage(one, None, reads=[vocab]) for one in (train, rows))
+        busy = self.assertRaisesRegex(ValueError, f"another process is at work in {vocab}")
+        with first.held(), second.held(), busy:
+            self.enter_context(writer.held())
+        with writer.held(), self.assertRaisesRegex(ValueError, f"at work in {vocab}"):
+            self.enter_context(first.held())
 
     def test_without_its_settings_a_folder_is_not_done(self):
         artifacts.open_stage(self.folder, self.settings).finish()
