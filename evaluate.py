@@ -40,12 +40,12 @@ def main(_) -> None:
     mesh = builders.mesh(config)
     trained = builders.restore(config, store, folders, mesh)
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
+    losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
+    retrieval = evaluators.retrieval(config, encoder, store, mesh)
+    examples = evaluators.examples(config, masked_lm, store, folders, mesh)
+    detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.held(stage, claims=False):
-        losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
-        retrieval = evaluators.retrieval(config, encoder, store, mesh)
-        examples = evaluators.examples(config, masked_lm, store, folders, mesh)
-        detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
         results = report.Results(
             step=trained.step,
             losses=losses.run(trained.params),

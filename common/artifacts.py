@@ -207,17 +207,22 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
       ValueError: it is larger.
     """
     path = pathlib.Path(path)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        _check_regular(path, found.st_mode, "read")
-        if found.st_size > most:
+    with open(path, "rb", opener=_open_regular) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
             raise ValueError(
-                f"{path}: {found.st_size:,} bytes, must be at most {most:,}; it is no file of this "
-                "kind: correct the path, or copy it again"
+                f"{path}: {size:,} bytes, must be at most {most:,}; it is no file of this kind: "
+                "correct the path, or copy it again"
             )
         return file.read(most)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file, without waiting for whoever is at the other end of a pipe."""
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    _check_regular(pathlib.Path(path), found.st_mode, "read")
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

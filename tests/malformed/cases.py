@@ -1,6 +1,4 @@
-"""All cases, and how many there are of each kind."""
-
-import collections
+"""All cases."""
 
 from tests.malformed import (
     config_cases,
@@ -23,8 +21,3 @@ CASES = [
     *model_cases.CASES,
     *config_cases.CASES,
 ]
-
-
-def counts() -> dict[str, int]:
-    """Number of cases of each kind, as in the table of docs/errors.md."""
-    return dict(collections.Counter(case.kind for case in CASES))
