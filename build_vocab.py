@@ -97,7 +97,10 @@ def _sources(
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
     if counted_text.is_streamed(spec, folders, config.vocab.trainer):
-        found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
+        folders.vocab.mkdir(parents=True, exist_ok=True)
+        # Not by a build, which removes what is left of those that were killed.
+        with artifacts.locked(folders.vocab, is_shared=True):
+            found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
         return (
             found.train,
             found.heldout,

@@ -1,17 +1,15 @@
 """Tables of runs of a corpus that is too large to be held, in place of its text."""
 
-import concurrent.futures
 import logging
-import multiprocessing
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from builders.data import Folders
-from common import artifacts
+from common import artifacts, processes
 from input_pipeline.corpus_stream import CorpusStream
 from input_pipeline.sources import CorpusSpec
-from vocap import run_tables
+from vocap import entries, run_tables
 
 # Bytes of text. Less is held, at 2 to 3 bytes of memory a byte, and read once instead of twice.
 STREAMED_FROM = 256 << 20
@@ -73,22 +71,9 @@ def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Pr
       ValueError: as `corpus.load_corpus`.
     """
     languages = CorpusStream(spec).languages
-    found: dict[str, tuple[str, bool]] = {}
-    if num_workers <= 1:
-        for language in progress(languages, "count", len(languages)):
-            found[language] = _count(spec, language, folder)
-    else:
-        # Spawned, not forked: this process may hold threads of a caller's libraries.
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-            jobs = {pool.submit(_count, spec, one, folder): one for one in languages}
-            try:
-                done = concurrent.futures.as_completed(jobs)
-                for job in progress(done, "count", len(jobs)):
-                    found[jobs[job]] = job.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+    jobs = [(spec, language, folder) for language in languages]
+    with processes.Workers(num_workers, "vocab.num_workers") as workers:
+        found = dict(progress(workers.run(_count, jobs), "count", len(jobs)))
     return Counted(
         {lang: _table(folder, lang, found[lang][0]) for lang in languages},
         {lang: _heldout(folder, lang, found[lang][0]) for lang in languages if found[lang][1]},
@@ -104,13 +89,14 @@ def _heldout(folder: pathlib.Path, language: str, digest: str) -> pathlib.Path:
     return folder / f"{language}-heldout-{digest[:16]}.runs.gz"
 
 
-def _count(spec: CorpusSpec, language: str, folder: pathlib.Path) -> tuple[str, bool]:
-    """Count a language; return the hash of its text, and whether some is held out."""
+def _count(spec: CorpusSpec, language: str, folder: pathlib.Path) -> tuple[str, tuple[str, bool]]:
+    """Count a language; return it with the hash of its text, and whether some is held out."""
     stream = CorpusStream(spec)
     sides, digest = stream.select(language)
     out, aside = _table(folder, language, digest), _heldout(folder, language, digest)
-    if not (out.exists() and aside.exists()):
-        run_tables.count_groups(stream.groups(language, sides), out, aside, _MAX_RUNS)
+    if not all(map(entries.is_whole, (out, aside))):
+        with entries.written(out) as new, entries.written(aside) as new_aside:
+            run_tables.count_groups(stream.groups(language, sides), new, new_aside, _MAX_RUNS)
     with aside.open("rb") as file:
         num_sentences, _ = run_tables.read_entries(file, str(aside))
-    return digest, num_sentences > 0
+    return language, (digest, num_sentences > 0)

@@ -5,18 +5,16 @@ under their text and the trainer's settings, joint trainings and scores under al
 involved. An interrupted build resumes, and a changed setting recomputes only what depends on it.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
-import multiprocessing
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from common import artifacts
-from vocap import bpe, comparison, merge, methods, nested, run_tables, runs, unigram
+from common import artifacts, processes
+from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
@@ -246,37 +244,20 @@ def _prepare(
             vocabularies=cache / "vocabularies" / f"{language}-{key}.npz",
             digest=digest,
         )
-    missing = [language for language, one in prepared.items() if not _exists(one)]
+    missing = [
+        language
+        for language, one in prepared.items()
+        if not _exists(one, train[language], heldout.get(language))
+    ]
     if missing and settings.trainer == "nested":
         nested.compile_kernels()  # once; the workers load them from numba's cache
     # Longest first, so that a large language does not start last and leave the other cores idle.
     missing.sort(key=lambda language: -_size(train[language]))
-    _build_languages(
-        [(lang, train[lang], heldout.get(lang), prepared[lang], settings) for lang in missing],
-        settings.num_workers,
-        progress,
-    )
+    jobs = [(lang, train[lang], heldout.get(lang), prepared[lang], settings) for lang in missing]
+    with processes.Workers(settings.num_workers, "vocab.num_workers") as workers:
+        for _ in progress(workers.run(_build_language, jobs), "languages", len(jobs)):
+            pass
     return prepared
-
-
-def _build_languages(jobs: Sequence[tuple], num_workers: int, progress: Progress) -> None:
-    """Call `_build_language` on each job, in parallel processes if there are several."""
-    num_workers = min(num_workers, len(jobs))
-    if num_workers <= 1:
-        for job in progress(jobs, "languages", len(jobs)):
-            _build_language(*job)
-        return
-    # Spawned, not forked: this process may hold threads of numba or of a caller's libraries.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = [pool.submit(_build_language, *job) for job in jobs]
-        try:
-            finished = concurrent.futures.as_completed(futures)
-            for future in progress(finished, "languages", len(futures)):
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _read_languages(
@@ -297,9 +278,11 @@ def _read_languages(
     }
 
 
-def _exists(prepared: _Prepared) -> bool:
-    paths = (prepared.table, prepared.heldout, prepared.vocabularies)
-    return all(path is None or path.exists() for path in paths)
+def _exists(prepared: _Prepared, train: Source, heldout: Source | None) -> bool:
+    tables = ((prepared.table, train), (prepared.heldout, heldout))
+    # Those of the user are no entries of the cache.
+    paths = [path for path, source in tables if path is not None and path is not source]
+    return all(map(entries.is_whole, (*paths, prepared.vocabularies)))
 
 
 def _size(source: Source) -> int:
@@ -334,10 +317,11 @@ def _build_language(
 ) -> None:
     """Count, train and measure one language; may run in a worker process."""
     for source, path in ((train, prepared.table), (heldout, prepared.heldout)):
-        if path is not None and not path.exists():
-            assert not isinstance(source, pathlib.Path | None)
-            run_tables.write_table(path, runs.count_runs(source))
-    if prepared.vocabularies.exists():
+        if path is None or isinstance(source, pathlib.Path | None) or entries.is_whole(path):
+            continue
+        with entries.written(path) as aside:
+            run_tables.write_table(aside, runs.count_runs(source))
+    if entries.is_whole(prepared.vocabularies):
         return
     table = run_tables.read_table(prepared.table)
     vocabularies = unigram.train_vocabularies(
@@ -389,7 +373,7 @@ class MixtureTrainer:
             self._settings.seed if draws else None,
         )
         path = self._cache / "together" / f"{key}.npz"
-        if not path.exists():
+        if not entries.is_whole(path):
             if draws:
                 sentences = self._sentences(languages)
                 table = runs.most_frequent(
@@ -414,7 +398,7 @@ class MixtureTrainer:
         languages = tuple(self._languages)
         key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
         path = self._cache / "merges" / f"{key}.npz"
-        if not path.exists():
+        if not entries.is_whole(path):
             merges = bpe.train(
                 self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
             )
@@ -424,7 +408,7 @@ class MixtureTrainer:
                     "more characters than that, or too little text; change vocab.target_size, or "
                     "leave bpe out of vocab.compare"
                 )
-            with artifacts.atomic_path(path) as aside:
+            with entries.written(path) as aside:
                 np.savez(aside, pieces=np.array(merges[0]), scores=merges[1])
         with np.load(path, allow_pickle=False) as arrays:
             return tuple(arrays["pieces"].tolist()), arrays["scores"]
@@ -440,12 +424,12 @@ class MixtureTrainer:
             self._settings.em_iterations,
         )
         path = self._cache / "scores" / f"{key}.npy"
-        if not path.exists():
+        if not entries.is_whole(path):
             log_probs = merge.fit_scores(
                 choice.pieces, choice.initial_scores, self._mixture_of_all,
                 self._settings.em_iterations,
             )  # fmt: skip
-            with artifacts.atomic_path(path) as aside:
+            with entries.written(path) as aside:
                 np.save(aside, log_probs)
         return np.load(path, allow_pickle=False)
 

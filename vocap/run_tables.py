@@ -19,10 +19,10 @@ import math
 import os
 import pathlib
 import re
-import tempfile
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -35,7 +35,7 @@ Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pac
 DEFAULT_MAX_RUNS = 5_000_000
 
 _HEADER = f"vocap-runs=1\tnormalizer={runs.NORMALIZER}\tsentences={{}}\n"
-_HEADER_PATTERN = re.compile(re.escape(_HEADER).replace(r"\{\}", "([0-9]+)").encode())
+_HEADER_PATTERN = re.compile(re.escape(_HEADER).replace(r"\{\}", "([0-9]{1,15})").encode())
 # A count must fit into 64 bits when packed; follow is at most `runs.MIXED`.
 _LINE = re.compile(
     rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
@@ -45,6 +45,10 @@ _LINE = re.compile(
 _LINES_AT_ONCE = 10_000
 _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
+# Of a run with its counts, and of a table against its file: text has runs of some characters and
+# compresses to a fifth. Anything else would take memory without limit.
+_MAX_LINE_BYTES = 1 << 26
+_MAX_RATIO, _UNCHECKED_BYTES = 100, 1 << 26
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
 # Name of a numbered part, with the separators of `input_pipeline.text_files`.
@@ -329,12 +333,22 @@ def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
     return int(match[1]), _parsed(lines, name)
 
 
+class _Unpacked(gzip.GzipFile):
+    """Reader of a table that ends where it unpacks to more than any text does."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        found, packed = super().read(size), cast(BinaryIO, self.fileobj)
+        if self.tell() > _UNCHECKED_BYTES + _MAX_RATIO * packed.tell():
+            raise gzip.BadGzipFile(f"it unpacks to more than {_MAX_RATIO} times its size")
+        return found
+
+
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     number = 0
     try:
         # Buffered, since a gzip file iterates over its lines in pure Python.
-        with io.BufferedReader(gzip.GzipFile("", "rb", fileobj=file), 1 << 16) as lines:
-            for line in lines:
+        with io.BufferedReader(_Unpacked("", "rb", fileobj=file), 1 << 16) as lines:
+            while line := lines.readline(_MAX_LINE_BYTES):
                 number += 1
                 yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -430,8 +444,10 @@ def _check_kinds(paths: Sequence[pathlib.Path]) -> None:
 @contextlib.contextmanager
 def _temporary_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a hidden temporary folder beside the output file."""
-    with (
-        artifacts.made_parents(out),
-        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder,
-    ):
-        yield pathlib.Path(folder)
+    folder = artifacts.aside_of(out)
+    with artifacts.made_parents(out):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,7 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from common import artifacts
-from vocap import lattice, nested
+from vocap import entries, lattice, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
 from vocap.runs import MAX_LINE_BYTES, RunTable, Text
@@ -248,9 +247,9 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
 
 
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
-    """Write vocabularies as arrays, atomically."""
+    """Write vocabularies as arrays, an entry of a cache."""
     curve = vocabularies.curve
-    with artifacts.atomic_path(path) as aside:
+    with entries.written(path) as aside:
         np.savez(
             aside,
             sizes=np.array(curve.sizes, np.int64),

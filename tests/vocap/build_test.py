@@ -17,7 +17,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-from vocap import build, comparison, merge, methods, run_tables, runs, unigram
+from vocap import build, comparison, entries, merge, methods, run_tables, runs, unigram
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYLLABLES = {
@@ -45,6 +45,11 @@ SETTINGS = build.VocabularySettings(
     num_workers=1,
     seed=0,
 )
+# One entry of each kind.
+ENTRIES = (
+    "tables/yc-heldout-*.gz", "tables/xa-*.gz", "vocabularies/xb-*.npz", "together/*.npz",
+    "merges/*.npz", "scores/*.npy",
+)  # fmt: skip
 # Builds in a process of its own that dies while it writes the second language's vocabularies.
 KILLED = """
 import json, os, pathlib, signal, sys
@@ -87,8 +92,8 @@ def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> build.Bui
 
 
 def stamps(cache: pathlib.Path) -> dict[str, int]:
-    """When each cached file was written."""
-    files = (path for path in cache.rglob("*") if path.is_file())
+    """When each entry of a cache was written."""
+    files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".sha256")
     return {str(path.relative_to(cache)): path.stat().st_mtime_ns for path in files}
 
 
@@ -369,7 +374,7 @@ class CacheTest(BuildTest):
 
     def test_clusters_are_trained_once(self):
         cache = self.copy_of_first_cache()
-        trained = list(cache.glob("together/*"))
+        trained = list(cache.glob("together/*.npz"))
         self.assertLen(trained, 2)  # joint, and the cluster of two languages
         with watched() as calls:
             self.assert_same(run(cache), self.first)
@@ -389,7 +394,7 @@ class CacheTest(BuildTest):
         self.assertEqual(other.model, merge.write_model(choice.pieces, start))
 
     def test_a_lost_file_is_made_again(self):
-        for pattern in ("tables/yc-heldout-*", "tables/xa-*", "vocabularies/xb-*", "scores/*"):
+        for pattern in ENTRIES:
             cache = self.copy_of_first_cache()
             lost = sorted(cache.glob(pattern))[0]
             content = lost.read_bytes()
@@ -400,6 +405,41 @@ class CacheTest(BuildTest):
             path = str(lost.relative_to(cache))
             self.assertEqual(after, {**before, path: after[path]})
             self.assertEqual(lost.read_bytes(), content)
+
+    @parameterized.parameters(
+        *((pattern, "flipped") for pattern in ENTRIES),
+        *((ENTRIES[-1], damage) for damage in ("cut", "empty", "foreign", "no digest")),
+    )
+    def test_a_damaged_entry_is_told_and_made_again(self, pattern, damage):
+        cache = self.copy_of_first_cache()
+        entry = sorted(cache.glob(pattern))[0]
+        content, digest = entry.read_bytes(), entry.with_name(f"{entry.name}.sha256")
+        flipped = content[:-1] + bytes([content[-1] ^ 1])
+        changed = {"flipped": flipped, "cut": content[:-9], "empty": b"", "no digest": content}
+        if damage == "foreign":
+            with entries.written(cache / "other.npy") as aside:
+                aside.write_bytes(flipped)
+            (cache / "other.npy").rename(entry)
+            (cache / "other.npy.sha256").rename(digest)
+        else:
+            entry.write_bytes(changed[damage])
+        if damage == "no digest":
+            digest.unlink()
+        with self.assertLogs(level="WARNING") as logs:
+            self.assert_same(run(cache), self.first)
+        self.assertLen(logs.output, 1)
+        self.assertRegex(logs.output[0], f"{entry}: damaged.*built again")
+        self.assertEqual(entry.read_bytes(), content)
+
+    def test_a_folder_in_place_of_an_entry_is_named_before_training(self):
+        cache = self.copy_of_first_cache()
+        entry = sorted(cache.glob("vocabularies/yc-*.npz"))[0]
+        entry.unlink()
+        entry.mkdir()
+        with watched() as calls, self.assertRaises(IsADirectoryError) as caught:
+            run(cache)
+        self.assertEqual(caught.exception.filename, str(entry))
+        calls["train_vocabularies"].assert_not_called()
 
 
 class StoppedTest(BuildTest):
@@ -413,7 +453,7 @@ class StoppedTest(BuildTest):
             text=True,
         )
         self.assertEqual(killed.returncode, -signal.SIGKILL)
-        self.assertLen(list((cache / "vocabularies").iterdir()), 2)  # one is half written
+        self.assertLen(list(cache.glob("vocabularies/*.npz")), 2)  # one is half written
         with watched() as calls:
             self.assert_same(run(cache), self.first)
             # Two languages, joint, one cluster.
@@ -438,7 +478,7 @@ class StoppedTest(BuildTest):
         cache = self.new_cache()
         with self.assertRaisesRegex(ValueError, "language 'xb': none of vocab.sizes 8..90 .*add"):
             run(cache, {"yc": TEXT["yc"], "xb": sentences}, num_workers=num_workers)
-        (kept,) = (cache / "vocabularies").iterdir()
+        (kept,) = cache.glob("vocabularies/*.npz")
         self.assertIn(kept.name, [p.name for p in self.first_cache.glob("vocabularies/yc-*")])
 
     def test_a_target_out_of_reach_is_named(self):

@@ -1,0 +1,93 @@
+"""Worker processes: they end with the one that started them, and their errors arrive there."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest, parameterized
+
+from common import entry_point, processes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Two workers that say when they import their modules, and when they are at their jobs.
+SCRIPT = """
+import os, pathlib, sys, time
+from common import entry_point, processes
+
+def say(what):
+    pathlib.Path(sys.argv[1], f"{what}-{os.getpid()}").touch()
+
+def work():
+    while True:
+        say("job")
+        time.sleep(0.01)
+
+def main(_):
+    with processes.Workers(2, "vocab.num_workers") as workers:
+        list(workers.run(work, [(), ()]))
+
+if __name__ == "__main__":
+    entry_point.call(main, [])
+else:
+    say("import")
+    time.sleep(0.5)
+"""
+
+
+class WorkersTest(parameterized.TestCase):
+    @parameterized.product(
+        how=[
+            ("kill", signal.SIGKILL, -signal.SIGKILL, ""),
+            ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, "error: terminated"),
+            ("killpg", signal.SIGINT, entry_point.EXIT_INTERRUPTED, "error: interrupted"),
+        ],
+        where=["import", "job"],
+    )
+    def test_they_end_with_their_parent(self, how, where):
+        send, number, status, message = how
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "script.py").write_text(SCRIPT)
+        with subprocess.Popen(
+            [sys.executable, folder / "script.py", folder],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            while len(list(folder.glob(f"{where}-*"))) < 2:
+                time.sleep(0.01)
+            getattr(os, send)(process.pid, number)
+            _, errors = process.communicate(timeout=60)  # until no worker holds the pipe any more
+        self.assertEqual(process.returncode, status)
+        told = [line for line in errors.splitlines() if "resource_tracker" not in line]
+        self.assertEqual(
+            [line.partition(";")[0] for line in told if line[:1].strip()], [message] * bool(message)
+        )
+        if where == "import":
+            self.assertEmpty(list(folder.glob("job-*")))
+
+    @parameterized.parameters(
+        (os._exit, (1,), "a worker process was killed, .*; lower vocab.num_workers, and run"),
+        (bytearray, (1 << 60,), "a worker process is out of memory; lower vocab.num_workers"),
+        (int, ("x",), "^invalid literal for int"),
+    )
+    def test_an_error_in_a_worker_arrives(self, function, arguments, message):
+        with processes.Workers(2, "vocab.num_workers") as workers:
+            with self.assertRaisesRegex(ValueError, message):
+                list(workers.run(function, [arguments, arguments]))
+            self.assertCountEqual(workers.run(abs, [(-1,), (2,)]), [1, 2])  # by others
+
+    def test_few_jobs_run_in_this_process(self):
+        for number, jobs in ((1, [(), ()]), (0, [()]), (9, [()])):
+            with processes.Workers(number, "vocab.num_workers") as workers:
+                self.assertEqual(set(workers.run(os.getpid, jobs)), {os.getpid()})
+        with processes.Workers(2, "vocab.num_workers") as workers:
+            self.assertNotIn(os.getpid(), workers.run(os.getpid, [(), ()]))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,46 @@
+"""Entries of a cache: files, each with a digest beside it, by which damaged ones are found."""
+
+import contextlib
+import hashlib
+import logging
+import pathlib
+from collections.abc import Iterator
+
+from common import artifacts
+
+
+@contextlib.contextmanager
+def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a temporary path, which becomes the entry `path` when the block succeeds."""
+    with artifacts.atomic_path(path) as aside:
+        yield aside
+        # Before the entry, so that a process killed in between leaves no entry without a digest.
+        artifacts.write_bytes(_beside(path), _digest(aside, path.name))
+
+
+def is_whole(path: pathlib.Path) -> bool:
+    """Whether an entry is there as it was written under this name; any other one is removed.
+
+    Raises:
+      OSError: what is there is no regular file, or cannot be read.
+    """
+    for one in (path, _beside(path)):
+        artifacts.check_replaceable(one)
+    if not path.exists():
+        return False
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if artifacts.read_bytes(_beside(path), 64) == _digest(path, path.name):
+            return True
+    logging.warning("%s: damaged, or of another version; it is built again", path)
+    path.unlink(missing_ok=True)
+    return False
+
+
+def _beside(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: pathlib.Path, name: str) -> bytes:
+    """SHA-256 of a name and the content of a file: a copy under another name is not the same."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.sha256(name.encode())).hexdigest().encode()
