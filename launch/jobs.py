@@ -27,6 +27,8 @@ DISTRIBUTED = ("train", "evaluate", "finetune")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SWEPT_VALUE = re.compile(r"[\w.+-]+")
+# Nothing that ends a line of a script, quoted or not, or that a terminal would act on.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Job:
 
     def __post_init__(self):
         check_name(self.name)
+        for flag, value in (*self.flags().items(), ("workdir", self.shared)):
+            check_line(flag, value)
         for workdir in filter(None, (self.workdir, self.shared)):
             if not workdir.startswith("/") or "://" in workdir:
                 raise ValueError(
@@ -94,6 +98,15 @@ def check_name(name: str) -> None:
         raise ValueError(
             f"--name is {name!r}, must be at most 40 lower-case letters, digits and hyphens, the "
             "first a letter, the last no hyphen"
+        )
+
+
+def check_line(flag: str, value: str) -> None:
+    """Raise ValueError for a value, such as a path, that cannot stand in a line of a script."""
+    if found := _CONTROL.search(value):
+        raise ValueError(
+            f"--{flag} is {value!r}, must be one line of UTF-8 without control characters, which "
+            f"{found[0]!r} is; rename it"
         )
 
 

@@ -22,7 +22,7 @@ from launch import jobs
 
 # What can stand in a line #SBATCH --OPTION, a comment that no shell evaluates. There sbatch splits
 # at blanks, and gives a meaning to quotes, backslashes and "#".
-_OPTION = re.compile(r"""(?!-)[^\s"'#\\]+""")
+_OPTION = re.compile(r"""(?!-)[^\s"'#\\\x00-\x1f\x7f-\x9f]+""")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,11 @@ class Cluster:
             if not _OPTION.fullmatch(option):
                 raise ValueError(
                     f"--options is {option!r}, must be one option of sbatch without its hyphens, "
-                    "such as partition=long, and without blanks, quotes, # and backslashes"
+                    "such as partition=long, and without blanks, quotes, #, backslashes and "
+                    "control characters"
                 )
+        for flag in ("python", "code"):
+            jobs.check_line(flag, getattr(self, flag))
         if self.time:
             jobs.check_word("time", self.time)
 

@@ -163,6 +163,8 @@ def make_plan(
     if platform not in PLATFORMS:
         raise ValueError(f"--platform is {platform!r}, must be one of {', '.join(PLATFORMS)}")
     jobs.check_word("base_image", base_image)
+    for flag, value in (("python", python), *(("volume", path) for path in volumes)):
+        jobs.check_line(flag, value)
     if platform == "vertex" and not workdir.startswith("/gcs/"):
         raise ValueError(
             f"--workdir is {workdir!r}; on Vertex AI, machines share their buckets only, mounted "

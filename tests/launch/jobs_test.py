@@ -197,6 +197,23 @@ class FlagsTest(parameterized.TestCase):
             ],
         )
 
+    @parameterized.product(
+        launcher=("local", "slurm", "tpu_pod", "xmanager"),
+        value=(
+            "workdir=/runs/a\nrm -rf b", "workdir=/runs/\udcff", "config.corpus.root=/t\x1b[2J",
+            "config=configs/quickstart.py:a\u2028b", "name=a\nb", "python=py\r",
+        ),
+    )  # fmt: skip
+    def test_no_line_of_a_script_is_broken(self, launcher, value):
+        given = {"config": "configs/quickstart.py", "workdir": "/runs/a"}
+        if launcher == "tpu_pod":
+            given |= {"zone": "z", "accelerator": "v6e-8", "runtime": "r"}
+        flag, _, text = value.partition("=")
+        values = (f"--{key}={one}" for key, one in {**given, flag: text}.items())
+        done = self.launch(*values, launcher=launcher)
+        self.assertEqual(done.status, 2, done.output)
+        self.assertRegex(done.errors, rf"^error [^\n]*--{flag} is [^\n]*\n$")
+
     def test_a_wrong_value_is_told_without_a_traceback(self):
         done = self.launch("--config=configs/quickstart.py", "--workdir=/a", "--sweep=train.sed=1")
         self.assertEqual(done.status, 2)

@@ -214,6 +214,7 @@ class PlanTest(parameterized.TestCase):
         ({"platform": "vertex", "gpus": ("h100", 8)}, "--gpus is h100=8"),
         ({"platform": "local", "cpus": 4}, "mean nothing to --platform=local"),
         ({"platform": "docker", "base_image": "a b"}, "--base_image is 'a b'"),
+        ({"platform": "docker", "volumes": ("/a\tb",)}, "--volume is '/a.tb', must be one line"),
         ({"platform": "local", "volumes": ("/data",)}, "--volume is '/data', .*=local does not"),
         ({"platform": "kubernetes", "volumes": ("/data",)}, "or use --platform=docker"),
     )

@@ -394,6 +394,21 @@ class FaultsTest(_FolderTest):
         for length in range(1, len(whole)):
             self.assert_fault(whole[:length], "cannot be read", "copy the file again")
 
+    @parameterized.parameters(
+        (
+            "_UNCHECKED_BYTES",
+            b"".join(b"a%d%05000d\t1\t2\n" % (i, 0) for i in range(9)),
+            "after line ",
+        ),
+        ("_MAX_LINE_BYTES", b"a" * 50_000 + b"\t1\t2\n", "line 2: expected a run"),
+    )
+    def test_what_unpacks_to_far_more_than_text_is_not_read(self, limit, lines, message):
+        data = gzip.compress(HEADER + lines)
+        with mock.patch.object(run_tables, limit, 1 << 12):
+            self.assert_fault(data, message, "the text again")
+        (self.folder / "en.runs.gz").write_bytes(data)
+        run_tables.read_table(self.folder / "en.runs.gz")
+
     def test_the_line_before_the_damage_is_named(self):
         lines = (b"%06d\t1\t2\n" % i for i in range(50_000))
         data = gzip.compress(HEADER + b"".join(lines))
