@@ -73,6 +73,30 @@ class WorkingDirectoryTest(absltest.TestCase):
             with self.assertRaisesRegex(AssertionError, r"another config:\n  text: there"):
                 self.execute(self.folder, stage, corpus__root=str(self.folder / "moved"))
 
+    def test_a_vocabulary_is_not_replaced_where_rows_are_prepared(self):
+        shutil.rmtree(self.folder / "work/rows")
+        vocab, before = self.folder / "work/vocab", self.files()
+        busy = self.assertRaisesRegex(AssertionError, f"another process is at work in {vocab}")
+        with artifacts.locked(vocab, is_shared=True):  # as prepare_data does
+            self.execute(self.folder, "build_vocab")
+            with busy:
+                self.execute(self.folder, "build_vocab", vocab__target_size="110")
+        with artifacts.locked(vocab), busy:
+            self.execute(self.folder, "prepare_data")
+        held = artifacts.Stage.held
+
+        def held_late(stage: artifacts.Stage, **options):  # behind another's preparation
+            artifacts.write_text(self.folder / "work/rows/meta.json", "{}")
+            return held(stage, **options)
+
+        with (
+            mock.patch.object(artifacts.Stage, "held", held_late),
+            self.assertRaisesRegex(AssertionError, "target_size: there 120, now 110"),
+        ):
+            self.execute(self.folder, "build_vocab", vocab__target_size="110")
+        after = self.files()
+        self.assertEqual({path: after[path] for path in before}, before)
+
     def test_a_lost_vocabulary_is_built_again(self):
         path = self.folder / "work/vocab/spm.model"
         content = path.read_bytes()
