@@ -2,7 +2,6 @@
 
 import logging
 import pathlib
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from builders.data import Folders
@@ -10,6 +9,7 @@ from common import artifacts, processes
 from input_pipeline.corpus_stream import CorpusStream
 from input_pipeline.sources import CorpusSpec
 from vocap import entries, run_tables
+from vocap.build import Progress
 
 # Bytes of text. Less is held, at 2 to 3 bytes of memory a byte, and read once instead of twice.
 STREAMED_FROM = 256 << 20
@@ -17,8 +17,6 @@ STREAMED_FROM = 256 << 20
 _MAX_RUNS = 2_000_000
 # Begins the hash of text that is identified by its blocks.
 _BLOCKS = "blocks-"
-
-Progress = Callable[[Iterable, str, int], Iterable]
 
 
 class Counted(NamedTuple):
@@ -70,33 +68,27 @@ def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Pr
     Raises:
       ValueError: as `corpus.load_corpus`.
     """
-    languages = CorpusStream(spec).languages
-    jobs = [(spec, language, folder) for language in languages]
+    jobs = [(spec, language, folder) for language in CorpusStream(spec).languages]
     with processes.Workers(num_workers, "vocab.num_workers") as workers:
-        found = dict(progress(workers.run(_count, jobs), "count", len(jobs)))
+        found = sorted(progress(workers.run(_count, jobs), "count", len(jobs)))
     return Counted(
-        {lang: _table(folder, lang, found[lang][0]) for lang in languages},
-        {lang: _heldout(folder, lang, found[lang][0]) for lang in languages if found[lang][1]},
-        _BLOCKS + artifacts.fingerprint([[lang, found[lang][0]] for lang in languages]),
+        {language: table for language, _, table, _ in found},
+        {language: heldout for language, _, _, heldout in found if heldout is not None},
+        _BLOCKS + artifacts.fingerprint([[language, digest] for language, digest, *_ in found]),
     )
 
 
-def _table(folder: pathlib.Path, language: str, digest: str) -> pathlib.Path:
-    return folder / f"{language}-{digest[:16]}.runs.gz"
-
-
-def _heldout(folder: pathlib.Path, language: str, digest: str) -> pathlib.Path:
-    return folder / f"{language}-heldout-{digest[:16]}.runs.gz"
-
-
-def _count(spec: CorpusSpec, language: str, folder: pathlib.Path) -> tuple[str, tuple[str, bool]]:
-    """Count a language; return it with the hash of its text, and whether some is held out."""
+def _count(
+    spec: CorpusSpec, language: str, folder: pathlib.Path
+) -> tuple[str, str, pathlib.Path, pathlib.Path | None]:
+    """Count a language; return it, the hash of its text, its table and that of held-out text."""
     stream = CorpusStream(spec)
     sides, digest = stream.select(language)
-    out, aside = _table(folder, language, digest), _heldout(folder, language, digest)
+    names = (f"{language}-{digest[:16]}.runs.gz", f"{language}-heldout-{digest[:16]}.runs.gz")
+    out, aside = (folder / name for name in names)
     if not all(map(entries.is_whole, (out, aside))):
         with entries.written(out) as new, entries.written(aside) as new_aside:
             run_tables.count_groups(stream.groups(language, sides), new, new_aside, _MAX_RUNS)
     with aside.open("rb") as file:
         num_sentences, _ = run_tables.read_entries(file, str(aside))
-    return language, (digest, num_sentences > 0)
+    return language, digest, out, aside if num_sentences else None

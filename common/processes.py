@@ -1,7 +1,6 @@
 """Worker processes of this machine, which end with the process that started them."""
 
 import concurrent.futures
-import concurrent.futures.process
 import ctypes
 import multiprocessing
 import os
@@ -9,28 +8,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Workers:
-    """Pool of worker processes, started when they are first needed.
+    """Pool of up to `number` worker processes, started when they are first needed.
 
-    A context manager, at whose exit they have ended: at once where Ctrl-C or a signal ends the
-    block, and otherwise after the jobs that they are at.
+    A context manager. Where Ctrl-C or a signal ends its block, the workers end at once, and
+    otherwise after the jobs that they are at. `key` is that of the config with the number.
     """
 
     def __init__(self, number: int, key: str):
-        """Start no process yet.
-
-        Args:
-          number: most processes; with fewer than two, jobs run in this process.
-          key: of the config that sets `number`, for messages.
-        """
         self._number, self._key = number, key
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
@@ -43,6 +36,8 @@ class Workers:
     def run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
         """Call a function with the arguments of each job; yield the results as they come.
 
+        If there are not two jobs and workers, this process does it.
+
         Raises:
           ValueError: a worker was killed, or is out of memory.
           Exception: of a job, after which no other is begun and all have ended.
@@ -53,30 +48,26 @@ class Workers:
         try:
             for future in concurrent.futures.as_completed(self._submit(function, jobs)):
                 yield future.result()
-        except (concurrent.futures.process.BrokenProcessPool, MemoryError) as error:
-            self._stop()
-            is_told = isinstance(error, MemoryError)
-            fault = "is out of memory" if is_told else "was killed, most likely for lack of memory"
-            raise ValueError(
-                f"a worker process {fault}; lower {self._key}, and run the same command again: "
-                "what is finished is kept"
-            ) from error
-        except Exception:
+        except Exception as error:
             self._stop()  # who handles the error may remove the folder that jobs write to
-            raise
+            if not isinstance(error, BrokenProcessPool | MemoryError):
+                raise
+            raise ValueError(
+                f"a worker process is out of memory, or was killed; lower {self._key}, and run the "
+                "same command again: what is finished is kept"
+            ) from error
 
     def _submit(
         self, function: Callable[..., T], jobs: Sequence[tuple]
     ) -> list[concurrent.futures.Future[T]]:
         if self._pool is None:
             # Spawned, not forked: this process may hold threads of its libraries.
-            context = multiprocessing.get_context("spawn")
             self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._number, context, _begin, (os.getpid(),)
+                self._number, multiprocessing.get_context("spawn"), _begin, (os.getpid(),)
             )
         # Workers inherit the mask: Ctrl-C, which reaches all processes of a terminal, is for this
-        # one alone, also while they import their modules.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # one alone, also while they import their modules. Nor is a start cut short.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             return [self._pool.submit(function, *job) for job in jobs]
         finally:
@@ -84,27 +75,24 @@ class Workers:
 
     def _stop(self, *, at_once: bool = False) -> None:
         pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        for process in list((pool._processes or {}).values()) if at_once else ():
-            process.kill()
-        pool.shutdown(cancel_futures=True)
+        if pool is not None:
+            for process in list((pool._processes or {}).values()) if at_once else ():
+                process.kill()
+            pool.shutdown(cancel_futures=True)
 
 
 def _begin(parent: int) -> None:
-    """Let this worker end when its parent has ended, however that was."""
+    """Let this worker end when its parent has ended, in whatever way."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        threading.Thread(target=_outlive, daemon=True).start()
+        threading.Thread(target=_watch, daemon=True).start()
     if os.getppid() != parent:  # it has ended before
         os._exit(1)
 
 
-def _outlive() -> None:
-    """Wait for the end of the parent process, and end this one."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+def _watch() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)

@@ -18,23 +18,14 @@ class LocalProcesses(processes.Workers):
     """Runner of tasks in up to `num_workers` processes, in this one where there is little to do."""
 
     def __init__(self, num_workers: int, bytes_a_process: int = _BYTES_A_PROCESS):
-        """Start no process yet.
-
-        Args:
-          num_workers: number of processes.
-          bytes_a_process: text of tasks for whose sake another process is used.
-        """
+        """Start no process yet, and none for tasks on less than `bytes_a_process` of text."""
         super().__init__(num_workers, "store.num_workers")
         self._bytes_a_process = bytes_a_process
 
     def __call__(
         self, function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], name: str
     ) -> None:
-        """Run `function` on the job and each task.
-
-        Raises:
-          ValueError: as `Workers.run`.
-        """
+        """Run `function` on the job and each task; raise as `Workers.run`."""
         if not tasks:
             return
         total = sum(task.text_bytes for task in tasks)

@@ -53,7 +53,7 @@ class Job:
 
     def __post_init__(self):
         check_name(self.name)
-        for flag, value in (*self.flags().items(), ("workdir", self.shared)):
+        for flag, value in self.flags().items():
             check_line(flag, value)
         for workdir in filter(None, (self.workdir, self.shared)):
             if not workdir.startswith("/") or "://" in workdir:
@@ -78,6 +78,7 @@ class Job:
 
     def command(self, stage: str, python: str = "python", *arguments: str) -> str:
         """Quoted shell command of a stage."""
+        check_line("python", python)
         given = [f"--{name}={value}" for name, value in self.flags().items()]
         return shlex.join([python, f"{stage}.py", *given, *arguments])
 
@@ -105,8 +106,7 @@ def check_line(flag: str, value: str) -> None:
     """Raise ValueError for a value, such as a path, that cannot stand in a line of a script."""
     if found := _CONTROL.search(value):
         raise ValueError(
-            f"--{flag} is {value!r}, must be one line of UTF-8 without control characters, which "
-            f"{found[0]!r} is; rename it"
+            f"--{flag} is {value!r}, must be one line of UTF-8 without {found[0]!r}; rename it"
         )
 
 

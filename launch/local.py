@@ -21,7 +21,6 @@ from launch import jobs
 
 def commands(job: jobs.Job, python: str) -> list[str]:
     """Shell commands of a job, in order."""
-    jobs.check_line("python", python)
     return [*job.link_commands(), *(job.command(stage, python) for stage in job.stages)]
 
 

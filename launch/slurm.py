@@ -57,11 +57,9 @@ class Cluster:
             if not _OPTION.fullmatch(option):
                 raise ValueError(
                     f"--options is {option!r}, must be one option of sbatch without its hyphens, "
-                    "such as partition=long, and without blanks, quotes, #, backslashes and "
-                    "control characters"
+                    "such as partition=long, and without blanks, controls, quotes, # and \\"
                 )
-        for flag in ("python", "code"):
-            jobs.check_line(flag, getattr(self, flag))
+        jobs.check_line("code", self.code)
         if self.time:
             jobs.check_word("time", self.time)
 

@@ -229,7 +229,7 @@ def _prepare(
     progress: Progress,
 ) -> dict[str, _Prepared]:
     """Count and train all languages that the cache does not hold."""
-    prepared = {}
+    prepared, missing = {}, []
     for language in sorted(train):
         digest = source_digest(train[language])
         key = artifacts.fingerprint(
@@ -244,11 +244,12 @@ def _prepare(
             vocabularies=cache / "vocabularies" / f"{language}-{key}.npz",
             digest=digest,
         )
-    missing = [
-        language
-        for language, one in prepared.items()
-        if not _exists(one, train[language], heldout.get(language))
-    ]
+        paths = (prepared[language].table, prepared[language].heldout)
+        # Tables of the user are no entries of the cache.
+        cached = [path for path in paths if path and path not in (train[language], aside)]
+        found = [entries.is_whole(path) for path in (*cached, prepared[language].vocabularies)]
+        if not all(found):
+            missing.append(language)
     if missing and settings.trainer == "nested":
         nested.compile_kernels()  # once; the workers load them from numba's cache
     # Longest first, so that a large language does not start last and leave the other cores idle.
@@ -276,13 +277,6 @@ def _read_languages(
         )
         for language, one in prepared.items()
     }
-
-
-def _exists(prepared: _Prepared, train: Source, heldout: Source | None) -> bool:
-    tables = ((prepared.table, train), (prepared.heldout, heldout))
-    # Those of the user are no entries of the cache.
-    paths = [path for path, source in tables if path is not None and path is not source]
-    return all(map(entries.is_whole, (*paths, prepared.vocabularies)))
 
 
 def _size(source: Source) -> int:
@@ -317,11 +311,11 @@ def _build_language(
 ) -> None:
     """Count, train and measure one language; may run in a worker process."""
     for source, path in ((train, prepared.table), (heldout, prepared.heldout)):
-        if path is None or isinstance(source, pathlib.Path | None) or entries.is_whole(path):
-            continue
-        with entries.written(path) as aside:
-            run_tables.write_table(aside, runs.count_runs(source))
-    if entries.is_whole(prepared.vocabularies):
+        if path is not None and not path.exists():
+            assert not isinstance(source, pathlib.Path | None)
+            with entries.written(path) as aside:
+                run_tables.write_table(aside, runs.count_runs(source))
+    if prepared.vocabularies.exists():
         return
     table = run_tables.read_table(prepared.table)
     vocabularies = unigram.train_vocabularies(

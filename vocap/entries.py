@@ -1,4 +1,4 @@
-"""Entries of a cache: files, each with a digest beside it, by which damaged ones are found."""
+"""Entries of a cache: files with digests beside them, by which damaged ones are found."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary path, which becomes the entry `path` when the block succeeds."""
     with artifacts.atomic_path(path) as aside:
         yield aside
-        # Before the entry, so that a process killed in between leaves no entry without a digest.
+        # First, so that a process killed in between leaves no entry without it.
         artifacts.write_bytes(_beside(path), _digest(aside, path.name))
 
 
@@ -32,7 +32,7 @@ def is_whole(path: pathlib.Path) -> bool:
         if artifacts.read_bytes(_beside(path), 64) == _digest(path, path.name):
             return True
     logging.warning("%s: damaged, or of another version; it is built again", path)
-    path.unlink(missing_ok=True)
+    path.unlink()
     return False
 
 
@@ -41,6 +41,6 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
 
 
 def _digest(path: pathlib.Path, name: str) -> bytes:
-    """SHA-256 of a name and the content of a file: a copy under another name is not the same."""
+    """SHA-256 of a name and a file: a copy under another name is damaged, too."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.sha256(name.encode())).hexdigest().encode()

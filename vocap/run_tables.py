@@ -22,7 +22,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -45,10 +45,8 @@ _LINE = re.compile(
 _LINES_AT_ONCE = 10_000
 _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
-# Of a run with its counts, and of a table against its file: text has runs of some characters and
-# compresses to a fifth. Anything else would take memory without limit.
-_MAX_LINE_BYTES = 1 << 26
-_MAX_RATIO, _UNCHECKED_BYTES = 100, 1 << 26
+# Text has runs of some characters, and compresses to a fifth; others would take all memory.
+_MAX_LINE_BYTES, _MAX_RATIO, _UNCHECKED_BYTES = 1 << 26, 100, 1 << 26
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
 # Name of a numbered part, with the separators of `input_pipeline.text_files`.
@@ -333,22 +331,15 @@ def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
     return int(match[1]), _parsed(lines, name)
 
 
-class _Unpacked(gzip.GzipFile):
-    """Reader of a table that ends where it unpacks to more than any text does."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        found, packed = super().read(size), cast(BinaryIO, self.fileobj)
-        if self.tell() > _UNCHECKED_BYTES + _MAX_RATIO * packed.tell():
-            raise gzip.BadGzipFile(f"it unpacks to more than {_MAX_RATIO} times its size")
-        return found
-
-
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    number = 0
+    number = size = 0
     try:
         # Buffered, since a gzip file iterates over its lines in pure Python.
-        with io.BufferedReader(_Unpacked("", "rb", fileobj=file), 1 << 16) as lines:
+        with io.BufferedReader(gzip.GzipFile("", "rb", fileobj=file), 1 << 16) as lines:
             while line := lines.readline(_MAX_LINE_BYTES):
+                size += len(line)
+                if size > _UNCHECKED_BYTES and size > _MAX_RATIO * file.tell():
+                    raise gzip.BadGzipFile(f"more than {_MAX_RATIO} times its size")
                 number += 1
                 yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

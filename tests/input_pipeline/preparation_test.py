@@ -1,6 +1,5 @@
 """Tests of preparing a dataset as a stream: the text of `load_corpus`, whoever runs its tasks."""
 
-import concurrent.futures
 import dataclasses
 import gzip
 import itertools
@@ -458,17 +457,6 @@ class TasksTest(_PreparationTest):
         store = prepare(self.job(), writing)
         self.assertEqual(list(store.bitexts), ["en-sw"])
         self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
-
-    def test_a_process_that_is_killed_is_named(self):
-        with LocalProcesses(2, bytes_a_process=1) as execute:
-            broken = concurrent.futures.Future()
-            broken.set_exception(concurrent.futures.process.BrokenProcessPool())
-            pool = mock.Mock(submit=lambda *_: broken)
-            with (
-                mock.patch.object(execute, "_pool", pool),
-                self.assertRaisesRegex(ValueError, "lower store.num_workers.* what is finished"),
-            ):
-                prepare(self.job(), execute)
 
 
 class MemoryTest(_PreparationTest):

@@ -138,10 +138,10 @@ class BatchScriptTest(parameterized.TestCase):
         ({"options": ("comment=a\u00a0b",)}, "without blanks"),
         ({"options": ("comment='a'",)}, "quotes"),
         ({"options": ('comment="a"',)}, "quotes"),
-        ({"options": ("comment=a#b",)}, "#, backslashes"),
-        ({"options": ("comment=a\x7f",)}, "control characters"),
+        ({"options": ("comment=a#b",)}, "# and"),
+        ({"options": ("comment=a\x7f",)}, "controls"),
         ({"code": "/code\n"}, "--code is '/code.n', must be one line"),
-        ({"options": ("comment=a\\",)}, "backslashes"),
+        ({"options": ("comment=a\\",)}, r"# and ."),
         ({"options": ("--partition=long",)}, "without its hyphens"),
         ({"options": ("",)}, "--options is ''"),
     )

@@ -1,7 +1,6 @@
 """Folders that cases begin with, made once each: text, rows, a run, models, data of tasks."""
 
 import atexit
-import concurrent.futures
 import contextlib
 import functools
 import pathlib
@@ -45,27 +44,14 @@ def config(**changes: str) -> tuple[str, ...]:
     return ("--config=configs/quickstart.py:runlocal", *flags, "--workdir=DIR/work")
 
 
-class _InThisProcess(concurrent.futures.Executor):
-    """Executor without processes, whose start would take seconds."""
-
-    def __init__(self, max_workers, mp_context=None, initializer=None, initargs=()):
-        if not max_workers or max_workers < 1:
-            raise ValueError("max_workers must be greater than 0")
-        initializer(*initargs)
-
-    def map(self, function, *items, timeout=None, chunksize=1):
-        return map(function, *items)
-
-
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Commands start no process and do not train."""
+    """Commands do not train."""
 
     def train(*args, **kwargs):
         raise harness.ReachedTraining
 
     with (
-        mock.patch.object(concurrent.futures, "ProcessPoolExecutor", _InThisProcess),
         mock.patch("training.loop.train", train),
         mock.patch("builders.task_runs.train", train),
         mock.patch("builders.translation_runs.train", train),

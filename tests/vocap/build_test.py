@@ -414,17 +414,16 @@ class CacheTest(BuildTest):
         cache = self.copy_of_first_cache()
         entry = sorted(cache.glob(pattern))[0]
         content, digest = entry.read_bytes(), entry.with_name(f"{entry.name}.sha256")
-        flipped = content[:-1] + bytes([content[-1] ^ 1])
-        changed = {"flipped": flipped, "cut": content[:-9], "empty": b"", "no digest": content}
-        if damage == "foreign":
-            with entries.written(cache / "other.npy") as aside:
-                aside.write_bytes(flipped)
-            (cache / "other.npy").rename(entry)
-            (cache / "other.npy.sha256").rename(digest)
-        else:
-            entry.write_bytes(changed[damage])
+        flipped, other = content[:-1] + bytes([content[-1] ^ 1]), cache / f"other{entry.suffix}"
         if damage == "no digest":
             digest.unlink()
+        elif damage == "foreign":
+            with entries.written(other) as aside:
+                aside.write_bytes(flipped)
+            other.rename(entry)
+            other.with_name(f"{other.name}.sha256").rename(digest)
+        else:
+            entry.write_bytes({"flipped": flipped, "cut": content[:-9], "empty": b""}[damage])
         with self.assertLogs(level="WARNING") as logs:
             self.assert_same(run(cache), self.first)
         self.assertLen(logs.output, 1)
