@@ -14,7 +14,7 @@ from common import entry_point, processes
 
 # Two workers that say when they import their modules, and when they are at their jobs.
 SCRIPT = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from common import entry_point, processes
 
 def say(what):
@@ -30,6 +30,7 @@ def main(_):
         list(workers.run(work, [(), ()]))
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     entry_point.call(main, [])
 else:
     say("import")
