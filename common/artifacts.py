@@ -213,7 +213,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
                 f"{path}: {size:,} bytes, must be at most {most:,}; it is no file of this kind: "
                 "correct the path, or copy it again"
             )
-        return file.read(most)
+        return file.read(size)  # for `most`, its memory would be taken
 
 
 def _open_regular(path: str, flags: int) -> int:
