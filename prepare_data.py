@@ -146,7 +146,7 @@ def _recorded_text(config: ConfigDict, job: Job) -> str:
     path = job.folder / input_records.INPUTS
     if not path.exists():  # of a version that kept no records, and a digest of another kind
         return load_corpus(job.spec).digest()
-    recorded = artifacts.read_object(path)
+    recorded = input_records.read(path)
     _stage(config, job, input_records.text_digest(recorded))
     shard_bytes = job.settings.shard_bytes
     return input_records.text_digest(input_records.read_again(recorded, job.spec, shard_bytes))

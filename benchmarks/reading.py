@@ -36,7 +36,7 @@ from benchmarks.machine import describe_machine
 from builders import memory, model, objectives
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings
-from input_pipeline.block_reader import BlockCache, read_range
+from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.stream import TrainingStream, training_rows
 from objectives.batch import Batch
@@ -116,7 +116,7 @@ class _Reading:
         time.sleep(_DELAY.value / 1e3)
         self.num_reads += 1
         self.num_rows += stop - first
-        return read_range(self._rows[language], first, stop)
+        return self._rows[language][first:stop]
 
 
 def ways(num_hosts: int) -> Iterator[tuple[str, BlockSettings, int, int, int]]:

@@ -32,8 +32,8 @@ class DataSettings:
       prefetch: number of prefetched batches.
       block_bytes, window_blocks, lanes: order of large languages by blocks, see
         `input_pipeline.block_order.BlockSettings`.
-      read_threads: threads that read blocks; 0 to read from memory-mapped files what is needed when
-        it is needed. Without `block_bytes` there are none.
+      read_threads: threads that read blocks; 0 to read what is needed when it is needed. Without
+        `block_bytes` there are none.
       read_ahead: number of batches whose blocks are requested before they are made.
       alpha_phases: (step, alpha) pairs: changes of the exponent from these steps on, counting those
         on packed sequences; each language's sequences then start over.

@@ -61,6 +61,7 @@ def _corpus() -> ConfigDict:
     corpus.heldout_by = "text"  # or "position"
     corpus.deduplicate = True
     corpus.block_bytes = 8192  # input_pipeline/blocks.py
+    corpus.parallel_as_text = True
     corpus.seed = 0
     return corpus
 

@@ -126,6 +126,7 @@ def _paper() -> ConfigDict:
     _veco(config)
     config.corpus.parallel = ("bitext/*-*.tsv*",)
     config.corpus.parallel_heldout_fraction = 0.01
+    config.corpus.parallel_as_text = False  # the monolingual text is Common Crawl, Section 3
     config.model.dtype = "bfloat16"
     config.output_layer.kind = "blockwise"
     config.optimizer.warmup_steps = 12_000

@@ -148,6 +148,7 @@ def _paper() -> ConfigDict:
     config = base.get_config()
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
+    config.corpus.parallel_as_text = False  # the monolingual text is CC-100 alone, Section 5
     config.corpus.parallel_heldout_fraction = 0.01
     config.vocab.target_size = 500_000
     config.data.update(
@@ -166,7 +167,10 @@ def _paper() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """A generator of one layer and a discriminator of two, in 21 languages."""
+    """A generator of one layer and a discriminator of two, in 21 languages.
+
+    Sides of pairs are text of their languages, too, as in the runs that docs/results_xy_lent.md has.
+    """
     config = small.get_config()
     _replaced_tokens(config)
     config.corpus.text = ("common_voice_text/train", "wikiann_text", "books")

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from input_pipeline.array_files import ArrayFile, ShardedRows
+from input_pipeline.array_files import ShardedRows
 from training import sharding
 
 
-def spread_rows(rows: np.ndarray | ArrayFile | ShardedRows, max_sequences: int) -> np.ndarray:
+def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarray:
     """Return at most `max_sequences` of the sequences [N, L], evenly spaced; 0 for all.
 
     The first ones would all come from the first text sources and so be a biased sample.

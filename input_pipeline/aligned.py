@@ -12,7 +12,6 @@ def read_aligned(
     """Read rows of translations, one cell per file, "" for a missing translation.
 
     Args:
-      files: text by language.
       ids: files with the id of each line of the text; none, or one per language.
 
     Raises:

@@ -1,8 +1,12 @@
 """Arrays in .npy files: written piece by piece, checked when read, and several read as one."""
 
+import bisect
 import contextlib
 import functools
 import hashlib
+import itertools
+import math
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -10,9 +14,10 @@ from typing import BinaryIO
 import numpy as np
 
 from common import artifacts
+from input_pipeline import manifest
 
-# Each map holds a file descriptor, of which a process has 1,024 on many systems.
-_MAPS_AT_ONCE = 256
+# A process has 1,024 file descriptors on many systems.
+_FILES_AT_ONCE = 256
 
 
 def load_array(
@@ -21,14 +26,13 @@ def load_array(
     """Load an array of integers.
 
     Args:
-      path: of the file.
       shape: that it must have, None for any length.
       is_mapped: whether to map it into memory.
 
     Raises:
       ValueError: the file is missing or damaged, or the array has another shape or type.
     """
-    remedy = f"remove {path.parent} and run prepare_data.py again"
+    remedy = manifest.remedy(path.parent)
     try:
         found = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
     except FileNotFoundError:
@@ -97,7 +101,6 @@ def array_file(
     Args:
       path: of the file; it appears when the block succeeds.
       shape: of one entry, () for numbers.
-      dtype: of the entries.
     """
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
         writer = ArrayWriter(file, shape, np.dtype(dtype))
@@ -109,41 +112,6 @@ def sha256(path: pathlib.Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@functools.lru_cache(maxsize=_MAPS_AT_ONCE)
-def _mapped(path: pathlib.Path, shape: tuple[int, ...], changed: int = 0) -> np.ndarray:
-    """Map a file; one that was `changed` at another time is another one."""
-    return load_array(path, shape, is_mapped=True)
-
-
-class ArrayFile:
-    """Array in a file, read like a memory-mapped one.
-
-    The file is checked at once, and mapped when it is read, as those of `ShardedRows`.
-    """
-
-    def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...]):
-        """Check the file, see `load_array`."""
-        found = load_array(path, shape, is_mapped=True)
-        self._path, self.shape, self.dtype = path, found.shape, found.dtype
-        self._changed = path.stat().st_mtime_ns
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
-        return self._mapped()[index]
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return np.asarray(self._mapped(), dtype)
-
-    def parts(self, first: int, stop: int) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Yield the memory-mapped array and the range in it, see `block_reader.InFiles`."""
-        yield self._mapped(), first, stop
-
-    def _mapped(self) -> np.ndarray:
-        return _mapped(self._path, self.shape, self._changed)
 
 
 class MappedArrays(Sequence[np.ndarray]):
@@ -160,89 +128,155 @@ class MappedArrays(Sequence[np.ndarray]):
         return np.load(self._paths[number], mmap_mode="r", allow_pickle=False)
 
 
-class ShardedRows:
-    """Sequences [sequences, L] in several files, read like one memory-mapped array.
+class _OpenFile:
+    """Array in an open file, read at any place by any thread; a cut mapped file would kill us."""
 
-    Files are mapped when they are first read, some 256 of all datasets at a time.
+    def __init__(self, path: pathlib.Path, shape: tuple[int, ...]):
+        found = load_array(path, shape, is_mapped=True)
+        assert isinstance(found, np.memmap)
+        self._path, self._dtype, self._entry = path, found.dtype, shape[1:]
+        self._offset, self._entry_bytes = found.offset, found.itemsize * math.prod(shape[1:])
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self):
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """Read `count` entries from `first` on."""
+        place, size = self._offset + first * self._entry_bytes, count * self._entry_bytes
+        content = os.pread(self._descriptor, size, place)
+        while len(content) < size:  # of more than 2 GiB
+            more = os.pread(self._descriptor, size - len(content), place + len(content))
+            if not more:
+                raise ValueError(
+                    f"{self._path}: ends before entry {first + count}; the file has become shorter "
+                    f"since it was opened; {manifest.remedy(self._path.parent)}"
+                )
+            content += more
+        return np.frombuffer(content, self._dtype).reshape(count, *self._entry)
+
+
+@functools.lru_cache(maxsize=_FILES_AT_ONCE)
+def _opened(path: pathlib.Path, shape: tuple[int, ...], changed: int) -> _OpenFile:
+    """Open a file; one that was `changed` at another time is another one."""
+    return _OpenFile(path, shape)
+
+
+def has_damage(tokens: np.ndarray, vocab_size: int) -> bool:
+    """Whether one of int32 `tokens` is no token id."""
+    return bool(tokens.view(np.uint32).max(initial=0) >= vocab_size)
+
+
+class ShardedRows:
+    """Array in several files, of sequences [sequences, L] or of numbers, read when it is indexed.
+
+    Files are opened when they are first read, some 256 of all datasets at a time.
     """
 
     def __init__(
-        self, paths: Sequence[pathlib.Path], counts: Sequence[int], length: int, dtype: np.dtype
+        self,
+        paths: Sequence[pathlib.Path],
+        counts: Sequence[int],
+        entry: tuple[int, ...],
+        dtype: np.dtype,
+        limit: int | None = None,
+        changed: int = 0,
     ):
         """Describe the files; none is opened.
 
         Args:
-          paths: of the files, in order.
-          counts: number of sequences of each.
-          length: L.
-          dtype: of the token ids.
+          entry: shape of an entry: (L,), or () for numbers.
+          limit: that all numbers are below, which is checked when they are read by an index.
+          changed: time of the last change of a file, which may be another by another time.
         """
-        self._paths, self._length = list(paths), length
-        self._ends = np.cumsum(np.asarray(counts, np.int64))
-        self._starts = self._ends - np.asarray(counts, np.int64)
+        self._paths, self._entry = list(paths), entry
+        self._limit, self._changed = limit, changed
+        self._ends = list(itertools.accumulate(map(int, counts)))
+        self._starts = [0, *self._ends[:-1]]
         self.dtype = np.dtype(dtype)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return int(self._ends[-1]), self._length
-
-    @property
-    def ndim(self) -> int:
-        return 2
+        self.shape = (self._ends[-1], *entry)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: int | np.integer | slice | np.ndarray | Sequence[int]):
-        """Return a sequence [L], or those of a slice or of an array of numbers, [n, L].
+        """Return an entry, or those of a slice or of an array of numbers, [n, *entry].
 
         Raises:
-          IndexError: there is no such sequence.
+          IndexError: there is no such entry.
           ValueError: a file is missing or damaged.
         """
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                return self._gather(np.arange(start, stop, step))
-            return self._slice(start, max(start, stop))
-        numbers = np.asarray(index)
-        if numbers.dtype == bool:
-            numbers = np.flatnonzero(numbers)
-        numbers = self._checked(numbers.astype(np.int64))
-        return self._gather(numbers) if numbers.ndim else self._gather(numbers[None])[0]
+            numbers = range(*index.indices(len(self)))
+            if numbers.step == 1:
+                return self._checked(self.read(numbers.start, numbers.stop), numbers)
+            index = np.array(numbers, np.int64)
+        places = np.asarray(index)
+        if places.dtype == bool:
+            places = np.flatnonzero(places)
+        places = self._places(places.astype(np.int64))
+        return self._checked(self._gather(places), places)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self[:], dtype)
 
-    def _checked(self, numbers: np.ndarray) -> np.ndarray:
+    def damaged(self, number: int) -> ValueError:
+        """Return the error of an entry that holds a number beyond the limit."""
+        shard = bisect.bisect_right(self._ends, number)
+        path = self._paths[shard]
+        return ValueError(
+            f"{path}: entry {number - self._starts[shard]} holds a token id that is not below "
+            f"{self._limit}, the vocabulary's size; {manifest.remedy(path.parent)}"
+        )
+
+    def _checked(self, found: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
+        """Return what was read of the entries `numbers`; raise ValueError if it is damaged."""
+        if self._limit is not None and found.size and found.max() >= self._limit:
+            places = np.ravel(numbers)
+            raise self.damaged(int(places[found.reshape(len(places), -1).max(axis=1).argmax()]))
+        return found
+
+    def _places(self, numbers: np.ndarray) -> np.ndarray:
         count = len(self)
         if numbers.size and not (-count <= numbers.min() and numbers.max() < count):
             raise IndexError(f"sequences {numbers.min()} to {numbers.max()} of {count}")
         return np.where(numbers < 0, numbers + count, numbers)
 
-    def _shard(self, number: int) -> np.ndarray:
-        count = int(self._ends[number] - self._starts[number])
-        return _mapped(self._paths[number], (count, self._length))
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Read consecutive entries, by one read of every file that has some, unchecked."""
+        parts = []
+        shard = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            end = min(stop, self._ends[shard])
+            if start < end:
+                parts.append(self._file(shard).read(start - self._starts[shard], end - start))
+            start, shard = end, shard + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([np.zeros((0, *self._entry), self.dtype), *parts])
 
-    def parts(self, first: int, stop: int) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Yield the memory-mapped array of each file that holds sequences, and the range in it."""
-        begin = int(np.searchsorted(self._ends, first, side="right"))
-        end = int(np.searchsorted(self._starts, stop, side="left"))
-        for number in range(begin, end):
-            start, after = int(self._starts[number]), int(self._ends[number])
-            if start < after:
-                yield self._shard(number), max(first - start, 0), min(stop, after) - start
-
-    def _slice(self, start: int, stop: int) -> np.ndarray:
-        parts = [array[first:end] for array, first, end in self.parts(start, stop)]
-        if not parts:
-            return np.zeros((0, self._length), self.dtype)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def entry(self, number: int) -> np.ndarray:
+        """Read an entry, unchecked."""
+        shard = bisect.bisect_right(self._ends, number)
+        return self._file(shard).read(number - self._starts[shard], 1)[0]
 
     def _gather(self, numbers: np.ndarray) -> np.ndarray:
-        found = np.empty((*numbers.shape, self._length), self.dtype)
-        shards = np.searchsorted(self._ends, numbers, side="right")
-        for shard in np.unique(shards):
-            here = shards == shard
-            found[here] = self._shard(int(shard))[numbers[here] - self._starts[shard]]
+        found = np.empty((*numbers.shape, *self._entry), self.dtype)
+        for place, number in np.ndenumerate(numbers):
+            found[place] = self.entry(int(number))
         return found
+
+    def _file(self, shard: int) -> _OpenFile:
+        count = self._ends[shard] - self._starts[shard]
+        return _opened(self._paths[shard], (count, *self._entry), self._changed)
+
+
+class ArrayFile(ShardedRows):
+    """Array in one file, which is checked at once."""
+
+    def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...], limit: int | None = None):
+        """Check the file, see `load_array`."""
+        found = load_array(path, shape, is_mapped=True)
+        changed = path.stat().st_mtime_ns
+        super().__init__([path], [len(found)], found.shape[1:], found.dtype, limit, changed)

@@ -18,8 +18,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from input_pipeline.array_files import has_damage
 from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches, Wanted, read_range
+from input_pipeline.block_reader import BlockCache, RequestedBatches, Wanted
 from input_pipeline.order import hashed
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
@@ -127,6 +128,7 @@ class PairStream:
             for language in pair.languages
         }
         self._special, self._settings, self._seed = store.special, settings, seed
+        self._vocab_size = store.vocab_size
         rows = np.array([len(pair.sentences) for pair in pairs])
         self.batch_size = settings.tokens // length
         blocks = np.array([settings.blocks.block_rows(self._bytes_of(pair)) for pair in pairs])
@@ -147,7 +149,7 @@ class PairStream:
           into `language_pairs`, whichever language is first.
 
         Raises:
-          ValueError: the batch cannot be cut into `num_parts`.
+          ValueError: the batch cannot be cut into `num_parts`, or a file is damaged.
         """
         wanted: list[Wanted] = []
         if self._requested is None:
@@ -162,6 +164,8 @@ class PairStream:
         found = self._found(places, first)
         rows = [self._row(*one, source) for one, source in zip(found, sources, strict=True)]
         arrays = dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
+        if has_damage(arrays["tokens"], self._vocab_size):
+            raise self._damaged(found)
         return {**arrays, "pair": np.array([pair.index for pair, *_ in found], np.int32)}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
@@ -202,6 +206,13 @@ class PairStream:
             for pair, row, flip in zip(pairs, places.row, flips, strict=True)
         ]
 
+    def _damaged(self, found: Sequence[tuple[_Pair, int, bool]]) -> ValueError:
+        """Return the error of a batch with damage, or raise that of its file."""
+        for pair, number, _ in found:
+            for column in (self._columns[pair.name, language] for language in pair.languages):
+                _ = column.ids[slice(*_span(column, number, number))]
+        return ValueError("a batch of pairs holds what its files do not: check the memory")
+
     def _bytes_of(self, pair: _Pair) -> float:
         """Mean bytes of the ids that are read for a sentence pair of a block."""
         columns = [self._columns[pair.name, language] for language in pair.languages]
@@ -219,7 +230,7 @@ class PairStream:
         for language in one.languages:
             column = self._columns[one.name, language]
             start, end = _span(column, sentences[0], sentences[-1])
-            found[one.name, language] = _Part(read_range(column.ids, start, end), start, column)
+            found[one.name, language] = _Part(column.ids.read(start, end), start, column)
         return found
 
     def _row(
@@ -307,9 +318,6 @@ def pair_streams(
     Short buckets have more pairs per batch, and so fewer batches.
 
     Args:
-      store: a packed dataset with bitext.
-      settings: of sentence pairs.
-      seed: of the order.
       shares: of the examples, by each of `language_pairs`; they need not sum to one.
       pool: threads that read blocks; None to read sentences as they come.
 
@@ -342,7 +350,6 @@ def token_counts(
     """Count the occurrences of each token in the pairs of `pair_streams`.
 
     Args:
-      store: a packed dataset with bitext.
       alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha
         where no shares are given.
       shares: of the examples, by each of `language_pairs`.
@@ -413,13 +420,7 @@ def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
 def _pairs_by_bucket(
     store: PackedDataset, buckets: tuple[int, ...], ordered: tuple[Pair, ...]
 ) -> Sequence[Sequence[_Pair]]:
-    """Return, for each bucket, all language pairs of all sets with their sentences in it.
-
-    Args:
-      store: a packed dataset with bitext.
-      buckets: lengths, ascending.
-      ordered: its `language_pairs`.
-    """
+    """Return, for each bucket, all language pairs of all sets with their sentences in it."""
     found: list[list[_Pair]] = [[] for _ in buckets]
     index = {pair: number for number, pair in enumerate(ordered)}
     for name, languages in store.bitexts.items():

@@ -125,12 +125,10 @@ class BatchOrder:
         """Initialise the order over languages of `rows` sequences, drawn by `shares` (Eq. 3).
 
         Args:
-          seed: of the order.
           rows: [N] number of sequences of each language.
           shares: [N] share of each language, which sum to one.
           batch_size: B, examples of a batch.
           block_rows: [N] or scalar, sequences in a block of each language; 0 for no blocks.
-          settings: window and lanes.
 
         Raises:
           ValueError: the batch does not divide into the lanes.

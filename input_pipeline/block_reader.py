@@ -1,15 +1,13 @@
 """Blocks read ahead of need by threads, and kept while they may be drawn from.
 
-Files are read explicitly: a page fault of a mapped file waits for the file system, one small read
-at a time. What is kept is an optimisation only; a block that is not there is read.
+What is kept is an optimisation only; a block that is not there is read.
 """
 
 import collections
 import concurrent.futures
-import math
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +48,6 @@ class BlockCache:
 
         Args:
           load: reads a block: index of the language, first number and end.
-          pool: threads that read.
           window_blocks: see `BlockSettings`.
         """
         self._load, self._pool, self._limit = load, pool, window_blocks + _SLACK
@@ -117,40 +114,3 @@ def _blocks_of(places: Places) -> list[tuple[np.ndarray, int, int, int, int]]:
             np.split(order, starts), keys[:, np.append(0, starts)].T.tolist(), strict=True
         )
     ]
-
-
-@runtime_checkable
-class InFiles(Protocol):
-    """Array in several files."""
-
-    def parts(self, first: int, stop: int) -> Iterable[tuple[np.ndarray, int, int]]:
-        """Yield the memory-mapped array of each file that holds rows, and the range in it."""
-
-
-def read_range(array: Any, first: int, stop: int) -> np.ndarray:
-    """Read rows `first` to `stop` of an array on disk, by one read of every file that has some.
-
-    Args:
-      array: memory-mapped by `np.load`, in several such files (`InFiles`), or another object whose
-        slices are arrays.
-      first, stop: 0 <= first < stop <= len(array).
-
-    Returns:
-      An array in memory.
-
-    Raises:
-      ValueError: a file has become shorter.
-    """
-    if isinstance(array, InFiles):
-        return np.concatenate([read_range(*one) for one in array.parts(first, stop)])
-    if not isinstance(array, np.memmap) or isinstance(array.base, np.ndarray):
-        return np.array(array[first:stop])
-    width = math.prod(array.shape[1:])
-    count, skipped = (stop - first) * width, first * width * array.itemsize
-    found = np.fromfile(str(array.filename), array.dtype, count, offset=array.offset + skipped)
-    if len(found) != count:
-        raise ValueError(
-            f"{array.filename}: {len(found)} of {count} values from row {first} on; the file has "
-            "become shorter since it was opened: run prepare_data.py again"
-        )
-    return found.reshape(stop - first, *array.shape[1:])

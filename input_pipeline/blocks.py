@@ -2,13 +2,16 @@
 
 A block is a document or, where that is long, a run of its consecutive sentences. One hash of a
 block's text identifies it and chooses whether it is held out, so that any reader of the same text
-makes the same choice, wherever the text lies and however it is cut into files.
+makes the same choice, wherever the text lies and however it is cut into files. Lines too long for a
+sentence are cut before.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 
+from common.long_lines import cut_line
 from input_pipeline.text_files import Document
 
 # Longer documents are cut, so that a file without blank lines can still be split.
@@ -31,7 +34,7 @@ def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]
     full: Document = []  # the last whole block of this document, where it may grow still
     block: Document = []
     size = 0
-    for sentence in sentences:
+    for sentence in itertools.chain.from_iterable(map(cut_line, sentences)):
         if sentence:
             block.append(sentence)
             size += len(sentence.encode()) + 1

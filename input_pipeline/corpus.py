@@ -10,6 +10,7 @@ are removed from all training text.
 import collections
 import dataclasses
 import hashlib
+import itertools
 import logging
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from input_pipeline import selection, sources, text_files
 from input_pipeline.blocks import cut_blocks, text_digest
-from input_pipeline.exclusion import Exclusion, log_excluded
+from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource, Row
 from input_pipeline.text_files import Document
 
@@ -89,38 +90,59 @@ class Block:
     @property
     def record(self) -> tuple[bytes, int, int]:
         """Digest, size and origin; see `selection.records`."""
-        size = sum(len(sentence.encode()) + 1 for sentence in self.sentences)
-        return self.digest, size, self.origin
+        return self.digest, _num_bytes(self.sentences), self.origin
 
 
 def read_blocks(
     marked: Iterable[str], spec: CorpusSpec, exclusion: Exclusion, origin: int = selection.TEXT
 ) -> Iterator[Block]:
     """Yield the blocks of marked sentences, see `text_files.read_marked`."""
-    for block in cut_blocks(marked, spec.block_bytes):
+    for block in cut_blocks(exclusion.counted(marked), spec.block_bytes):
         yield Block(exclusion.of_block(block), text_digest(block, spec.seed), origin)
 
 
 def column_blocks(
-    blocks: Iterable[Sequence[Row]], column: int, spec: CorpusSpec, origin: int
+    blocks: Iterable[Sequence[Row]],
+    column: int,
+    spec: CorpusSpec,
+    exclusion: Exclusion,
+    origin: int,
 ) -> Iterator[Block]:
     """Yield one language's side of blocks of parallel text, without missing translations."""
-    for block in blocks:
-        if sentences := [row[column] for row in block if row[column]]:
-            yield Block(sentences, text_digest(sentences, spec.seed), origin)
+    marked = ((*(row[column] for row in block if row[column]), "") for block in blocks)
+    cells = exclusion.counted(itertools.chain.from_iterable(marked))
+    for sentences in cut_blocks(cells, spec.block_bytes):
+        yield Block(sentences, text_digest(sentences, spec.seed), origin)
+
+
+def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
+    """Return the sides of parallel text that are read among the text of its languages.
+
+    What is held out is read in any case, so that the same text is not trained on.
+    """
+    return (selection.TRAIN, selection.HELDOUT)[not spec.parallel_as_text :]
 
 
 def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> set[int]:
     """Choose the blocks of a source of `parallel` to hold out, by their places in it.
 
     What a block says depends on the languages in use, so the choice is by number, among the blocks
-    that exclusion leaves a row of; the source is read once to count them.
+    that exclusion leaves a row of; the source is read once to count them and their bytes.
     """
-    has_text = (not all(exclusion.has(row) for row in block) for block in source.blocks())
-    places = np.flatnonzero(np.fromiter(has_text, bool))
-    salt = f"{spec.seed} {source.name}"
-    numbers = selection.heldout_numbers(len(places), spec.parallel_heldout_fraction, salt)
+    found = (
+        0 if all(map(exclusion.has, block)) else sum(map(_num_bytes, block))
+        for block in source.blocks()
+    )
+    sizes = np.fromiter(found, np.int64)
+    places = np.flatnonzero(sizes)
+    salt, fraction = f"{spec.seed} {source.name}", spec.parallel_heldout_fraction
+    numbers = selection.heldout_numbers(len(places), fraction, salt, sizes[places])
     return {int(places[number]) for number in numbers}
+
+
+def _num_bytes(sentences: Sequence[str]) -> int:
+    """Bytes of sentences or cells, and of a line end each."""
+    return sum(len(sentence.encode()) + 1 for sentence in sentences)
 
 
 def split_parallel(
@@ -149,23 +171,30 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     sources.root_of(spec)
     exclusion = Exclusion(sources.find_excluded(spec))
     blocks: dict[str, list[Block]] = collections.defaultdict(list)
+    tallies: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3, np.int64))
     for file in sources.find_text(spec):
         marked = text_files.read_marked(file.path)
         found = read_blocks(marked, spec, exclusion)
         blocks[file.language] += (block for block in found if block.sentences)
-        log_excluded(file.path.name, *exclusion.tally())
+        tallies[file.language] += exclusion.tally()
+    has_text = set(blocks)
     parallel, bitexts = [], []
     for source in sources.find_parallel(spec):
         sides: dict[int, list[list[Row]]] = {selection.TRAIN: [], selection.HELDOUT: []}
         for rows, side in split_parallel(source, spec, exclusion):
             sides[side].append(rows)
-        log_excluded(source.name, *exclusion.tally())
+        log_tally(source.name, *exclusion.tally())
         parallel.append(_text(source, sides[selection.HELDOUT]))
         if source.key == "parallel":
             bitexts.append(_text(source, sides[selection.TRAIN]))
             for column, language in enumerate(source.languages):
-                for side, rows_of in sides.items():
-                    blocks[language] += column_blocks(rows_of, column, spec, side)
+                if not (spec.parallel_as_text or language in has_text):
+                    continue
+                for side in text_sides(spec):
+                    blocks[language] += column_blocks(sides[side], column, spec, exclusion, side)
+                tallies[language] += exclusion.tally()
+    for language, tally in tallies.items():
+        log_tally(language, *tally.tolist())
     return _selected(blocks, spec, tuple(parallel), tuple(bitexts))
 
 
@@ -234,7 +263,8 @@ def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
 
 
 def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
-    root, places = pathlib.Path(spec.root), [*spec.text, *spec.parallel]
+    root = pathlib.Path(spec.root)
+    places = [*spec.text, *(spec.parallel if spec.parallel_as_text else ())]
     if missing := sorted(set(spec.languages) - set(found)):
         left_out = sources.find_left_out(spec).items()
         one_sided = [path for path, languages in left_out if not set(missing).isdisjoint(languages)]

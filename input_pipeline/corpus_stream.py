@@ -20,8 +20,9 @@ from input_pipeline.corpus import (
     heldout_places,
     log_duplicates,
     read_blocks,
+    text_sides,
 )
-from input_pipeline.exclusion import Exclusion, log_excluded
+from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from input_pipeline.text_files import Document
 
@@ -41,7 +42,9 @@ class CorpusStream:
         self._places: dict[tuple[pathlib.Path, ...], set[int]] = {}
         self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
         found = {file.language for file in self._files}
-        self.languages = sorted(found.union(*(one.languages for one in self._parallel)))
+        if spec.parallel_as_text:
+            found = found.union(*(one.languages for one in self._parallel))
+        self.languages = sorted(found)
         check_found(spec, self.languages)
 
     def num_bytes(self) -> int:
@@ -61,7 +64,7 @@ class CorpusStream:
         """
         self._exclusion.tally()
         records = selection.records(block.record for block in self._blocks(language))
-        log_excluded(language, *self._exclusion.tally())
+        log_tally(language, *self._exclusion.tally())
         chosen = selection.select([records], self._spec, language)
         log_duplicates(language, chosen.duplicates, len(records))
         sides = chosen.sides[0]
@@ -96,13 +99,13 @@ class CorpusStream:
                 continue
             column = source.languages.index(language)
             heldout = self._heldout(source)
-            for side in (selection.TRAIN, selection.HELDOUT):
+            for side in text_sides(spec):
                 rows = (
                     exclusion.of_rows(block)
                     for place, block in enumerate(source.blocks())
                     if (place in heldout) == (side == selection.HELDOUT)
                 )
-                yield from column_blocks(rows, column, spec, side)
+                yield from column_blocks(rows, column, spec, exclusion, side)
 
     def _heldout(self, source: ParallelSource) -> set[int]:
         """Return `heldout_places`, chosen when first asked for."""

@@ -80,14 +80,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the batch of every step in `steps`, in order.
 
-    Args:
-      stream: the source of batches.
-      steps: the steps to feed; to resume at step s, pass `range(s, ...)`.
-      loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
-      parts, num_parts: indices of this host's parts of each batch, and the number of equal parts;
-        the arrays of the parts follow one another.
-      prefetch: number of batches prefetched.
-      read_ahead: number of batches whose blocks are requested before they are read.
+    To resume at step s, pass `range(s, ...)`. The arrays of the parts follow one another; see
+    `StreamedData` for the rest.
 
     Raises:
       ValueError: an unknown loader.

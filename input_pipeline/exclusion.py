@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from common.long_lines import LONGEST, cut_line
 from input_pipeline import text_files
 from input_pipeline.sources import Row
 from input_pipeline.text_files import Document
@@ -54,7 +55,10 @@ def _is_tagged_word(row: Sequence[str]) -> bool:
 
 
 class Exclusion:
-    """Set of the sentences of test sets, compared by their letters, marks and digits only."""
+    """Set of the sentences of test sets, compared by their letters, marks and digits only.
+
+    It counts what text loses by it, and the long lines that are cut.
+    """
 
     def __init__(self, paths: Iterable[pathlib.Path]):
         """Read the files at `paths`, see `sentences_of`.
@@ -63,12 +67,23 @@ class Exclusion:
           ValueError: a file is malformed, see `text_files.read_sentences`.
         """
         self._sentences = {
-            letters(sentence) for path in paths for sentence in sentences_of(path)
+            letters(piece)
+            for path in paths
+            for sentence in sentences_of(path)
+            for piece in cut_line(sentence)
         } - {""}
-        self._counts = [0, 0]
+        self._counts = [0, 0, 0]
 
     def __contains__(self, sentence: str) -> bool:
-        return bool(self._sentences) and letters(sentence) in self._sentences
+        return bool(self._sentences) and any(
+            letters(piece) in self._sentences for piece in cut_line(sentence)
+        )
+
+    def counted(self, sentences: Iterable[str]) -> Iterator[str]:
+        """Yield sentences as they are, and count the long ones."""
+        for sentence in sentences:
+            self._counts[2] += len(sentence) > LONGEST
+            yield sentence
 
     def of_block(self, sentences: Document) -> Document:
         """Return the sentences that are not excluded."""
@@ -82,11 +97,11 @@ class Exclusion:
         """Return the rows of parallel text that hold no excluded sentence."""
         return self._counted(rows, [row for row in rows if not self.has(row)])
 
-    def tally(self) -> tuple[int, int]:
-        """Return how many sentences and rows came and how many were kept since the last tally."""
-        came, kept = self._counts
-        self._counts = [0, 0]
-        return came, kept
+    def tally(self) -> tuple[int, int, int]:
+        """Return how many sentences and rows came, were kept, and were long, since the last."""
+        came, kept, num_long = self._counts
+        self._counts = [0, 0, 0]
+        return came, kept, num_long
 
     def _counted(self, came: Sequence[T], kept: list[T]) -> list[T]:
         self._counts[0] += len(came)
@@ -94,7 +109,15 @@ class Exclusion:
         return kept
 
 
-def log_excluded(name: str, came: int, kept: int) -> None:
-    """Log how much of a text was left out; see `Exclusion.tally`."""
+def log_tally(name: str, came: int, kept: int, num_long: int) -> None:
+    """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""
+    if num_long:
+        logging.warning(
+            "%s: %d lines have more than %d characters, too many for a sentence; they are cut at "
+            "ends of sentences and spaces",
+            name,
+            num_long,
+            LONGEST,
+        )
     if came > kept:
         logging.info("%s: %d of %d left out (corpus.exclude)", name, came - kept, came)

@@ -8,10 +8,13 @@ import hashlib
 import json
 import logging
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
-from common import artifacts
+import msgspec
+
+from common import artifacts, declarations
+from common.declarations import Artefact, Count, Digest, Name
 from input_pipeline import corpus, sources, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.array_files import sha256
@@ -24,16 +27,53 @@ INPUTS = "inputs.json"
 Inputs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def describe(
-    pieces: Iterable[tuple[Piece, str]],
-    sources: Iterable[tuple[SourceTask, str]],
-    excluded: Iterable[pathlib.Path],
-) -> dict[str, list[dict[str, Any]]]:
-    """Describe inputs: pieces of text and parallel text with their digests, and test sets."""
+class _File(TypedDict):
+    path: str
+    size: Count
+    modified: int
+    digest: Digest
+
+
+class _Text(_File):
+    language: Name
+    range: tuple[Count, Count | None]
+
+
+class _Source(TypedDict):
+    name: Name
+    languages: list[Name]
+    files: list[tuple[str, Count, int]]
+    digest: Digest
+
+
+class _Inputs(Artefact, frozen=True):
+    text: list[_Text]
+    parallel: list[_Source]
+    exclude: list[_File]
+
+
+def read(path: pathlib.Path) -> Inputs:
+    """Read what `describe` has found."""
+    remedy = f"copy it again, or remove {path.parent / 'meta.json'} and run prepare_data.py again"
+    return msgspec.structs.asdict(declarations.read(path, _Inputs, remedy=remedy))
+
+
+def describe(spec: CorpusSpec, found: plans.Found, digest: Callable[[Any, Any], str]) -> Inputs:
+    """Describe inputs: pieces of text, parallel text, and test sets.
+
+    Args:
+      spec: names the test sets.
+      found: the other inputs.
+      digest: returns that of an input: its description without it, and piece, task or path.
+    """
+
+    def described(key: dict[str, Any], one: Any) -> dict[str, Any]:
+        return {**key, "digest": digest(key, one)}
+
     return {
-        "text": [{**_piece_key(piece), "digest": digest} for piece, digest in pieces],
-        "parallel": [{**_source_key(task), "digest": digest} for task, digest in sources],
-        "exclude": [{**_file_key(path), "digest": sha256(path)} for path in excluded],
+        "text": [described(_piece_key(one), one) for one in found.pieces],
+        "parallel": [described(_source_key(one), one) for one in found.tasks],
+        "exclude": [described(_file_key(path), path) for path in sources.find_excluded(spec)],
     }
 
 
@@ -53,33 +93,18 @@ def read_again(inputs: Inputs, spec: CorpusSpec, shard_bytes: int) -> Inputs:
     Raises:
       ValueError: a file that is read is malformed.
     """
-    now = plans.find_inputs(spec, shard_bytes)
     known = {_key(one): one["digest"] for kind in inputs.values() for one in kind}
+    parallel = sources.find_parallel(spec)
 
-    def digest(key: Mapping[str, Any], compute: Any, *arguments: Any) -> str:
-        if (found := known.get(_key(key))) is None:
-            logging.info("%s has changed since; reading it", key.get("path", key.get("name")))
-            found = compute(*arguments)
-        return found
+    def digest(key: Mapping[str, Any], one: Any) -> str:
+        if (found := known.get(_key(key))) is not None:
+            return found
+        logging.info("%s has changed since; reading it", key.get("path", key.get("name")))
+        if isinstance(one, Piece):
+            return piece_digest(spec, one)
+        return source_digest(parallel[one.number]) if isinstance(one, SourceTask) else sha256(one)
 
-    found = sources.find_parallel(spec)
-    return {
-        "text": [
-            {**key, "digest": digest(key, piece_digest, spec, piece)}
-            for piece in now.pieces
-            for key in [_piece_key(piece)]
-        ],
-        "parallel": [
-            {**key, "digest": digest(key, source_digest, found[task.number])}
-            for task in now.tasks
-            for key in [_source_key(task)]
-        ],
-        "exclude": [
-            {**key, "digest": digest(key, sha256, path)}
-            for path in sources.find_excluded(spec)
-            for key in [_file_key(path)]
-        ],
-    }
+    return describe(spec, plans.find_inputs(spec, shard_bytes), digest)
 
 
 def _key(one: Mapping[str, Any]) -> str:

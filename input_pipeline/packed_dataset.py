@@ -1,4 +1,4 @@
-"""The packed dataset: packed sequences of token ids on disk, memory-mapped when read.
+"""The packed dataset: packed sequences of token ids on disk, read when they are looked at.
 
 A folder with `meta.json`, the sequences of each language and split, [sequences, L] uint16 or
 uint32, as one file `<lang>.<split>.npy` or as shards `<lang>.<split>-00000-of-00012.npy`, one
@@ -15,17 +15,23 @@ document, or the part of it that fits. Segments can be recovered from the tokens
 import dataclasses
 import functools
 import hashlib
+import itertools
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Literal, TypedDict
 
+import msgspec
 import numpy as np
 
-from common import artifacts
-from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, sha256, shard_names
+from common import artifacts, declarations
+from common.declarations import Artefact, Count, Digest, Name
+from input_pipeline import manifest
+from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, shard_names
+from input_pipeline.manifest import id_dtype
 
-SPLITS = ("train", "heldout")
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, Split] = ("train", "heldout")
 META = "meta.json"
-MANIFEST = "manifest.json"
 # No document starts at the end of a sequence with room for fewer tokens; the sequence is padded.
 _MIN_SEGMENT_TOKENS = 8
 
@@ -34,15 +40,52 @@ _MIN_SEGMENT_TOKENS = 8
 class SpecialIds:
     """Ids of the special tokens of a tokenizer."""
 
-    bos: int
-    pad: int
-    eos: int
-    unk: int
-    mask: int
+    bos: Count
+    pad: Count
+    eos: Count
+    unk: Count
+    mask: Count
 
     def special_ids(self) -> tuple[int, ...]:
         """Return the ids of structure, as opposed to text."""
         return (self.bos, self.pad, self.eos, self.mask)
+
+
+class Statistics(TypedDict):
+    """Text of a language's split, see `PackedDataset.statistics`."""
+
+    rows: Count
+    tokens: Count
+    unknown: Count
+    characters: Count
+
+
+class Splits(TypedDict):
+    """Statistics of the splits of a language."""
+
+    train: Statistics
+    heldout: Statistics
+
+
+class Duplicates(TypedDict):
+    """Repeated text of a language that was left out."""
+
+    blocks: Count
+    bytes: Count
+
+
+class Meta(Artefact, frozen=True):
+    """Declaration of `meta.json`; the fields are those of `PackedDataset`."""
+
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    length: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    tokenizer: Digest
+    special: SpecialIds
+    statistics: dict[Name, Splits]
+    parallel: dict[Name, list[Name]]
+    bitexts: dict[Name, list[Name]] = msgspec.field(default_factory=dict)
+    shards: dict[Name, dict[Split, list[Count]]] = msgspec.field(default_factory=dict)
+    duplicates: dict[Name, Duplicates] = msgspec.field(default_factory=dict)
 
 
 class RowPacker:
@@ -59,7 +102,6 @@ class RowPacker:
         Args:
           length: L, tokens per sequence.
           special: ids of `<s>`, `</s>` and padding.
-          dtype: integer type of the sequences.
         """
         self._length, self._special, self._dtype = length, special, dtype
         self._rows: list[np.ndarray] = []
@@ -111,11 +153,6 @@ def pad_sentences(
     return rows
 
 
-def id_dtype(vocab_size: int) -> np.dtype:
-    """Return the smallest dtype that holds all ids: uint16 up to 65,536 pieces, else uint32."""
-    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-
-
 def tokenizer_hash(model: bytes) -> str:
     """Return the SHA-256 of a tokenizer's serialised model, which identifies it."""
     return hashlib.sha256(model).hexdigest()
@@ -141,7 +178,7 @@ class TokenizedSentences:
     def sentence(self, number: int) -> np.ndarray:
         """Return the token ids of a sentence."""
         start = self.ends[number - 1] if number else 0
-        return self.ids[start : self.ends[number]]
+        return self.ids.read(int(start), int(self.ends[number]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,20 +224,30 @@ class PackedDataset:
                 f"{folder} holds no finished packed dataset; run prepare_data.py with the same "
                 "--config and --workdir first"
             )
-        meta = artifacts.read_object(folder / META)
-        try:
-            return cls(folder, special=SpecialIds(**meta.pop("special")), **meta)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder / 'meta.json'}: not as prepare_data.py writes it ({error}); remove "
-                f"{folder} and run prepare_data.py again"
-            ) from error
+        meta = declarations.read(folder / META, Meta, remedy=manifest.remedy(folder))
+        store = cls(folder, **msgspec.structs.asdict(meta))
+        for fault in store._faults():
+            raise ValueError(f"{folder / META}: {fault}; {manifest.remedy(folder)}")
+        if (folder / manifest.MANIFEST).exists():  # not in a dataset of an older version
+            manifest.check_sample(folder, store._file_names(), store.vocab_size)
+        return store
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what does not go together in meta.json."""
+        for language, splits in self.statistics.items():
+            if not splits["train"]["rows"]:
+                yield f"statistics.{language}.train.rows is 0, must be at least 1"
+            for split, counts in self.shards.get(language, {}).items():
+                if sum(counts) != (rows := splits[split]["rows"]):
+                    yield f"shards.{language}.{split} have {sum(counts)} rows, must have {rows}"
+        if (largest := max(dataclasses.astuple(self.special))) >= self.vocab_size:
+            yield f"special has the id {largest}, must be below vocab_size, {self.vocab_size}"
 
     @property
     def languages(self) -> tuple[str, ...]:
         return tuple(sorted(self.statistics))
 
-    def rows(self, language: str, split: str) -> ArrayFile | ShardedRows:
+    def rows(self, language: str, split: str) -> ShardedRows:
         """Return [sequences, L] token ids of a language's split, of `SPLITS`, read from disk.
 
         Raises:
@@ -210,19 +257,20 @@ class PackedDataset:
         if len(counts) > 1:
             names = shard_names(language, split, len(counts))
             paths = [self.folder / name for name in names]
-            return ShardedRows(paths, counts, self.length, id_dtype(self.vocab_size))
+            dtype = id_dtype(self.vocab_size)
+            return ShardedRows(paths, counts, (self.length,), dtype, self.vocab_size)
         count = self.statistics.get(language, {}).get(split, {}).get("rows")
         path = self.folder / f"{language}.{split}.npy"
-        return ArrayFile(path, (count, self.length))
+        return ArrayFile(path, (count, self.length), self.vocab_size)
 
     def token_counts(self, language: str) -> np.ndarray:
         """Return [V] int64, the occurrences of each piece in a language's training text."""
         return load_array(self.folder / f"{language}.counts.npy", (self.vocab_size,))
 
-    def parallel_rows(self, name: str, language: str) -> np.ndarray:
+    def parallel_rows(self, name: str, language: str) -> ShardedRows:
         """Return [sentences, L] token ids of one column of a parallel set."""
         path = self.folder / f"{name}.{language}.parallel.npy"
-        return load_array(path, (None, None), is_mapped=True)
+        return ArrayFile(path, (None, None), self.vocab_size)
 
     def bitext(self, name: str, language: str) -> TokenizedSentences:
         """Return one column of a set of parallel text for training, the same one for all streams.
@@ -241,12 +289,13 @@ class PackedDataset:
 
     def _read_column(self, name: str, language: str) -> TokenizedSentences:
         ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
-        found = TokenizedSentences(ArrayFile(ids, (None,)), load_array(ends, (None,)))
+        array = ArrayFile(ids, (None,), self.vocab_size)
+        found = TokenizedSentences(array, load_array(ends, (None,)))
         count = int(found.ends[-1]) if len(found.ends) else 0
-        if len(found.ids) != count:
+        if len(found.ids) != count or (len(found.ends) and found.lengths.min() < 0):
             raise ValueError(
-                f"{ids} holds {len(found.ids)} tokens, but {ends} ends at {count}; remove "
-                f"{self.folder} and run prepare_data.py again"
+                f"{ends}: must ascend to {len(found.ids)}, the tokens of the column, and ends at "
+                f"{count}; {manifest.remedy(self.folder)}"
             )
         return found
 
@@ -261,33 +310,27 @@ class PackedDataset:
             )
 
     def verify(self) -> int:
-        """Compare all files with the sizes and SHA-256 of the manifest; return their number.
+        """Compare all files with the manifest, see `manifest.verify`; return their number."""
+        return manifest.verify(self.folder, self._file_names())
 
-        Raises:
-          ValueError: a file is missing or differs, or there is no manifest.
-        """
-        remedy = f"remove {self.folder} and run prepare_data.py again"
-        path = self.folder / MANIFEST
-        if not path.exists():
-            raise ValueError(f"{path} does not exist: the dataset has no checksums; {remedy}")
-        files = artifacts.read_object(path).get("files", {})
-        for name, expected in files.items():
-            found = self.folder / name
-            size = found.stat().st_size if found.exists() else None
-            if size != expected["bytes"]:
-                raise ValueError(
-                    f"{found}: {'missing' if size is None else f'{size} bytes'}, must have "
-                    f"{expected['bytes']}; {remedy}"
-                )
-            if (digest := sha256(found)) != expected["sha256"]:
-                raise ValueError(
-                    f"{found}: its SHA-256 is {digest[:12]}, must be {expected['sha256'][:12]} by "
-                    f"{path}: the file is damaged; {remedy}"
-                )
-        return len(files)
+    def _file_names(self) -> set[str]:
+        """Names of the files that there must be."""
+        names = {f"{language}.counts.npy" for language in self.languages}
+        for language, split in itertools.product(self.languages, SPLITS):
+            counts = self.shards.get(language, {}).get(split, ())
+            names.update(shard_names(language, split, max(len(counts), 1)))
+        for sets, kinds in ((self.parallel, ("parallel",)), (self.bitexts, ("bitext", "ends"))):
+            columns = itertools.product(_columns(sets), kinds)
+            names.update(f"{name}.{language}.{kind}.npy" for (name, language), kind in columns)
+        return names
 
     def write_meta(self) -> None:
         """Write `meta.json`, the last file of a preparation: it marks the dataset as complete."""
         meta = dataclasses.asdict(self)
         del meta["folder"]
         artifacts.write_json(self.folder / META, meta)
+
+
+def _columns(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Set and language of each column of sets of parallel text."""
+    return [(name, language) for name, languages in sets.items() for language in languages]

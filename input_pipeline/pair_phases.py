@@ -6,13 +6,12 @@ The record is a JSON file; its float64 numbers are written so that they are read
 
 import bisect
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
-from common import artifacts
+from common import artifacts, declarations
+from common.declarations import Count
 
 # Weights are normalised in float64; a sum further from one is no distribution.
 _SUM_TOLERANCE = 1e-6
@@ -30,7 +29,7 @@ class Phase:
       eta: loss below which weights are least; None if the weights are those of the base.
     """
 
-    step: int
+    step: Count
     weights: Mapping[str, float]
     losses: Mapping[str, float | None]
     divergence: float
@@ -96,12 +95,7 @@ def write_pair_record(path: pathlib.Path, record: PairRecord) -> None:
     Raises:
       ValueError: a loss or another number is not finite; unknown losses are None.
     """
-    value = dataclasses.asdict(record)
-    try:
-        json.dumps(value, allow_nan=False)  # NaN is not JSON, and other readers refuse it
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; use None for the loss of an unseen pair") from error
-    artifacts.write_json(path, value)
+    artifacts.write_json(path, dataclasses.asdict(record))
 
 
 def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecord:
@@ -136,15 +130,10 @@ def load_pair_record(path: pathlib.Path) -> PairRecord:
     Raises:
       ValueError: the file is missing or damaged.
     """
+    remedy = "restore the record of pair weights, or train from step 0 in another --workdir"
     try:
-        value: dict[str, Any] = artifacts.read_json(path)
-        return PairRecord(value["base"], tuple(Phase(**phase) for phase in value["phases"]))
+        return declarations.read(path, PairRecord, remedy=remedy)
     except FileNotFoundError:
         raise ValueError(
             f"{path} does not exist; it is written by a run with robust sampling of pairs"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: not a record of pair weights ({error}); restore it, or train again from step "
-            "0 in another --workdir"
-        ) from error

@@ -180,7 +180,6 @@ def sample_pairs(
 
     Args:
       sizes: sentence pairs in each set of parallel text, by pair of languages; none empty.
-      settings: method and its parameters.
 
     Raises:
       ValueError: there are no pairs, or none with `settings.pivot`.

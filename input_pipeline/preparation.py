@@ -26,18 +26,29 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import sentencepiece as spm
 
-from common import artifacts
-from input_pipeline import array_files, corpus, input_records, selection, sources, text_files
+from common import artifacts, declarations
+from common.declarations import Artefact, Count, Digest, Name
+from input_pipeline import (
+    array_files,
+    corpus,
+    input_records,
+    manifest,
+    selection,
+    sources,
+    text_files,
+)
 from input_pipeline import preparation_plan as plans
-from input_pipeline.exclusion import Exclusion, log_excluded
+from input_pipeline.exclusion import Exclusion, log_tally
+from input_pipeline.manifest import FileRecord, id_dtype
 from input_pipeline.packed_dataset import (
-    MANIFEST,
     SPLITS,
+    Duplicates,
     PackedDataset,
-    id_dtype,
+    Splits,
     pad_sentences,
 )
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
@@ -100,22 +111,46 @@ class Job:
 
     def is_done(self, name: str, made_from: str) -> bool:
         """Whether a task has left a note, and was on the same input."""
-        path = self.note(name)
-        return path.exists() and artifacts.read_object(path)["made_from"] == made_from
+        return self.note(name).exists() and self.read_note(name).made_from == made_from
 
-    def read_note(self, name: str) -> dict[str, Any]:
-        return artifacts.read_object(self.note(name))
+    def read_note(self, name: str) -> Any:
+        path, kind = self.note(name), _NOTES[name.partition("-")[0]]
+        return declarations.read(path, kind, remedy=f"remove {path} and run the same command again")
 
     def write_note(self, name: str, made_from: str, **found: Any) -> None:
         artifacts.write_json(self.note(name), {"made_from": made_from, **found})
 
-    def describe(self, *names: str) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of files in `work`, for the manifest."""
-        paths = [self.work / name for name in names]
-        return {
-            path.name: {"bytes": path.stat().st_size, "sha256": array_files.sha256(path)}
-            for path in paths
-        }
+    def describe(self, *names: str) -> dict[str, FileRecord]:
+        """Describe files in `work` for the manifest."""
+        return {name: manifest.describe(self.work / name) for name in names}
+
+
+def _note(**fields: Any) -> type[msgspec.Struct]:
+    """Declare what a task leaves when it is done."""
+    named = [("made_from", str), *fields.items()]
+    return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
+
+
+_Tally = tuple[Count, Count, Count]
+_Files = dict[Name, FileRecord]
+_NOTES = {  # by the beginnings of their names
+    "source": _note(digest=Digest, tally=_Tally, files=_Files),
+    "scan": _note(digests=list[Digest], tally=_Tally),
+    "select": _note(
+        sides=list[Digest], blocks=Count, train=Count, heldout=Count, duplicates=Duplicates
+    ),
+    "rows": _note(statistics=Splits, files=_Files),
+    "count": _note(files=_Files),
+}
+
+
+class JobRecord(Artefact, frozen=True):
+    """Declaration of `job.json`, see `Job.provenance`."""
+
+    corpus: CorpusSpec
+    store: PackedDatasetSettings
+    tokenizer: Digest
+    exclude: list[tuple[str, Count, int]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -135,18 +170,21 @@ def find(job: Job) -> plans.Found:
       ValueError: there is no text, none of a wanted language, or shards are missing.
     """
     found = plans.find_inputs(job.spec, job.settings.shard_bytes)
-    trained = [task.languages for task in found.tasks if task.key == "parallel"]
-    corpus.check_found(job.spec, {piece.language for piece in found.pieces}.union(*trained))
+    corpus.check_found(job.spec, _languages(job, found))
     return found
+
+
+def _languages(job: Job, found: plans.Found) -> set[str]:
+    """Languages of the text, with those of parallel text where that is text, too."""
+    trained = [task.languages for task in found.tasks if task.key == "parallel"]
+    of_pairs = trained if job.spec.parallel_as_text else ()
+    return {piece.language for piece in found.pieces}.union(*of_pairs)
 
 
 def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
     """Run what is left to do of all rounds.
 
     Args:
-      job: settings.
-      found: the text, from `find`.
-      model: the tokenizer.
       execute: runs the tasks of a round.
 
     Returns:
@@ -171,7 +209,7 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
     parts = find_parts(job, found)
     unread = [part for part in parts if not job.is_done(f"scan-{part.name}", part.fingerprint)]
     execute(scan, job, _largest_first(unread), "scan")
-    _log_excluded(job, found.tasks, parts)
+    _log_tallies(job, found.tasks, parts)
     languages = plans.language_tasks(parts)
     execute(select, job, [one for one in languages if not _is_selected(job, one)], "select")
     for language in languages:
@@ -183,13 +221,15 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
     """Join pieces and the columns of prepared sources into the parts of each language."""
+    languages = _languages(job, found)
     columns = [
         piece
         for task in found.tasks
         if task.key == "parallel"
-        for split, origin in zip(SPLITS, (selection.TRAIN, selection.HELDOUT), strict=True)
+        for origin in corpus.text_sides(job.spec)
         for language in task.languages
-        for path in [job.work / task.column(language, split)]
+        if language in languages
+        for path in [job.work / task.column(language, origin)]
         if path.stat().st_size  # no cell of a language may lie in the blocks of a side
         for piece in plans.cut_file(language, path, job.settings.shard_bytes, origin)
     ]
@@ -242,7 +282,7 @@ class _Column:
         self._processor, self._special = job.processor, special_ids(job.processor)
         self._dtype = id_dtype(job.processor.get_piece_size())
         self._length = job.settings.parallel_length
-        self._is_trained = task.key == "parallel"
+        self._text: dict[int, Any] = {}
         self._waiting: dict[int, list[str]] = {selection.TRAIN: [], selection.HELDOUT: []}
         self._end = 0
         name = f"{task.name}.{language}"
@@ -253,17 +293,17 @@ class _Column:
             return stack.enter_context(array_files.array_file(path, shape, dtype))
 
         self._parallel = array("parallel", (self._length,), self._dtype)
-        if self._is_trained:
+        if task.key == "parallel":
             self.arrays += [f"{name}.bitext.npy", f"{name}.ends.npy"]
             self._ids, self._ends = array("bitext", (), self._dtype), array("ends", (), np.int64)
             self._text = {
-                side: stack.enter_context(_text_file(job.work / task.column(language, split)))
-                for split, side in zip(SPLITS, (selection.TRAIN, selection.HELDOUT), strict=True)
+                side: stack.enter_context(_text_file(job.work / task.column(language, side)))
+                for side in corpus.text_sides(job.spec)
             }
 
     def add(self, cells: Sequence[str], side: int) -> None:
         """Add the cells of a block of rows; "" for a missing translation."""
-        if self._is_trained and (sentences := [cell for cell in cells if cell]):
+        if side in self._text and (sentences := [cell for cell in cells if cell]):
             self._text[side].write(text_files.json_line(sentences))
         self._waiting[side] += cells
         if len(self._waiting[side]) >= _ROWS_AT_ONCE:
@@ -344,13 +384,13 @@ def _is_selected(job: Job, task: LanguageTask) -> bool:
 
 def _check_selected(job: Job, task: LanguageTask) -> None:
     note = job.read_note(f"select-{task.language}")
-    corpus.log_duplicates(task.language, note["duplicates"]["blocks"], note["blocks"])
-    corpus.check_split(job.spec, task.language, note["train"], note["heldout"])
+    corpus.log_duplicates(task.language, note.duplicates["blocks"], note.blocks)
+    corpus.check_split(job.spec, task.language, note.train, note.heldout)
 
 
 def _made_from(job: Job, part: Part) -> str:
     """Fingerprint of what the sequences of a part depend on."""
-    sides = job.read_note(f"select-{part.language}")["sides"][part.number]
+    sides = job.read_note(f"select-{part.language}").sides[part.number]
     return artifacts.fingerprint([part.fingerprint, sides])
 
 
@@ -408,30 +448,25 @@ def count(job: Job, task: LanguageTask) -> None:
     job.write_note(f"count-{task.language}", _counted_from(job, task), files=job.describe(name))
 
 
-def _log_excluded(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
+def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
-        log_excluded(task.name, *job.read_note(task.note)["tally"])
+        log_tally(task.name, *job.read_note(task.note).tally)
     totals: dict[str, np.ndarray] = {}
     for part in parts:
-        tally = np.array(job.read_note(f"scan-{part.name}")["tally"])
+        tally = np.array(job.read_note(f"scan-{part.name}").tally)
         totals[part.language] = totals.get(part.language, 0) + tally
-    for language, (came, kept) in totals.items():
-        log_excluded(language, int(came), int(kept))
+    for language, total in totals.items():
+        log_tally(language, *total.tolist())
 
 
-def _inputs(job: Job, found: plans.Found) -> dict[str, list[dict[str, Any]]]:
+def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
     """Describe the inputs of a preparation whose text has been scanned."""
-    digests = {
-        piece: digest
-        for part in find_parts(job, found)
-        for piece, digest in zip(
-            part.pieces, job.read_note(f"scan-{part.name}")["digests"], strict=True
-        )
-    }
+    digests: dict[Any, str] = {task: job.read_note(task.note).digest for task in found.tasks}
+    for part in find_parts(job, found):
+        of_part = job.read_note(f"scan-{part.name}").digests
+        digests.update(zip(part.pieces, of_part, strict=True))
     return input_records.describe(
-        pieces=[(piece, digests[piece]) for piece in found.pieces],
-        sources=[(task, job.read_note(task.note)["digest"]) for task in found.tasks],
-        excluded=sources.find_excluded(job.spec),
+        job.spec, found, lambda _, one: digests.get(one) or array_files.sha256(one)
     )
 
 
@@ -446,7 +481,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     notes = [job.read_note(task.note) for task in found.tasks]
     notes += [job.read_note(f"rows-{part.name}") for part in parts]
     notes += [job.read_note(f"count-{one.language}") for one in languages]
-    files = {name: one for note in notes for name, one in note["files"].items()}
+    files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
     for path in job.folder.glob("*.npy"):  # of a preparation that was given up
         if path.name not in files:
@@ -455,7 +490,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         # One that was killed while it moved them has moved some.
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
-    artifacts.write_json(job.folder / MANIFEST, {"files": files})
+    artifacts.write_json(job.folder / manifest.MANIFEST, {"files": files})
     artifacts.write_json(job.folder / input_records.INPUTS, _inputs(job, found))
     store.write_meta()
     return store
@@ -467,7 +502,7 @@ def _dataset(
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
     for task in languages:
-        notes = [job.read_note(f"rows-{part.name}")["statistics"] for part in task.parts]
+        notes = [job.read_note(f"rows-{part.name}").statistics for part in task.parts]
         statistics[task.language] = {
             split: {key: sum(note[split][key] for note in notes) for key in notes[0][split]}
             for split in SPLITS
@@ -479,7 +514,7 @@ def _dataset(
                 split: [note[split]["rows"] for note in notes] for split in SPLITS
             }
     duplicates = {
-        task.language: job.read_note(f"select-{task.language}")["duplicates"] for task in languages
+        task.language: job.read_note(f"select-{task.language}").duplicates for task in languages
     }
     return PackedDataset(
         folder=job.folder,

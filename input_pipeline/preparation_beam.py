@@ -16,11 +16,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import artifacts
+from common import artifacts, declarations
 from input_pipeline import preparation
 from input_pipeline.preparation import Job
-from input_pipeline.sources import CorpusSpec
-from input_pipeline.tokenization import PackedDatasetSettings
 
 
 def main(argv: Sequence[str]) -> None:
@@ -43,7 +41,6 @@ def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
     """Run the tasks of the preparation planned in `folder`, and wait for their end.
 
     Args:
-      folder: of the dataset.
       beam_flags: the runner and its options, as on Beam's command lines.
 
     Raises:
@@ -89,15 +86,10 @@ def read_job(folder: pathlib.Path) -> tuple[Job, bytes]:
             f"{path} does not exist; run prepare_data.py with --plan first, and give its folder "
             "WORKDIR/rows as --rows"
         )
-    found = artifacts.read_object(path)
-    spec = {key: _tuple(value) for key, value in found["corpus"].items()}
-    settings = PackedDatasetSettings(num_workers=1, **found["store"])
-    job = Job(folder, CorpusSpec(**spec), settings, found["tokenizer"])
+    remedy = "remove it, and run prepare_data.py with --plan again"
+    found = declarations.read(path, preparation.JobRecord, remedy=remedy)
+    job = Job(folder, found.corpus, found.store, found.tokenizer)
     return job, (path.parent / "spm.model").read_bytes()
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

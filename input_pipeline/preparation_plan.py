@@ -96,8 +96,9 @@ class SourceTask:
     def fingerprint(self) -> str:
         return artifacts.fingerprint(dataclasses.asdict(self))
 
-    def column(self, language: str, split: str) -> str:
-        """Name of the file of text of a column."""
+    def column(self, language: str, side: int) -> str:
+        """Name of the file of text of a column, of one side of `selection`."""
+        split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
         return f"{self.note}.{language}.{split}.jsonl"
 
     @property

@@ -23,6 +23,9 @@ RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
 )
 _DIGESTS_AT_ONCE = 1 << 22
+# Blocks of the median size by which held-out text may exceed twice its share. With four, none of
+# 46,600 draws from ordinary text reached the limit; with one, 3 % did.
+_SPARE_BLOCKS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +63,16 @@ def select(
 
     Text is split by `spec.heldout_by`; at least one block is held out and one is not, if there are
     two of different text. Of blocks of equal text the first is kept, but a held-out one before all
-    others, so that no text is on both sides. Of the rest `spec.limit_of(language)` bytes are kept.
+    others, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
+    rest `spec.limit_of(language)` bytes are kept.
 
     Memory: 1 byte a block, and some 70 for the blocks of a range of digests; without the limits of
-    a language's bytes and of "position", which take up to some 250 bytes a block.
+    a language's bytes and of "position", which take up to some 250 bytes a block, and without that
+    of held-out bytes, which takes some 100 where it is reached.
 
     Args:
       parts: `records` of the parts of a language in order, in memory or memory-mapped; one is
         looked at at a time.
-      spec: settings of the corpus.
-      language: its code.
       digests_at_once: blocks in a range of digests; 0 for the default.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
@@ -83,6 +86,10 @@ def select(
     if spec.deduplicate:
         at_once = digests_at_once or _DIGESTS_AT_ONCE
         count, size = _drop_repetitions(parts, sides, at_once)
+    _limit_heldout(parts, sides, spec.heldout_fraction)
+    if not spec.parallel_as_text:
+        for part, side in zip(parts, sides, strict=True):
+            side[part["position"][part["origin"] != TEXT]] = DROPPED
     if limit := spec.limit_of(language):
         _cap(parts, sides, limit, spec.seed)
     return Selection(sides, count, size)
@@ -120,12 +127,79 @@ def _hold_out_by_position(
         sides[part_number][position] = HELDOUT
 
 
-def heldout_numbers(count: int, fraction: float, salt: str) -> set[int]:
-    """Choose which of `count` blocks are held out, one at least and never all if there are two."""
+def heldout_numbers(
+    count: int, fraction: float, salt: str, sizes: np.ndarray | None = None
+) -> set[int]:
+    """Choose which of `count` blocks are held out, one at least and never all if there are two.
+
+    With the bytes of each, `sizes` [count], they keep to `heldout_bytes`.
+    """
     wanted = round(fraction * count)
     if fraction > 0 and count > 1:
         wanted = min(max(wanted, 1), count - 1)
-    return set(_shuffled(count, salt)[:wanted])
+    order = _shuffled(count, salt)
+    if sizes is not None and wanted:
+        limit = heldout_bytes(sizes, fraction)
+        if sizes[order[:wanted]].sum() > limit:
+            order = np.array(order)[_fitting(sizes[order], limit)].tolist()
+    return set(order[:wanted])
+
+
+def heldout_bytes(sizes: np.ndarray, fraction: float) -> float:
+    """Most bytes that are held out of blocks of these `sizes`, of which `fraction` is wanted.
+
+    Twice the fraction of them and some blocks of the median size, of two medians the smaller one.
+    """
+    middle = (len(sizes) - 1) // 2
+    return 2 * fraction * float(sizes.sum()) + _SPARE_BLOCKS * np.partition(sizes, middle)[middle]
+
+
+def _fitting(sizes: np.ndarray, limit: float) -> np.ndarray:
+    """Whether each of `sizes`, in order, fits into what those before it leave of a limit."""
+    fits = np.zeros(len(sizes), bool)
+    for number, size in enumerate(sizes.tolist()):
+        if size <= limit:
+            fits[number], limit = True, limit - size
+    return fits
+
+
+def _limit_heldout(
+    parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
+) -> None:
+    """Train on what is held out of the text beyond `heldout_bytes`, in the order of digests.
+
+    If no held-out block fits, the first other one that does is held out in its place.
+    """
+    total = heldout = 0
+    for part, side in zip(parts, sides, strict=True):
+        side_of = side[part["position"]]
+        sizes = np.where(part["origin"] == TEXT, part["size"], 0)
+        total += int(sizes[side_of != DROPPED].sum(dtype=np.int64))
+        heldout += int(sizes[side_of == HELDOUT].sum(dtype=np.int64))
+    if heldout <= 2 * fraction * total:
+        return
+    part_of, found = next(_ranges(parts, sum(map(len, parts))))
+    side_of = _sides_of(part_of, found, sides)
+    # What is held out as parallel text stays so, whatever else says the same.
+    parallel = found["high"][found["origin"] == PARALLEL_HELDOUT]
+    is_text = (found["origin"] == TEXT) & ~np.isin(found["high"], parallel)
+    text = np.flatnonzero(is_text & (side_of != DROPPED))
+    text = text[np.lexsort((found["high"][text], side_of[text] != HELDOUT))]
+    high, is_heldout = found["high"][text], side_of[text] == HELDOUT
+    sizes = found["size"][text].astype(np.int64)
+    if not len(text) or sizes[is_heldout].sum() <= (limit := heldout_bytes(sizes, fraction)):
+        return
+    # Blocks of equal text stay on one side.
+    is_other = (high[1:] != high[:-1]) | (is_heldout[1:] != is_heldout[:-1])
+    starts = np.append(0, np.flatnonzero(is_other) + 1)
+    fits = _fitting(np.add.reduceat(sizes, starts), limit)
+    num_heldout = int(is_heldout[starts].sum())
+    # Another block only if none of them fits.
+    fits[np.flatnonzero(fits)[max(int(fits[:num_heldout].sum()), 1) :]] = False
+    new = np.repeat(np.where(fits, HELDOUT, TRAIN), np.diff(starts, append=len(text)))
+    for number in np.unique(part_of):
+        here = part_of[text] == number
+        sides[number][found["position"][text[here]]] = new[here]
 
 
 def _shuffled(count: int, salt: str) -> list[int]:
@@ -143,11 +217,7 @@ def _drop_repetitions(
     """Drop all blocks of a text but one; return their number and bytes."""
     count = size = 0
     for part_of, found in _ranges(parts, at_once):
-        positions = found["position"].astype(np.int64)
-        side = np.empty(len(found), np.uint8)
-        for number in np.unique(part_of):
-            here = part_of == number
-            side[here] = sides[number][positions[here]]
+        positions, side = found["position"], _sides_of(part_of, found, sides)
         # The block that is kept comes first: a held-out one, else the first of the language.
         order = np.lexsort((positions, part_of, side != HELDOUT, found["low"], found["high"]))
         in_order = found[order]
@@ -161,6 +231,15 @@ def _drop_repetitions(
         count += len(dropped)
         size += int(found["size"][dropped].sum(dtype=np.int64))
     return count, size
+
+
+def _sides_of(part_of: np.ndarray, found: np.ndarray, sides: Sequence[np.ndarray]) -> np.ndarray:
+    """Sides [n] of records [n] of the parts `part_of` [n]."""
+    result = np.empty(len(found), np.uint8)
+    for number in np.unique(part_of):
+        here = part_of == number
+        result[here] = sides[number][found["position"][here]]
+    return result
 
 
 def _ranges(parts: Sequence[np.ndarray], at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

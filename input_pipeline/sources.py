@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from common import declarations
 from input_pipeline import text_files
 from input_pipeline.aligned import read_aligned
 from input_pipeline.blocks import BLOCK_SENTENCES, DEFAULT_BLOCK_BYTES
@@ -24,9 +25,9 @@ class CorpusSpec:
     Attributes:
       root: folder that the other paths are relative to.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
-      parallel: aligned text that is trained on, language by language, except for its held-out
-        blocks: TSV files or folders of `<lang>.txt` files that are aligned by line, or by
-        `<lang>.ids` files, as glob patterns.
+      parallel: aligned text that is trained on, except for its held-out blocks: TSV files or
+        folders of `<lang>.txt` files that are aligned by line, or by `<lang>.ids` files, as glob
+        patterns.
       parallel_eval: the same, for evaluation only, also where `parallel` matches it.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
@@ -44,6 +45,7 @@ class CorpusSpec:
       deduplicate: whether repetitions of a block's text are dropped within a language.
       block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
         sentences whatever their size.
+      parallel_as_text: whether each column of `parallel` is text of its language, too.
     """
 
     root: str
@@ -60,6 +62,7 @@ class CorpusSpec:
     heldout_by: str = BY_TEXT
     deduplicate: bool = True
     block_bytes: int = DEFAULT_BLOCK_BYTES
+    parallel_as_text: bool = True
     max_train_bytes_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def limit_of(self, language: str) -> int:
@@ -73,6 +76,13 @@ class CorpusSpec:
                     f"corpus.max_train_bytes_of.{language} is {limit!r}, must be a whole number of "
                     "bytes, or 0, which keeps all"
                 )
+        for key, codes in (
+            ("languages", self.languages),
+            ("language_codes", self.language_codes.values()),
+            ("max_train_bytes_of", self.max_train_bytes_of),
+        ):
+            for code in codes:
+                declarations.check_name(str(code), f"corpus.{key}", "correct the code")
         for name in ("heldout_fraction", "parallel_heldout_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
@@ -283,6 +293,7 @@ def _text_files(
             continue
         language = _language_of(stem, spec)
         if _is_wanted(language, spec):
+            text_files.check_regular(path)
             found.append((path, language))
             if total and not may_be_shards:
                 raise ValueError(
@@ -331,12 +342,15 @@ def _matching_paths(
                 f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts "
                 "from corpus.root"
             )
-        yield from sorted(root / match for match in matches)
+        for path in sorted(root / match for match in matches):
+            text_files.check_regular(path)
+            yield path
 
 
 def _name(path: pathlib.Path, *, is_folder: bool) -> str:
     is_split = is_folder and path.name in ("train", "dev", "test")
-    return (path.parent if is_split else path).name.split(".tsv")[0]
+    name = (path.parent if is_split else path).name.split(".tsv")[0]
+    return declarations.check_name(name, str(path), "rename it, since its rows are called by it")
 
 
 def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:

@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from input_pipeline.array_files import ArrayFile, ShardedRows
+from input_pipeline.array_files import ShardedRows, has_damage
 from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches, read_range
+from input_pipeline.block_reader import BlockCache, RequestedBatches
 from input_pipeline.order import StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
@@ -168,15 +168,13 @@ class TrainingStream:
         """Initialise a stream over the languages of `store`, drawn by `probabilities` (Eq. 3).
 
         Args:
-          store: the packed dataset.
           probabilities: of each language; they need not sum to one.
           batch_size: B.
-          seed: of the order.
-          settings: of the order by blocks.
           cache: of blocks of the rows of `training_rows`; None to read sequences as they come.
         """
         self.languages = store.languages
         self._rows, self._length = training_rows(store), store.length
+        self._vocab_size = store.vocab_size
         shares = np.array([probabilities[language] for language in self.languages])
         rows = np.array([len(r) for r in self._rows])
         blocks = np.array(
@@ -195,20 +193,22 @@ class TrainingStream:
           `self.languages`.
 
         Raises:
-          ValueError: the batch cannot be cut into `num_parts`.
+          ValueError: the batch cannot be cut into `num_parts`, or a file is damaged.
         """
         if self._requested is None:
             places = self._locate(step, part, num_parts)
             tokens = np.empty((len(places.row), self._length), np.int32)
-            # Copied one by one: views of all at once would keep the files of all languages open.
             where = zip(tokens, places.language, places.row, strict=True)
             for copy, language, row in where:
-                copy[:] = self._rows[language][row]
+                copy[:] = self._rows[language].entry(int(row))
         else:
             places, wanted = self._requested.take(step, part, num_parts)
             tokens = np.empty((len(places.row), self._length), np.int32)
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
+        if has_damage(tokens, self._vocab_size):
+            example = tokens.view(np.uint32).max(axis=1).argmax()
+            raise self._rows[places.language[example]].damaged(int(places.row[example]))
         return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
@@ -235,7 +235,7 @@ class TrainingStream:
         return self._order.places(step, part * size, size)
 
 
-def training_rows(store: PackedDataset) -> list[ArrayFile | ShardedRows]:
+def training_rows(store: PackedDataset) -> list[ShardedRows]:
     """Return the training sequences of each language, [sequences, L], read from disk."""
     return [store.rows(language, "train") for language in store.languages]
 
@@ -244,7 +244,7 @@ def row_cache(store: PackedDataset, pool: Executor, settings: BlockSettings) -> 
     """Create a cache of blocks of `training_rows`, which streams over `store` can share."""
     rows = training_rows(store)
     return BlockCache(
-        lambda language, first, stop: read_range(rows[language], first, stop),
+        lambda language, first, stop: rows[language].read(first, stop),
         pool,
         settings.window_blocks,
     )

@@ -7,16 +7,19 @@ docs/corpus_format.md describes the formats for users.
 """
 
 import bz2
+import functools
 import gzip
 import itertools
 import json
 import lzma
 import pathlib
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+from common.long_lines import cut_line
 from input_pipeline import zstd
 
 Document = list[str]  # sentences, in order
@@ -30,6 +33,9 @@ OPENERS: dict[str, Callable[..., Any]] = {
     "zst": zstd.open_file,
 }
 _COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
+# Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
+MAX_LINE_BYTES = 64 << 20
+_MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
 _DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
@@ -82,13 +88,13 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
     """Yield the lines of a UTF-8 text file, without their line ends.
 
     Args:
-      path: of the file.
       start, end: a range of bytes of a plain `.txt` or `.jsonl` file, of which the documents that
         begin in it are read to their ends: those behind a blank line in it, or in JSON lines those
         whose line begins in it. Ranges that cover a file together cover its documents, each once.
 
     Raises:
-      ValueError: the file is empty, damaged, not UTF-8, or holds NUL bytes.
+      ValueError: the file is empty, damaged, not UTF-8, no regular file, or holds NUL bytes, or
+        more text than a line or a compressed file of its size may have.
     """
     file_type = file_format(path)
     if file_type is None:
@@ -97,10 +103,17 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
             ".gz/.xz/.bz2/.zst"
         )
     number, origin = 0, f" after byte {start}" if start else ""
+    left = max_text_bytes(path)
     try:
         with OPENERS[file_type[2]](path, "rb") as file:
-            lines = file if end is None else _lines_of_range(file, file_type[1], start, end)
+            if end is None:
+                lines = iter(functools.partial(file.readline, MAX_LINE_BYTES + 1), b"")
+            else:
+                lines = _lines_of_range(file, file_type[1], start, end)
             for number, line in enumerate(lines, start=1):
+                left -= len(line)
+                if left < 0 or len(line) > MAX_LINE_BYTES:
+                    raise ValueError(too_large_message(f"{path}, line {number}{origin}"))
                 text = line.decode("utf-8")
                 if "\0" in text:
                     raise ValueError(nul_message(f"{path}, line {number}{origin}"))
@@ -128,20 +141,45 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
 def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator[bytes]:
     """Yield the lines of the documents that begin in a range of bytes; see `read_lines`."""
     position = start
+    readline = functools.partial(file.readline, MAX_LINE_BYTES + 1)
     if start:
         # From one byte before, so that a line that begins at `start` is not taken for a rest.
-        position = file.seek(start - 1) + len(file.readline())
+        position = file.seek(start - 1) + len(readline())
         is_between = kind == "jsonl"
-        while not is_between and position < end and (line := file.readline()):
+        while not is_between and position < end and (line := readline()):
             is_between = not line.strip()
             position += len(line)
         if not is_between:
             return
-    while line := file.readline():
+    while line := readline():
         if position >= end and (kind == "jsonl" or not line.strip()):
             return
         yield line
         position += len(line)
+
+
+def check_regular(path: pathlib.Path) -> int:
+    """Return the bytes of a file; raise ValueError if it is a pipe, whose text might never end."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ValueError(
+            f"{path}: is a pipe, a device or a socket; write the text to a regular file, or remove "
+            "this one"
+        )
+    return found.st_size
+
+
+def max_text_bytes(path: pathlib.Path) -> int:
+    """Return the most bytes of text that are read from a file, compressed or not."""
+    return MAX_LINE_BYTES + _MAX_COMPRESSION * check_regular(path)
+
+
+def too_large_message(where: str) -> str:
+    """Message that a line, or a compressed file, holds too much text."""
+    return (
+        f"{where}: a line of more than {MAX_LINE_BYTES >> 20} MiB, or a file that holds more than "
+        f"{_MAX_COMPRESSION} times its bytes, is no text; break lines, or check what the file is"
+    )
 
 
 def nul_message(where: str) -> str:
@@ -152,29 +190,16 @@ def nul_message(where: str) -> str:
     )
 
 
-def read_documents(path: pathlib.Path) -> list[Document]:
-    """Read the documents of a `.txt` or `.jsonl` file.
-
-    Raises:
-      ValueError: as `read_sentences`.
-    """
-    documents: list[Document] = [[]]
-    for sentence in read_marked(path):
-        if sentence:
-            documents[-1].append(sentence)
-        elif documents[-1]:
-            documents.append([])
-    return [document for document in documents if document]
-
-
 def read_sentences(path: pathlib.Path) -> Iterator[str]:
     """Yield the sentences of a `.txt` or `.jsonl` file of any size, in constant memory.
+
+    Long lines are cut, see `common.long_lines`.
 
     Raises:
       ValueError: as `read_lines`; a JSON line is not an object with a text field; there is no text
         at all; the file is TSV. All but the last are raised when iteration reaches the fault.
     """
-    return filter(None, read_marked(path))
+    return itertools.chain.from_iterable(map(cut_line, filter(None, read_marked(path))))
 
 
 def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
@@ -241,25 +266,6 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
 def json_line(sentences: Document) -> str:
     """Return a document as a line of a `.jsonl` file."""
     return json.dumps({"text": "\n".join(sentences)}, ensure_ascii=False) + "\n"
-
-
-def read_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], list[list[tuple[str, ...]]]]:
-    """Read parallel text from a TSV file into memory; see `open_parallel`.
-
-    Returns:
-      The languages, and per document a list of rows with one cell per language.
-
-    Raises:
-      ValueError: as `open_parallel` and its iterator.
-    """
-    languages, rows = open_parallel(path)
-    documents: list[list[tuple[str, ...]]] = [[]]
-    for row in rows:
-        if row:
-            documents[-1].append(row)
-        elif documents[-1]:
-            documents.append([])
-    return languages, [document for document in documents if document]
 
 
 def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:

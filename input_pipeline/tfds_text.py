@@ -96,7 +96,6 @@ def write_text(
 
     Args:
       dataset, language, data_dir, shard: as `documents`.
-      folder: folder of the corpus.
       max_documents: number of documents, the first ones of the language; 0 for all.
 
     Returns:

@@ -31,7 +31,7 @@ class PackedDatasetSettings:
 
     length: int
     parallel_length: int
-    num_workers: int
+    num_workers: int = 1
     shard_bytes: int = 1 << 28
 
     def __post_init__(self):
@@ -98,10 +98,7 @@ class RowWriter:
         """Begin with no text.
 
         Args:
-          processor: the tokenizer.
-          file: of the sequences.
           length: L, tokens per sequence.
-          dtype: of the sequences.
         """
         self._special = special_ids(processor)
         self._processor, self._file = processor, file

@@ -7,6 +7,8 @@ from typing import Any
 # Level 19 and --long use windows of up to 2 GiB; the decoder's default refuses those above 128 MiB.
 _MAX_WINDOW = 1 << 31
 _CHUNK = 1 << 16
+# A frame of one repeated byte has 32,768 times its compressed bytes: 64 MiB at most at a time.
+_COMPRESSED_CHUNK = 1 << 11
 
 
 def open_file(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
@@ -51,7 +53,7 @@ class _Frames(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._found:
-            self._compressed = self._compressed or self._file.read(_CHUNK)
+            self._compressed = self._compressed or self._file.read(_COMPRESSED_CHUNK)
             if not self._compressed:
                 if self._frame is not None:
                     raise EOFError("Compressed file ended before the end of its last frame")

@@ -18,6 +18,7 @@ import bz2
 import collections
 import dataclasses
 import gzip
+import itertools
 import lzma
 import pathlib
 import random
@@ -218,7 +219,7 @@ def _damaged_file(
     defect: Defect, files: dict[str, pathlib.Path], seed: int
 ) -> tuple[list[list[Row]], list[list[Row]]]:
     """Return the documents of a pair before and after."""
-    _, documents = text_files.read_parallel(files[defect.pair])
+    documents = _documents(files[defect.pair])
     wrong = [
         text
         for pair, path in files.items()
@@ -232,8 +233,13 @@ def _damaged_file(
 
 def _column(path: pathlib.Path, side: int) -> list[str]:
     """Return the sentences of one side."""
-    _, documents = text_files.read_parallel(path)
-    return [row[side] for document in documents for row in document if row[side]]
+    return [row[side] for document in _documents(path) for row in document if row[side]]
+
+
+def _documents(path: pathlib.Path) -> list[list[Row]]:
+    """Read the rows of each document of a file of pairs."""
+    rows = text_files.open_parallel(path)[1]
+    return [list(found) for is_row, found in itertools.groupby(rows, bool) if is_row]
 
 
 def _write_documents(path: pathlib.Path, documents: Sequence[Sequence[Row]]) -> None:

@@ -36,6 +36,8 @@ class CountedTextTest(parameterized.TestCase):
             documents += documents[:5]  # repetitions
             text = "\n".join("\n".join(one) + "\n" for one in documents)
             (self.root / "text" / f"{language}.txt").write_text(text, encoding="utf-8")
+        long = " ".join(sentence(rng, "abcdefg") for _ in range(3000))
+        (self.root / "text" / "ka.txt").write_text(long, encoding="utf-8")
         rows = [f"{sentence(rng, 'abcdefg')}\t{sentence(rng, 'абвгде')}" for _ in range(90)]
         (self.root / "en-ru.tsv").write_text("\n".join(["en\tru", *rows]), encoding="utf-8")
         (self.root / "test.txt").write_text(rows[3].replace("\t", "\n"), encoding="utf-8")
@@ -55,6 +57,7 @@ class CountedTextTest(parameterized.TestCase):
     @parameterized.parameters(
         {}, {"heldout_by": "position"}, {"max_train_bytes": 5000}, {"deduplicate": False},
         {"heldout_fraction": 0.0, "parallel_heldout_fraction": 0.0}, {"languages": ("ru",)},
+        {"parallel_as_text": False},
     )  # fmt: skip
     def test_tables_are_those_of_the_loaded_text(self, **changes):
         spec = self.spec(**changes)
@@ -111,7 +114,7 @@ class CountedTextTest(parameterized.TestCase):
             self.assertEqual(self.build("streamed"), loaded)
             self.assertEqual(self.build("streamed"), loaded)  # up to date
             tables = list((self.root / "streamed").rglob("counted/*.runs.gz"))
-            self.assertLen(tables, 4)
+            self.assertLen(tables, 6)
         # Made from text in memory, it is compared with text in memory where no other may be made.
         artifacts.write_text(Folders(self.root / "loaded").rows / META, "{}")
         with mock.patch.object(counted_text, "STREAMED_FROM", 0):

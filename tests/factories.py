@@ -1,6 +1,9 @@
 """Small settings and objects that many tests are about, with what a test changes as arguments."""
 
 import dataclasses
+import itertools
+import pathlib
+from collections.abc import Sequence
 from typing import Literal
 
 import flax.linen as nn
@@ -11,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from builders import data
-from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.packed_dataset import SPLITS, SpecialIds
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
     OutputLayerSettings,
@@ -32,6 +35,24 @@ from training.step import TrainFunctions, make_train_functions
 BOS, PAD, EOS, UNK, MASK = range(5)
 SPECIAL = (BOS, PAD, EOS, MASK)
 SPECIAL_IDS = SpecialIds(bos=BOS, pad=PAD, eos=EOS, unk=UNK, mask=MASK)
+
+
+def write_rows(
+    folder: pathlib.Path,
+    languages: Sequence[str],
+    length: int,
+    rows: int = 1,
+    tokens: int = 9,
+    characters: int = 30,
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Write rows of padding, and return what `PackedDataset.statistics` says of them."""
+    one = {"rows": rows, "tokens": tokens, "unknown": 0, "characters": characters}
+    statistics = {language: dict.fromkeys(SPLITS, one) for language in languages}
+    for language, split in itertools.product(languages, SPLITS):
+        np.save(folder / f"{language}.{split}.npy", np.full((rows, length), PAD, np.uint16))
+    return statistics
+
+
 ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 
 

@@ -15,6 +15,7 @@ from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import tiny_tasks
+from tests.factories import write_rows
 from training.checkpoint import Checkpoints
 
 
@@ -66,7 +67,7 @@ class PretrainedTest(absltest.TestCase):
         store = PackedDataset(
             folders.rows, tiny_tasks.VOCAB, config.store.length,
             tokenizer_hash(tiny_tasks.tokenizer()), SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
-            {"aa": {"train": {"rows": 1, "tokens": 1000, "characters": 3000}}}, {},
+            write_rows(folders.rows, ("aa",), config.store.length, 1, 1000, 3000), {},
         )  # fmt: skip
         store.write_meta()
         artifacts.open_stage(folders.rows, {"made": "up"}).finish()

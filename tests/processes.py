@@ -21,7 +21,7 @@ def environment(num_devices: int = 1) -> dict[str, str]:
 @contextlib.contextmanager
 def few_open_files(more: int) -> Iterator[None]:
     """So many files can be opened at once besides those that are, unless the limit is raised."""
-    array_files._mapped.cache_clear()  # or those of before would not count
+    array_files._opened.cache_clear()  # or those of before would not count
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A limit is on the numbers of files, of which each takes the least that is free.
     taken = set(map(int, os.listdir("/dev/fd")))

@@ -54,7 +54,7 @@ def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> 
     for split in ("train", "heldout"):
         rows = rng.integers(5, VOCAB, (6, length)).astype(np.uint16)
         np.save(folders.rows / f"aa.{split}.npy", rows)
-    one = {"rows": 6, "tokens": 96, "characters": 300}
+    one = {"rows": 6, "tokens": 96, "unknown": 0, "characters": 300}
     store = PackedDataset(
         folders.rows, VOCAB, length, tokenizer_hash(tokenizer), factories.SPECIAL_IDS,
         {"aa": {"train": one, "heldout": one}}, {},

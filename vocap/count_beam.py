@@ -8,30 +8,43 @@ The first command writes a folder of part tables. The second merges them into on
 byte for byte that of `tools.count_text` on the same text. docs/counting.md has the commands for
 each runner.
 
-Each bundle of lines is counted in memory and emitted as a few blocks: small tables, one for each
-part. A part is the sum of its blocks. So Beam shuffles compressed blocks and not single runs.
+Each file, or range of a large one, is counted in memory and emitted as a few blocks: small tables,
+one for each part. A part is the sum of its blocks. So Beam shuffles compressed blocks and not
+single runs. At the end the tables must have the sentences of the text.
 """
 
 import argparse
-import collections
+import bz2
+import contextlib
 import dataclasses
+import gzip
 import io
 import json
+import lzma
+import operator
 import re
 import sys
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
+from common.long_lines import cut_line
 from vocap import run_tables, runs
 
 _KEPT, _HELDOUT = "kept", "heldout"
-_BATCH_CHARACTERS = 1_000_000
+_RANGE_BYTES = 64 << 20  # of a plain file, counted at a time
 _SUFFIX = ".runs.gz"
 _KIND = re.compile(r".*\.(txt|jsonl)(\.gz|\.xz|\.bz2)?")
+_OPENERS: dict[str | None, Callable[[Any], Any]] = {
+    None: contextlib.nullcontext,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
 
 Block = tuple[tuple[str, int], bytes]  # ((_KEPT or _HELDOUT, part), a table)
+Task = tuple[int, str, int, int]  # number, path, and a range of bytes, in which its lines begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +115,11 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
     """Run a job and wait for its end.
 
     Args:
-      job: the input, output and limits.
       beam_flags: the runner and its options, as on Beam's command lines.
 
     Raises:
-      ValueError: Beam is not installed, an input does not exist, or an output does.
+      ValueError: Beam is not installed, an input does not exist, an output does, or the runner has
+        lost some of the text.
     """
     try:
         import apache_beam as beam
@@ -116,46 +129,43 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
             f"Apache Beam cannot be imported ({error}): pip install -r requirements-beam.txt, "
             "best into an environment of its own"
         ) from error
-    files = _check_files(job)
+    tasks = _tasks(job)
     keys = [(text, part) for text in job.outputs for part in range(job.num_parts)]
     with beam.Pipeline(options=PipelineOptions(list(beam_flags))) as pipeline:
-        sentences = [
+        counted = (
             pipeline
-            | f"{kind} files" >> beam.Create(paths)
-            | f"lines of {kind}" >> beam.io.ReadAllFromText()
-            | f"sentences of {kind}" >> beam.FlatMap(_sentences, is_json=kind == "jsonl")
-            for kind, paths in files.items()
-        ]
-        batches = (
-            sentences
-            | beam.Flatten()
-            | beam.BatchElements(_BATCH_CHARACTERS, _BATCH_CHARACTERS, element_size_fn=len)
+            | "texts" >> beam.Create(tasks)
+            # Otherwise one worker would get them all, together with the step that makes them.
+            | "to workers" >> beam.Reshuffle()
+            | "count" >> beam.FlatMap(_count, job).with_output_types(Block)
         )
-        counted = batches | "count" >> beam.ParDo(_counting(job)).with_output_types(Block)
         # Every part is written, even one that no run falls into.
         empty = pipeline | "every part" >> beam.Create(
             [(key, _table(0, [])) for key in keys]
         ).with_output_types(Block)
         parts = (counted, empty) | "blocks" >> beam.Flatten() | "by part" >> beam.GroupByKey()
         _ = parts | "write" >> beam.Map(_write_part, job)
+    _check_counted(job, tasks)
 
 
-def _check_files(job: Job) -> dict[str, list[str]]:
-    """Return the input files of each kind, each file once; create the folders for the output."""
+def _tasks(job: Job) -> list[Task]:
+    """Return the texts to count, each file once; create the folders for the output."""
     from apache_beam.io.filesystems import FileSystems
 
-    paths: set[str] = set()
+    sizes: dict[str, int] = {}
     for pattern, match in zip(job.inputs, FileSystems.match(list(job.inputs)), strict=True):
         if not match.metadata_list:
             raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
-        paths.update(file.path for file in match.metadata_list)
-    files = collections.defaultdict(list)
-    for path in sorted(paths):
+        sizes.update((file.path, file.size_in_bytes) for file in match.metadata_list)
+    tasks: list[Task] = []
+    for path, size in sorted(sizes.items()):
         if not (kind := _KIND.fullmatch(path)):
             raise ValueError(
                 f"{path}: not a text file; expected .txt or .jsonl, or these .gz/.xz/.bz2"
             )
-        files[kind[1]].append(path)
+        starts = [0] if kind[2] else range(0, size, _RANGE_BYTES)
+        for start in starts:
+            tasks.append((len(tasks), path, start, start + _RANGE_BYTES))
     for folder in job.outputs.values():
         # Parts of another job would be merged with those of this one.
         if FileSystems.match([FileSystems.join(folder, "*" + _SUFFIX)], [1])[0].metadata_list:
@@ -164,7 +174,84 @@ def _check_files(job: Job) -> dict[str, list[str]]:
             )
         if not FileSystems.exists(folder):
             FileSystems.mkdirs(folder)
-    return files
+    return tasks
+
+
+def _count(task: Task, job: Job) -> Iterator[Block]:
+    """Yield the counted runs of a text as blocks, and write down how many sentences it has.
+
+    All comes from this one call: some runners take nothing of what a bundle has at its end.
+    """
+    heldout = run_tables.HeldOut(job.heldout_fraction, job.heldout_seed)
+    counters = {text: runs.RunCounter() for text in job.outputs}
+    num_sentences = dict.fromkeys(job.outputs, 0)
+
+    def emptied() -> Iterator[Block]:
+        for text, counter in counters.items():
+            counters[text] = runs.RunCounter()
+            num_sentences[text] += counter.num_sentences
+            yield from _blocks(text, counter, job.num_parts)
+
+    for batch in run_tables.batches(_sentences_of(task)):
+        sides = heldout.split(batch) if job.heldout_output else [batch]
+        for counter, sentences in zip(counters.values(), sides, strict=True):
+            counter.add(sentences)
+        if sum(map(len, counters.values())) > job.max_runs:
+            yield from emptied()
+    yield from emptied()
+    for text, count in num_sentences.items():
+        _write(_counted_path(job, text, task), operator.methodcaller("write", b"%d" % count))
+
+
+def _counted_path(job: Job, text: str, task: Task) -> str:
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems.join(job.outputs[text], f"counted-{task[0]:08d}")
+
+
+def _sentences_of(task: Task) -> Iterator[str]:
+    """Yield the sentences of the lines that begin in a range of a file."""
+    _, path, start, end = task
+    kind = _KIND.fullmatch(path)
+    assert kind is not None
+    with _opened(path) as raw, _OPENERS[kind[2]](raw) as file:
+        if start:
+            # From one byte before, so that a line that begins at `start` is not taken for a rest.
+            file.seek(start - 1)
+            start += len(file.readline()) - 1
+        while (kind[2] or start < end) and (line := file.readline()):
+            start += len(line)
+            yield from _sentences(line.decode(), is_json=kind[1] == "jsonl")
+
+
+def _check_counted(job: Job, tasks: Sequence[Task]) -> None:
+    """Compare the sentences of the tables with those of the text.
+
+    Raises:
+      ValueError: they differ; the tables are removed.
+    """
+    from apache_beam.io.filesystems import FileSystems
+
+    for text, folder in job.outputs.items():
+        notes = [_counted_path(job, text, task) for task in tasks]
+        (tables,) = FileSystems.match([FileSystems.join(folder, "*" + _SUFFIX)])
+        paths = [file.path for file in tables.metadata_list]
+        there = [note for note in notes if FileSystems.exists(note)]
+        in_text = in_tables = 0
+        for path in there:
+            with _opened(path) as file:
+                in_text += int(file.read())
+        for path in paths:
+            with _opened(path) as file:
+                in_tables += run_tables.read_entries(file, path)[0]
+        FileSystems.delete(there)
+        if in_tables != in_text or len(there) != len(notes) or len(paths) != job.num_parts:
+            FileSystems.delete(paths)
+            raise ValueError(
+                f"{folder}: {len(paths)} of {job.num_parts} tables with {in_tables} sentences, "
+                f"but {in_text} were counted in {len(there)} of {len(notes)} texts; the runner has "
+                "lost some, and the tables are removed: choose another --runner"
+            )
 
 
 def _sentences(line: str, is_json: bool) -> list[str]:
@@ -175,37 +262,7 @@ def _sentences(line: str, is_json: bool) -> list[str]:
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             raise ValueError(f"a line must be an object with a text field, found {line[:80]!r}")
         texts = record["text"].split("\n")
-    return [text.strip() for text in texts if text.strip()]
-
-
-def _counting(job: Job) -> Any:
-    """Return the DoFn that maps batches of sentences to blocks."""
-    import apache_beam as beam
-    from apache_beam.transforms.window import GlobalWindows
-
-    class Counting(beam.DoFn):
-        def setup(self):
-            self._heldout = run_tables.HeldOut(job.heldout_fraction, job.heldout_seed)
-
-        def start_bundle(self):
-            self._counters = {text: runs.RunCounter() for text in job.outputs}
-
-        def process(self, batch):
-            sides = self._heldout.split(batch) if job.heldout_output else [batch]
-            for counter, sentences in zip(self._counters.values(), sides, strict=True):
-                counter.add(sentences)
-            if sum(map(len, self._counters.values())) > job.max_runs:
-                yield from self._blocks()
-                self.start_bundle()
-
-        def finish_bundle(self):
-            yield from map(GlobalWindows.windowed_value, self._blocks())
-
-        def _blocks(self):
-            for text, counter in self._counters.items():
-                yield from _blocks(text, counter, job.num_parts)
-
-    return Counting()
+    return [piece for text in texts if text.strip() for piece in cut_line(text.strip())]
 
 
 def _blocks(text: str, counter: runs.RunCounter, num_parts: int) -> Iterator[Block]:
@@ -244,11 +301,25 @@ def _write_part(part: tuple[tuple[str, int], Iterable[bytes]], job: Job) -> None
             total[run] = value if old is None else runs.merge_counts(old, value)
     name = f"part-{number:05d}-of-{job.num_parts:05d}{_SUFFIX}"
     path = FileSystems.join(job.outputs[text], name)
-    # Written to a temporary file and renamed when complete; two workers with the same part write
-    # the same bytes. The name does not end in .gz, so Beam does not compress again.
+    _write(path, lambda file: run_tables.write_entries(file, num_sentences, sorted(total.items())))
+
+
+def _opened(path: str) -> Any:
+    """Open a file as it is, compressed or not."""
+    from apache_beam.io.filesystem import CompressionTypes
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+
+def _write(path: str, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file to a temporary name and rename it; workers of one task write the same bytes."""
+    from apache_beam.io.filesystems import FileSystems
+
+    # The name does not end in .gz, so Beam does not compress again.
     aside = f"{path}.{uuid.uuid4().hex}"
     with FileSystems.create(aside) as file:
-        run_tables.write_entries(file, num_sentences, sorted(total.items()))
+        write(file)
     FileSystems.rename([aside], [path])
 
 

@@ -39,11 +39,7 @@ class FeatureStream:
         """Stream over `features`.
 
         Args:
-          features: rows of one kind.
-          batch_size: rows of a batch.
           buckets: lengths that batches are padded to, ascending.
-          seed: picks the order.
-          pad: id of the padding token.
 
         Raises:
           ValueError: there are no features, the buckets do not ascend, or a feature is longer

@@ -125,12 +125,8 @@ def warn_of_cuts(
     """Log how many texts have more than `room` tokens, and the first of them.
 
     Args:
-      what: name of the texts.
-      sizes: tokens of each.
       room: tokens that are kept of one.
-      ids: of the texts.
       unit: what the ids are of, such as "example".
-      remedy: end of the message.
     """
     long = [id for id, size in zip(ids, sizes, strict=True) if size > room]
     if long:
@@ -157,9 +153,6 @@ def text_features(
 
     Args:
       examples: all of them single texts, or all pairs.
-      processor: the tokenizer.
-      special: its special ids.
-      max_length: tokens of the longest feature.
       separate_segments: whether the two texts of a pair are segments of their own.
 
     Raises:
@@ -214,7 +207,6 @@ def tagging_features(
     any, such as a lone control character, gets `<unk>`, as in XTREME.
 
     Args:
-      examples: the sentences.
       processor, special, max_length: as `text_features`.
 
     Raises:
@@ -250,7 +242,6 @@ def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
 
     Args:
       lengths: tokens of each word, none more than `room`.
-      room: tokens of a window.
     """
     start = used = 0
     for number, length in enumerate(lengths):

@@ -48,8 +48,8 @@ def read_text(path: pathlib.Path) -> str:
     It is UTF-8, or UTF-16 with a byte order mark as some programs write it.
 
     Raises:
-      ValueError: the file is a folder, empty, damaged, in another encoding, of a program's own
-        format, or holds NUL bytes.
+      ValueError: the file is a folder or a pipe, empty, damaged, in another encoding, of a
+        program's own format, or holds NUL bytes or more text than a file of its size may have.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, must be a file; name the files in it by a pattern")
@@ -72,6 +72,7 @@ def read_text(path: pathlib.Path) -> str:
 
 def _decompressed(path: pathlib.Path) -> bytes:
     """The bytes of a file, decompressed by the end of its name, or else by how it begins."""
+    most = text_files.max_text_bytes(path)
     with open(path, "rb") as file:
         begins = file.read(8)
     of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
@@ -79,7 +80,9 @@ def _decompressed(path: pathlib.Path) -> bytes:
     kind = suffix if suffix in text_files.OPENERS else next(of_content, "")
     try:
         with text_files.OPENERS[kind](path, "rb") as file:
-            return file.read()
+            raw = bytearray()
+            while len(raw) <= most and (block := file.read(1 << 20)):
+                raw += block
     except (EOFError, lzma.LZMAError, zlib.error, OSError, ValueError) as error:
         if not kind:
             raise
@@ -87,6 +90,9 @@ def _decompressed(path: pathlib.Path) -> bytes:
             f"{path}: cannot be read ({error}); the file may be cut off or damaged: copy or "
             "download it again"
         ) from error
+    if len(raw) > most:
+        raise ValueError(text_files.too_large_message(str(path)))
+    return bytes(raw)
 
 
 def _decoded(path: pathlib.Path, raw: bytes) -> str:
@@ -117,7 +123,6 @@ def spellings(language: str, language_codes: Mapping[str, str]) -> tuple[str, ..
     """Codes of a language in file names: its own, and the others of `language_codes`.
 
     Args:
-      language: the code in this project.
       language_codes: other names of languages, such as {"deu": "de"}.
     """
     own = () if language_codes.get(language, language) != language else (language,)

@@ -64,12 +64,9 @@ def load_examples(
     """Read the examples of a language.
 
     Args:
-      readers: those of the task's kind.
-      task: whose examples they are.
       root: folder that the patterns start from.
       patterns: where examples are, see `files`; "tfds:NAME:SPLIT" is a split of
         tensorflow-datasets, as in `Task.tfds`. The examples of all are joined, in this order.
-      language: its code.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; its own default if None.
 
@@ -110,8 +107,6 @@ def load_pairs(
     """Read the two sides of a search for translations, a language and English.
 
     Args:
-      reader: that of the task's kind.
-      task: whose sides they are.
       patterns: one for each file that the reader takes.
       root, language, language_codes, data_dir: as `load_examples`.
 
@@ -157,7 +152,6 @@ def load_translations(
     """Read the pairs of a direction.
 
     Args:
-      task: whose pairs they are.
       root: folder that the patterns start from.
       patterns: in any number, joined in this order: a TSV file of two columns (*.tsv, compressed or
         not); two line-aligned files, source and target, one after the other; a split of

@@ -73,10 +73,6 @@ def question_features(
     """The windows of each question, one after the other.
 
     Args:
-      examples: the questions.
-      processor: the tokenizer.
-      special: its special ids.
-      max_length: tokens of the longest window.
       max_query_length: tokens kept of a question, its first ones.
       stride: tokens from the beginning of a window of the context to that of the next one; where
         less fit into a window the next one begins at its end.
@@ -130,7 +126,6 @@ def token_offsets(
     """The characters of a text that each of its tokens stands for.
 
     Args:
-      text: the text.
       pieces: of a token, as SentencePiece writes them.
       offsets: first and past-last character of each piece, as SentencePiece tells them: together
         they cover the text up to the last word's end, and what one character becomes is all at its
@@ -160,7 +155,6 @@ def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
 
     Args:
       offsets: [tokens, 2] of the whole context.
-      answer: where the answer is.
     """
     is_text = offsets[:, 0] < offsets[:, 1]
     end = answer.start + len(answer.text)

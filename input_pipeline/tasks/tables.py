@@ -38,8 +38,6 @@ def has_names(text: str, columns: Sequence[str], *, may_be_lines: bool) -> bool:
     """Return whether a file names columns: JSON objects, or a first line that does.
 
     Args:
-      text: its content.
-      columns: those that must be named.
       may_be_lines: whether a first line that is no JSON, or no more than a name, is a text.
     """
     if text.lstrip().startswith("{"):
@@ -70,7 +68,6 @@ def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterat
 
     Args:
       path: of the file, for messages.
-      text: its content.
       wanted: columns that each row must have.
 
     Raises:

@@ -40,10 +40,8 @@ def read_examples(
     """Yield (language, example) of a split; the language is None unless the example tells it.
 
     Args:
-      convert: from rows to examples.
       pattern: "tfds:NAME:SPLIT".
       task, language: as `loading.load_examples`.
-      looked_for: gets what was looked up.
       data_dir: where tensorflow-datasets keeps its data; its own default if None.
 
     Raises:

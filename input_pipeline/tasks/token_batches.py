@@ -43,11 +43,8 @@ class TokenStream:
         """Stream over `features`.
 
         Args:
-          features: rows of one kind.
           tokens: of a batch, those of one side, padding included.
           buckets: lengths that both sides are padded to, ascending.
-          seed: picks the order.
-          pad: id of the padding token.
           multiple: number that the rows of every batch are divisible by, such as devices times
             parts of a batch.
 

@@ -40,7 +40,6 @@ def matching(
     Args:
       root: folder that patterns start from.
       pattern: a path below it.
-      language: the direction.
       language_codes: other names of a language in files, such as {"deu": "de"}.
 
     Raises:
@@ -130,7 +129,6 @@ def read_files(
     Args:
       paths: source and target, or a TSV file of both. They are its columns in this order, unless
         its first line names the two languages. Of the forms that `files.read_text` reads.
-      language: the direction.
       language_codes: other names of a language in a first line, such as {"deu": "de"}.
       languages: those of the run. A first line that names two of them is none of text.
 
@@ -161,7 +159,6 @@ def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) 
     """Yield the pairs of which no side is empty, and warn of the others.
 
     Args:
-      pairs: sources and targets.
       where: they are from, for messages.
       unit: of `where` that a pair is, "line" or "example".
       first: number of the first pair.

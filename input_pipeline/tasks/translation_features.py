@@ -76,7 +76,6 @@ def language_symbols(
       pieces: piece by language, such as {"de": "▁<2de>"}; may name only some. Of the specials,
         `</s>` can be one, which other decoders begin with.
       piece_id: id of a piece, `<unk>` of one that the vocabulary does not have.
-      special: special ids.
 
     Raises:
       ValueError: a piece that the vocabulary does not have, that is special, or that two languages
@@ -122,8 +121,6 @@ def translation_features(
 
     Args:
       examples: texts with or without a translation.
-      processor: the tokenizer.
-      special: its special ids.
       max_length: tokens of the longest source, with `<s>` and `</s>`, and target, with `</s>`.
       symbols: of target languages, see `language_symbols`.
       unit: what the ids of the examples are numbers of, for the warning: examples of a run's data,

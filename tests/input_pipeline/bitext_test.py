@@ -300,6 +300,14 @@ class PairStreamTest(parameterized.TestCase):
         self.assertEqual(sum(sizes), sum(len(column.ids) for column in columns))
         self.assertLessEqual(max(sizes), max(at_once, longest))
 
+    def test_an_id_beyond_the_vocabulary_ends_the_run(self):
+        for pool in (None, ThreadPoolExecutor(1)):
+            store = dataclasses.replace(self.store, vocab_size=1000)
+            settings = BitextSettings((24,), "continue", 1.0, 24 * 99)
+            stream = pair_streams(store, settings, seed=0, pool=pool)[0][0]
+            with self.assertRaisesRegex(ValueError, r"bitext.npy: entry .* is not below 1000"):
+                stream.batch(0)
+
     def test_positions(self):
         for positions in ("continue", "restart"):
             settings = BitextSettings((24,), positions, 1.0, 48)

@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, read_range
+from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import AlphaPhases, TrainingStream, row_cache
 from tests.factories import SPECIAL_IDS
@@ -21,46 +21,6 @@ _ROWS = {"en": 900, "sw": 30, "de": 400}
 _SHARES = {"en": 0.6, "sw": 0.1, "de": 0.3}
 # Blocks of 16 sequences of 16 uint16, two in a window: the first and the last language are large.
 _SETTINGS = BlockSettings(block_bytes=512, window_blocks=2, lanes=2)
-
-
-class ReadRangeTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "rows.npy"
-
-    @parameterized.product(shape=((20, 6), (20,)), dtype=(np.uint16, np.uint32))
-    def test_it_reads_what_is_mapped(self, shape, dtype):
-        rows = np.random.default_rng(0).integers(0, 60_000, shape).astype(dtype)
-        np.save(self.path, rows)
-        mapped = np.load(self.path, mmap_mode="r")
-        for array in (mapped, mapped[3:], rows, mapped[::2]):
-            for first, stop in ((0, 5), (7, 8), (0, len(array))):
-                with mock.patch.object(np, "fromfile", side_effect=np.fromfile) as read:
-                    found = read_range(array, first, stop)
-                self.assertEqual(read.call_count, array is mapped)
-                self.assertEqual(found.dtype, dtype)
-                np.testing.assert_array_equal(found, array[first:stop])
-
-    def test_an_array_in_several_files(self):
-        rows = np.arange(60).reshape(20, 3)
-        files = (rows[:8], rows[8:9], rows[9:])
-
-        class InFiles:
-            def parts(self, first, stop):
-                for array, start in zip(files, (0, 8, 9), strict=True):
-                    if first < start + len(array) and start < stop:
-                        yield array, max(first - start, 0), min(stop - start, len(array))
-
-        for first, stop in ((0, 8), (7, 10), (9, 20), (3, 4)):
-            np.testing.assert_array_equal(read_range(InFiles(), first, stop), rows[first:stop])
-
-    def test_a_file_that_became_shorter(self):
-        np.save(self.path, np.zeros((20, 6), np.uint16))
-        mapped = np.load(self.path, mmap_mode="r")
-        with open(self.path, "r+b") as file:
-            file.truncate(self.path.stat().st_size - 4)
-        with self.assertRaisesRegex(ValueError, "rows.npy: 10 of 12 values from row 18 .* shorter"):
-            read_range(mapped, 18, 20)
 
 
 def places(*blocks: tuple[int, int, int]) -> Places:

@@ -4,6 +4,7 @@ import itertools
 
 from absl.testing import absltest, parameterized
 
+from common import long_lines
 from input_pipeline import blocks
 
 
@@ -36,6 +37,24 @@ class CutTest(parameterized.TestCase):
         for block in first:
             self.assertGreaterEqual(len(block), min(least, length))
             self.assertLess(len(block), 2 * least)
+
+    @parameterized.parameters(
+        ("word " * 3000, 510, " "),
+        ("Ein Satz. " * 1000, 510, " "),
+        ("一句话。" * 2100, 512, ""),
+        ("字" * 8193, 512, ""),
+        ("a\u0301" * 4097, 512, ""),
+    )
+    def test_a_long_line_is_cut_where_it_can_be(self, text, longest, between):
+        pieces = long_lines.cut_line(text.strip())
+        self.assertEqual(between.join(pieces), text.strip())
+        self.assertBetween(max(map(len, pieces)), longest - 4, longest)
+        end = text.strip()[-1]
+        self.assertEqual({piece[-1] for piece in pieces}, {"." if "." in text else end})
+        found = list(blocks.cut_blocks([text.strip(), "", "x"], 1))
+        self.assertEqual([*itertools.chain(*found)], [*pieces, "x"])
+        self.assertLess(max(map(len, found)), 40)
+        self.assertEqual(long_lines.cut_line(text[:8192]), [text[:8192]])
 
     def test_marks_may_repeat_or_lack(self):
         self.assertEqual(list(blocks.cut_blocks(["", "", "a", "", "", "b"], 8)), [["a"], ["b"]])

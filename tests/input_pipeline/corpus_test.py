@@ -270,6 +270,26 @@ class ParallelTest(_CorpusTest):
             self.load(text=(".",), languages=("en",)).train["en"],
         )
 
+    @parameterized.product(as_text=(True, False), deduplicate=(True, False))
+    def test_held_out_pairs_are_trained_on_nowhere(self, as_text, deduplicate):
+        # Blocks of 20 rows, some of which are documents of the text, too.
+        pairs = [[f"pair {i} {j}\tPaar {i} {j}" for j in range(20)] for i in range(40)]
+        self.write("en-de.tsv", _txt(pairs))
+        of_text = [[pair.split("\t")[0] for pair in block] for block in pairs[::2]]
+        self.write("en.txt", _txt([*of_text, *_documents("en", 40)]))
+        settings = {"parallel_as_text": as_text, "deduplicate": deduplicate}
+        loaded = self.load(text=(".",), parallel=("*.tsv",), heldout_by="text", **settings)
+        heldout = {row[0] for row in loaded.parallel[0].rows}
+        self.assertLen(heldout, 8 * 20)
+        self.assertNoCommonElements(heldout, {row[0] for row in loaded.bitexts[0].rows})
+        self.assertEqual(list(loaded.train), ["de", "en"] if as_text else ["en"])
+        if deduplicate:
+            self.assertNoCommonElements(heldout, loaded.sentences("en"))
+        if not as_text:
+            self.assertContainsSubset(
+                loaded.sentences("en"), _sentences([*of_text, *_documents("en", 40)])
+            )
+
     @parameterized.parameters("parallel", "parallel_eval")
     def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):
         self.write("text/en.txt", _txt(_documents("en", 5)))

@@ -86,8 +86,8 @@ class ExclusionTest(parameterized.TestCase):
         blocks = [["Wo bist du?", "Hier."], ["where are u"], ["Dort.", "Dort."]]
         kept = [self.exclusion.of_block(block) for block in blocks]
         self.assertEqual(kept, [["Hier."], [], ["Dort.", "Dort."]])
-        self.assertEqual(self.exclusion.tally(), (5, 3))
-        self.assertEqual(self.exclusion.tally(), (0, 0))
+        self.assertEqual(self.exclusion.tally(), (5, 3, 0))
+        self.assertEqual(self.exclusion.tally(), (0, 0, 0))
 
     def test_rows_go_whole_whichever_side_is_found(self):
         rows = [("Tu es où ?", "Wo bist du?"), ("Ici.", "Hier."), ("Where are u?", "")]

@@ -8,8 +8,10 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import packed_dataset
+from common import artifacts
+from input_pipeline import manifest, packed_dataset
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from tests.factories import write_rows
 
 _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
@@ -130,15 +132,18 @@ class PackedDatasetTest(parameterized.TestCase):
             length=16,
             tokenizer=packed_dataset.tokenizer_hash(b"a tokenizer"),
             special=_SPECIAL,
-            statistics={"sw": {"train": {"rows": 2}}, "en": {"train": {"rows": 3}}},
+            statistics=write_rows(self.folder, ("sw", "en"), 16, rows=3),
             parallel={"core": ["en", "sw"]},
         )
+        for language in ("en", "sw"):
+            np.save(self.folder / f"core.{language}.parallel.npy", np.ones((3, 8), np.uint16))
+            np.save(self.folder / f"{language}.counts.npy", np.ones(1000, np.int64))
 
     @parameterized.parameters(
         (1000, np.uint16), (65_535, np.uint16), (65_536, np.uint16), (65_537, np.uint32)
     )
     def test_the_id_type_is_the_smallest_that_holds_every_id(self, vocab_size, expected):
-        dtype = packed_dataset.id_dtype(vocab_size)
+        dtype = manifest.id_dtype(vocab_size)
         self.assertEqual(dtype, expected)
         self.assertLess(vocab_size - 1, 1 << 8 * dtype.itemsize)
 
@@ -151,13 +156,85 @@ class PackedDatasetTest(parameterized.TestCase):
     def test_rows_are_read_from_disk_only_when_they_are_looked_at(self):
         rows = _pack(_documents(40))
         np.save(self.folder / "en.train.npy", rows)
-        np.save(self.folder / "en.heldout.npy", rows[:0])
         np.save(self.folder / "core.en.parallel.npy", rows)
         self.assertEqual(self.store.rows("en", "train").shape, rows.shape)
-        for found in (self.store.rows("en", "train")[:], self.store.parallel_rows("core", "en")):
-            self.assertIsInstance(found, np.memmap)
+        for found in (self.store.rows("en", "train"), self.store.parallel_rows("core", "en")):
             np.testing.assert_array_equal(found, rows)
-        self.assertEqual(self.store.rows("en", "heldout").shape, (0, 16))
+
+    def write_manifest(self) -> None:
+        self.store.write_meta()
+        names = [path.name for path in self.folder.glob("*.npy")]
+        files = {name: manifest.describe(self.folder / name) for name in names}
+        artifacts.write_json(self.folder / "manifest.json", {"files": files})
+
+    def change(self, name: str, *path: str, value) -> None:
+        """Change a value of a JSON file; None removes it."""
+        whole = found = artifacts.read_json(self.folder / name)
+        for key in path[:-1]:
+            found = found[key]
+        found[path[-1]] = value
+        if value is None:
+            del found[path[-1]]
+        artifacts.write_json(self.folder / name, whole)
+
+    @parameterized.parameters("en.train.npy", "sw.counts.npy", "core.sw.parallel.npy")
+    def test_a_changed_bit_is_seen_at_a_start_and_by_verify(self, name):
+        self.write_manifest()
+        self.assertEqual(PackedDataset.open(self.folder).verify(), 8)
+        content = bytearray((self.folder / name).read_bytes())
+        content[-1] ^= 1
+        (self.folder / name).write_bytes(content)
+        with self.assertRaisesRegex(
+            ValueError, f"{name}: the MiB from byte 0 on has another check"
+        ):
+            PackedDataset.open(self.folder)
+        with self.assertRaisesRegex(ValueError, f"{name}: its SHA-256 is .* remove .*meta.json"):
+            self.store.verify()
+        self.change("manifest.json", "files", name, "blocks", value=None)  # of an older version
+        PackedDataset.open(self.folder)
+
+    def test_blocks_of_a_file_are_drawn(self):
+        np.save(self.folder / "en.counts.npy", np.zeros(1 << 19, np.int64))
+        self.write_manifest()
+        with (self.folder / "en.counts.npy").open("r+b") as file:
+            file.seek(3 << 20)
+            file.write(b"\1")
+        with self.assertRaisesRegex(ValueError, f"en.counts.npy: the MiB from byte {3 << 20} on"):
+            for seed in range(100):
+                manifest.check_sample(self.folder, (), 1000, seed)
+
+    def test_files_that_lack_or_have_another_size(self):
+        self.write_manifest()
+        self.change("manifest.json", "files", "en.counts.npy", value=None)
+        with self.assertRaisesRegex(ValueError, "manifest.json: files lacks en.counts.npy and 0"):
+            PackedDataset.open(self.folder)
+        self.change("manifest.json", "files", value={})
+        with self.assertRaisesRegex(ValueError, "manifest.json: files lacks core.* and 7 others"):
+            self.store.verify()
+        self.write_manifest()
+        (self.folder / "en.heldout.npy").write_bytes(b"")
+        with self.assertRaisesRegex(ValueError, "en.heldout.npy: 0 bytes, must have 224;"):
+            PackedDataset.open(self.folder)
+
+    @parameterized.parameters(
+        ("statistics", "en", "train", "rows", 0, "statistics.en.train.rows is 0, must be at"),
+        ("statistics", "../en", {}, "a key of statistics must be text without slashes"),
+        ("shards", {"en": {"train": [1, 1]}}, "shards.en.train have 2 rows, must have 3"),
+        ("special", "mask", 1000, "special has the id 1000, must be below vocab_size, 1000"),
+    )
+    def test_wrong_metadata(self, *path_value_message):
+        *path, value, message = path_value_message
+        self.store.write_meta()
+        self.change("meta.json", *path, value=value)
+        with self.assertRaisesRegex(ValueError, f"meta.json: {message}.*; copy the dataset"):
+            PackedDataset.open(self.folder)
+
+    @parameterized.parameters("sw.heldout.npy", "core.en.parallel.npy")
+    def test_ids_beyond_the_vocabulary_are_seen_at_a_start(self, name):
+        np.save(self.folder / name, np.full((3, 16), 1000, np.uint16))
+        self.write_manifest()
+        with self.assertRaisesRegex(ValueError, f"{name}: .* holds token ids .* not below 1000"):
+            PackedDataset.open(self.folder)
 
     def test_a_store_that_is_not_finished_cannot_be_opened(self):
         np.save(self.folder / "en.train.npy", _pack(_documents(40)))

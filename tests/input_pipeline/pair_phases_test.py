@@ -92,7 +92,9 @@ class PairRecordTest(absltest.TestCase):
         text = self.path.read_text()
         for damaged in (text[:-20], "{}", text.replace('"step": 10', '"stop": 10'), "[]"):
             self.path.write_text(damaged)
-            with self.assertRaisesRegex(ValueError, r"pair_weights.json: not a record.*--workdir"):
+            with self.assertRaisesRegex(
+                ValueError, r"pair_weights.json: .*restore the record of pair.*--workdir"
+            ):
                 load_pair_record(self.path)
 
     def test_what_is_no_record_is_neither_made_nor_written(self):
@@ -111,7 +113,7 @@ class PairRecordTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "losses of other pairs"):
             one.extended(Phase(11, phase.weights, {}, 0.0, None))
         endless = one.extended(Phase(11, phase.weights, phase.losses, 0.0, float("-inf")))
-        with self.assertRaisesRegex(ValueError, "use None"):
+        with self.assertRaisesRegex(ValueError, "pair_weights.json cannot be written as JSON"):
             write_pair_record(self.path, endless)
         self.assertFalse(self.path.exists())
 

@@ -16,7 +16,7 @@ import zstandard
 from absl import app
 from absl.testing import absltest, parameterized
 
-from common import entry_point
+from common import artifacts, entry_point
 from input_pipeline import (
     input_records,
     packed_dataset,
@@ -144,6 +144,10 @@ _SPARSE = "id\ten\tsw\tde\n" + txt(
 )
 
 
+# A line that is cut: a piece of it is a sentence of a test set.
+_LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
+
+
 class ContentsTest(_PreparationTest):
     @parameterized.parameters(
         {},
@@ -153,6 +157,8 @@ class ContentsTest(_PreparationTest):
         {"parallel_heldout_fraction": 0.0},
         {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
         {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},
+        {"parallel_as_text": False, "more": {"three.tsv": _SPARSE}},
+        {"more": {"de.txt": _LONG, "l.en-sw.tsv": f"a\tb\n\n{_LONG}\t{_LONG[::-1]}\n" * 9}},
     )
     def test_it_holds_the_text_of_the_corpus_in_memory(self, more=(), **changes):
         for name, text in dict(more).items():
@@ -406,6 +412,21 @@ class TasksTest(_PreparationTest):
         job.write_note("scan-en-00000-of-00001", "unknown")
         preparation.begin(job, _MODEL)
         self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
+
+    @parameterized.parameters(
+        ("scan-sw-00000-of-00001", "digests", ["x"], 'digests.0 is "x", must be text of hex'),
+        ("select-en", "train", -1, "train is -1, must be a whole number"),
+        ("rows-en-00000-of-00001", "files", {"a/b": {}}, "a key of files must be text"),
+    )
+    def test_a_damaged_note_is_named(self, name, field, value, message):
+        job = self.job()
+        preparation.run(job, preparation.find(job), _MODEL, in_order)
+        note = artifacts.read_json(job.note(name))
+        artifacts.write_json(job.note(name), {**note, field: value})
+        with self.assertRaisesRegex(
+            ValueError, f"{name}.json: {message}.*; remove .* run the same"
+        ):
+            prepare(job)
 
     def test_no_task_goes_on_behind_an_error(self):
         job = self.job()

@@ -120,6 +120,36 @@ class SelectTest(parameterized.TestCase):
         sizes = np.array([size for _, size, _ in found])
         self.assertBetween(sizes[np.array(expected) == TRAIN].sum(), 1980, 2000)
 
+    @parameterized.product(heldout_by=("text", "position"), seed=(0, 1, 2, 3), few=(1, 3, 40))
+    def test_held_out_bytes_are_limited(self, heldout_by, seed, few):
+        spec = dataclasses.replace(SPEC, heldout_by=heldout_by, seed=seed)
+        sizes = [*[100] * few, 50_000, 160_000]
+        found = [(digest(f"{seed} {i}"), size, selection.TEXT) for i, size in enumerate(sizes)]
+        chosen = np.array(sides(parts_of(found), spec))
+        self.assertEqual(sides(parts_of(found, 1, few), spec), chosen.tolist())
+        self.assertEqual(set(chosen), {TRAIN, HELDOUT})
+        limit = 0.4 * sum(sizes) + 4 * sorted(sizes)[(few + 1) // 2]
+        self.assertLessEqual(np.array(sizes)[chosen == HELDOUT].sum(), limit)
+
+    def test_text_that_is_also_held_out_as_parallel_text_stays_so(self):
+        sizes = [*[100] * 40, 160_000]
+        found = [(digest(f"{i}"), size, selection.TEXT) for i, size in enumerate(sizes)]
+        large = min(found)  # by digest: held out, if it fits
+        found = [(text, 160_000 if text == large[0] else 100, one) for text, _, one in found]
+        index = found.index((large[0], 160_000, selection.TEXT))
+        self.assertEqual(sides(parts_of(found))[index], TRAIN)
+        found.append((large[0], 160_000, selection.PARALLEL_HELDOUT))
+        self.assertEqual(sides(parts_of(found))[index], HELDOUT)
+
+    def test_rows_of_parallel_text_are_limited(self):
+        for salt in map(str, range(20)):
+            sizes = np.array([*[100] * 40, 160_000])
+            chosen = selection.heldout_numbers(41, 0.2, salt, sizes)
+            self.assertBetween(len(chosen), 7, 8)
+            free = selection.heldout_numbers(41, 0.2, salt)
+            self.assertEqual(chosen - {40}, chosen)
+            self.assertContainsSubset(free - {40}, chosen)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -232,6 +232,17 @@ class TrainingStreamTest(parameterized.TestCase):
         small = [self.stream.batch(step)["tokens"] for step in (3, 4, 5)]
         np.testing.assert_array_equal(large.batch(1)["tokens"], np.concatenate(small))
 
+    @parameterized.parameters(False, True)
+    def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        store = _store(folder, {"de": 40, "en": 40})
+        np.save(folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
+        blocks = BlockSettings(block_bytes=32, window_blocks=2)
+        cache = row_cache(store, ThreadPoolExecutor(1), blocks) if is_cached else None
+        stream = TrainingStream(store, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
+        with self.assertRaisesRegex(ValueError, "en.train.npy: entry .* is not below 1000"):
+            stream.batch(0)
+
     def test_phases_and_a_cache_of_more_languages_than_files_can_be_open(self):
         names = [f"l{i:03d}" for i in range(450)]
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import pathlib
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import zstandard
 from absl.testing import absltest, parameterized
 
 from input_pipeline import text_files
+from tests.input_pipeline.reading import read_documents, read_parallel
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -51,18 +53,18 @@ class FormatsTest(_FolderTest):
     @parameterized.parameters(*itertools.product(_TEXT, _COMPRESSIONS))
     def test_documents_are_the_same_in_all_formats(self, kind, compression):
         path = self.write(f"de{kind}{compression}", _TEXT[kind])
-        self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+        self.assertEqual(read_documents(path), _DOCUMENTS)
         self.assertEqual(list(text_files.read_sentences(path)), [*itertools.chain(*_DOCUMENTS)])
 
     @parameterized.parameters(*_COMPRESSIONS)
     def test_parallel_text_is_the_same_in_all_compressions(self, compression):
         path = self.write(f"talks.tsv{compression}", _TSV)
-        self.assertEqual(text_files.read_parallel(path), (("en", "de"), _PARALLEL))
+        self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
     @parameterized.parameters("en-de.tsv", "news.2014.en-de.tsv")
     def test_a_file_called_by_its_two_languages_has_neither_header_nor_ids(self, name):
         path = self.write(name, "one\teins\ntwo\t\n\nthree\tdrei\n")
-        self.assertEqual(text_files.read_parallel(path), (("en", "de"), _PARALLEL))
+        self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
     @parameterized.product(bom=(b"", b"\xef\xbb\xbf"), line_end=("\n", "\r\n"), last=(True, False))
     def test_byte_order_marks_and_line_ends_do_not_matter(self, bom, line_end, last):
@@ -72,16 +74,16 @@ class FormatsTest(_FolderTest):
 
         for kind, text in _TEXT.items():
             path = self.write(f"de{kind}", encoded(text))
-            self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+            self.assertEqual(read_documents(path), _DOCUMENTS)
         path = self.write("talks.tsv", encoded(_TSV))
-        self.assertEqual(text_files.read_parallel(path)[1], _PARALLEL)
+        self.assertEqual(read_parallel(path)[1], _PARALLEL)
 
     def test_blank_lines_and_outer_spaces_carry_no_meaning_of_their_own(self):
         path = self.write("de.txt", "\n\n  a \n\tb\n \n\n\nc\n\n")
-        self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+        self.assertEqual(read_documents(path), [["a", "b"], ["c"]])
         self.assertEqual(list(text_files.read_sentences(path)), ["a", "b", "c"])
         path = self.write("de.jsonl", '\n{"text": " a \\n\\n b"}\n\n{"text": ""}\n{"text": "c"}\n')
-        self.assertEqual(text_files.read_documents(path), [["a", "b"], ["c"]])
+        self.assertEqual(read_documents(path), [["a", "b"], ["c"]])
         self.assertEqual(list(text_files.read_sentences(path)), ["a", "b", "c"])
 
     @parameterized.parameters(
@@ -118,7 +120,7 @@ class RangesTest(_FolderTest):
                 for sentence in (*text_files.read_marked(path, start, end), "")
             ]
             documents = [[*one] for is_text, one in itertools.groupby(found, key=bool) if is_text]
-            self.assertEqual(documents, text_files.read_documents(path), middle)
+            self.assertEqual(documents, read_documents(path), middle)
 
     def test_a_document_is_of_the_range_in_which_it_begins(self):
         path = self.write("de.txt", "a\nb\n\nc\n\nd\n")
@@ -136,7 +138,7 @@ class RangesTest(_FolderTest):
 class FaultsTest(_FolderTest):
     def assert_fault(self, path: pathlib.Path, *words: str):
         """Reading `path` fails with a message that names it, and then `words` in this order."""
-        read = text_files.read_parallel if ".tsv" in path.name else text_files.read_documents
+        read = read_parallel if ".tsv" in path.name else read_documents
         pattern = "(?s)" + ".*".join([path.name.replace(".", "[.]"), *words])
         with self.assertRaisesRegex(ValueError, pattern):
             read(path)
@@ -181,7 +183,7 @@ class FaultsTest(_FolderTest):
         for i in range(len(whole)):
             path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
             try:
-                self.assertEqual(text_files.read_documents(path), _DOCUMENTS)
+                self.assertEqual(read_documents(path), _DOCUMENTS)
             except ValueError as error:
                 self.assertIn(str(path), str(error))
                 num_faults += 1
@@ -191,7 +193,7 @@ class FaultsTest(_FolderTest):
         path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
         path.write_bytes(path.read_bytes()[:-100])
         with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
-            text_files.read_documents(path)
+            read_documents(path)
 
     @parameterized.parameters(*_COMPRESSIONS)
     def test_sentences_come_before_the_file_has_been_read(self, compression):
@@ -227,7 +229,7 @@ class FaultsTest(_FolderTest):
         path = self.folder / "de.txt.zst"
         path.write_bytes(wide.compress(halves[0]) + zstandard.compress(halves[1]))
         documents = [["Ein Satz.", "Noch ein Satz."], ["x"]]
-        self.assertEqual(text_files.read_documents(path), documents)
+        self.assertEqual(read_documents(path), documents)
 
     def test_the_package_for_zstandard_is_named(self):
         path = self.write("de.txt.zst", "a\n")
@@ -235,14 +237,32 @@ class FaultsTest(_FolderTest):
             mock.patch.dict(sys.modules, {"zstandard": None}),
             self.assertRaisesRegex(ValueError, "de.txt.zst: .* pip install -r requirements.txt"),
         ):
-            text_files.read_documents(path)
+            read_documents(path)
+
+    @parameterized.product(name=("en.txt", "en.jsonl"), compression=_COMPRESSIONS)
+    def test_a_line_and_a_file_of_too_much_text(self, name, compression):
+        zeros = self.write(name + compression, b"a" * (1 << 20))
+        lines = self.write("de.txt" + compression, b"a\n" * (1 << 19))
+        with mock.patch.object(text_files, "MAX_LINE_BYTES", 1 << 17):
+            with self.assertRaisesRegex(ValueError, f"{name}.*, line 1: a line of more than 0 MiB"):
+                list(text_files.read_marked(zeros))
+            if not compression:
+                self.assertLen(list(text_files.read_marked(lines)), 1 << 19)
+                return
+            with self.assertRaisesRegex(ValueError, "de.txt.*, line .* more than 200 times its"):
+                list(text_files.read_marked(lines))
+
+    def test_a_pipe(self):
+        os.mkfifo(self.folder / "en.txt")
+        with self.assertRaisesRegex(ValueError, "en.txt: is a pipe, .* regular file"):
+            list(text_files.read_marked(self.folder / "en.txt"))
 
     def test_no_text_file(self):
         self.assert_fault(self.write("en.csv", "a"), "not a text file", "expected .txt")
 
     def test_missing_file(self):
         with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
-            text_files.read_documents(self.folder / "en.txt")
+            read_documents(self.folder / "en.txt")
         with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
             list(text_files.read_sentences(self.folder / "en.txt"))
 

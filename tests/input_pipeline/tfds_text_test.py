@@ -7,9 +7,10 @@ from unittest import mock
 import tensorflow_datasets as tfds
 from absl.testing import absltest, parameterized
 
-from input_pipeline import text_files, tfds_text
+from input_pipeline import tfds_text
 from input_pipeline.sources import CorpusSpec, find_text
 from input_pipeline.tfds_text import DATASETS, TextDataset
+from tests.input_pipeline.reading import read_documents
 
 ARTICLE = (
     "\n_START_ARTICLE_\nA title\n_START_SECTION_\nA section\n_START_PARAGRAPH_\n"
@@ -40,14 +41,14 @@ class TfdsTextTest(parameterized.TestCase):
         with tfds.testing.mock_data(num_examples=5):
             count = tfds_text.write_text(DATASETS[name], language, self.folder)
         self.assertEqual(count, 5)
-        written = list(text_files.read_documents(self.folder / f"{language}.jsonl.gz"))
+        written = list(read_documents(self.folder / f"{language}.jsonl.gz"))
         self.assertLen(written, 5)
 
     def test_lines_and_documents_stay_what_they_are(self):
         with texts("One.\n\n  Two. ", " \n ", "Три."):
             count = tfds_text.write_text(DATASETS["wikipedia"], "ru", self.folder)
         self.assertEqual(count, 2)
-        written = list(text_files.read_documents(self.folder / "ru.jsonl.gz"))
+        written = list(read_documents(self.folder / "ru.jsonl.gz"))
         self.assertEqual(written, [["One.", "Two."], ["Три."]])
 
     def test_marks_of_wiki40b_are_taken_out(self):
@@ -59,7 +60,7 @@ class TfdsTextTest(parameterized.TestCase):
         with texts(*"abcdef"):
             count = tfds_text.write_text(DATASETS["c4"], "en", self.folder, max_documents=2)
         self.assertEqual(count, 2)
-        written = list(text_files.read_documents(self.folder / "en.jsonl.gz"))
+        written = list(read_documents(self.folder / "en.jsonl.gz"))
         self.assertEqual(written, [["a"], ["b"]])
 
     def test_shards_are_parts_of_the_split_and_named_as_a_corpus_reads_them(self):

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import pathlib
-import pickle
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -238,25 +237,26 @@ def _damaged() -> Iterator[Case]:
         _changed(meta, lambda value: {**value, "special": {"bos": 0}}),
         r"meta\.json",
     )
+    for name in ("rows/settings.json", "rows/inputs.json"):
+        for what, breaks in (
+            ("cut", _cut(name)),
+            ("empty", _write(name, b"")),
+            ("a list", _write(name, "[]")),
+            ("another kind of", _changed(name, lambda value: {**value, "text": [3]})),
+        ):
+            yield _case(kind, f"{what} {name}, again", "prepare_data", breaks, "work/rows")
     for what, breaks in (
-        ("cut", _cut("rows/settings.json")),
-        ("empty", _write("rows/settings.json", b"")),
-        ("a list", _write("rows/settings.json", "[]")),
+        ("no files in", _changed("rows/manifest.json", lambda value: {"files": {}})),
+        ("a path in", _changed("rows/manifest.json", lambda value: {"files": {"../x": {}}})),
     ):
-        yield _case(
-            kind, f"{what} settings.json, again", "prepare_data", breaks, r"rows/settings\.json"
-        )
+        yield _case(kind, f"{what} manifest.json", "train", breaks, r"rows/manifest\.json: .*files")
     for name in ("en.train.npy", "en.counts.npy", "sw.heldout.npy"):
         where, shape = rf"rows/{name}", (1,) if "counts" in name else (1, 7)
         for what, breaks in (
             ("cut", _cut(f"rows/{name}", 0.9)),
-            ("cut header of", _cut(f"rows/{name}", 0.02)),
-            ("empty", _write(f"rows/{name}", b"")),
             ("missing", _remove(f"rows/{name}")),
-            ("text as", _write(f"rows/{name}", "the cat\n" * 20)),
             ("another shape of", _saved(f"rows/{name}", np.zeros(shape, np.uint16))),
             ("floats in", _saved(f"rows/{name}", np.zeros((12, 32), np.float32))),
-            ("a pickle as", _write(f"rows/{name}", pickle.dumps([1, 2]))),
         ):
             repairs = _restored(f"rows/{name}") if what in ("cut", "missing") else None
             yield _case(
@@ -281,7 +281,7 @@ def _damaged() -> Iterator[Case]:
         "meta.json of more bitext",
         "train",
         _changed(meta, lambda value: {**value, "bitexts": {"none": ["en", "sw"]}}),
-        r"rows/none\.",
+        r"rows/manifest\.json: files lacks none\.",
         data__pair_share="0.5",
     )
 

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -253,6 +254,14 @@ def _names() -> Iterator[Case]:
         (folder / "text/sw.txt").unlink()
         (folder / "text/sw.txt").symlink_to(folder / "text/sw.txt")
 
+    def a_pipe(name: str) -> Break:
+        return lambda folder: os.mkfifo(folder / "text" / name)
+
+    for name in ("sw.jsonl", "x.en-sw.tsv"):
+        yield prepared(f"a pipe called {name}", a_pipe(name), rf"{name}: is a pipe")
+    for code in ("../x", "", ".x", "a\nb", "x" * 101):
+        codes = {"corpus__language_codes": repr({"sw": code})}
+        yield prepared(f"the code {code!r}", _nothing, "corpus.language_codes", changes=codes)
     yield prepared("a folder called sw.txt", as_folder, r"'sw'", r"sw\.txt", changes=_ALONE)
     yield prepared("no folder of text", no_folder, r"corpus\.root", "text is no folder")
     yield prepared("a file as folder of text", a_file, r"corpus\.root", "text is no folder")

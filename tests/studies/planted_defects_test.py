@@ -10,8 +10,8 @@ from absl.testing import absltest, parameterized
 from common import artifacts
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
-from input_pipeline.text_files import read_parallel
 from studies.planted_defects import Defect, damaged, defects_of, plant
+from tests.input_pipeline.reading import read_parallel
 
 PAIRS = ("de-fr", "en-nl", "es-it", "fi-sv", "en-fi")
 DEFECTS = (

@@ -15,12 +15,12 @@ from absl.testing import absltest
 
 from common import artifacts
 from configs import xy_lent as xy_lent_config
-from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
 from studies import xy_lent, xy_lent_tasks
 from studies.xy_lent_report import Encoder
 from studies.xy_lent_settings import GROUPS, LABELS, Study, data_name
 from studies.xy_lent_tasks import TaskRun
-from tests.factories import SPECIAL_IDS
+from tests.factories import SPECIAL_IDS, write_rows
 from tests.task_results import task_results
 
 RATES = ("3e-4", "1e-3")
@@ -35,10 +35,9 @@ def write_dataset(folder: pathlib.Path) -> None:
     for language in ("de", "en"):
         np.save(folder / f"set.{language}.bitext.npy", np.full(3, 7, np.uint16))
         np.save(folder / f"set.{language}.ends.npy", np.array([1, 3]))
-    one = {"train": {"rows": 1, "tokens": 9, "characters": 30}}
-    statistics = {"de": one, "en": one}
+    statistics = write_rows(folder, ("de", "en"), length=64)
     PackedDataset(
-        folder, 600, 64, "", SPECIAL_IDS, statistics, {}, {"set": ("de", "en")}
+        folder, 600, 64, tokenizer_hash(b""), SPECIAL_IDS, statistics, {}, {"set": ("de", "en")}
     ).write_meta()
 
 

@@ -45,7 +45,7 @@ def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: in
             rows[:, 0], rows[:, -1] = SPECIAL.bos, SPECIAL.eos
             np.save(folders.rows / f"{language}.{split}.npy", rows)
         np.save(folders.rows / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
-        one = {"rows": 4, "tokens": 56, "characters": 160}
+        one = {"rows": 4, "tokens": 56, "unknown": 0, "characters": 160}
         statistics[language] = {"train": one, "heldout": one}
     store = PackedDataset(
         folders.rows, tiny_tasks.VOCAB, LENGTH, tokenizer_hash(tokenizer), SPECIAL, statistics, {}

@@ -303,12 +303,12 @@ class EntryPointsTest(parameterized.TestCase):
             folder.mkdir(parents=True)
         folders.tokenizer.write_bytes(TOKENIZER)
         np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
+        statistics = factories.write_rows(folders.rows, ("aa",), config.store.length, 8, 1000, 3000)
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
-        one = {"rows": 8, "tokens": 1000, "characters": 3000}
         store = PackedDataset(
             folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
-            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {"aa": {"train": one}}, {},
+            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), statistics, {},
         )  # fmt: skip
         store.write_meta()
         artifacts.open_stage(folders.rows, {"made": "up"}).finish()

@@ -1,6 +1,7 @@
 """The report on the sampling of language pairs, of a table of counts and of packed rows."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -17,7 +18,7 @@ from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
 from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
 from input_pipeline.stream import MixedStream
 from tests import commands
-from tests.factories import SPECIAL_IDS
+from tests.factories import SPECIAL_IDS, write_rows
 
 pair_sampling = commands.load("tools.pair_sampling")
 
@@ -122,8 +123,8 @@ class PairSamplingToolTest(parameterized.TestCase):
             np.save(rows / f"set.{language}.bitext.npy", np.full(ends[-1], 7, np.uint16))
             np.save(rows / f"set.{language}.ends.npy", ends)
         store = PackedDataset(
-            rows, 600, 128, tokenizer_hash(b"model"), SPECIAL_IDS, {"en": {}}, {},
-            {"set": ("de", "en", "sw")},
+            rows, 600, 128, tokenizer_hash(b"model"), SPECIAL_IDS,
+            write_rows(rows, ("en",), 128), {}, {"set": ("de", "en", "sw")},
         )  # fmt: skip
         store.write_meta()
         return store
@@ -213,9 +214,7 @@ class PairSamplingToolTest(parameterized.TestCase):
 
     def test_rows_without_bitext(self):
         store = self.write_rows()
-        PackedDataset(
-            store.folder, 600, 128, store.tokenizer, SPECIAL_IDS, {"en": {}}, {}
-        ).write_meta()
+        dataclasses.replace(store, bitexts={}).write_meta()
         with self.assertRaisesRegex(ValueError, "the rows hold no bitext; .*corpus.parallel"):
             self.report(f"--workdir={self.folder}")
 

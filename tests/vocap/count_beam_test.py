@@ -121,7 +121,7 @@ class CountBeamTest(_FolderTest):
     @parameterized.product(num_parts=(1, 5), max_runs=(1, 10**6))
     def test_the_parts_make_the_table_of_the_text(self, num_parts, max_runs):
         overlapping = f"--input={self.folder}/sw-*.gz"
-        with mock.patch.object(count_beam, "_BATCH_CHARACTERS", 5000):
+        with mock.patch.object(count_beam, "_RANGE_BYTES", 5000):
             out = self.count(self.write_shards(), overlapping, f"--num_parts={num_parts}",
                              f"--max_runs={max_runs}")  # fmt: skip
         self.assertEqual(self.merged(out), self.table_of(LINES))
@@ -137,6 +137,17 @@ class CountBeamTest(_FolderTest):
         kept, held_out = run_tables.HeldOut(0.3, 5).split(lines)
         self.assertEqual(self.merged(out), self.table_of(kept))
         self.assertEqual(self.merged(aside), self.table_of(held_out))
+
+    def test_a_runner_that_loses_text_is_an_error(self):
+        pattern = self.write_shards()
+        for lost in ("_blocks", "_write_part", "_count"):
+            with (
+                self.subTest(lost),
+                mock.patch.object(count_beam, lost, lambda *_: []),
+                self.assertRaisesRegex(SystemExit, "error: .* the runner has lost some"),
+            ):
+                self.count(pattern, "--num_parts=2")
+            self.assertEmpty(os.listdir(self.folder / "parts"))
 
     def test_parts_that_no_run_falls_into_are_there(self):
         self.write("sw.txt", "a\n\n a\n")

@@ -1,0 +1,138 @@
+"""Manifest of a packed dataset: size and checksums of each of its files.
+
+Besides the SHA-256 of a file there is a CRC of each MiB of it, so that a start checks some of them.
+"""
+
+import hashlib
+import pathlib
+import random
+import time
+import zlib
+from collections.abc import Collection
+from typing import Annotated, NotRequired, TypedDict
+
+import msgspec
+import numpy as np
+
+from common import declarations
+from common.declarations import Artefact, Count, Digest, Name
+
+MANIFEST = "manifest.json"
+_BLOCK_BYTES = 1 << 20
+_NO_IDS = ("counts.npy", "ends.npy")
+# Of a start, in which a block takes a millisecond or two.
+_SECONDS = 0.5
+
+
+class FileRecord(TypedDict):
+    """Size and checksums of a file; those of blocks are missing in older versions."""
+
+    bytes: Count
+    sha256: Digest
+    blocks: NotRequired[Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{8})*\Z")]]
+
+
+class Manifest(Artefact, frozen=True):
+    """Records of the files of a packed dataset, by name."""
+
+    files: dict[Name, FileRecord]
+
+
+def describe(path: pathlib.Path) -> FileRecord:
+    """Describe a file, which is read once."""
+    whole, checksums, size = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            whole.update(block)
+            checksums.append(_crc(block))
+            size += len(block)
+    return {"bytes": size, "sha256": whole.hexdigest(), "blocks": "".join(checksums)}
+
+
+def _crc(block: bytes) -> str:
+    return f"{zlib.crc32(block):08x}"
+
+
+def remedy(folder: pathlib.Path) -> str:
+    """What to do about a damaged dataset."""
+    return f"copy the dataset again, or remove {folder}/meta.json and run prepare_data.py again"
+
+
+def read(folder: pathlib.Path, implied: Collection[str]) -> dict[str, FileRecord]:
+    """Read a manifest, which must have the files that meta.json implies, and compare their sizes.
+
+    Raises:
+      ValueError: there is none, it is damaged or lacks a file, or a file has another size.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: the dataset has no checksums; {remedy(folder)}")
+    files = declarations.read(path, Manifest, remedy=remedy(folder)).files
+    if missing := sorted(set(implied) - set(files)):
+        raise ValueError(
+            f"{path}: files lacks {missing[0]} and {len(missing) - 1} others that meta.json "
+            f"implies; {remedy(folder)}"
+        )
+    for name, record in files.items():
+        size = (folder / name).stat().st_size if (folder / name).exists() else None
+        if size != record["bytes"]:
+            raise ValueError(
+                f"{folder / name}: {'missing' if size is None else f'{size} bytes'}, must have "
+                f"{record['bytes']}; {remedy(folder)}"
+            )
+    return files
+
+
+def verify(folder: pathlib.Path, implied: Collection[str]) -> int:
+    """Compare all files with their records, as `read` and by SHA-256; return their number."""
+    files = read(folder, implied)
+    for name, record in files.items():
+        if (found := describe(folder / name)["sha256"]) != record["sha256"]:
+            raise ValueError(
+                f"{folder / name}: its SHA-256 is {found[:12]}, must be {record['sha256'][:12]} by "
+                f"{MANIFEST}: the file is damaged; {remedy(folder)}"
+            )
+    return len(files)
+
+
+def check_sample(
+    folder: pathlib.Path, implied: Collection[str], vocab_size: int, seed: int | None = None
+) -> None:
+    """Check a dataset as `read`, and a random MiB of as many files as half a second allows.
+
+    Each has its checksum, and ids below `vocab_size` where its file holds ids.
+    """
+    files, draw = read(folder, implied), random.Random(seed)
+    end = time.monotonic() + _SECONDS
+    for name in draw.sample(sorted(files), len(files)):
+        number = draw.randrange(max(-(-files[name]["bytes"] // _BLOCK_BYTES), 1))
+        with (folder / name).open("rb") as file:
+            file.seek(number * _BLOCK_BYTES)
+            block = file.read(_BLOCK_BYTES)
+        checksums = files[name].get("blocks", "")
+        if checksums and _crc(block) != checksums[8 * number :][:8]:
+            fault = f"has another checksum than {MANIFEST} says"
+        elif not name.endswith(_NO_IDS) and _largest_id(block, number, vocab_size) >= vocab_size:
+            fault = f"holds token ids that are not below {vocab_size}, the vocabulary's size"
+        else:
+            fault = ""
+        if fault:
+            raise ValueError(
+                f"{folder / name}: the MiB from byte {number * _BLOCK_BYTES} on {fault}; the file "
+                f"is damaged: {remedy(folder)}"
+            )
+        if time.monotonic() > end:
+            break
+
+
+def _largest_id(block: bytes, number: int, vocab_size: int) -> int:
+    """Largest token id of a block of a .npy file, whose first one begins with a header."""
+    dtype = id_dtype(vocab_size)
+    header = 10 + int.from_bytes(block[8:10], "little") if number == 0 else 0
+    end = len(block) - (len(block) - header) % dtype.itemsize
+    return int(np.frombuffer(block[header:end], dtype).max(initial=0))
+
+
+def id_dtype(vocab_size: int) -> np.dtype:
+    """Return the smallest dtype that holds all ids: uint16 up to 65,536 pieces, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
