@@ -17,29 +17,33 @@ several hosts, start the same command on each with the flags that train.py has; 
 docs/fine_tuning.md and docs/translation.md have more.
 """
 
-import collections
+import contextlib
 import json
+import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from builders import prediction, task_runs
+from builders import prediction, run_folder, task_runs
 from builders.task_settings import task_settings
 from builders.translation_prediction import TranslationRun
-from common import artifacts, entry_point
+from common import artifacts, entry_point, outputs
 from evaluation.tasks import Line
 from input_pipeline.tasks import unlabelled
 from training import compilation, hosts
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Of tatoeba or bucc, without a run.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "One of tatoeba or bucc, for no run.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
 _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
-_OUTPUT = flags.DEFINE_string("output", None, "The file to write, JSON lines or translations.")
-_LANGUAGE = flags.DEFINE_string("language", "", "Of the input; of translations such as en-de.")
+_OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
+_LANGUAGE = flags.DEFINE_string("language", "", "Language of the input, or a direction, en-de.")
 _join_hosts = hosts.define_flags()
+# What may be read in the folders of runs and of encoders, where outputs may be as well.
+_READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
+         "model.safetensors")  # fmt: skip
 
 
 def main(_) -> None:
@@ -51,23 +55,33 @@ def main(_) -> None:
     config = task_runs.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
     paths = [pathlib.Path(name) for name in _INPUT.value]
     task = task_settings(config).task
-    if task.is_translation and workdir is not None:
-        return _translate(workdir, paths)
-    if task.is_search:
-        chunks = _search(config, workdir, paths)
-    elif workdir is None:
-        raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
-    else:
-        chunks = _predict(workdir, paths)
-    if not hosts.is_first():
-        collections.deque(chunks, maxlen=0)  # computes its share of every batch
-        return
+    with contextlib.ExitStack() as stack:
+        if workdir is not None:
+            stack.enter_context(artifacts.locked(workdir, is_shared=True))
+        folders = filter(None, (workdir, config.init_from))
+        inputs = [*paths, *(pathlib.Path(one, name) for one in folders for name in _READ)]
+        aside = pathlib.Path(os.devnull)
+        if hosts.is_first():  # the others compute their shares of every batch
+            aside = stack.enter_context(outputs.file(_OUTPUT.value, inputs))
+        if task.is_search:
+            count = _write(_search(config, workdir, paths), aside)
+        elif workdir is None:
+            raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
+        elif task.is_translation:
+            count = _translate(workdir, paths, aside)
+        else:
+            count = _write(_predict(workdir, paths), aside)
+    logging.info("%d lines: %s", count, _OUTPUT.value)
+
+
+def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
+    """Write output lines; return their number."""
     count = 0
-    with artifacts.atomic_path(_OUTPUT.value) as aside, open(aside, "w", encoding="utf-8") as file:
+    with open(aside, "w", encoding="utf-8") as file:
         for lines in chunks:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             count += len(lines)
-    logging.info("%d lines: %s", count, _OUTPUT.value)
+    return count
 
 
 def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
@@ -80,15 +94,16 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
             yield lines
 
 
-def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> None:
-    """Write the translations of a file, and log how fast they were found."""
-    output, run = pathlib.Path(_OUTPUT.value), TranslationRun(workdir)
+def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
+    """Write the translations of a file, log how fast they were found, and return their number."""
+    run = TranslationRun(workdir)
     with tqdm.tqdm(desc="translate", unit="line") as bar:
-        for count in run.translate_file(_one(paths), output, _LANGUAGE.value):
+        for count in run.translate_file(_one(paths), aside, _LANGUAGE.value):
             bar.update(count - bar.n)
     rates = run.throughput.rates()
-    speed = "".join(f", {rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
-    logging.info("%d lines: %s%s", bar.n, output, speed)
+    speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
+    logging.info("translated %s", ", ".join(speeds))
+    return bar.n
 
 
 def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:

@@ -2,7 +2,6 @@
 
 import hashlib
 import pathlib
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from builders import translation as builders
 from builders.prediction import read_tokenizer, run_config
 from builders.run_folder import BEST
 from builders.task_settings import task_settings
-from common import artifacts
+from common import artifacts, outputs
 from evaluation.translating import Throughput
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
@@ -92,39 +91,38 @@ class TranslationRun:
         return [by_line.get(number, "") for number in range(len(lines))]
 
     def translate_file(
-        self, source: pathlib.Path, output: pathlib.Path, direction: str
+        self, source: pathlib.Path, aside: pathlib.Path, direction: str
     ) -> Iterator[int]:
         """Translate a file line by line; yield the number of lines done after each part.
 
-        Parts are kept beside `output` until it is written. After a stop the same call goes on after
-        the last of them; those of another source, direction or model are not taken.
+        Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
+        same call resumes after the last of them, if source, direction and model are the same.
 
         Raises:
           ValueError: there is no such file, it is no text, or the direction is unknown.
-          OSError: the output is a folder.
         """
-        artifacts.check_replaceable(output)
         direction = self.direction(direction)
         if not source.is_file():
             raise ValueError(f"{source}: no such file; correct --input")
         lines = [line for _, line in files.numbered_lines(source)]
-        name = artifacts.fingerprint(self._identity, direction, lines)
-        folder = output.with_name(f"{output.name}.parts")
+        folder = outputs.parts(aside, artifacts.fingerprint(self._identity, direction, lines))
         starts = range(0, len(lines), CHUNK)
-        parts = [folder / f"{name}.{start}.txt" for start in starts]
+        parts = {folder / f"{start}.txt": lines[start : start + CHUNK] for start in starts}
         # All hosts translate the same parts, which one of them cannot do alone.
-        there = hosts.as_on_first([part.exists() for part in parts])
-        for start, part, is_there in zip(starts, parts, there, strict=True):
-            chunk = lines[start : start + CHUNK]
+        there = hosts.as_on_first([_is_whole(part, len(parts[part])) for part in parts])
+        for start, (part, chunk), is_there in zip(starts, parts.items(), there, strict=True):
             if not is_there:
                 found = self(chunk, direction, start + 1)
                 if hosts.is_first():
-                    artifacts.write_text(part, "".join(f"{x}\n" for x in found))
+                    texts = (one.replace("\n", " ") for one in found)  # of byte pieces
+                    artifacts.write_text(part, "".join(f"{text}\n" for text in texts))
             yield start + len(chunk)
         if hosts.is_first():
-            texts = (part.read_text(encoding="utf-8") for part in parts)
-            artifacts.write_text(output, "".join(texts))
-            shutil.rmtree(folder)
+            aside.write_bytes(b"".join(map(artifacts.read_bytes, parts)))
+
+
+def _is_whole(part: pathlib.Path, num_lines: int) -> bool:
+    return part.exists() and artifacts.read_bytes(part).count(b"\n") == num_lines
 
 
 def _digest(workdir: pathlib.Path) -> str:

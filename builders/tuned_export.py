@@ -38,7 +38,6 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
       ValueError: the run has not ended, has no head, or its files do not belong together; or the
         folder is not empty.
     """
-    model_folder.check_writable(output)
     config = prediction.run_config(workdir)
     options = task_settings(config)
     if options.task.kind not in KINDS:

@@ -24,9 +24,12 @@ from typing import Any
 MAX_BYTES = 1 << 30
 _SETTINGS = "settings.json"
 _DONE = "DONE"
-_LOCK = "LOCK"
+LOCK = "LOCK"
 # Names of `aside_of`, which no user's file has.
 _ASIDE = re.compile(r"\..*\.[0-9a-f]{16}\.tmp(\.[^.]*)?")
+# The system tells it only by setting it, for all threads: so once.
+_UMASK = os.umask(0o077)
+os.umask(_UMASK)
 
 
 @contextlib.contextmanager
@@ -70,12 +73,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
-    """Rename a file or a folder of files to `path` when its content is on the disk."""
-    for folder, _, names in os.walk(aside):
-        for name in (*names, "."):
-            sync(pathlib.Path(folder, name))
-    if not aside.is_dir():
-        sync(aside)
+    """Rename a file or a folder of files to `path` when its content is on the disk.
+
+    Whom the umask lets can read it, also if the writer of a file has made that private.
+    """
+    for one in (aside, *aside.rglob("*")):
+        mode = one.stat().st_mode
+        if stat.S_ISREG(mode) and (public := mode | 0o666 & ~_UMASK) != mode:
+            one.chmod(stat.S_IMODE(public))
+        sync(one)
     os.replace(aside, path)
     sync(path.parent)
 
@@ -104,6 +110,8 @@ def aside_of(path: pathlib.Path) -> pathlib.Path:
 def remove_leftovers(folder: pathlib.Path) -> None:
     """Remove what killed processes have left aside in a folder that this one has locked."""
     for parent, folders, names in os.walk(folder):
+        # Commands that write there clear these themselves, see `outputs`.
+        folders[:] = [name for name in folders if not name.endswith(".output")]
         for name in filter(_ASIDE.fullmatch, names):
             pathlib.Path(parent, name).unlink(missing_ok=True)
         for name in list(filter(_ASIDE.fullmatch, folders)):
@@ -124,7 +132,7 @@ def _check_regular(path: pathlib.Path, mode: int, verb: str) -> None:
         kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise OSError(
-            f"{path}: is {kind}; only regular files are {verb}: move it, or choose another path"
+            f"{path}: is {kind}; only regular files are {verb}: choose another path, or move it"
         )
 
 
@@ -145,32 +153,10 @@ def _with_path(error: OSError, path: pathlib.Path) -> OSError:
     return error
 
 
-@contextlib.contextmanager
-def atomic_files(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yield a temporary folder, whose files are moved to `folder` when the block succeeds.
-
-    Raises:
-      ValueError: `folder` is the root of the file system.
-      OSError: `folder` is a file, or cannot be written.
-    """
-    # A relative one may have no name, as ".", and a link leads to another disk.
-    folder = pathlib.Path(folder).resolve()
-    if _is_unnamed(folder):
-        raise ValueError(f"{folder}: the root folder is not written to; choose one below it")
-    aside = aside_of(folder)
-    with made_parents(folder):
-        if folder.exists() and not folder.is_dir():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
-        aside.mkdir()
-        try:
-            yield aside
-            folder.mkdir(exist_ok=True)
-            for path in sorted(aside.iterdir()):
-                check_replaceable(folder / path.name)
-            for path in sorted(aside.iterdir()):
-                publish(path, folder / path.name)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+def check_empty(folder: pathlib.Path, remedy: str = "choose another folder") -> None:
+    """Raise ValueError if a folder holds anything."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; {remedy}")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -349,17 +335,20 @@ class Stage:
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path, *, is_shared: bool = False) -> Iterator[None]:
+def locked(
+    folder: pathlib.Path, *, is_shared: bool = False, flag: str = "--workdir"
+) -> Iterator[None]:
     """Lock a folder against other processes until the block ends.
 
     Args:
-      folder: existing folder, in which the lock is a file.
+      folder: existing folder, in which the lock is a file, which its holder may remove.
       is_shared: whether other processes may hold it as well, and none alone.
+      flag: that names the folder, or what it is for.
 
     Raises:
       ValueError: another process holds it.
     """
-    path = folder / _LOCK
+    path = folder / LOCK
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -372,10 +361,12 @@ def locked(folder: pathlib.Path, *, is_shared: bool = False) -> Iterator[None]:
         _check_regular(path, os.fstat(file.fileno()).st_mode, "locked")
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if not os.fstat(file.fileno()).st_nlink:
+                raise BlockingIOError
         except BlockingIOError:
             raise ValueError(
                 f"another process is at work in {folder}; wait for it or stop it, or choose "
-                "another --workdir"
+                f"another {flag}"
             ) from None
         yield
 

@@ -95,14 +95,46 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+class _Shown(io.FileIO):
+    """Stream whose failure ends no command: results are files."""
+
+    fault: OSError | None = None  # of any of them
+
+    def write(self, content: Any) -> Any:
+        try:
+            return super().write(content)
+        except OSError as error:
+            _Shown.fault = error
+            return len(content)
+
+
+def _shown(stream: Any) -> Any:
+    """Return an output stream that shows what a terminal can, which may know ASCII alone."""
+    if type(stream) is not io.TextIOWrapper:  # of a test, or closed
+        return stream or open(os.devnull, "w", encoding="utf-8")
+    buffer = io.BufferedWriter(_Shown(stream.fileno(), "w", closefd=False))
+    lines = stream.line_buffering
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=lines)
+
+
 def call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
     """Run a command whose flags are parsed; see `run`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+    out, err = map(_shown, (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        _call(main, arguments)
+
+
+def _call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         main(arguments)
+        sys.stdout.flush()
+        fault = _Shown.fault
+        if fault and fault.errno != errno.EPIPE:  # the reader of a pipe wants no more
+            fault.filename = "standard output"
+            if not {"output", "workdir"} & set(flags.FLAGS):  # nor are there files
+                raise fault
+            logging.warning("%s; all files are written", describe(fault))
     except KeyboardInterrupt:
         fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
     except _Terminated:
@@ -124,6 +156,8 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
         if not may_be_remote:
             _check_local()
         return rest
+    except SystemExit:  # of --help, which absl ends as an error
+        sys.exit(0)
     except Exception as error:  # a config file is a program of the user's, and may raise anything
         given = [one for one in arguments if re.match("--?config[=.]", one)]
         if isinstance(error, flags.Error) and _OF_FILE not in str(error):
@@ -192,7 +226,7 @@ def _of_config(error: Exception, given: Sequence[str]) -> str:
             "those of train.py"
         )
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{' '.join(given)}: {kind}{error}; correct the key or its value"
+    return f"{' '.join(given) or 'flags'}: {kind}{error}; correct the key or its value"
 
 
 def _place(error: BaseException | None, path: str) -> str:

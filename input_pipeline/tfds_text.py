@@ -105,7 +105,7 @@ def write_text(
       ValueError: as `documents`, there are none, or the folder has the text of the language in
         another number of files.
     """
-    _check_number_of_files(folder, language, shard[1])
+    check_number_of_files(folder, language, shard[1])
     found = itertools.islice(documents(dataset, language, data_dir, shard), max_documents or None)
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
@@ -121,7 +121,7 @@ def write_text(
     return count
 
 
-def _check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
+def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
     """Raise ValueError if a folder has a file of the language that is one of another number."""
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")

@@ -91,10 +91,9 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
         "model_input_names": ["input_ids", "attention_mask"],
         **({} if max_length is None else {"model_max_length": max_length}),
     }
-    with artifacts.atomic_files(folder) as aside:
-        artifacts.write_json(aside / "special_tokens_map.json", names)
-        artifacts.write_json(aside / "tokenizer_config.json", names | options)
-        artifacts.write_json(aside / "tokenizer.json", tokenizer)
+    artifacts.write_json(folder / "special_tokens_map.json", names)
+    artifacts.write_json(folder / "tokenizer_config.json", names | options)
+    artifacts.write_json(folder / "tokenizer.json", tokenizer)
 
 
 def mark_unreadable(folder: pathlib.Path) -> None:

@@ -5,12 +5,9 @@ a format of our own (`interop.vocap_encoder`); `model_type` in config.json disti
 Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
-import contextlib
 import logging
-import os
 import pathlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,17 +130,6 @@ def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
     return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
 
 
-def check_writable(folder: pathlib.Path) -> None:
-    """Raise ValueError if `write_model` would reject the folder."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; remove it, or choose another folder to write")
-    if os.path.ismount(folder.resolve()):  # no other folder can be renamed to it
-        raise ValueError(
-            f"{folder} is where a disk is mounted, and no folder, which is written as a whole, can "
-            "take its place; name a folder inside it"
-        )
-
-
 def write_model(
     folder: pathlib.Path,
     params: Mapping[str, Any],
@@ -153,7 +139,7 @@ def write_model(
     task_head: TaskHead | None = None,
     card: str = "",
 ) -> None:
-    """Write a model folder atomically.
+    """Write a model folder; commands write it to one of `outputs.folder`.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
     class of its task head. Of a tokenizer that cannot be exported (`huggingface.why_not_exported`),
@@ -174,33 +160,31 @@ def write_model(
       ValueError: the folder is not empty, the tokenizer is no unigram or BPE model, or the shape of
         a parameter does not match the sizes.
     """
-    check_writable(folder)
+    artifacts.check_empty(folder)
     reason = huggingface.why_not_exported(tokenizer)
     num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
     sizes = {**sizes, "vocab_size": num_pieces}
     has_head = "head" in params
     is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
     form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
-    with _new_folder(folder) as aside:
-        if reason:
-            huggingface.mark_unreadable(aside)
-        else:
-            huggingface.export_tokenizer(tokenizer, aside, sizes["max_length"])
-        artifacts.write_bytes(aside / TOKENIZER, tokenizer)
-        tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
-        save_file(tensors, aside / WEIGHTS, metadata=dict(form.METADATA))
-        config = form.config(sizes, has_head=has_head, task_head=task_head)
-        artifacts.write_json(aside / _CONFIG, config)
-        if card:
-            artifacts.write_text(aside / _CARD, card)
+    tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
+    config = form.config(sizes, has_head=has_head, task_head=task_head)
     if reason:
+        huggingface.mark_unreadable(folder)
         logging.warning(
-            "AutoTokenizer cannot read %s: %s. Its tokenizer is %s alone, for sentencepiece; the "
-            "commands of this project need no other",
-            folder,
+            "AutoTokenizer cannot read the model's folder: %s. Its tokenizer is %s alone, for "
+            "sentencepiece; the commands of this project need no other",
             reason,
             TOKENIZER,
         )
+    else:
+        huggingface.export_tokenizer(tokenizer, folder, sizes["max_length"])
+    artifacts.write_bytes(folder / TOKENIZER, tokenizer)
+    with artifacts.atomic_path(folder / WEIGHTS) as aside:
+        save_file(tensors, aside, metadata=dict(form.METADATA))
+    artifacts.write_json(folder / _CONFIG, config)
+    if card:
+        artifacts.write_text(folder / _CARD, card)
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
@@ -312,18 +296,3 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
             "wrote, can be read"
         )
     return _FORMS[model_type], config
-
-
-@contextlib.contextmanager
-def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary folder, renamed to `folder` (absent or empty) on successful exit."""
-    # A link cannot be replaced by a folder, but the empty folder can that it leads to.
-    folder = folder.resolve()
-    aside = artifacts.aside_of(folder)
-    with artifacts.made_parents(folder):
-        aside.mkdir()
-        try:
-            yield aside
-            artifacts.publish(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)

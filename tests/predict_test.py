@@ -15,6 +15,7 @@ from builders import prediction, task_data, tuned_export
 from builders.pretrained import read_pretrained
 from builders.task_kinds import KINDS
 from builders.task_settings import Tokenizer, task_settings
+from common import artifacts
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
@@ -40,6 +41,12 @@ class UnlabelledTest(parameterized.TestCase):
             self.read("cola", "Eins.\n\n Zwei, drei.\n"),
             [TextExample("1", "Eins.", None, None), TextExample("3", "Zwei, drei.", None, None)],
         )
+
+    def test_a_tab_is_text_but_where_it_ends_a_column(self):
+        found = self.read("cola", "Eins.\tZwei.\n\tDrei.\n")
+        self.assertEqual([one.text for one in found], ["Eins.\tZwei.", "Drei."])
+        with self.assertRaisesRegex(ValueError, "line 1: 2 columns, but cola takes one text"):
+            self.read("cola", "Eins.\tZwei.\n", "mine.tsv")
 
     def test_pairs(self):
         self.assertEqual(
@@ -74,7 +81,6 @@ class UnlabelledTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("xnli", "a\tb\nc\n", "line 2: 1 columns, but xnli takes two texts with one tab"),
-        ("cola", "a\tb\n", "line 1: 2 columns, but cola takes one text without tab"),
         ("xquad", "a\tb\tc\n", "line 1: 3 columns, but xquad takes question and context"),
         ("xquad", "\n \n", "the file is empty"),
     )
@@ -209,6 +215,20 @@ class EntryPointTest(absltest.TestCase):
         self.assertEqual(
             [(one["id"], one["prediction"]) for one in lines], [("1", "4"), ("2", "3")]
         )
+        before = output.read_bytes()
+        for name, message in ((output, "exists"), (self.folder / "one", "is an input")):
+            done = harness.run("predict", [*given, f"--output={name}"])
+            self.assertRegex(done.errors, rf"error .*{name} {message}")
+            self.assertEqual(done.status, 2)
+        given.append("--overwrite")
+        model = tiny_tasks.encoder_folder(0) / "model.safetensors"
+        for name in (workdir / "settings.json", model):
+            done = harness.run("predict", [*given, f"--output={name}"])
+            self.assertIn(f"{name} is an input", done.errors)
+        self.assertEqual(output.read_bytes(), before)
+        with artifacts.locked(workdir):
+            done = harness.run("predict", given)
+            self.assertIn(f"another process is at work in {workdir}", done.errors)
         settings = json.loads((workdir / "settings.json").read_text())
         (workdir / "settings.json").write_text(json.dumps({**settings, "parameters": "others"}))
         done = harness.run("predict", given)

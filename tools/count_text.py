@@ -6,6 +6,7 @@
 Text is read as a stream; memory is bounded by --max_runs. docs/counting.md has the details.
 """
 
+import contextlib
 import glob
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags, logging
 from tqdm import tqdm
 
-from common import entry_point
+from common import entry_point, outputs
 from input_pipeline import blocks, text_files
 from vocap import run_tables
 
@@ -23,12 +24,12 @@ _INPUT = flags.DEFINE_multi_string(
 _MERGE = flags.DEFINE_multi_string(
     "merge", [], "Instead of text: tables to add up; a quoted pattern; repeatable."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "The table to write, <lang>.runs.gz.")
+_OUTPUT = outputs.define_flags("The table to write, <lang>.runs.gz.")
 _HELDOUT_FRACTION = flags.DEFINE_float(
     "heldout_fraction", 0.0, "Share of the text that is counted separately."
 )
 _HELDOUT_OUTPUT = flags.DEFINE_string("heldout_output", None, "The table of what is held out.")
-_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Picks what is held out.")
+_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Seed of the choice of what is held out.")
 _HELDOUT_BY = flags.DEFINE_enum(
     "heldout_by",
     "text",
@@ -37,7 +38,7 @@ _HELDOUT_BY = flags.DEFINE_enum(
     "sentences, as vocap.count_beam does.",
 )
 _BLOCK_BYTES = flags.DEFINE_integer(
-    "block_bytes", blocks.DEFAULT_BLOCK_BYTES, "Of a block, as corpus.block_bytes.", lower_bound=0
+    "block_bytes", blocks.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
 )
 _MAX_RUNS = flags.DEFINE_integer(
     "max_runs",
@@ -55,30 +56,38 @@ def main(argv: Sequence[str]) -> None:
         if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
             raise ValueError("tables cannot be split; hold text out when it is counted")
         tables = _matching(_MERGE.value)
-        _check_not_matched(_OUTPUT.value, _MERGE.value)
-        _log(_OUTPUT.value, run_tables.merge_tables(tables, _OUTPUT.value))
+        # Who adds to a table names it; by wildcards its text would count twice, unasked.
+        matched = [one for one in _MERGE.value if glob.has_magic(one)]
+        with outputs.file(_OUTPUT.value, _matching(matched)) as aside:
+            size = run_tables.merge_tables(tables, aside)
+        _log(_OUTPUT.value, size)
         return
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
         raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
-    if _HELDOUT_OUTPUT.value and _same_file(_HELDOUT_OUTPUT.value, _OUTPUT.value):
+    outs = [out for out in (_OUTPUT.value, _HELDOUT_OUTPUT.value) if out]
+    if len({pathlib.Path(out).resolve() for out in outs}) < len(outs):
         raise ValueError(
             f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "
             "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
         )
     paths = _matching(_INPUT.value)
-    _check_not_read(paths)
-    if not _HELDOUT_OUTPUT.value:
-        size = run_tables.count_to_table(_sentences(paths), _OUTPUT.value, _MAX_RUNS.value)
-        _log(_OUTPUT.value, size)
-        return
-    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)
-    outs = (_OUTPUT.value, _HELDOUT_OUTPUT.value)
-    if _HELDOUT_BY.value == "sentence":
-        sizes = run_tables.count_split(_sentences(paths), heldout, *outs, _MAX_RUNS.value)
-    else:
-        sizes = run_tables.count_groups(_blocks(paths), *outs, _MAX_RUNS.value)
+    with contextlib.ExitStack() as stack:
+        asides = [stack.enter_context(outputs.file(out, paths)) for out in outs]
+        sizes = _count(paths, asides)
     for out, size in zip(outs, sizes, strict=True):
         _log(out, size)
+
+
+def _count(
+    paths: Sequence[pathlib.Path], outs: Sequence[pathlib.Path]
+) -> Sequence[run_tables.Size]:
+    """Count text into a table, or into it and that of what is held out."""
+    if len(outs) == 1:
+        return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value)]
+    if _HELDOUT_BY.value == "text":
+        return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value)
+    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)
+    return run_tables.count_split(_sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value)
 
 
 def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:
@@ -112,35 +121,6 @@ def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
         for path in map(pathlib.Path, sorted(files)):
             found.setdefault(path.resolve(), path)
     return sorted(found.values())
-
-
-def _check_not_read(paths: Sequence[pathlib.Path]) -> None:
-    """Raise ValueError if an output is one of the texts, which a table would replace."""
-    for flag, output in (("output", _OUTPUT.value), ("heldout_output", _HELDOUT_OUTPUT.value)):
-        for path in paths if output else ():
-            if _same_file(path, output):
-                raise ValueError(
-                    f"--{flag}={output} is {path}, which --input names, so that a table would "
-                    "replace the text; give the table a name of its own, <lang>.runs.gz"
-                )
-
-
-def _check_not_matched(output: str, patterns: Sequence[str]) -> None:
-    """Raise ValueError if a pattern with wildcards matches the output of an earlier merge.
-
-    Its text would count twice, unasked. Who adds to a table names it.
-    """
-    for pattern in filter(glob.has_magic, patterns):
-        if any(_same_file(path, output) for path in glob.glob(pattern, recursive=True)):
-            raise ValueError(
-                f"{output} exists and --merge={pattern} matches it, so what it counts would be "
-                "added again; write to another folder than that of the parts, or name the tables "
-                "without wildcards to add to this one"
-            )
-
-
-def _same_file(one: str | pathlib.Path, other: str) -> bool:
-    return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
 
 
 def _log(path: str, size: run_tables.Size) -> None:

@@ -29,7 +29,7 @@ _DEVICES = flags.DEFINE_list(
     "devices", None, "Numbers of devices, by default 1 and 8, of fine-tuning 1."
 )
 _ENCODER = flags.DEFINE_enum(
-    "encoder", None, fine_tuning_memory.ENCODERS, "Of fine-tuning, in place of init_from."
+    "encoder", None, fine_tuning_memory.ENCODERS, "Published encoder, in place of init_from."
 )
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
 

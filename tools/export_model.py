@@ -27,17 +27,17 @@ from builders import data as data_builders
 from builders import model as builders
 from builders.masked_lm import encoder_of, masked_lm_of
 from builders.pretrained import encoder_alone
-from common import entry_point
+from common import entry_point, outputs
 from interop import model_folder
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "What was done, the config of train.py; none for a run of finetune.py."
+    "config", None, "The config of train.py; none for a run of finetune.py."
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where it was done.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "generator", "encoder_decoder"),
-    "Of replaced-token detection: the discriminator's encoder, or the generator, a masked LM. Of "
-    "VECO: the encoder, or with encoder_decoder also the cross-attention.",
+    "What to export. Replaced-token detection: the discriminator's encoder, or the generator, a "
+    "masked LM. VECO: the encoder, or with encoder_decoder also the cross-attention.",
 )  # fmt: skip
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
@@ -53,7 +53,10 @@ def main(_) -> None:
     is_fine_tuned = tuned_export.is_fine_tuned(workdir)
     _check_flags(workdir, is_fine_tuned)
     export = tuned_export.export if is_fine_tuned else _export_pretrained
-    if reason := export(workdir, output):
+    with outputs.folder(_OUTPUT.value, overwrite=False) as aside:
+        reason = export(workdir, aside)
+    logging.info("wrote the model to %s", output)
+    if reason:
         readers = _TUNED_READERS if is_fine_tuned else _READERS
         logging.warning(
             "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
@@ -83,8 +86,6 @@ def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     config, folders = checks.checked(_CONFIG.value), data_builders.Folders(workdir)
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
-    # Before the checkpoint is read, since the output folder may be invalid.
-    model_folder.check_writable(output)
     part_of = masked_lm_of if _PART.value == "generator" else encoder_of
     model = part_of(objectives.objective(config, store))
     settings, keeps_decoder = model.encoder.settings, _PART.value == "encoder_decoder"
@@ -99,7 +100,7 @@ def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
         settings, params = encoder_alone(settings, params)
     sizes = dataclasses.asdict(settings)
     model_folder.write_model(output, params, sizes, folders.read_tokenizer())
-    logging.info("wrote the model of step %d to %s", trained.step, output)
+    logging.info("the model is that of step %d", trained.step)
     return model_folder.why_not_transformers(sizes, has_head="head" in params)
 
 

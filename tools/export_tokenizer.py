@@ -11,12 +11,12 @@ import pathlib
 
 from absl import flags, logging
 
-from common import entry_point
+from common import entry_point, outputs
 from input_pipeline import text_files
 from interop import huggingface
 
 _MODEL = flags.DEFINE_string("model", None, "The SentencePiece model of build_vocab.py.")
-_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, one without a model.")
+_OUTPUT = outputs.define_flags("The folder to write, one without a model.")
 _CHECK = flags.DEFINE_multi_string(
     "check", [], "A text file, also compressed, to compare the ids on; repeatable."
 )
@@ -31,18 +31,18 @@ def main(_) -> None:
             "another --output"
         )
 
-    try:
-        huggingface.export_tokenizer(model, folder)
-    except ValueError as error:
-        raise ValueError(f"{_MODEL.value}: {error}") from error
-    logging.info("wrote %s", folder)
-
     differences: list[huggingface.Difference] = []
-    for path in texts:
-        lines = list(text_files.read_sentences(path))
-        found = huggingface.compare(model, folder, lines)
-        print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
-        differences += found
+    with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:
+        try:
+            huggingface.export_tokenizer(model, aside)
+        except ValueError as error:
+            raise ValueError(f"{_MODEL.value}: {error}") from error
+        for path in texts:
+            lines = list(text_files.read_sentences(path))
+            found = huggingface.compare(model, aside, lines)
+            print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
+            differences += found
+    logging.info("wrote %s", folder)
     print(huggingface.describe(differences))
 
 

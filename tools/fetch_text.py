@@ -13,8 +13,14 @@ import pathlib
 
 from absl import flags, logging
 
-from common import entry_point
-from input_pipeline.tfds_text import DATASETS, TextDataset, file_name, write_text
+from common import entry_point, outputs
+from input_pipeline.tfds_text import (
+    DATASETS,
+    TextDataset,
+    check_number_of_files,
+    file_name,
+    write_text,
+)
 
 _DATASET = flags.DEFINE_string(
     "dataset", None, f"One of {', '.join(DATASETS)}, or a name with {{}}."
@@ -22,7 +28,7 @@ _DATASET = flags.DEFINE_string(
 _LANGUAGES = flags.DEFINE_list("languages", None, "Codes of languages, as the dataset has them.")
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
 _MAX_DOCUMENTS = flags.DEFINE_integer(
-    "max_documents", 0, "Of each language; 0 for all.", lower_bound=0
+    "max_documents", 0, "Documents of each language; 0 for all.", lower_bound=0
 )
 _SHARDS = flags.DEFINE_integer(
     "shards", 1, "Files of each language, each written on its own.", lower_bound=1
@@ -44,9 +50,10 @@ def main(_) -> None:
             if path.exists():
                 logging.info("%s is there already", path)
                 continue
-            count = write_text(
-                dataset, language, folder, _MAX_DOCUMENTS.value, _DATA_DIR.value, shard
-            )
+            check_number_of_files(folder, language, _SHARDS.value)
+            with outputs.file(str(path), overwrite=False) as aside:
+                options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)
+                count = write_text(dataset, language, aside.parent, *options)  # of the same name
             logging.info("wrote %s: %d documents", path, count)
 
 

@@ -26,7 +26,7 @@ from builders import model as builders
 from builders.data import Folders, open_packed_dataset
 from builders.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from builders.pretrained import read_run, run_config
-from common import artifacts, entry_point
+from common import artifacts, entry_point, outputs
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from evaluation.replaced_token import UNIGRAM
@@ -39,7 +39,7 @@ from training.sharding import MeshSettings, make_mesh
 _BEFORE = flags.DEFINE_string("before", None, "The working directory that was started from.")
 _AFTER = flags.DEFINE_string("after", None, "The working directory of the continued training.")
 _ROWS = flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
-_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_OUTPUT = outputs.define_flags("The folder to write.")
 _TASKS = flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
 _SEQUENCES = flags.DEFINE_integer(
     "sequences", 1000, "Held-out rows used per language; 0 for all.", lower_bound=0
@@ -62,6 +62,15 @@ def main(_) -> None:
         raise ValueError(
             f"--tasks names {len(_TASKS.value)} folders, must be two: before and after"
         )
+    inputs = [_BEFORE.value, _AFTER.value, *_ROWS.value, *_TASKS.value]
+    with outputs.folder(_OUTPUT.value, inputs) as aside:
+        text = _report(aside)
+    print(text)
+    print(f"report: {(pathlib.Path(_OUTPUT.value) / forgetting.REPORT).absolute()}")
+
+
+def _report(folder: pathlib.Path) -> str:
+    """Score the models and write the report; return its text."""
     # Read first: scoring the models takes long.
     of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
     before, after = (
@@ -80,9 +89,7 @@ def main(_) -> None:
     title = (
         f"{before.name}, step {before.trained.step}, and {after.name}, step {after.trained.step}"
     )
-    folder = pathlib.Path(_OUTPUT.value)
-    print(forgetting.write_report(changes, title, folder))
-    print(f"report: {(folder / forgetting.REPORT).absolute()}")
+    return forgetting.write_report(changes, title, folder)
 
 
 def read_model(flag: str, workdir: pathlib.Path, max_sequences: int) -> Model:

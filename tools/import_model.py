@@ -16,7 +16,7 @@ import pathlib
 
 from absl import flags
 
-from common import entry_point
+from common import entry_point, outputs
 from input_pipeline import text_files
 from interop import huggingface, model_folder, tokenizer_json, vocabulary
 
@@ -27,13 +27,18 @@ _CHECK = flags.DEFINE_string("check", None, "Text to compare the kept tokenizer 
 
 
 def main(_) -> None:
-    folder, output = pathlib.Path(_MODEL.value), pathlib.Path(_OUTPUT.value)
+    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
     if _CHECK.value and _VOCABULARY.value:
         raise ValueError(
             "--check compares the tokenizer that is kept, and --vocabulary puts another in its "
             "place; leave out one of them"
         )
-    model_folder.check_writable(output)
+    with outputs.folder(output, overwrite=False) as aside:
+        _import(folder, aside)
+
+
+def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
+    """Write the model of a folder with another vocabulary, and print what became of the pieces."""
     old = vocabulary.read_vocabulary(folder)
     if _VOCABULARY.value is None:
         tokenizer = vocabulary.sentencepiece_model(folder)
@@ -46,14 +51,14 @@ def main(_) -> None:
     sizes, params = model_folder.read_model(folder)
     swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
     params = model_folder.with_table(params, swapped.table, swapped.bias)
-    model_folder.write_model(output, params, sizes, tokenizer)
+    model_folder.write_model(aside, params, sizes, tokenizer)
     dropped = len(set(old.pieces) - set(new.pieces)) if _VOCABULARY.value is None else 0
     if dropped:
         print(f"{dropped} added tokens are left out, which SentencePiece matches in no text")
     if "head" not in params:
         print(
-            f"{folder} has no masked-LM head: {output} is an encoder, for finetune.py; train.py "
-            "cannot start from it"
+            f"{folder} has no masked-LM head: {_OUTPUT.value} is an encoder, for finetune.py; "
+            "train.py cannot start from it"
         )
     print(
         f"{len(new.pieces)} pieces: {swapped.copied} copied, {swapped.segmented} from their parts, "

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from builders import checks, streams
 from builders import data as data_builders
-from common import entry_point
+from common import entry_point, outputs
 from evaluation import pair_sampling_report
 from input_pipeline import text_files
 from input_pipeline.bitext import pair_sizes
@@ -34,7 +34,7 @@ from input_pipeline.pair_sampling import (
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run, e.g. configs/bitext.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows.")
 _COUNTS = flags.DEFINE_string("counts", None, "Instead of --workdir: a .tsv table of counts.")
-_OUTPUT = flags.DEFINE_string("output", None, "Where to write; needed with --counts.")
+_OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps."
 )
@@ -48,6 +48,17 @@ def main(_) -> None:
         raise ValueError("--counts needs --output, a folder to write to")
     if _EXAMPLES.value < 0:
         raise ValueError(f"--examples is {_EXAMPLES.value}, must be 1 or more, or 0 to derive them")
+    folder = _OUTPUT.value or str(pathlib.Path(_WORKDIR.value, "pair_sampling"))
+    inputs = [_WORKDIR.value or _COUNTS.value]
+    with outputs.folder(folder, inputs, overwrite=None if _OUTPUT.value else True) as aside:
+        path = _report(config, aside)
+    path = pathlib.Path(folder, path.name).absolute()
+    print(path.read_text(encoding="utf-8"))
+    print(f"report: {path}")
+
+
+def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
+    """Write the report; return its path."""
     settings = data_builders.data_settings(config).pair_sampling_settings()
     if _COUNTS.value:
         sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
@@ -58,10 +69,7 @@ def main(_) -> None:
         sizes = pair_sizes(store)
     samplings = _samplings(sizes, settings)
     examples = {one.method: _examples(config, store, one) for one in samplings}
-    folder = pathlib.Path(_OUTPUT.value or pathlib.Path(_WORKDIR.value) / "pair_sampling")
-    path = pair_sampling_report.write_report(folder, samplings, examples, settings)
-    print(path.read_text(encoding="utf-8"))
-    print(f"report: {path.absolute()}")
+    return pair_sampling_report.write_report(folder, samplings, examples, settings)
 
 
 def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair, list[int]]:

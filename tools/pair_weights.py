@@ -28,7 +28,7 @@ from input_pipeline.pair_phases import load_pair_record
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
-_PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs at each end.", lower_bound=1)
+_PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs that are listed at each end.", lower_bound=1)
 
 
 def main(_) -> None:

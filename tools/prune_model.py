@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from common import entry_point
+from common import entry_point, outputs
 from input_pipeline import text_files
 from interop import model_folder, vocabulary
 
@@ -26,17 +26,17 @@ _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or em
 
 
 def main(_) -> None:
-    folder, output = pathlib.Path(_MODEL.value), pathlib.Path(_OUTPUT.value)
-    model_folder.check_writable(output)
-    sizes, params = model_folder.read_model(folder)
-    tokenizer = model_folder.read_tokenizer(folder)
-    table, bias = model_folder.table_of(params)
-    vocabulary.check_sizes(folder, len(vocabulary.vocabulary(tokenizer).pieces), len(table))
+    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
+    with outputs.folder(output, overwrite=False) as aside:
+        sizes, params = model_folder.read_model(folder)
+        tokenizer = model_folder.read_tokenizer(folder)
+        table, bias = model_folder.table_of(params)
+        vocabulary.check_sizes(folder, len(vocabulary.vocabulary(tokenizer).pieces), len(table))
 
-    texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
-    tokenizer, kept = vocabulary.prune(tokenizer, texts)
-    params = model_folder.with_table(params, table[kept], bias[kept])
-    model_folder.write_model(output, params, sizes, tokenizer)
+        texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
+        tokenizer, kept = vocabulary.prune(tokenizer, texts)
+        params = model_folder.with_table(params, table[kept], bias[kept])
+        model_folder.write_model(aside, params, sizes, tokenizer)
     if "head" not in params:
         print(
             f"{folder} has no masked-LM head: {output} is an encoder, without the head of any "

@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags, logging
 from tqdm import tqdm
 
-from common import entry_point
+from common import entry_point, outputs
 from input_pipeline import sources
 from input_pipeline.corpus import Corpus, ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
@@ -34,10 +34,21 @@ _PIVOT = flags.DEFINE_string("pivot", "en", "Language that others are compared w
 _SENTENCES = flags.DEFINE_integer(
     "sentences", 20_000, "Sentences of a language that are used, from the first on.", lower_bound=1
 )
-_OUTPUT = flags.DEFINE_string("output", None, "Folder of the report.")
+_OUTPUT = outputs.define_flags("The folder of the report.")
 
 
 def main(_) -> None:
+    tokenizers = [one.partition("=")[2] for one in _TOKENIZERS.value]
+    inputs = [_TEXT.value, *tokenizers, *_PARALLEL.value]
+    with outputs.folder(_OUTPUT.value, inputs) as aside:
+        scores = _scores()
+        path = segmentation_report.write_report(aside, scores, _PIVOT.value)
+    print(segmentation_report.summary_table(scores))
+    print(f"report: {pathlib.Path(_OUTPUT.value, path.name)}")
+
+
+def _scores() -> dict[str, segmentation.TokenizerScore]:
+    """Score each tokenizer, by name."""
     segmenters = _segmenters()
     spec = _spec()
     corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
@@ -56,13 +67,10 @@ def main(_) -> None:
         ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
         for source in found
     ]
-    scores = {
+    return {
         name: _score(name, segmenter, corpus, parallel, languages)
         for name, segmenter in segmenters.items()
     }
-    path = segmentation_report.write_report(pathlib.Path(_OUTPUT.value), scores, _PIVOT.value)
-    print(segmentation_report.summary_table(scores))
-    print(f"report: {path}")
 
 
 def _segmenters() -> dict[str, Segmenter]:

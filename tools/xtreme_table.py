@@ -6,17 +6,19 @@ DIR may contain *, for many runs. Writes report.md with its plots, scores.csv an
 --submission adds a folder for each model and setting that XTREME's evaluate.py reads.
 """
 
+import glob
+import itertools
 import pathlib
 import re
 
 from absl import flags, logging
 
-from common import entry_point
+from common import entry_point, outputs
 from evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
 
 _RUNS = flags.DEFINE_list("runs", None, "Folders of finished runs, with results.json each.")
-_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
-_CENTER = flags.DEFINE_enum("center", "mean", ["mean", "median"], "Of several seeds.")
+_OUTPUT = outputs.define_flags("The folder to write.")
+_CENTER = flags.DEFINE_enum("center", "mean", ["mean", "median"], "Summary of several seeds.")
 _PUBLISHED = flags.DEFINE_string(
     "published", str(published.DEFAULT), "Numbers to compare with, as evaluation/published.json."
 )
@@ -24,14 +26,16 @@ _SUBMISSION = flags.DEFINE_bool("submission", False, "Also write predictions for
 
 
 def main(_) -> None:
-    folder = pathlib.Path(_OUTPUT.value)
-    runs = xtreme_runs.find_runs(_RUNS.value)
-    variants = xtreme_runs.variants(runs, _CENTER.value)
-    numbers = published.read(pathlib.Path(_PUBLISHED.value))
-    logging.info("%d runs, %d without their seeds", len(runs), len(variants))
-    if _SUBMISSION.value:
-        _submit(folder / "submission", xtreme_runs.chosen(variants))
-    print(xtreme_report.write_report(folder, variants, numbers))
+    folders = itertools.chain.from_iterable(map(glob.glob, _RUNS.value))
+    with outputs.folder(_OUTPUT.value, [*folders, _PUBLISHED.value]) as aside:
+        runs = xtreme_runs.find_runs(_RUNS.value)
+        variants = xtreme_runs.variants(runs, _CENTER.value)
+        numbers = published.read(pathlib.Path(_PUBLISHED.value))
+        logging.info("%d runs, %d without their seeds", len(runs), len(variants))
+        if _SUBMISSION.value:
+            _submit(aside / "submission", xtreme_runs.chosen(variants))
+        path = xtreme_report.write_report(aside, variants, numbers)
+    print(pathlib.Path(_OUTPUT.value, path.name))
 
 
 def _submit(folder: pathlib.Path, best: list[xtreme_runs.Variant]) -> None:

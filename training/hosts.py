@@ -19,14 +19,15 @@ def define_flags() -> Callable[[], None]:
       A function that joins the hosts if the flags ask for it, and sets up the memory of CPU hosts;
       call it before any other use of jax.
     """
-    distributed = flags.DEFINE_bool("distributed", False, "This is one of several hosts.")
+    flags.disclaim_key_flags()  # they are of the command
+    distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
     coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
-    num_processes = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
-    process_id = flags.DEFINE_integer("process_id", None, "Number of this one.")
+    num_processes = flags.DEFINE_integer("num_processes", None, "Number of processes of the run.")
+    process_id = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
     heartbeat = flags.DEFINE_integer(
         "heartbeat_seconds",
         100,  # jax's own
-        "Of silence of a process, after which it counts as dead and all others abort (SIGABRT).",
+        "Seconds of silence after which a process counts as dead and all others abort (SIGABRT).",
         lower_bound=1,
     )
 

@@ -14,6 +14,8 @@ from input_pipeline.tasks.tasks import Task
 def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
     """Read a text a line, or two with a tab between them where the task is on pairs.
 
+    A tab in a single text is a blank of it, but in a file called *.tsv, where it ends a column.
+
     Args:
       path: a file, see `files.read_text`.
       task: whose columns say whether it is on pairs.
@@ -57,8 +59,9 @@ def read_sentences(path: pathlib.Path) -> Sentences:
 def _cells(path: pathlib.Path, task: Task, wanted: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the number of each line and its one cell or two, which `wanted` names."""
     count = 1 if wanted == "one text" else 2
+    has_columns = count == 2 or ".tsv" in path.suffixes
     for name, where, line in _lines(path):
-        cells = [cell.strip() for cell in line.split("\t")]
+        cells = [cell.strip() for cell in (line.split("\t") if has_columns else [line])]
         if len(cells) != count:
             raise ValueError(
                 f"{where}: {len(cells)} columns, but {task.name} takes {wanted} "

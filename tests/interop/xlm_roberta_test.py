@@ -410,7 +410,7 @@ class WriteTest(FolderTest):
         self.folder.mkdir()
         self.write()  # empty, so it may be filled
         before = {path: path.stat().st_mtime_ns for path in self.folder.iterdir()}
-        with self.assertRaisesRegex(ValueError, "is not empty; remove it, or choose another"):
+        with self.assertRaisesRegex(ValueError, "is not empty; choose another folder"):
             self.write()
         self.assertEqual(before, {path: path.stat().st_mtime_ns for path in self.folder.iterdir()})
 

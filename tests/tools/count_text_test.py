@@ -101,7 +101,7 @@ class CountTextTest(parameterized.TestCase):
                    f"--output={self.out}/merged")  # fmt: skip
         self.assertEqual((self.out / "merged").read_bytes(), self.table_of(LINES))
         with self.assertRaisesRegex(ValueError, r"parts \[4\] are missing"):
-            self.count(f"--merge={self.out}/part-[0-3]-*", f"--output={self.out}/merged")
+            self.count(f"--merge={self.out}/part-[0-3]-*", f"--output={self.out}/other")
 
     def test_a_pattern_never_merges_what_the_command_wrote_before(self):
         self.write_shards()
@@ -111,7 +111,7 @@ class CountTextTest(parameterized.TestCase):
         self.count(f"--merge={self.out}/*.runs.gz", f"--output={table}")
         self.assertEqual(table.read_bytes(), self.table_of(LINES))
         for pattern, output in (("*.runs.gz", table), ("[a-z]?.runs.gz", spelled)):
-            with self.assertRaisesRegex(ValueError, r"sw.runs.gz exists and --merge=.* matches it"):
+            with self.assertRaisesRegex(ValueError, "out/sw.runs.gz is an input, .*; choose ano"):
                 self.count(
                     f"--merge={self.out}/0.runs.gz",
                     f"--merge={self.out}/{pattern}",
@@ -125,7 +125,10 @@ class CountTextTest(parameterized.TestCase):
         table, new = self.out / "sw.runs.gz", self.folder / "new.runs.gz"
         self.count(f"--input={self.text}/old.txt", f"--output={table}")
         self.count(f"--input={self.text}/new.txt", f"--output={new}")
-        self.count(f"--merge={table}", f"--merge={self.folder}/n*.gz", f"--output={table}")
+        both = (f"--merge={table}", f"--merge={self.folder}/n*.gz", f"--output={table}")
+        with self.assertRaisesRegex(ValueError, "sw.runs.gz exists; .* add --overwrite"):
+            self.count(*both)
+        self.count(*both, "--overwrite")
         self.assertEqual(table.read_bytes(), self.table_of(LINES))
 
     def test_the_seed_picks_what_is_held_out(self):
@@ -138,6 +141,7 @@ class CountTextTest(parameterized.TestCase):
                 "--heldout_by=sentence",
                 f"--heldout_output={self.out}/aside",
                 f"--heldout_seed={seed}",
+                "--overwrite",
             )
             aside = run_tables.HeldOut(0.3, seed).split(LINES)[1]
             self.assertEqual((self.out / "aside").read_bytes(), self.table_of(aside))
@@ -165,18 +169,21 @@ class CountTextTest(parameterized.TestCase):
         self.write_shards()
         text, link = self.text / "sw-0.txt", self.folder / "link.txt"
         link.symlink_to(text)
-        before = text.read_bytes()
+        hard, before = self.folder / "hard.txt", text.read_bytes()
+        hard.hardlink_to(text)
         others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
-        for given in (text, os.path.relpath(text), f"{self.out}/../text/sw-0.txt", link):
+        for given in (text, os.path.relpath(text), f"{self.text}/../text/sw-0.txt", hard, link):
             named = others | {flag: given}
             with (
                 mock.patch.object(count_text, "_sentences", side_effect=AssertionError),
                 mock.patch.object(count_text, "_blocks", side_effect=AssertionError),
-                self.assertRaisesRegex(ValueError, f"--{flag}=.* is .*sw-0.txt, which --input"),
+                self.assertRaisesRegex(
+                    (ValueError, OSError), "is an input, .*sw-0|is a link; only"
+                ),
             ):
                 self.count(
                     f"--input={self.text}/sw-*",
-                    "--heldout_fraction=0.5",
+                    *("--heldout_fraction=0.5", "--overwrite"),
                     *(f"--{name}={path}" for name, path in named.items()),
                 )
         self.assertEqual(text.read_bytes(), before)
@@ -245,16 +252,19 @@ class CountTextTest(parameterized.TestCase):
             for i in range(100_000):
                 file.write(f"{i:x} {i * i:x}\n")
             file.flush()
-            while not self.out.exists() or not any(self.out.glob(".sw.gz.*/*")):
+            while not self.out.exists() or not any(self.out.glob(".sw.gz.*/new/*/*")):
                 self.assertIsNone(process.poll())
                 time.sleep(0.01)
             process.send_signal(signal_number)
             process.communicate()
         self.assertNotEqual(process.returncode, 0)
         # What only a kill leaves is hidden and ends in no table's name.
-        left = [path.name for path in self.out.iterdir()]
-        self.assertLen(left, 0 if signal_number == signal.SIGINT else 1)
+        self.assertEqual(self.out.exists(), signal_number == signal.SIGKILL)
         self.assertEqual(list(self.out.glob("*")), [*self.out.glob(".*")])
+        pipe.unlink()
+        pipe.write_text("moja\n")
+        self.count(f"--input={pipe}", f"--output={self.out}/sw.gz")
+        self.assertEqual(os.listdir(self.out), ["sw.gz"])
 
 
 if __name__ == "__main__":

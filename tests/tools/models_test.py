@@ -145,7 +145,7 @@ class EntryPointsTest(parameterized.TestCase):
         expected = model_folder.with_table(before, swapped.table, swapped.bias)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
         self.assertEqual(model_folder.read_tokenizer(output), OTHER)
-        self.assert_refused("is not empty; remove it", "tools.import_model", *flags)
+        self.assert_refused("is not empty; choose another", "tools.import_model", *flags)
 
     @parameterized.parameters("sentencepiece.bpe.model", "tokenizer.json")
     def test_a_model_of_other_origin_keeps_its_pieces(self, name):
@@ -373,7 +373,9 @@ class EntryPointsTest(parameterized.TestCase):
         folders, _ = self.write_workdir(quickstart.get_config("runlocal"))  # no checkpoint yet
         flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
         output = f"--output={folders.rows}"
-        self.assert_refused("rows is not empty; remove it", "tools.export_model", *flags, output)
+        self.assert_refused(
+            "rows is not empty; choose another", "tools.export_model", *flags, output
+        )
 
     def test_a_run_goes_on_from_a_folder(self):
         config = quickstart.get_config("runlocal")

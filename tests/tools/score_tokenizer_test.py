@@ -111,7 +111,7 @@ class CommandTest(absltest.TestCase):
         (self.folder / "pairs.tsv").write_text(rows, encoding="utf-8")
 
     def run_main(self, *flags: str) -> None:
-        named = (f"--text={self.folder / 'text'}", f"--output={self.folder / 'out'}")
+        named = (f"--text={self.folder / 'text'}", f"--output={self.folder / 'out'}", "--overwrite")
         with commands.parsed("tools.score_tokenizer", *named, *flags):
             score_tokenizer.main([])
 
