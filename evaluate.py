@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from builders import checks, evaluators
+from builders import checks, evaluators, memory
 from builders import data as data_builders
 from builders import model as builders
 from builders.data import settings
@@ -75,4 +75,4 @@ def _allocation(folders: data_builders.Folders) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main)
+    entry_point.run(main, on_out_of_memory=lambda: memory.advice(_CONFIG.value))

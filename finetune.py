@@ -17,7 +17,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from builders import task_runs
+from builders import fine_tuning_memory, task_runs
 from builders.model import set_up_compilation
 from builders.task_settings import task_settings
 from common import entry_point
@@ -46,4 +46,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main)
+    entry_point.run(main, on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value))

@@ -15,19 +15,25 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from builders import checks, objectives
+from builders import checks, memory, objectives
 from builders import data as data_builders
 from builders import model as builders
 from builders.evaluators import training_evaluators
 from builders.initial import initial_params
 from builders.robust import training_data
 from common import entry_point
-from training import hosts
+from training import hosts, rewind
 from training.loop import train
 from training.signals import EXIT_STOPPED, Stopped, StopRequest
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+_CONTINUE_FROM = flags.DEFINE_integer(
+    "continue_from",
+    None,
+    "Step of a checkpoint from which to resume with other settings; docs/training.md.",
+    lower_bound=1,
+)
 _join_hosts = hosts.define_flags()
 
 
@@ -38,7 +44,8 @@ def main(_) -> None:
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_packed_dataset(folders)
-    stage = data_builders.open_train_stage(config, folders)
+    begins_at = _CONTINUE_FROM.value
+    stage = data_builders.open_train_stage(config, folders, begins_at)
     mesh = builders.mesh(config)
     data = training_data(config, store, mesh, folders.train)
     objective = objectives.objective(config, store, mesh)
@@ -49,7 +56,13 @@ def main(_) -> None:
     evaluators = training_evaluators(config, objective, store, mesh)
     # Claimed after all checks and before anything is written, which depends on the settings.
     try:
-        with hosts.held(stage), StopRequest() as should_stop:
+        claims = begins_at is None
+        with hosts.held(stage, claims=claims), StopRequest() as should_stop:
+            if begins_at is not None and not stage.claimed:
+                by_rows = config.optimizer.embedding_update == "rows"
+                rewind.rewind(folders.train, begins_at, functions, by_rows=by_rows)
+                if hosts.is_first():
+                    stage.claim()
             train(
                 functions,
                 settings,
@@ -59,6 +72,8 @@ def main(_) -> None:
                 initial_params=start,
                 should_stop=should_stop,
             )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
@@ -67,4 +82,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main)
+    entry_point.run(main, on_out_of_memory=lambda: memory.advice(_CONFIG.value))

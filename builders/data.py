@@ -1,6 +1,7 @@
 """Builders that need no jax: settings, folders, corpus, packed dataset."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 from absl import logging
 from ml_collections import ConfigDict
 
+from builders import phases
 from common import artifacts
 from configs import base
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
@@ -364,8 +366,8 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
 _ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
 # Keys of `train` for records, checkpoints and repetition, which do not affect training results.
 _RECORDING = (
-    "log_every", "keep_checkpoints", "keep_every", "tensorboard", "peak_flops", "profile_from",
-    "profile_steps", "deterministic",
+    "log_every", "keep_checkpoints", "keep_every", "verify_checkpoints", "tensorboard",
+    "peak_flops", "profile_from", "profile_steps", "deterministic",
 )  # fmt: skip
 # These as well, except with row-wise updates, where applying pending updates changes rounding.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
@@ -414,23 +416,41 @@ def warn_of_other_sections(
         )
 
 
-def open_train_stage(config: ConfigDict, folders: Folders) -> artifacts.Stage:
+def open_train_stage(
+    config: ConfigDict, folders: Folders, continue_from: int | None = None
+) -> artifacts.Stage:
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
     Keys that do not affect results may differ (docs/training.md has the list); those of earlier
     stages are warned of.
+
+    Args:
+      config: of the run.
+      folders: the working directory.
+      continue_from: step at which a phase begins, whose settings may differ (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = recorded_defaults()
-    stage = artifacts.open_stage(
+    open_stage = functools.partial(
+        artifacts.open_stage,
         folders.train,
-        {"rows": rows, **training_settings(config)},
         defaults={"rows": defaults, **defaults},
         uncompared=[f"rows.{path}" for path in PLACE_OF_TEXT],
         reads=[folders.vocab, folders.rows],
     )
-    earlier = {folders.vocab: ("vocab",), folders.rows: ("corpus", "store")}
-    warn_of_other_sections(config, earlier)
+    settings = {"rows": rows, **training_settings(config)}
+    if earlier := phases.recorded(folders.train):
+        settings[phases.PHASES] = earlier
+    if continue_from is None:
+        stage = open_stage(settings)
+    else:
+        now = open_stage(settings, replace=lambda: True)
+        begun = phases.with_phase(settings, now, continue_from)
+        before = now.changes()
+        # The phase replaces the settings that it was checked against, and no others.
+        stage = open_stage(begun, replace=lambda: now.changes() == before)
+    stages = {folders.vocab: ("vocab",), folders.rows: ("corpus", "store")}
+    warn_of_other_sections(config, stages)
     return stage
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from builders import fine_tuning as builders
@@ -95,6 +96,18 @@ def estimate(config: ConfigDict, num_devices: int, encoder: str = "") -> FineTun
         tuple(reversed(parts)),
         options.lengths,
         tuple(reversed(activations)),
+    )
+
+
+def advice(config: ConfigDict) -> str:
+    """Words on the memory that a run needs on each device, and on the keys that reduce it."""
+    number = jax.device_count()
+    found = estimate(config, number)
+    row = found.accumulation_steps.index(config.train.accumulation_steps)
+    return (
+        f"tools.estimate_memory has {found.total(row, -1) / 1e9:.2f} GB on each of {number} "
+        f"devices for rows of {found.lengths[-1]} tokens; lower train.batch_size, raise "
+        "train.accumulation_steps, or set model.remat to full or model.dtype to bfloat16"
     )
 
 

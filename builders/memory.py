@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
@@ -121,6 +122,19 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
         bytes={**of_state, "activations": activations},
         layout=parameter_table(state.params),
         stage=str(in_stage),
+    )
+
+
+def advice(config: ConfigDict) -> str:
+    """Words on the memory that a run needs on each device, and on the keys that reduce it."""
+    number = jax.device_count()
+    found = estimate(config, number).bytes
+    parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in found.items())
+    return (
+        f"tools.estimate_memory has {sum(found.values()) / 1e9:.2f} GB ({parts}) on each of "
+        f"{number} devices; lower train.batch_size (for evaluate.py evaluation.batch_size), raise "
+        "train.accumulation_steps, set model.remat to full, choose another output_layer, or split "
+        "the parameters by mesh.fsdp and mesh.model"
     )
 
 

@@ -74,9 +74,10 @@ def run(
     work = procedure.prepare(config, pretrained, folder, stopping)
     data = run_data.digests(procedure.files(options))
     run_data.check_resumed(folder, data)
-    # Nor has a start that was cut off before its data were recorded any checkpoint.
-    is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
     with hosts.held(stage):
+        run_data.check_resumed(folder, data)  # again: another process may have begun meanwhile
+        # Nor has a start that was cut off before its data were recorded any checkpoint.
+        is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
         if is_new and hosts.is_first():
             artifacts.write_json(folder / DATA, data)
         results = {**procedure.metadata(config), **work()}

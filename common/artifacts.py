@@ -81,9 +81,18 @@ def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
         mode = one.stat().st_mode
         if stat.S_ISREG(mode) and (public := mode | 0o666 & ~_UMASK) != mode:
             one.chmod(stat.S_IMODE(public))
-        sync(one)
+    sync_tree(aside)
     os.replace(aside, path)
     sync(path.parent)
+
+
+def sync_tree(path: pathlib.Path) -> None:
+    """Wait until a file, or a folder and all in it, are on the disk."""
+    for folder, _, names in os.walk(path):
+        for name in (*names, "."):
+            sync(pathlib.Path(folder, name))
+    if not path.is_dir():
+        sync(path)
 
 
 def sync(path: pathlib.Path) -> None:
@@ -117,6 +126,26 @@ def remove_leftovers(folder: pathlib.Path) -> None:
         for name in list(filter(_ASIDE.fullmatch, folders)):
             folders.remove(name)
             shutil.rmtree(pathlib.Path(parent, name), ignore_errors=True)
+
+
+def check_plain(path: pathlib.Path, name: str = "") -> None:
+    """Raise ValueError if checkpoints cannot be written below a path.
+
+    Orbax takes "*", "?" and "[" for patterns, tensorstore a backslash for a separator and "gs:" for
+    a bucket; neither takes names that are not UTF-8. Control characters end up in scripts.
+
+    Args:
+      path: absolute.
+      name: of what the path is for, in messages.
+    """
+    found = re.search(
+        r"[*?\[\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|/gs:(?=/|\Z)", str(path)
+    )
+    if found:
+        raise ValueError(
+            f"{name or 'the folder'} is {str(path)!r}, with {found[0]!r}; paths of runs must be "
+            "without * ? [ \\ gs: and control characters, and UTF-8: choose another folder"
+        )
 
 
 def check_replaceable(path: pathlib.Path) -> None:
@@ -269,10 +298,11 @@ class Stage:
     @property
     def done(self) -> bool:
         """Whether the stage has already finished here under the same settings."""
-        return (self.folder / _DONE).exists() and self._claimed
+        return (self.folder / _DONE).exists() and self.claimed
 
     @property
-    def _claimed(self) -> bool:
+    def claimed(self) -> bool:
+        """Whether the folder is reserved for these settings."""
         path = self.folder / _SETTINGS
         return path.exists() and self._recorded() == self.settings
 
@@ -283,13 +313,16 @@ class Stage:
             found = _with_wanted(found, self.settings, path.split("."))
         return found
 
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that differ from the record of the folder, by path: there, and now."""
+        if self.settings is None or not (self.folder / _SETTINGS).exists():
+            return {}
+        return dict(_differences(self._recorded(), self.settings))
+
     def check(self) -> None:
         """Raise ValueError if the folder belongs to other settings that it keeps."""
-        if self.settings is None or self.replace() or not (self.folder / _SETTINGS).exists():
-            return
-        found = self._recorded()
-        if found != self.settings:
-            differences = "\n".join(_differences(found, self.settings))
+        if not self.replace() and (changes := self.changes()):
+            differences = "\n".join(_lines(changes))
             raise ValueError(
                 f"{self.folder} was made under another config:\n{differences}\n"
                 "Choose another --workdir, or set the keys back."
@@ -297,7 +330,7 @@ class Stage:
 
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
-        if not self._claimed:
+        if not self.claimed:
             (self.folder / _DONE).unlink(missing_ok=True)
             write_json(self.folder / _SETTINGS, self.settings)
 
@@ -426,7 +459,7 @@ def differences(
     found = _filled({name: recorded[name] for name in wanted}, wanted, defaults)
     for name, section in wanted.items():
         found[name] = {key: value for key, value in found[name].items() if key in section}
-    return list(_differences(found, wanted))
+    return _lines(dict(_differences(found, wanted)))
 
 
 def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
@@ -448,8 +481,8 @@ def _with_wanted(found: Any, wanted: Any, path: Sequence[str]) -> Any:
     return {**found, key: _with_wanted(found[key], wanted[key], rest)}
 
 
-def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    """Yield one line for every leaf in which two JSON values differ."""
+def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield path and values of every leaf in which two JSON values differ."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in sorted({*found, *wanted}):
             missing = "(absent)"
@@ -457,4 +490,10 @@ def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
                 found.get(key, missing), wanted.get(key, missing), f"{path}.{key}".lstrip(".")
             )
     elif found != wanted:
-        yield f"  {path}: there {found!r}, now {wanted!r}"
+        yield path, (found, wanted)
+
+
+def _lines(changes: dict[str, tuple[Any, Any]]) -> list[str]:
+    return [
+        f"  {path}: there {found!r}, now {wanted!r}" for path, (found, wanted) in changes.items()
+    ]

@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import os
+import pathlib
 import re
 import resource
 import signal
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
+
+from common import artifacts
 
 # Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
 # one of the program, which ends with its traceback and status 1.
@@ -48,23 +51,27 @@ def run(
     required: Sequence[str] = ("config", "workdir"),
     *,
     may_be_remote: bool = False,
+    on_out_of_memory: Callable[[], str] = lambda: "",
 ) -> None:
     """Parse the flags, of which those in `required` must be given, and run `main`.
 
     Every package reports invalid input as a ValueError with a remedy, a full disk as an OSError,
     a non-finite loss as a FloatingPointError. The program then ends with that message and status
-    `EXIT_USER_ERROR`; the traceback is shown with -v 1 only.
+    `EXIT_USER_ERROR`, of memory that runs out `EXIT_OUT_OF_MEMORY`; the traceback is shown with
+    -v 1 only.
 
     Args:
       main: the command; it takes the arguments that are no flags.
       required: names of flags.
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
+      on_out_of_memory: says what the command needs, and which keys reduce it.
     """
     collect_seldom()
     raise_file_limit()
     flags.mark_flags_as_required(required)
     parser = functools.partial(parse, may_be_remote=may_be_remote)
-    app.run(functools.partial(call, main), flags_parser=parser)
+    main = functools.partial(call, main, on_out_of_memory=on_out_of_memory)
+    app.run(main, flags_parser=parser)
 
 
 class _Terminated(BaseException):
@@ -117,14 +124,20 @@ def _shown(stream: Any) -> Any:
     return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=lines)
 
 
-def call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
+def call(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    on_out_of_memory: Callable[[], str] = lambda: "",
+) -> None:
     """Run a command whose flags are parsed; see `run`."""
     out, err = map(_shown, (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        _call(main, arguments)
+        _call(main, arguments, on_out_of_memory)
 
 
-def _call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
+def _call(
+    main: Callable[[list[str]], None], arguments: list[str], on_out_of_memory: Callable[[], str]
+) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         main(arguments)
@@ -139,10 +152,18 @@ def _call(main: Callable[[list[str]], None], arguments: list[str]) -> None:
         fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
     except _Terminated:
         fail("terminated; run the same command again to resume", EXIT_TERMINATED)
-    except (ValueError, OSError, FloatingPointError) as error:
+    except Exception as error:
         if logging.level_debug():
             traceback.print_exc()
-        fail(describe(error))
+        if asked := out_of_memory(error):
+            try:
+                advice = on_out_of_memory() or "stop other programs, or take a larger machine"
+            except Exception as other:  # also for want of memory
+                advice = f"no estimate ({type(other).__name__})"
+            fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
+        if isinstance(error, ValueError | OSError | FloatingPointError):
+            fail(describe(error))
+        raise
 
 
 def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]:
@@ -156,8 +177,8 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
         if not may_be_remote:
             _check_local()
         return rest
-    except SystemExit:  # of --help, which absl ends as an error
-        sys.exit(0)
+    except SystemExit as ended:  # of --help, which absl ends as an error
+        sys.exit(0 if ended.code == 1 else ended.code)
     except Exception as error:  # a config file is a program of the user's, and may raise anything
         given = [one for one in arguments if re.match("--?config[=.]", one)]
         if isinstance(error, flags.Error) and _OF_FILE not in str(error):
@@ -179,6 +200,26 @@ def describe(error: BaseException) -> str:
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     where = f"{' and '.join(names)}: " if names else ""
     return f"{where}{error.strerror}; {_REMEDIES.get(error.errno, _OTHER_REMEDY)}"
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that have led to it, the first last."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Message of the memory that has run out, on the machine or a device, or "" if none has."""
+    for one in chain(error):
+        text = str(one)
+        # Tensorstore reports a full disk, and too many files, by the same word.
+        is_of_device = "RESOURCE_EXHAUSTED" in text and "os_error_code" not in text
+        is_of_library = "os_error_code='12'" in text or "std::bad_alloc" in text
+        is_of_system = isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM
+        if is_of_device or is_of_library or is_of_system:
+            return " ".join(text.split())[:200] or "more than there is"
+    return ""
 
 
 def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
@@ -243,7 +284,7 @@ def _place(error: BaseException | None, path: str) -> str:
 
 
 def _check_local() -> None:
-    """End the program if a flag or a key of the config is a URL, not a path of this machine."""
+    """End the program if a path is a URL, or that of --workdir is one that runs cannot have."""
     for name in flags.FLAGS:
         if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue
@@ -253,3 +294,8 @@ def _check_local() -> None:
                     f"{key} is {value}, which is no path; files are read and written on disks "
                     "only: mount the bucket (for example with gcsfuse) and give its folder"
                 )
+            if key == "--workdir":
+                try:
+                    artifacts.check_plain(pathlib.Path(value).absolute(), key)
+                except ValueError as error:
+                    fail(str(error))

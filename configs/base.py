@@ -242,6 +242,7 @@ def _train() -> ConfigDict:
     train.checkpoint_every = 10_000
     train.keep_checkpoints = 2
     train.keep_every = 0
+    train.verify_checkpoints = "first_and_last"  # read back; or "every"
     train.tensorboard = False
     train.peak_flops = 0.0
     train.profile_from = 0

@@ -169,7 +169,7 @@ def _paper() -> ConfigDict:
 def _small() -> ConfigDict:
     """A generator of one layer and a discriminator of two, in 21 languages.
 
-    Sides of pairs are text of their languages, too, as in the runs that docs/results_xy_lent.md has.
+    Sides of pairs are text of their languages, too, as in the runs of docs/results_xy_lent.md.
     """
     config = small.get_config()
     _replaced_tokens(config)

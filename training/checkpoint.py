@@ -4,29 +4,33 @@ A checkpoint carries a digest of the bits of its state, since a file system may 
 without any error. Damaged checkpoints are skipped in favour of older ones.
 """
 
+import json
 import logging
-import math
+import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+import msgspec
 from absl import logging as absl_logging
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from training import averaging
+from common import artifacts, declarations
+from training import averaging, faults, hosts
+from training.digests import Inspection, inspect
+from training.faults import DamagedError
 from training.state import TrainState
 from training.step import TrainFunctions
 
 _Steps = TypeVar("_Steps", int, list[int])
-# Words of a state whose digest numpy finds sooner than the program for it is compiled.
-_MOST_WORDS_ON_HOST = 2**20
 # Bytes from which on replicas of an array write a part of it each: parts are slices, every one of
 # which is a program of its own, and those of small arrays take longer to compile than to write.
 _LEAST_BYTES_OF_A_PART = 2**20
+_ITEM = "state"
+_PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not complete
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
@@ -41,8 +45,21 @@ class SaveError(OSError):
     """Failed write of a checkpoint; earlier ones are unchanged."""
 
 
-class DamagedError(ValueError):
-    """Unreadable checkpoint, or one that differs from the saved state."""
+class _Notes(declarations.Artefact, frozen=True):
+    """Record in a checkpoint; its structure, a fingerprint, is "" in older ones."""
+
+    digest: declarations.Count
+    params_digest: declarations.Count
+    is_up_to_date: bool
+    structure: str = ""
+
+
+class _Save(NamedTuple):
+    """Save of a state."""
+
+    step: int
+    response: ocp.AsyncResponse[None]
+    abstract: TrainState
 
 
 class Checkpoints:
@@ -56,6 +73,7 @@ class Checkpoints:
         max_multiples: int = 0,
         *,
         read_only: bool = False,
+        verify: str = "first_and_last",
     ):
         """Open the checkpoints in `folder`.
 
@@ -65,58 +83,69 @@ class Checkpoints:
           keep_every: keep checkpoints of multiples of it as well; 0 for none.
           max_multiples: number of the latest of these to keep; 0 for all.
           read_only: change nothing, since another process may be saving here.
+          verify: which saves to read back, see `TrainSettings.verify_checkpoints`.
+
+        Raises:
+          ValueError: checkpoints cannot be written below a folder of this name.
         """
-        self._folder = folder.absolute()
-        self._read_only = read_only
-        self._saving: int | None = None
-        policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep)]
-        if keep_every:
-            kept.append(policies.EveryNSteps(keep_every, max_to_keep=max_multiples or None))
-        context = ocp.Context()
-        context.array.saving.min_slice_bytes_for_replica_parallel = _LEAST_BYTES_OF_A_PART
-        self._checkpointer = ocp.training.Checkpointer(
-            self._folder,
-            context=context,
-            # The loop decides when to save.
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.PreserveAll()
-            if read_only
-            else policies.AnyPreservationPolicy(kept),
-            # Remove partial checkpoints of killed runs, which would fill the disk.
-            cleanup_tmp_directories=not read_only,
-        )
+        # Two slashes at the start of a path are one to the system, and not to tensorstore.
+        self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
+        artifacts.check_plain(self._folder)
+        self._keep, self._keep_every, self._max_multiples = keep, keep_every, max_multiples
+        self._read_only, self._reads_all_back = read_only, verify == "every"
+        self._saving: _Save | None = None
+        self._written: _Save | None = None
+        self._read_step: int | None = None
+        self._context = ocp.Context()
+        self._context.array.saving.min_slice_bytes_for_replica_parallel = _LEAST_BYTES_OF_A_PART
+        if not read_only and hosts.is_first() and self._folder.is_dir():
+            # Partial checkpoints of killed runs, which would fill the disk.
+            for path in [one for one in self._folder.iterdir() if _PARTIAL in one.name]:
+                shutil.rmtree(path)
 
     def steps(self) -> list[int]:
         """Steps taken at each complete checkpoint, ascending."""
-        return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
+        names = os.listdir(self._folder) if self._folder.is_dir() else []
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
-    def save(self, step: int, state: TrainState, *, is_up_to_date: bool = True) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        is_up_to_date: bool = True,
+        inspection: Inspection | None = None,
+    ) -> None:
         """Save `state`; return once it is copied off the devices, and write in the background.
 
         Args:
           step: steps taken.
           state: complete state.
           is_up_to_date: whether no update of its table rows is pending.
+          inspection: of the state, if there is one.
 
         Raises:
           SaveError: this save, or the one before, failed.
         """
         self._finish()
-        self._saving = step
-        metadata = {
-            "digest": digest(state),
-            "params_digest": digest(state.params),
-            "is_up_to_date": is_up_to_date,
-        }
+        digest, params_digest, _ = inspection or inspect(state)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
+        notes = _Notes(digest, params_digest, is_up_to_date, _structure(abstract))
         try:
-            self._checkpointer.save_async(step, state, custom_metadata=metadata)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._context:
+                metadata = msgspec.structs.asdict(notes)
+                response = ocp.save_async(self._path(step), state, custom_metadata=metadata)
         except Exception as error:
-            raise self._save_error(step) from error
+            raise self._save_error(step, "could not be written", error) from error
+        self._saving = _Save(step, response, abstract)
 
     def check(self) -> None:
         """Raise SaveError if the save in the background has failed, without waiting for it."""
-        if not self._checkpointer.is_saving_in_progress():
+        # Several hosts go on together, at the next save.
+        if self._saving and self._is_written(timeout=0) and jax.process_count() == 1:
             self._finish()
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
@@ -126,49 +155,58 @@ class Checkpoints:
 
         Raises:
           DamagedError: it cannot be read, or differs from the saved state.
+          OSError: the system does not let us read it now.
+          ValueError: it was made by other code, or holds numbers that are not finite.
         """
-        return self._checked(step, "digest", lambda: self._checkpointer.load(step, abstract_state))
+        return self._checked(step, abstract_state, abstract_state)
 
-    def restore_params(self, step: int, abstract_params: Any) -> Any:
-        """Restore the parameters of `step` alone, with the shardings of `abstract_params`.
+    def restore_params(self, step: int, abstract_state: TrainState) -> Any:
+        """Restore the parameters of `step` alone; see `restore`."""
+        return self._checked(step, {"params": abstract_state.params}, abstract_state)["params"]
 
-        Raises:
-          DamagedError: they cannot be read, or differ from the saved ones.
-        """
-
-        def load() -> Any:
-            partial = ocp.Context()
-            partial.pytree.loading.partial_load = True
-            with partial:
-                return self._checkpointer.load(step, {"params": abstract_params})["params"]
-
-        return self._checked(step, "params_digest", load)
+    def _checked(self, step: int, part: Any, abstract_state: TrainState) -> Any:
+        """Load a part of a state, all or the parameters, and check it by its digest."""
+        path, found, saved, fault = self._path(step), None, None, None
+        try:
+            notes, arrays = self._read_notes(step)
+            # In a state of the same structure, arrays that differ are damaged metadata.
+            if arrays is not None and notes.structure != _structure(abstract_state):
+                faults.check_arrays(path, arrays, part)
+            context = ocp.Context()
+            context.pytree.loading.partial_load = part is not abstract_state
+            with context:
+                found = ocp.load_checkpointables(path, {_ITEM: part})[_ITEM]
+            saved = notes.digest if part is abstract_state else notes.params_digest
+        except Exception as error:  # Orbax raises many types
+            fault = faults.fault_of(path, error)
+        # All hosts must use the same checkpoint and take part in the digest of its state.
+        faults.raise_worst(fault)
+        inspection = inspect(found)
+        if inspection.digest != saved:
+            raise DamagedError("the state read is not the one that was saved, its digest differs")
+        if inspection.fault:
+            raise ValueError(
+                f"checkpoint {path} holds {inspection.fault}; go on from an earlier one, for "
+                "instance with a lower rate (train.py --continue_from)"
+            )
+        return found
 
     def is_up_to_date(self, step: int) -> bool:
         """Whether no update of the parameters of `step` is pending."""
         try:
-            return bool(self._metadata(step).get("is_up_to_date"))
+            return self._read_notes(step)[0].is_up_to_date
         except Exception:  # Orbax raises many types; `restore` will report it
             return False
 
-    def _metadata(self, step: int) -> dict[str, Any]:
-        return self._checkpointer.metadata(step).custom_metadata or {}
+    def _read_notes(self, step: int) -> tuple[_Notes, Any]:
+        """Notes on a checkpoint; shapes and types of its arrays, None if they are lost."""
+        found = ocp.metadata(self._path(step), _ITEM)
+        text = json.dumps(found.custom_metadata)
+        notes = declarations.parse(text, _Notes, place="its notes", remedy="copy it again")
+        return notes, found.metadata
 
-    def _checked(self, step: int, name: str, load: Callable[[], Any]) -> Any:
-        """Load an item of `step`, and check its digest against the one saved under `name`."""
-        found, saved, reason = None, None, "its metadata is lost"
-        try:
-            found = load()
-            saved = self._metadata(step).get(name)
-        except Exception as error:  # Orbax raises many types
-            reason = f"it cannot be read ({type(error).__name__}: {_root_cause(error)})"
-        # All hosts must use the same checkpoint and take part in the digest of its state.
-        readable = found is not None and saved is not None
-        if not _on_all_hosts(readable):
-            raise DamagedError("another host cannot read it" if readable else reason)
-        if digest(found) != saved:
-            raise DamagedError("the state read is not the one that was saved, its digest differs")
-        return found
+    def _path(self, step: int) -> pathlib.Path:
+        return self._folder / str(step)
 
     def restore_latest(
         self, abstract_after: Callable[[int], TrainState]
@@ -181,8 +219,8 @@ class Checkpoints:
         save these steps again.
 
         Raises:
-          DamagedError: all checkpoints are damaged. None is renamed, since the cause may be an
-            unavailable file system or a change of the code.
+          DamagedError: all checkpoints are damaged; none is renamed.
+          OSError, ValueError: the latest that is not damaged cannot be used, see `restore`.
         """
         return self._latest(lambda step: self.restore(step, abstract_after(step)))
 
@@ -191,8 +229,7 @@ class Checkpoints:
 
         The rest of the state is read only if updates of table rows are pending.
 
-        Raises:
-          DamagedError: as `restore_latest`.
+        Raises: as `restore_latest`.
         """
         return self._latest(lambda step: self._params(step, functions))
 
@@ -224,8 +261,8 @@ class Checkpoints:
                 return self._params(step, functions)
             except DamagedError as error:
                 raise DamagedError(
-                    f"checkpoint {self._folder / str(step)} is damaged: {error}; remove it, to "
-                    "average the ones before, or average fewer"
+                    f"checkpoint {self._path(step)} is damaged: {error}; move it away, to average "
+                    "the ones before, or average fewer"
                 ) from error
 
         return steps, averaging.mean_params(map(restore, steps))
@@ -235,8 +272,8 @@ class Checkpoints:
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
         # Hosts that load different items would wait in different collectives for each other.
-        if _on_all_hosts(self.is_up_to_date(step)):
-            return self.restore_params(step, abstract.params)
+        if hosts.as_on_first([self.is_up_to_date(step)])[0]:
+            return self.restore_params(step, abstract)
         return of_stage.apply_pending_updates(self.restore(step, abstract)).params
 
     def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
@@ -255,8 +292,7 @@ class Checkpoints:
         reasons = "\n".join(f"  {step}: {reason}" for step, reason in damaged.items())
         raise DamagedError(
             f"none of the checkpoints in {self._folder} can be restored:\n{reasons}\n"
-            "If the files cannot be brought back and the code is the one that wrote them, delete "
-            "the folder to train from the first step"
+            "Copy one back, or move the folder away to train from the first step"
         )
 
     def _set_aside(self, damaged: dict[int, str], used: int) -> None:
@@ -264,33 +300,78 @@ class Checkpoints:
         for step, reason in damaged.items():
             logging.warning(
                 "checkpoint %s is damaged: %s; using that of step %d instead",
-                self._folder / str(step), reason, used,
+                self._path(step), reason, used,
             )  # fmt: skip
-            if not self._read_only and jax.process_index() == 0:
-                (self._folder / str(step)).rename(_free_name(self._folder / f"{step}.damaged"))
+            if not self._read_only and hosts.is_first():
+                self._path(step).rename(free_name(self._folder / f"{step}.damaged"))
         if damaged and not self._read_only:
-            if jax.process_count() > 1:
-                multihost_utils.sync_global_devices("damaged checkpoints set aside")
-            self._checkpointer.reload()
+            hosts.wait_for_all("damaged checkpoints set aside")
 
-    def _finish(self) -> None:
-        """Wait for the save in the background, if there is one."""
-        step, self._saving = self._saving, None
-        if step is None:
-            return
+    def _is_written(self, timeout: float | None = None) -> bool:
+        """Wait for the save in the background to be on the disk; return whether it is.
+
+        Raises:
+          SaveError: it has failed.
+        """
+        if (save := self._saving) is None:
+            return True
         try:
-            self._checkpointer.wait()
+            save.response.result(timeout)
+            if hosts.is_first():  # tensorstore has synced the arrays, and Orbax nothing
+                artifacts.sync_tree(self._path(save.step))
+                artifacts.sync(self._folder)
         except Exception as error:
-            raise self._save_error(step) from error
+            if isinstance(error, TimeoutError) and timeout is not None:
+                return False
+            self._saving = None
+            raise self._save_error(save.step, "could not be written", error) from error
+        self._saving, self._written = None, save
+        return True
 
-    def _save_error(self, step: int) -> SaveError:
-        self._checkpointer.reload()  # from disk: old checkpoints leave the list when a save begins
+    def _finish(self, *, is_last: bool = False) -> None:
+        """Wait for the save in the background, read it back if that is due, remove old ones."""
+        self._is_written()
+        if (save := self._written) is None:
+            return
+        is_due = is_last or self._reads_all_back or self._read_step is None
+        if is_due and save.step != self._read_step and self._could_read_back(save):
+            self._read_step = save.step
+        if hosts.is_first():
+            self._remove_old()
+
+    def _could_read_back(self, save: _Save) -> bool:
+        """Return whether there is the memory to read back a save.
+
+        Raises:
+          SaveError: what is read is not what was saved.
+        """
+        try:
+            self.restore(save.step, save.abstract)
+        except MemoryError as error:
+            logging.warning("%s could not be read back: %s", self._path(save.step), error)
+            return False
+        except (OSError, ValueError) as error:
+            what = "does not read back as it was written"
+            raise self._save_error(save.step, what, error) from error
+        return True
+
+    def _remove_old(self) -> None:
+        """Remove the checkpoints that are not to be kept."""
+        steps = self.steps()
+        multiples = [step for step in steps if self._keep_every and step % self._keep_every == 0]
+        kept = {*steps[-self._keep :], *multiples[-self._max_multiples :]}
+        for path in map(self._path, set(steps) - kept):
+            aside = artifacts.aside_of(path)
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _save_error(self, step: int, what: str, error: Exception) -> SaveError:
         good = [other for other in self.steps() if other != step]
         last = f"that of step {max(good)} is the last good one" if good else "there is none before"
         return SaveError(
-            f"the checkpoint of step {step} in {self._folder} could not be written; {last}. If the "
-            "disk is full, make room (train.keep_checkpoints and train.keep_every say how many "
-            "stay); the same command then goes on from there"
+            f"the checkpoint of step {step} in {self._folder} {what} ({faults.cause(error)}); "
+            f"{last}. If the disk is full, make room (train.keep_checkpoints and train.keep_every "
+            "say how many stay); the same command then goes on from there"
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -298,14 +379,13 @@ class Checkpoints:
 
     def __exit__(self, kind, *_) -> None:
         """Wait for the last save to complete."""
+        if kind is None:
+            self._finish(is_last=True)
+            return
         try:
-            self._finish()
+            self._is_written()
         except SaveError:
-            if kind is None:
-                raise
             logging.exception("and the last save failed")  # the one in flight has precedence
-        finally:
-            self._checkpointer.close()
 
 
 def restore_latest(
@@ -355,74 +435,12 @@ def _read(
     raise ValueError(f"{folder} holds no checkpoint; run train.py with this --workdir first")
 
 
-def digest(state: Any) -> int:
-    """Digest of 32 bits that detects any change of a single word of any array.
-
-    It is the sum, modulo 2^32, of a hash of each word and its index. Integer addition is
-    independent of order, so the digest does not depend on the sharding.
-
-    Args:
-      state: arrays of any dtype of up to 32 bits.
-    """
-    arrays = jax.tree.leaves(state)
-    if jax.process_count() == 1 and sum(array.size for array in arrays) <= _MOST_WORDS_ON_HOST:
-        return int(_sum_of_hashes(jax.device_get(arrays), np))
-    return int(np.asarray(_digest(arrays)))
+def _structure(abstract: Any) -> str:
+    """Fingerprint of names, shapes and types of arrays."""
+    return artifacts.fingerprint(faults.described(abstract))
 
 
-@jax.jit
-def _digest(arrays: Sequence[jax.Array]) -> jax.Array:
-    """See `digest`; scalar uint32.
-
-    One program over all arrays: hosts may run several, which sum over them, in different orders,
-    and then wait for each other forever.
-    """
-    return _sum_of_hashes(arrays, jnp)
-
-
-def _sum_of_hashes(arrays: Sequence[Any], xp: Any) -> Any:
-    """See `digest`; a scalar uint32, by numpy or by jax.numpy."""
-    total = xp.zeros(1, np.uint32)  # an array, since scalars of numpy warn of what is over 2^32
-    for number, array in enumerate(arrays):
-        words = _words(xp.atleast_1d(array))
-        place = xp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, np.uint32)
-        for axis, size in enumerate(words.shape):
-            stride = math.prod(words.shape[axis + 1 :]) & 0xFFFFFFFF
-            along = xp.arange(size, dtype=np.uint32) * np.uint32(stride)
-            place += along.reshape([size if one == axis else 1 for one in range(words.ndim)])
-        total += xp.sum(_mixed(words ^ _mixed(place)), dtype=np.uint32)
-    return total[0]
-
-
-def _words(array: Any) -> Any:
-    """Bits of each element, uint32 of the array's shape."""
-    if array.dtype == bool:
-        return array.astype(np.uint32)
-    return array.view(f"uint{8 * array.dtype.itemsize}").astype(np.uint32)
-
-
-def _mixed(x: Any) -> Any:
-    """Hash uint32 by a bijection that decorrelates neighbouring values."""
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
-
-
-def _on_all_hosts(mine: bool) -> bool:
-    """Whether a condition holds on every host."""
-    if jax.process_count() == 1:
-        return mine
-    return bool(np.all(multihost_utils.process_allgather(np.array(mine))))
-
-
-def _root_cause(error: BaseException) -> str:
-    """Message of the first error in a chain of causes, as one line of limited length."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return " ".join(str(error).split())[:300]
-
-
-def _free_name(path: pathlib.Path) -> pathlib.Path:
+def free_name(path: pathlib.Path) -> pathlib.Path:
     """First of `path`, `path`-2, `path`-3, ... that does not exist."""
     number, free = 1, path
     while free.exists():

@@ -1,7 +1,8 @@
 """Runs on several hosts: joined by flags, files written by the first, the others waiting for it."""
 
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -41,8 +42,15 @@ def define_flags() -> Callable[[], None]:
                 process_id.value,
                 heartbeat_timeout_seconds=heartbeat.value,
             )
+        try:
+            devices = jax.devices()
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, of which jax finds no "
+                f"device ({str(error) or 'not installed'}); unset it, or install what it needs"
+            ) from error
         logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
-        logging.info("devices: %s", jax.devices())
+        logging.info("devices: %s", devices)
 
     return join
 
@@ -52,13 +60,23 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def held(stage: Stage, *, claims: bool = True) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
     """Lock the folder of a stage, and claim it, on the first host, for all of them.
 
     Raises:
-      ValueError: another process holds the folder; see `Stage.held`.
+      ValueError: another process holds the folder, see `Stage.held`; on all hosts.
     """
-    return stage.held(claims=claims) if is_first() else contextlib.nullcontext()
+    with contextlib.ExitStack() as stack:
+        fault: Exception | None = None
+        try:
+            if is_first():
+                stack.enter_context(stage.held(claims=claims))
+        except (ValueError, OSError) as error:
+            fault = error
+        if not as_on_first([fault is None])[0]:
+            raise fault or ValueError(f"the first host cannot hold {stage.folder}, and says why")
+        yield
 
 
 def wait_for_all(what: str) -> None:

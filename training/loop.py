@@ -71,7 +71,7 @@ def train(
 
     Raises:
       Stopped: `should_stop` returned True; the state is saved.
-      FloatingPointError: the loss is not finite; the last good checkpoint is kept.
+      FloatingPointError: the loss or the state is not finite; the last good checkpoint is kept.
       SaveError: a checkpoint could not be written; earlier ones are kept.
       DamagedError: there are checkpoints, but all are damaged.
     """
@@ -80,6 +80,7 @@ def train(
         settings.keep_checkpoints,
         settings.keep_every,
         settings.max_multiples,
+        verify=settings.verify_checkpoints,
     ) as checkpoints:
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
@@ -127,13 +128,16 @@ def train(
                 is_up_to_date = evaluates or saves
                 if is_up_to_date:
                     state = current.apply_pending_updates(state)
+                if is_up_to_date or stops:
+                    inspection = progress.inspect(step, state)  # raises if it is not finite
                 # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
                 # disk.
                 if evaluates:
                     progress.evaluate(step, state, evaluators)
                 if saves or stops:
-                    progress.flush_metrics()  # raises before saving if the loss is not finite
-                    checkpoints.save(step, state, is_up_to_date=is_up_to_date)
+                    checkpoints.save(
+                        step, state, is_up_to_date=is_up_to_date, inspection=inspection
+                    )
                 if stops:
                     break
                 checkpoints.check()

@@ -5,10 +5,13 @@ bit, as an uninterrupted one. `speed.jsonl` holds the times.
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 
-from common import artifacts
+from common import artifacts, declarations
+
+_NOT_IN_JSON = ((b": NaN", b": null"), (b": Infinity", b": null"), (b": -Infinity", b": null"))
 
 
 class MetricsWriter:
@@ -21,14 +24,15 @@ class MetricsWriter:
         artifacts.write_text(path, "".join(_line(record) for record in kept))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the metrics after `step` steps.
+        """Append the metrics after `step` steps, but those that are not finite.
 
         Raises:
           OSError: the file cannot be written; the message names the file and a remedy.
         """
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(_line({"step": step, **values}))
+                file.write(_line({"step": step, **finite}))
         except OSError as error:
             raise OSError(
                 f"{self._path} could not be written ({error.strerror}). If the disk is full, make "
@@ -40,11 +44,21 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
     """Read the records of a metrics file; empty without a file.
 
     A truncated last line, as left by a killed run, is skipped.
+
+    Raises:
+      ValueError: a line is damaged; the message names it.
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    content = artifacts.read_bytes(path)
+    for other, null in _NOT_IN_JSON:  # of earlier releases
+        content = content.replace(other, null)
+    kind, remedy = dict[str, int | float | None], "move the file away to go on without its metrics"
+    records = list(declarations.parse_lines(content, kind, place=str(path), remedy=remedy))
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record.get("step"), int):
+            raise ValueError(f"{path}, line {number}: step must be a whole number; {remedy}")
+    return [{name: value for name, value in one.items() if value is not None} for one in records]
 
 
 def _line(record: Mapping[str, float]) -> str:

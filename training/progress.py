@@ -16,12 +16,17 @@ from common import artifacts
 from objectives.batch import Batch
 from objectives.loss_and_metrics import LossAndMetrics, means
 from objectives.objective import Objective
+from training.digests import Inspection, inspect
 from training.flops import matmul_flops
 from training.metrics import MetricsWriter
 from training.settings import TrainSettings
 from training.state import TrainState
 from training.step import TrainFunctions
 
+_REMEDY = (
+    "the checkpoints before it are good, and a lower optimizer.learning_rate, a longer warm-up or "
+    "optimizer.clip_norm may help"
+)
 # Function of the state that returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
 
@@ -137,9 +142,8 @@ class Progress:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
                 raise FloatingPointError(
-                    f"the {name} of step {step} is {values[name]}; the checkpoints before it are "
-                    f"good.{self._dump(step, values)} A lower optimizer.learning_rate, a longer "
-                    "warm-up or optimizer.clip_norm may help"
+                    f"the {name} of step {step} is {values[name]}{self._dump(step, values)}; "
+                    f"{_REMEDY}"
                 )
         if step % self._settings.log_every == 0:
             self._bar.set_postfix(loss=f"{values['loss']:.3f}")
@@ -158,11 +162,24 @@ class Progress:
         contents["metrics"] = {name: str(value) for name, value in values.items()}  # no NaN in JSON
         contents["batch"] = self._data.describe_batch(step - 1)
         artifacts.write_json(path, contents)
-        return f" What its batch was made of is in {path}."
+        return f" (what its batch was made of is in {path})"
+
+    def inspect(self, step: int, state: TrainState) -> Inspection:
+        """Inspect the state after `step`.
+
+        Raises:
+          FloatingPointError: its metrics, or its own numbers, are not finite.
+        """
+        self.flush_metrics()
+        inspection = inspect(state)
+        if inspection.fault:
+            raise FloatingPointError(
+                f"the state after step {step} holds {inspection.fault}; {_REMEDY}"
+            )
+        return inspection
 
     def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
         """Run all evaluators and record the metrics that they return."""
-        self.flush_metrics()
         values: dict[str, float] = {}
         for evaluator in evaluators:
             values.update(evaluator(state))

@@ -48,13 +48,19 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
             f"the {warmup_steps} of optimizer.warmup_steps are more than train.num_steps "
             f"{num_steps}"
         )
+    decay: optax.Schedule
     if settings.schedule == "inverse_sqrt":
         decay = _inverse_sqrt(peak, peak_step, peak * settings.final_rate_ratio)
     elif settings.schedule == "cosine":
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.final_rate_ratio)
     else:
         final = peak * settings.final_rate_ratio
-        decay = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
+        power = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
+
+        def decay(step):
+            # Compiled, 1 - x may be negative at the last step, of which a root is NaN.
+            return jnp.where(step < decay_steps, power(step), final)
+
     schedules, boundaries = [], []
     if peak_step:
         schedules.append(optax.linear_schedule(peak / warmup_steps, peak, peak_step))

@@ -29,6 +29,8 @@ class TrainSettings:
       keep_every: checkpoints of multiples of it are kept as well, itself a multiple of
         `checkpoint_every`; 0 for none.
       max_multiples: how many of these, the latest ones; 0 for all.
+      verify_checkpoints: which checkpoints are read back once they are written: the
+        "first_and_last" of each start of the run, or "every" one.
       tensorboard: whether metrics are also written for TensorBoard.
       peak_flops: peak floating-point operations per second of a device, to report the utilisation;
         0 for no such report.
@@ -51,6 +53,7 @@ class TrainSettings:
     batch_warmup_steps: int = 0
     keep_every: int = 0
     max_multiples: int = 0
+    verify_checkpoints: str = "first_and_last"
     tensorboard: bool = False
     peak_flops: float = 0.0
     profile_from: int = 0
@@ -60,7 +63,7 @@ class TrainSettings:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if field.name in ("seed", "tensorboard", "prng", "deterministic"):
+            if field.name in ("seed", "tensorboard", "prng", "deterministic", "verify_checkpoints"):
                 continue
             smallest = 0 if field.name in _MAY_BE_ZERO else 1
             if getattr(self, field.name) < smallest:
@@ -70,6 +73,11 @@ class TrainSettings:
                 )
         if self.prng not in PRNGS:
             raise ValueError(f"train.prng is {self.prng!r}, must be one of {', '.join(PRNGS)}")
+        if self.verify_checkpoints not in ("first_and_last", "every"):
+            raise ValueError(
+                f"train.verify_checkpoints is {self.verify_checkpoints!r}, must be first_and_last "
+                "or every"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"train.accumulation_steps is {self.accumulation_steps}, must divide "

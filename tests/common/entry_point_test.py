@@ -1,5 +1,7 @@
-"""Commands whose output nobody can show, and the help of all commands."""
+"""Memory that runs out, paths that no run can have, output that nobody can show, and help."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import sys
 from absl import app
 from absl.testing import absltest, parameterized
 
+from common import entry_point
 from tests import commands
 from tests.malformed import harness
 
@@ -56,6 +59,70 @@ class HelpTest(parameterized.TestCase):
         own = done.output.partition("\nflags:\n")[2]
         self.assertRegex(own, r"\n  --\S+: \S")
         self.assertNotRegex(own, r"\n  --\S+:\s*\n")
+
+
+def chained(first: BaseException) -> Exception:
+    """As Orbax raises what tensorstore has."""
+    try:
+        raise OSError("the checkpoint could not be written") from first
+    except OSError as error:
+        return error
+
+
+class OutOfMemoryTest(parameterized.TestCase):
+    def ended(self, fault: BaseException, advice=lambda: "take less") -> tuple[int, str]:
+        """Status and last line of a command that raises."""
+
+        def main(_):
+            raise fault
+
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed), self.assertRaises(SystemExit) as raised:
+            entry_point.call(main, [], advice)
+        return raised.exception.code, printed.getvalue()
+
+    @parameterized.parameters(
+        (MemoryError("Unable to allocate 7 GiB"), "Unable to allocate 7 GiB"),
+        (MemoryError(), "more than there is"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n 5 bytes."), "allocating 5 b"),
+        (RuntimeError("INTERNAL: std::bad_alloc"), "std::bad_alloc"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+        (chained(ValueError("RESOURCE_EXHAUSTED: Out of memory")), "RESOURCE_EXHAUSTED"),
+        (ValueError("x [os_error_code='12']"), "os_error_code"),
+    )
+    def test_it_is_an_error_of_its_own_with_the_commands_advice(self, fault, asked):
+        status, printed = self.ended(fault)
+        self.assertEqual(status, entry_point.EXIT_OUT_OF_MEMORY)
+        self.assertRegex(
+            printed, rf"\Aerror [^\n]*: out of memory: [^\n]*{asked}[^\n]*; take less\n\Z"
+        )
+
+    def test_advice_that_fails_hides_nothing(self):
+        status, printed = self.ended(MemoryError("5 bytes"), lambda: 1 // 0)
+        self.assertEqual(status, entry_point.EXIT_OUT_OF_MEMORY)
+        self.assertIn("5 bytes; no estimate (ZeroDivisionError)", printed)
+
+    def test_a_full_disk_is_none(self):
+        full = ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
+        self.assertEqual(self.ended(chained(full))[0], entry_point.EXIT_USER_ERROR)
+        with self.assertRaises(ZeroDivisionError):
+            entry_point.call(lambda _: 1 // 0, [])
+
+
+class WorkdirTest(parameterized.TestCase):
+    @parameterized.parameters("run[1]", "a/b*", "new\nline", "\x1b[0m")
+    def test_paths_that_runs_cannot_have_are_refused_at_the_start(self, workdir):
+        commands.load("build_vocab")
+        arguments = (f"--workdir={workdir}",)
+        printed = io.StringIO()
+        with (
+            commands.parsed("build_vocab", *arguments),
+            contextlib.redirect_stderr(printed),
+            self.assertRaises(SystemExit) as raised,
+        ):
+            entry_point.parse(["build_vocab", *arguments])
+        self.assertEqual(raised.exception.code, entry_point.EXIT_USER_ERROR)
+        self.assertRegex(printed.getvalue(), r"\Aerror [^\n]*: --workdir is '[^\n]*choose another")
 
 
 if __name__ == "__main__":

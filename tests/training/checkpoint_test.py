@@ -21,16 +21,16 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from training import checkpoint
+from training import digests, hosts
 from training.checkpoint import (
     Checkpoints,
     DamagedError,
     SaveError,
-    digest,
     restore_latest,
     restore_latest_params,
     restore_mean_params,
 )
+from training.faults import OtherStateError
 from training.sharding import MeshSettings, make_mesh
 from training.state import TrainState
 from training.step import TrainFunctions
@@ -60,6 +60,10 @@ ABSTRACT = abstract(state_of(0))
 def abstract_after(steps_taken: int) -> TrainState:
     del steps_taken
     return ABSTRACT
+
+
+def digest(state) -> int:
+    return digests.inspect({"params": state}).digest
 
 
 def functions_of_run() -> TrainFunctions:
@@ -202,9 +206,10 @@ class DamageTest(TestCase):
             dataclasses.replace(ABSTRACT, params={"table": wider}),
             dataclasses.replace(ABSTRACT, extra={"index": more}),
         ):
-            with self.assertRaisesRegex(DamagedError, "none of .* can be restored"):
+            error = "checks/2 was made by other code or settings: .* is .*, and float32 .* in this"
+            with self.assertRaisesRegex(OtherStateError, error):
                 restore_latest(self.folder, {2: other, 1: other}.__getitem__)
-            with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(DamagedError):
+            with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(OtherStateError):
                 checkpoints.restore_latest({2: other, 1: other}.__getitem__)
         self.assertEqual(self.names(), ["1", "2"])
 
@@ -233,10 +238,10 @@ class ParamsTest(TestCase):
 
     def test_all_hosts_load_the_same_item(self):
         self.start_with(1)
-        answers = [False, True]  # another host cannot read whether updates are pending
-        with mock.patch.object(checkpoint, "_on_all_hosts", side_effect=answers) as agreed:
+        # The first host cannot read whether updates are pending.
+        with mock.patch.object(hosts, "as_on_first", return_value=[False]) as agreed:
             _, params = restore_latest_params(self.folder, functions_of_run())
-        self.assertEqual(agreed.mock_calls, [mock.call(True), mock.call(True)])
+        agreed.assert_called_once_with([True])
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
     def test_damaged_ones_are_passed_over(self):
@@ -317,7 +322,8 @@ def full_disk() -> Iterator[None]:
 
 class FullDiskTest(TestCase):
     MESSAGE = (
-        r"step 2 in .*checks could not be written; that of step 1 is the last good one.*"
+        r"step 2 in .*checks could not be written \(File too large\); that of step 1 is the last "
+        "good one.*"
         "train.keep_checkpoints"
     )
 
@@ -363,7 +369,7 @@ class DigestTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         # By the program of large states.
-        self.enter_context(mock.patch.object(checkpoint, "_MOST_WORDS_ON_HOST", 0))
+        self.enter_context(mock.patch.object(digests, "_MOST_WORDS_ON_HOST", 0))
 
     def test_of_small_states_it_is_found_on_the_host(self):
         state = {
@@ -377,8 +383,8 @@ class DigestTest(parameterized.TestCase):
         placed = jax.device_put(state["table"], NamedSharding(mesh, P("data", "model")))
         expected = digest(state)
         with (
-            mock.patch.object(checkpoint, "_MOST_WORDS_ON_HOST", 10_000),
-            mock.patch.object(checkpoint, "_digest", side_effect=AssertionError),
+            mock.patch.object(digests, "_MOST_WORDS_ON_HOST", 10_000),
+            mock.patch.object(digests, "_on_devices", side_effect=AssertionError),
         ):
             self.assertEqual(digest(state), expected)
             self.assertEqual(digest({**state, "table": placed}), expected)

@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from tests import factories
 from tests.training.toy_runs import (
     GOOD,
     NAN_GRADIENT,
     NAN_LOSS,
     NUM_STEPS,
+    SETTINGS,
+    Data,
     TestCase,
+    Toy,
     toy_functions,
     whole_run,
 )  # fmt: skip
 from training.checkpoint import Checkpoints, SaveError, restore_latest
+from training.loop import train
 from training.signals import Stopped
 
 
@@ -124,6 +129,19 @@ class NotFiniteTest(TestCase):
         for leaf in jax.tree.leaves(state):
             self.assertTrue(np.isfinite(leaf).all())
         self.assertLess(max(self.steps_with("train/loss")), step)
+
+    @parameterized.parameters(1, 10)
+    @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of the rate
+    def test_a_state_that_is_not_finite_is_neither_evaluated_nor_saved(self, num_steps):
+        functions = factories.train_functions(
+            Toy(), factories.optimizer_settings(learning_rate=1e39)
+        )
+        settings = dataclasses.replace(SETTINGS, num_steps=num_steps, checkpoint_every=1)
+        evaluators = [lambda state: self.fail()]
+        error = "the state after step 1 holds numbers that are not finite, in params.w; the check"
+        with self.assertRaisesRegex(FloatingPointError, error):
+            train(functions, settings, self.folder, Data(), evaluators)
+        self.assertEmpty(list((self.folder / "checkpoints").glob("*")))
 
     def test_it_goes_on_from_the_last_good_checkpoint(self):
         with self.assertRaises(FloatingPointError):

@@ -1,14 +1,15 @@
 """Metrics on disk, after kills and resumes."""
 
+import math
 import pathlib
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from training.metrics import MetricsWriter, read_metrics
 
 
-class MetricsTest(absltest.TestCase):
+class MetricsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         folder = self.enter_context(tempfile.TemporaryDirectory())
@@ -60,6 +61,27 @@ class MetricsTest(absltest.TestCase):
             self.assertLen(read_metrics(self.path), len(lines) - 1)
         self.write(range(3, 4), resume_step=2)
         self.assertEqual(self.path.read_bytes(), whole)
+
+    def test_numbers_that_are_not_finite_are_left_out(self):
+        MetricsWriter(self.path).write(1, {"loss": 0.5, "none": math.nan, "much": math.inf})
+        self.assertEqual(read_metrics(self.path), [{"step": 1, "loss": 0.5}])
+        # As earlier releases wrote them.
+        self.path.write_text('{"step": 1, "none": NaN, "much": Infinity, "loss": 2}\n')
+        self.assertEqual(read_metrics(self.path), [{"step": 1, "loss": 2}])
+
+    @parameterized.parameters(
+        (b"{\n", "not JSON"), (b"\xff\n", "not JSON"), (b'{"loss": 1}\n', "step must be a whole"),
+        (b'{"step": "1"}\n', "step is"), (b'{"step": 2, "loss": [1]}\n', "loss is"),
+        (b"5\n", "is 5"), (b'{"step": 0.5}\n', "step must be a whole"),
+    )  # fmt: skip
+    def test_a_damaged_line_is_named(self, line, error):
+        self.write(range(1, 3))
+        content = self.path.read_bytes()
+        self.path.write_bytes(content + line + content)
+        error = rf"metrics.jsonl, line 5: .*{error}.*; move the file away"
+        with self.assertRaisesRegex(ValueError, error):
+            MetricsWriter(self.path, resume_step=1)
+        self.assertEqual(self.path.read_bytes(), content + line + content)
 
 
 if __name__ == "__main__":

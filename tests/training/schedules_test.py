@@ -1,12 +1,15 @@
 """Every schedule at its corners and against its formula."""
 
 import types
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
 
+from configs import quickstart, real_text, veco, vocap_paper, xy_lent
 from training.schedules import SCHEDULES, learning_rate_schedule
 
 NUM_STEPS = 100
@@ -25,6 +28,16 @@ def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     """Relative to the peak, of steps 0, 1, ... to the last, and of two after it."""
     schedule = learning_rate_schedule(settings(**changes), num_steps)
     return np.asarray(schedule(np.arange(num_steps + 2))) / 0.5
+
+
+def presets() -> Iterator[tuple[str, ConfigDict, int]]:
+    """Runs of configs, with the settings of their optimizer and the steps of each stage."""
+    for module in (vocap_paper, xy_lent, veco, quickstart, real_text):
+        for run in getattr(module, "RUNS", ("",)):
+            config = module.get_config(run)
+            steps = [steps for _, steps in config.optimizer.stages]
+            for length in (*steps, config.train.num_steps - sum(steps)):
+                yield f"{module.__name__}:{run}", config.optimizer, length
 
 
 # Those that reach the final rate at the last step.
@@ -90,6 +103,25 @@ class ScheduleTest(parameterized.TestCase):
         found = jax.jit(jax.vmap(one))(steps)
         expected = [one(step) for step in range(NUM_STEPS + 1)]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+    @parameterized.product(
+        schedule=SCHEDULES, power=(0.25, 0.5, 1.0, 2.0, 3.0), warmup_steps=(0, 4), compiled=(0, 1)
+    )
+    def test_no_rate_is_negative_or_not_finite(self, schedule, power, warmup_steps, compiled):
+        changes = {"schedule": schedule, "decay_power": power, "warmup_steps": warmup_steps}
+        for num_steps in (5, 7, 49, 1000):
+            one = learning_rate_schedule(settings(**changes), num_steps)
+            found = (jax.jit(one) if compiled else one)(jnp.arange(num_steps + 2))
+            self.assertTrue((np.isfinite(found) & (found >= 0)).all())
+            if schedule in ENDING:
+                np.testing.assert_array_equal(found[-3:], 0)
+
+    def test_nor_of_any_preset(self):
+        for name, optimizer, num_steps in presets():
+            with self.subTest(name):
+                one = jax.jit(learning_rate_schedule(optimizer, num_steps))
+                found = one(jnp.arange(num_steps))
+                self.assertTrue((np.isfinite(found) & (found >= 0)).all())
 
     @parameterized.parameters(10, 11, -1)
     def test_a_warm_up_that_is_no_part_of_the_run(self, warmup_steps):
