@@ -3,8 +3,8 @@
     python -m benchmarks.merged_model --config=configs/vocabulary.py:DATA \\
         --models=runs/vocab100k/vocab/spm.model,runs/vocab500k/vocab/spm.model
 
-Encodes held-out sentences of all languages, with the models interleaved, and reports medians. With
-the `tokenizers` package installed, it also measures the Hugging Face export of each model.
+Encodes held-out sentences of all languages, with the models interleaved, and reports medians; so
+it does with the Hugging Face export of each model.
 """
 
 import functools
@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 
 import sentencepiece as spm
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from builders import data as builders
+from common import entry_point
 from input_pipeline.corpus import load_corpus
 from interop import huggingface
 
@@ -67,10 +68,8 @@ def main(_) -> None:
 
 
 def _add_huggingface(model, folder, text, loads, encodes, sizes) -> None:
-    try:
-        import tokenizers
-    except ImportError:
-        return
+    import tokenizers
+
     name = f"{spm.SentencePieceProcessor(model_proto=model).get_piece_size()} tokenizers"
     target = folder / name
     huggingface.export_tokenizer(model, target)
@@ -96,5 +95,4 @@ def _interleaved(functions: dict[str, Callable]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "models"])
-    app.run(main)
+    entry_point.run(main, required=("config", "models"))

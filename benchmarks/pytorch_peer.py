@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from benchmarks import train_step
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from common import entry_point, packages
 
 _CORES = flags.DEFINE_integer("cores", 1, "CPU cores to use; 0 for all.")
 _VOCAB = flags.DEFINE_integer("vocab_size", 250_112, "V.")
@@ -46,8 +47,9 @@ OURS = {
 
 def peer_runs(batches: list[dict[str, np.ndarray]], masked: int) -> dict[str, Callable[[], Any]]:
     """Build the steps of PyTorch's model."""
-    import torch
-    from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
+    with packages.needed("benchmarks.pytorch_peer", "requirements-dev.txt"):
+        import torch
+        from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
     if _CORES.value:
         torch.set_num_threads(_CORES.value)
@@ -120,4 +122,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry_point.run(main, required=())

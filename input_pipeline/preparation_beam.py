@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import artifacts, declarations
+from common import artifacts, declarations, packages
 from input_pipeline import preparation
 from input_pipeline.preparation import Job
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         prepare(pathlib.Path(flags.rows).absolute(), beam_flags)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        parser.exit(2, f"error: {error}\n")
     print(f"all tasks of {flags.rows} are done; run prepare_data.py again, which joins them")
 
 
@@ -46,14 +46,9 @@ def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
     Raises:
       ValueError: Beam is not installed, nothing is planned, or another process is at work there.
     """
-    try:
+    with packages.needed("Apache Beam", "requirements-beam.txt"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
-        raise ValueError(
-            f"Apache Beam cannot be imported ({error}): pip install -r requirements-beam.txt, "
-            "best into an environment of its own"
-        ) from error
     job, model = read_job(folder)
 
     def execute(

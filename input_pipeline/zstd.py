@@ -4,6 +4,8 @@ import io
 import pathlib
 from typing import Any
 
+from common import packages
+
 # Level 19 and --long use windows of up to 2 GiB; the decoder's default refuses those above 128 MiB.
 _MAX_WINDOW = 1 << 31
 _CHUNK = 1 << 16
@@ -18,13 +20,8 @@ def open_file(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
       ValueError: zstandard is not installed.
       EOFError, OSError: while reading: the file is cut off, or damaged.
     """
-    try:
+    with packages.needed(str(path)):
         import zstandard  # noqa: F401
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: reading .zst needs zstandard ({error}): pip install -r requirements.txt, or "
-            "recompress the file"
-        ) from error
     return io.BufferedReader(_Frames(path), _CHUNK)
 
 

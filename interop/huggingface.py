@@ -36,7 +36,7 @@ from typing import Any
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from common import artifacts
+from common import artifacts, packages
 from interop import charsmap, vocabulary
 from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 
@@ -206,13 +206,8 @@ def compare(
     Raises:
       ValueError: `tokenizers` is not installed.
     """
-    try:
+    with packages.needed("comparing with Hugging Face"):
         import tokenizers
-    except ImportError as error:
-        raise ValueError(
-            "comparing needs Hugging Face's tokenizers, which is not installed: "
-            "pip install -r requirements-dev.txt"
-        ) from error
     if isinstance(tokenizer, pathlib.Path):
         exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     else:

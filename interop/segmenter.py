@@ -9,6 +9,7 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from common import packages
 from interop.vocabulary import TOKENIZER_FILES, tokenizer_file
 
 
@@ -79,13 +80,8 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
 
 
 def _of_json(path: pathlib.Path) -> Segmenter:
-    try:
+    with packages.needed(str(path)):
         import tokenizers
-    except ImportError as error:
-        raise ValueError(
-            f"{path} needs Hugging Face's tokenizers, which is not installed: pip install "
-            "tokenizers, or give the SentencePiece model"
-        ) from error
     try:
         model = json.loads(path.read_bytes()).get("model", {})
         tokenizer = tokenizers.Tokenizer.from_file(str(path))

@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from common import entry_point
+from common import entry_point, packages
 from launch import jobs
 
 PLATFORMS = ("local", "docker", "vertex", "kubernetes")
@@ -351,13 +351,8 @@ def main(_) -> None:
     if values.dry_run:
         print(json.dumps(dataclasses.asdict(plan), indent=2))
         return
-    try:
+    with packages.needed("starting without --dry_run", "requirements-launch.txt"):
         from xmanager import xm, xm_local  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise ValueError(
-            "xmanager is not installed; pip install -r requirements-launch.txt in an environment "
-            "of its own, or --dry_run to see the plan"
-        ) from None
     launch(plan, xm, xm_local)
 
 

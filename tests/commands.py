@@ -9,6 +9,7 @@ import importlib
 import io
 import logging
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -92,6 +93,18 @@ def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     finally:
         logger.removeHandler(handler)
     return subprocess.CompletedProcess(arguments, status, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def error(pattern: str) -> Iterator[None]:
+    """Expect the block to end as a command does that prints an error of the user's."""
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            yield
+        except SystemExit as ended:
+            if ended.code == 2 and re.search(f"^error: .*{pattern}", stderr.getvalue(), re.M):
+                return
+    raise AssertionError(f"no error {pattern!r} with status 2: {stderr.getvalue()}")
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """Export a vocabulary as a Hugging Face tokenizer, and check that both tokenize text alike.
 
-    python -m tools.export_tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER [--check=en.txt
-    ...]
+    python -m tools.export_tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER \\
+        --check=heldout.txt
 
-`transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check, which needs
-`tokenizers` installed, counts the lines of a text on which the ids are those of SentencePiece.
+`transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check counts the
+lines of a text on which the ids are those of SentencePiece.
 """
 
 import pathlib

@@ -29,6 +29,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from common import packages
 from common.long_lines import cut_line
 from vocap import run_tables, runs
 
@@ -103,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
         job = Job(inputs=tuple(settings.pop("input")), **settings)
         count(job, beam_flags)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        parser.exit(2, f"error: {error}\n")
     for folder in job.outputs.values():
         print(
             f"wrote {job.num_parts} tables to {folder}; where they can be read as files, merge "
@@ -121,14 +122,9 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
       ValueError: Beam is not installed, an input does not exist, an output does, or the runner has
         lost some of the text.
     """
-    try:
+    with packages.needed("Apache Beam", "requirements-beam.txt"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
-        raise ValueError(
-            f"Apache Beam cannot be imported ({error}): pip install -r requirements-beam.txt, "
-            "best into an environment of its own"
-        ) from error
     tasks = _tasks(job)
     keys = [(text, part) for text in job.outputs for part in range(job.num_parts)]
     with beam.Pipeline(options=PipelineOptions(list(beam_flags))) as pipeline:

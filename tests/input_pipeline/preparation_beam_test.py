@@ -22,6 +22,7 @@ from input_pipeline.executors import LocalProcesses
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
+from tests import commands
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 # What DirectRunner runs on, after it has looked for another runner to download.
@@ -93,7 +94,7 @@ class BeamTest(absltest.TestCase):
     def test_the_way_to_install_it_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"apache_beam": None}),
-            self.assertRaisesRegex(SystemExit, "error: .*pip install -r requirements-beam.txt"),
+            commands.error("pip install -r requirements-beam.txt"),
         ):
             preparation_beam.main(["--rows=a"])
 

@@ -19,6 +19,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from tests import commands
 from vocap import count_beam, run_tables, runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ class WithoutBeamTest(_FolderTest):
             count_beam.count(job, RUNNER)
         with (
             mock.patch.dict(sys.modules, {"apache_beam": None}),
-            self.assertRaisesRegex(SystemExit, "error: .*pip install -r requirements-beam.txt"),
+            commands.error("pip install -r requirements-beam.txt"),
         ):
             count_beam.main(["--input=a", "--output=b"])
 
@@ -144,7 +145,7 @@ class CountBeamTest(_FolderTest):
             with (
                 self.subTest(lost),
                 mock.patch.object(count_beam, lost, lambda *_: []),
-                self.assertRaisesRegex(SystemExit, "error: .* the runner has lost some"),
+                commands.error("the runner has lost some"),
             ):
                 self.count(pattern, "--num_parts=2")
             self.assertEmpty(os.listdir(self.folder / "parts"))
@@ -172,15 +173,15 @@ class CountBeamTest(_FolderTest):
 
     def test_refusals(self):
         pattern = self.write_shards()
-        with self.assertRaisesRegex(SystemExit, "error: .*xx-.*: no such file"):
+        with commands.error("xx-.*: no such file"):
             self.count(f"--input={self.folder}/xx-*")
         self.write("sw.csv", "a")
-        with self.assertRaisesRegex(SystemExit, "error: .*sw.csv: not a text file"):
+        with commands.error("sw.csv: not a text file"):
             self.count(pattern, f"--input={self.folder}/*.csv")
         self.assertFalse((self.folder / "parts").exists())
         out = self.count(pattern, "--num_parts=2")
         before = self.merged(out)
-        with self.assertRaisesRegex(SystemExit, "error: .*parts holds tables already"):
+        with commands.error("parts holds tables already"):
             self.count(pattern)
         self.assertEqual(self.merged(out), before)
 
