@@ -7,8 +7,9 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from common import artifacts
+from common import artifacts, packages
 from input_pipeline import text_files
 
 # wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
@@ -36,6 +37,43 @@ DATASETS = {
 }
 
 
+class NoSplitError(ValueError):
+    """tensorflow-datasets has no such dataset, config or split."""
+
+
+def load_split(
+    name: str, split: str, data_dir: str | None, shard: tuple[int, int] = (0, 1)
+) -> tuple[Any, Any]:
+    """Load a split, as it is ordered, and its info; prepare it first if it is not there.
+
+    Args:
+      data_dir, shard: as `documents`.
+
+    Raises:
+      NoSplitError: there is none.
+      ValueError: it cannot be prepared, or needs a package that is not installed.
+    """
+    with packages.needed(name, "requirements-datasets.txt"):
+        import tensorflow_datasets as tfds
+
+        try:
+            part = tfds.even_splits(split, n=shard[1])[shard[0]] if shard[1] > 1 else split
+            # The stream shuffles; unshuffled, a prefix of the data is reproducible.
+            return tfds.load(
+                name, split=part, data_dir=data_dir, shuffle_files=False, with_info=True
+            )
+        except ValueError as error:
+            raise NoSplitError(str(error).splitlines()[0]) from error
+        except Exception as error:  # the code of a dataset raises anything
+            # Errors of the network are of the system's kind, without its number.
+            if isinstance(error, ImportError) or getattr(error, "errno", None):
+                raise
+            raise ValueError(
+                f"{name}: tensorflow-datasets cannot prepare it ({' '.join(str(error).split())}); "
+                "check the network, or give as data_dir the folder of a machine that has it"
+            ) from error
+
+
 def documents(
     dataset: TextDataset,
     language: str,
@@ -51,17 +89,13 @@ def documents(
       shard: number of a part, and number of all parts, of about equal size.
 
     Raises:
-      ValueError: there is no such dataset, language or text.
+      ValueError: there is no such dataset, language or text, or it cannot be prepared.
     """
-    import tensorflow_datasets as tfds
-
     name, split = dataset.name.format(language), dataset.split.format(language)
     try:
-        # The stream shuffles; unshuffled, a prefix of the data is reproducible.
-        part = tfds.even_splits(split, n=shard[1])[shard[0]] if shard[1] > 1 else split
-        found = tfds.load(name, split=part, data_dir=data_dir, shuffle_files=False)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise ValueError(f"{name}, split {split}: {str(error).splitlines()[0]}") from None
+        found, _ = load_split(name, split, data_dir, shard)
+    except NoSplitError as error:
+        raise ValueError(f"{name}, split {split}: {error}") from None
     if "text" not in found.element_spec:
         raise ValueError(f"{name} has no text; its examples have {sorted(found.element_spec)}")
     for text in found.map(lambda example: example["text"]).as_numpy_iterator():

@@ -94,6 +94,7 @@ RESTRICTED = set().union(*THEIRS.values())
 ONLY_IN = {
     # A recording is of parameters as they are on disk, read without the code that is checked by it.
     "orbax": {"training/checkpoint.py", "benchmarks/recording.py"},
+    "tensorflow_datasets": {"input_pipeline/tfds_text.py"},
     "apache_beam": {"vocap/count_beam.py", "input_pipeline/preparation_beam.py"},
     "jax.make_mesh": {"training/sharding.py"},
     "Mesh(": {"training/sharding.py"},
@@ -117,7 +118,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def made(tree: ast.AST) -> Iterator[str]:
     """The entries of `ONLY_IN` that a file imports or calls."""
-    yield from {"orbax", "apache_beam"} & set(imported(tree))
+    yield from {"orbax", "apache_beam", "tensorflow_datasets"} & set(imported(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.make_mesh":
             yield "jax.make_mesh"

@@ -4,9 +4,10 @@
     python -m tools.fetch_text --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
 
 Datasets: wiki40b, wikipedia, c4 (multilingual), or any with a feature `text`, as --dataset=NAME/{}
-with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data;
-files that are already written are skipped. Text goes from it to the files one document at a time;
-of large languages make several files, which prepare_data.py reads side by side: --shards=100.
+with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data,
+of these three with Apache Beam (requirements-datasets.txt); files that are already written are
+skipped. Text goes from it to the files one document at a time; of large languages make several
+files, which prepare_data.py reads side by side: --shards=100.
 """
 
 import pathlib

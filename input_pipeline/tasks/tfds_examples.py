@@ -7,6 +7,7 @@ the language in both. TensorFlow is imported when there is something to read.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from input_pipeline import tfds_text
 from input_pipeline.tasks import files, questions, sentences, translation
 from input_pipeline.tasks.examples import (
     Answer,
@@ -117,19 +118,15 @@ def _load(
     pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
 ) -> tuple[Any, Any] | None:
     """The rows of a split and their features, or None if there is no such dataset or split."""
-    import tensorflow_datasets as tfds
-
     code = task.tfds_codes.get(language, language)
     looked_for.append(pattern.replace(files.PLACEHOLDER, code))
     name, _, split = looked_for[-1].removeprefix(_PREFIX).rpartition(":")
     try:
-        rows, info = tfds.load(
-            name, split=split, data_dir=data_dir, shuffle_files=False, with_info=True
-        )
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        looked_for[-1] += f" ({str(error).splitlines()[0]})"
+        rows, info = tfds_text.load_split(name, split, data_dir)
+    except tfds_text.NoSplitError as error:
+        looked_for[-1] += f" ({error})"
         return None
-    return tfds.as_numpy(rows), info.features
+    return rows.as_numpy_iterator(), info.features
 
 
 def _check_labels(feature: Any, task: Task, where: str) -> None:

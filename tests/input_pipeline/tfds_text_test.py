@@ -1,5 +1,6 @@
 """Text of tensorflow-datasets, mocked, becomes files that a corpus reads."""
 
+import errno
 import pathlib
 import tempfile
 from unittest import mock
@@ -118,6 +119,27 @@ class TfdsTextTest(parameterized.TestCase):
         with tfds.testing.mock_data(num_examples=1), self.assertRaisesRegex(ValueError, message):
             tfds_text.write_text(dataset, language, self.folder)
         self.assertEmpty(list(self.folder.iterdir()))
+
+    @parameterized.parameters(
+        (ModuleNotFoundError("no apache_beam"), "no apache_beam; pip install -r requirements-data"),
+        (ConnectionError("no\nhost"), r"cannot prepare it \(no host\); check the network"),
+        (tfds.download.DownloadError("404"), r"cannot prepare it \(404\); check the network"),
+    )
+    def test_what_cannot_be_prepared_is_named(self, error, message):
+        with (
+            mock.patch.object(tfds, "load", side_effect=error),
+            self.assertRaisesRegex(ValueError, f"^wiki40b/de: .*{message}"),
+        ):
+            tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_a_full_disk_is_one(self):
+        with (
+            mock.patch.object(tfds, "load", side_effect=OSError(errno.ENOSPC, "full")),
+            self.assertRaises(OSError) as raised,
+        ):
+            tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
+        self.assertEqual(raised.exception.errno, errno.ENOSPC)
 
     def test_a_dataset_without_text(self):
         with (
