@@ -9,9 +9,9 @@ language. They are scaled to the sum of the allocated sizes, since budgets diffe
 
 import numpy as np
 import scipy.stats
-from absl import app, flags
+from absl import flags
 
-from common import artifacts
+from common import artifacts, entry_point
 
 _ALLOCATION = flags.DEFINE_string("allocation", None, "An allocation.json of build_vocab.py.")
 _PUBLISHED = flags.DEFINE_string("published", None, "JSON, {language: size}.")
@@ -44,5 +44,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["allocation", "published"])
-    app.run(main)
+    entry_point.run(main, required=("allocation", "published"))

@@ -23,11 +23,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from benchmarks.machine import describe_machine, interleaved_medians
 from builders import data, model, objectives, streams
+from common import entry_point
 from input_pipeline import dataset, preparation
 from input_pipeline.corpus import load_corpus
 from input_pipeline.executors import LocalProcesses
@@ -145,4 +146,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry_point.run(main)

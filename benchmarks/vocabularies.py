@@ -21,11 +21,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import sentencepiece as spm
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from benchmarks.corpora import load
 from builders import data as builders
+from common import entry_point
 from vocap import unigram
 from vocap.runs import count_runs
 
@@ -143,5 +144,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "corpora"])
-    app.run(main)
+    entry_point.run(main, required=("config", "corpora"))

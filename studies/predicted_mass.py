@@ -12,12 +12,12 @@ targets in it. For a calibrated model both shares are equal.
 import pathlib
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from builders import data, model
 from builders.masked_lm import masked_lm_of
-from common import artifacts
+from common import artifacts, entry_point
 from evaluation.predicted_mass import classes_of, measure
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
@@ -57,4 +57,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry_point.run(main)
