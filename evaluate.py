@@ -8,7 +8,6 @@ start the same command on each with the flags that train.py has; the first write
 """
 
 import pathlib
-from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -23,6 +22,7 @@ from evaluation import report
 from knn_sampling.output_layer import OutputLayerSettings
 from training import compilation, hosts
 from training.metrics import read_metrics
+from vocap import record
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -68,10 +68,10 @@ def main(_) -> None:
     print(f"report: {path.absolute()}")
 
 
-def _allocation(folders: data_builders.Folders) -> dict[str, Any] | None:
+def _allocation(folders: data_builders.Folders) -> record.Record | None:
     """Record of the vocabulary's build; None of a tokenizer that was given."""
     path = folders.vocab / "allocation.json"
-    return artifacts.read_json(path) if path.exists() else None
+    return record.read(path) if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -163,6 +163,16 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
     return config
 
 
+def recorded(found: Mapping[str, Any], defaults: ConfigDict | None = None) -> ConfigDict:
+    """Return a recorded config with the defaults of keys that it lacks, checked as `checked`."""
+    whole = dict(found)
+    for name, default in (defaults or base.get_config()).to_dict().items():
+        value = found.get(name, default)
+        is_section = isinstance(default, dict) and isinstance(value, dict)
+        whole[name] = {**default, **value} if is_section else value
+    return checked(ConfigDict(whole), defaults)
+
+
 def _check_keys(
     name: str, found: Mapping[str, Any], expected: Mapping[str, Any], allows_others: bool
 ) -> None:

@@ -44,7 +44,7 @@ def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
     # A hash of the other kind would differ, and be refused, though the text is the same.
     if folders.has_rows and settings.exists():
         text = artifacts.read_object(settings).get("text", _BLOCKS)
-        if not text.startswith(_BLOCKS):
+        if not str(text).startswith(_BLOCKS):
             return False
     size = CorpusStream(spec).num_bytes()
     if size >= STREAMED_FROM and trainer == "sentencepiece":

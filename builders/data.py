@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from absl import logging
 from ml_collections import ConfigDict
 
 from builders import phases
-from common import artifacts
+from common import artifacts, declarations
+from common.declarations import Artefact, Count, Name
 from configs import base
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
 from input_pipeline.block_order import BlockSettings
@@ -22,6 +25,7 @@ from vocap import run_tables
 from vocap.build import VocabularySettings
 
 T = TypeVar("T")
+_AMOUNTS = 'write one object, {"en": 300.8, ...}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,69 +231,49 @@ def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
         config.vocab,
         "vocab",
         read_elsewhere=("allocation", "amounts", "tables", "tokenizer"),
-        amounts=_read_amounts(amounts) if amounts else {},
+        amounts=_read_given("amounts", amounts, _Amounts, _AMOUNTS) if amounts else {},
         initial_sizes=_read_sizes(allocation, config.vocab) if allocation else {},
     )
 
 
-def _read_amounts(path: str) -> dict[str, float]:
-    """Read amounts of text, or probabilities, per language from a JSON file."""
-    try:
-        found = artifacts.read_json(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"vocab.amounts: cannot read {path}: {error}; correct the path or the file"
-        ) from None
-    # An empty object would be taken for no amounts given, and those of the text would be used.
-    is_table = isinstance(found, dict) and found
-    if not is_table or not all(type(value) in (int, float) for value in found.values()):
-        raise ValueError(f'vocab.amounts: {path} must hold one object, {{"en": 300.8, ...}}')
-    return found
+# An empty object would be taken for no amounts given, and those of the text would be used.
+_Amounts = Annotated[dict[Name, Annotated[float, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
+
+
+class _Allocation(Artefact, frozen=True):
+    """Sizes that the explorer of a build's report exports."""
+
+    target_size: Count
+    beta: float
+    sizes: Annotated[dict[Name, Count], msgspec.Meta(min_length=1)]
+
+
+def _read_given(key: str, path: str, kind: type[T], remedy: str) -> T:
+    """Read the file that a key of `vocab` names."""
+    with declarations.of_file(f"vocab.{key}"):
+        if not os.path.exists(path):
+            raise ValueError(f"{path} does not exist; correct the path")
+        return declarations.read(path, kind, remedy=remedy)
 
 
 def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
-    """Read the sizes of an allocation that the explorer of a build's report has exported.
+    """Read the sizes of an allocation.
 
     Raises:
-      ValueError: the file is not such an allocation, or is one for another T or beta.
+      ValueError: the file is no allocation, or is one for another T or beta.
     """
-    try:
-        found = artifacts.read_json(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"vocab.allocation: cannot read {path}: {error}; correct the path or the file"
-        ) from None
-    keys = ("target_size", "beta", "sizes")
-    if not isinstance(found, dict) or set(found) != set(keys):
-        held = ", ".join(sorted(found)) or "nothing" if isinstance(found, dict) else "no object"
-        raise ValueError(
-            f"vocab.allocation: {path} must hold one object with the keys {', '.join(keys)}; it "
-            f"holds {held}; export it from the report.html of a build"
-        )
-    sizes = found["sizes"]
-    for key, right, wanted in (
-        ("target_size", type(found["target_size"]) is int, "a whole number"),
-        ("beta", type(found["beta"]) in (int, float), "a number"),
-        ("sizes", isinstance(sizes, dict) and sizes, 'an object, {"en": 4000, ...}'),
-    ):
-        if not right:
-            raise ValueError(
-                f"vocab.allocation: {key} in {path} is {found[key]!r}; must be {wanted}"
-            )
-    for language, size in sizes.items():
-        if type(size) is not int:
-            raise ValueError(
-                f"vocab.allocation: sizes.{language} in {path} is {size!r}; must be a whole number"
-            )
-    given = {key: found[key] for key in ("target_size", "beta")}
+    found = _read_given(
+        "allocation", path, _Allocation, "export it from the report.html of a build"
+    )
+    given = {"target_size": found.target_size, "beta": found.beta}
     if changed := {key: value for key, value in given.items() if value != section[key]}:
-        is_for = " and ".join(f"{key} {value}" for key, value in given.items())
+        is_for = " and ".join(f"{key} {value:g}" for key, value in given.items())
         here = " and ".join(f"{key} {section[key]}" for key in given)
-        flags = " ".join(f"--config.vocab.{key}={value}" for key, value in changed.items())
+        flags = " ".join(f"--config.vocab.{key}={value:g}" for key, value in changed.items())
         raise ValueError(
             f"vocab.allocation: {path} is for {is_for}, the config has {here}; add {flags}"
         )
-    return sizes
+    return found.sizes
 
 
 def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
@@ -315,7 +299,11 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
         for name, path in found.items()
         if name.endswith(".heldout")
     }
-    train = {name: path for name, path in found.items() if not name.endswith(".heldout")}
+    train = {
+        declarations.check_name(name, str(path), "rename the table"): path
+        for name, path in found.items()
+        if not name.endswith(".heldout")
+    }
     if wanted:
         missing = sorted(wanted - set(train))
         if missing:
@@ -363,7 +351,7 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
 
 
 # Sections of a config that only earlier stages read and that do not affect training results.
-_ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
+ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
 # Keys of `train` for records, checkpoints and repetition, which do not affect training results.
 _RECORDING = (
     "log_every", "keep_checkpoints", "keep_every", "verify_checkpoints", "tensorboard",
@@ -457,7 +445,7 @@ def open_train_stage(
 def training_settings(config: ConfigDict) -> dict[str, Any]:
     """Return the keys of a config that affect training, without those of earlier stages."""
     is_dense = config.optimizer.embedding_update == "dense"
-    recorded = {k: v for k, v in config.to_dict().items() if k not in _ELSEWHERE}
+    recorded = {k: v for k, v in config.to_dict().items() if k not in ELSEWHERE}
     # The loading of batches and the sharding of arrays do not affect results.
     _drop(recorded["data"], ("loader", "prefetch", "read_threads", "read_ahead"))
     _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})

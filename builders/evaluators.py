@@ -74,12 +74,14 @@ def detection(
         batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed,
-        frozen=_frozen_generator(options.frozen_generator, store),
+        frozen=_frozen_generator(options.frozen_generator, config.objective, store),
         mesh=mesh,
     )
 
 
-def _frozen_generator(path: str, store: PackedDataset) -> tuple[ReplacedToken, Any] | None:
+def _frozen_generator(
+    path: str, objective: str, store: PackedDataset
+) -> tuple[ReplacedToken, Any] | None:
     """Read the generator of another run, and its parameters; None if there is no path."""
     if not path:
         return None
@@ -89,7 +91,7 @@ def _frozen_generator(path: str, store: PackedDataset) -> tuple[ReplacedToken, A
             f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "
             "that of a run of replaced-token detection, or leave the key empty"
         )
-    trained = read_run(folders)
+    trained = read_run(folders, objective)
     found = encoder_of(trained.objective)
     if not isinstance(found, ReplacedToken):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import msgspec
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
@@ -26,6 +27,7 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
+from interop.params_file import Encoder as Encoding
 from models.encoder import Encoder, EncoderSettings, init_params
 from objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from training.accumulation import Accumulation
@@ -222,8 +224,10 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
             varied["frozen"] = ", ".join(config.optimizer.frozen)
         if options.reads_mean:
             varied["text_pooling"] = options.text_pooling
+    dataset = options.dataset or pathlib.Path(options.root).absolute().name
     return {
         "task": options.name,
+        **({"dataset": dataset} if options.task.is_own else {}),
         "model": f"{name}, random" if config.random_init else name,
         "setting": _setting(options),
         "seed": config.train.seed,
@@ -256,6 +260,11 @@ def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, An
         "encoder": dataclasses.asdict(fine_tuning.encoder.settings),
         "tokenizer": tokenizer_hash(pretrained.tokenizer),
     }
+
+
+def encoder_of_notes(found: Encoding) -> EncoderSettings:
+    """Return the settings of an encoder of notes."""
+    return EncoderSettings(**msgspec.structs.asdict(found))
 
 
 def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:

@@ -132,7 +132,9 @@ def table(found: FineTuningEstimate) -> str:
 def _encoder_settings(config: ConfigDict, encoder: str) -> EncoderSettings:
     if not encoder:
         keeps_decoder = task_settings(config).cross_attention
-        found = read_settings(config.init_from, keeps_decoder=keeps_decoder)
+        found = read_settings(
+            config.init_from, keeps_decoder=keeps_decoder, objective=config.objective
+        )
         return builders.encoder_settings(config, found)
     layers, width, heads, mlp, pieces, is_pre = _ENCODERS[encoder]
     model: dict[str, Any] = config.model.to_dict()

@@ -6,21 +6,18 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 from ml_collections import ConfigDict
 
 from builders import objectives
 from builders.data import Folders, open_packed_dataset
 from builders.masked_lm import masked_lm_of
+from builders.objectives import Shapes, parameter_shapes
 from builders.pretrained import read_run, run_config
 from interop import model_folder
 from models.encoder import CROSS_ATTENTION, without_cross_attention
 from objectives.objective import Objective
 from objectives.replaced_token import GENERATOR
-
-# Shapes of parameters by their paths.
-Shapes = dict[str, tuple[int, ...]]
 
 
 def initial_params(
@@ -44,10 +41,11 @@ def initial_params(
             )
         return None
     source = pathlib.Path(config.train.init_from)
-    is_run = (source / "train" / "settings.json").exists()
-    reader = _of_run if is_run else _of_folder
     # Checked before the folder of training is claimed.
-    return reader(source, objective, folders, check=not (folders.train / "checkpoints").exists())
+    check = not (folders.train / "checkpoints").exists()
+    if (source / "train" / "settings.json").exists():
+        return _of_run(source, config.objective, objective, folders, check=check)
+    return _of_folder(source, objective, folders, check=check)
 
 
 def _of_folder(
@@ -72,7 +70,7 @@ def _of_folder(
 
 
 def _of_run(
-    source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
+    source: pathlib.Path, name: str, objective: Objective, folders: Folders, *, check: bool
 ) -> Callable[[], Any]:
     """Reader of the latest checkpoint of another run on the same vocabulary."""
     other = Folders(source)
@@ -83,19 +81,19 @@ def _of_run(
                 f"run's rows were made; copy {other.vocab} to {folders.workdir} and run "
                 "prepare_data.py again"
             )
-        their_config = run_config(other)
+        their_config = run_config(other, name)
         theirs = objectives.objective(their_config, open_packed_dataset(other))
-        there, here = _parameter_shapes(theirs), _parameter_shapes(objective)
+        there, here = parameter_shapes(theirs), parameter_shapes(objective)
         _check_same_parts(source, their_config.objective, there, here)
         _check_same_parameters(source, there, here)
         if not any((other.train / "checkpoints").glob("*")):
             raise ValueError(
                 f"train.init_from is {source}, a run without a checkpoint; finish it first"
             )
-    keeps = any(map(_is_cross_attention, _parameter_shapes(objective)))
+    keeps = any(map(_is_cross_attention, parameter_shapes(objective)))
 
     def read() -> Any:
-        params = jax.device_get(read_run(other).params)
+        params = jax.device_get(read_run(other, name).params)
         return params if keeps else without_cross_attention(params)
 
     return read
@@ -143,15 +141,6 @@ def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) ->
                 f"in {source} and {here.get(name, 'none')} in this one; set objective, model, "
                 "replaced_token and mesh.vocab_multiple as there, or start from another run"
             )
-
-
-def _parameter_shapes(objective: Objective) -> Shapes:
-    """Shapes of the parameters of an objective by their paths."""
-    params = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): array.shape
-        for path, array in jax.tree.leaves_with_path(params)
-    }
 
 
 def _is_cross_attention(name: str) -> bool:

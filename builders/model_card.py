@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from builders.task_settings import TaskSettings
-from evaluation import task_results
+from evaluation import markdown, task_results
 from interop import task_heads
 from interop.task_heads import TaskHead
 
@@ -123,10 +123,10 @@ def text(facts: Facts) -> str:
     options, results = facts.options, facts.results
     sections = [
         _metadata(facts),
-        f"# {results['model']}, fine-tuned on {options.name}",
+        f"# {markdown.escaped(results['model'])}, fine-tuned on {options.name}",
         _task(facts),
         "## How to use it\n\n" + _usage(facts),
-        "## Scores\n\n" + _choice(results["selected"]),
+        "## Scores\n\n" + _choice(results.get("selected") or {}),
         task_results.table(options.task, results),
         "## Training\n\n" + _training(facts),
         "## Licence\n\nTo be filled in by whoever publishes this model: it depends on the licences "
@@ -137,6 +137,8 @@ def text(facts: Facts) -> str:
 
 def _choice(selected: Mapping[str, Any]) -> str:
     """Describe the choice of the parameters, and whether the scores are of them."""
+    if not selected:
+        return "In percent."
     found = (
         f"In percent. The parameters are those of step {selected['step']}, the best by "
         f"{selected['metric']} on the validation data in {_joined(selected['on'])}."
@@ -183,7 +185,8 @@ def _task(facts: Facts) -> str:
         f"of kind {head.kind.replace('_', ' ')}."
     ]
     if head.labels:
-        found.append(f"Labels: {_joined([f'`{label}`' for label in head.labels])}.")
+        labels = [f"`{label.replace('`', '')}`" for label in head.labels]
+        found.append(f"Labels: {_joined(labels)}.")
     elif head.class_suffix == task_heads.SEQUENCES:
         found.append("Its output is a number.")
     if options.reads_mean:
@@ -254,7 +257,8 @@ def _training(facts: Facts) -> str:
     sources = [one for code in languages for one in options.patterns("train", code)]
     trained = _joined([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
     rows = {
-        "started from": f"{facts.results['model']}, {started} (SHA-256 `{facts.start[:16]}`)",
+        "started from": f"{markdown.escaped(facts.results['model'])}, {started} "
+        f"(SHA-256 `{facts.start[:16]}`)",
         "trained on": f"{options.name} in {_joined(languages)}: {trained}",
         "seed": facts.results["seed"],
         **{f"train.{key}": config.train[key] for key in ("epochs", "batch_size")},

@@ -2,20 +2,29 @@
 
 import dataclasses
 import importlib
+import os
+import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import flax.linen as nn
+import jax
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from builders import data
+from common import entry_point
 from input_pipeline.packed_dataset import PackedDataset
 from objectives.objective import Objective
 from training.sharding import MeshSettings, padded_vocab_size
 
 T = TypeVar("T")
+# Shapes of parameters by their paths.
+Shapes = dict[str, tuple[int, ...]]
 
-# Module and function that build each objective. A config may name others as
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Module and function that build each objective. A user's config may name others as
 # "package.module:function".
 OBJECTIVES = {
     "masked_lm": "builders.masked_lm:build",
@@ -93,6 +102,8 @@ def objective(
             f"objective is {config.objective!r}, must be one of {', '.join(OBJECTIVES)}, or the "
             '"package.module:function" that builds one'
         )
+    if config.objective not in OBJECTIVES:
+        _check_place(module, config, store)
     try:
         build = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -100,3 +111,48 @@ def objective(
             f"objective {config.objective!r} cannot be imported: {error}; correct its name"
         ) from error
     return build(Setup(config, store, mesh))
+
+
+def _check_place(module: str, config: ConfigDict, store: PackedDataset) -> None:
+    """Raise ValueError if a module would be found in a folder of runs or data: none is imported."""
+    named = (value for _, value in entry_point.strings("config", config.to_dict()))
+    # The folder of rows lies in the working directory.
+    folders = [
+        _ROOT / "runs",
+        store.folder.parent,
+        *map(pathlib.Path, filter(os.path.isdir, named)),
+    ]
+    closed = {one.resolve() for one in folders} - {_ROOT, *_ROOT.parents}
+    for start in sys.path:
+        place = pathlib.Path(start, *module.split("."))
+        for path in (place.resolve(), place.with_suffix(".py").resolve()):
+            if found := closed & {path, *path.parents}:
+                raise ValueError(
+                    f"objective is {config.objective!r}, which would be imported from "
+                    f"{found.pop()}, a folder of runs or data; move the module out of it"
+                )
+
+
+def parameter_shapes(objective: Objective) -> Shapes:
+    """Shapes of the parameters of an objective by their paths."""
+    return _shapes(nn.unbox(jax.eval_shape(objective.init, jax.random.key(0))))
+
+
+def _shapes(params: Any) -> Shapes:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): array.shape
+        for path, array in jax.tree.leaves_with_path(params)
+    }
+
+
+def checked_params(objective: Objective, params: Any) -> Any:
+    """Return parameters; raise ValueError unless they have the objective's names and shapes."""
+    there, here = _shapes(params), parameter_shapes(objective)
+    wrong = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if wrong:
+        raise ValueError(
+            f"parameter {wrong[0]} has shape {there.get(wrong[0], 'none')}, must be "
+            f"{here.get(wrong[0], 'none')} by the notes and settings of the run; copy the whole "
+            "folder of the run"
+        )
+    return params

@@ -4,25 +4,34 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from ml_collections import ConfigDict
 
+from builders import checks, objectives, task_data
 from builders import fine_tuning as builders
-from builders import task_data
-from builders.pretrained import Pretrained, read_pretrained
+from builders.pretrained import SETTINGS, Pretrained, read_pretrained
 from builders.run_folder import BEST, RESULTS, TOKENIZER
 from builders.task_kinds import KINDS, SEARCHES, default_config
 from builders.task_settings import Tokenizer, task_settings
-from common import artifacts
+from common import artifacts, declarations
+from evaluation import task_results
 from evaluation.tasks import Line
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.examples import SentencePairs, Sentences
 from interop.params_file import read_params
-from models.encoder import EncoderSettings
 
 # Examples per chunk: enough for batches of similar lengths, few enough to show progress.
 CHUNK = 1024
-# Of the encoder, among the settings of a run; see `Pretrained.digests`.
-_DIGESTS = ("tokenizer", "parameters")
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """Those of the encoder, among the settings of a run; see `Pretrained.digests`."""
+
+    tokenizer: str = ""
+    parameters: str = ""
+
+
+_DIGESTS = Digests.__struct_fields__
 
 
 def run_config(workdir: pathlib.Path) -> ConfigDict:
@@ -35,14 +44,16 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
         raise ValueError(
             f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
         )
-    recorded = artifacts.read_object(workdir / "settings.json")
-    for name in _DIGESTS:  # not keys of the config
-        recorded.pop(name, None)
-    # All sections may have keys that are newer than the run.
-    for name, default in default_config(recorded.get("task", {}).get("name")).to_dict().items():
-        found = recorded.get(name, default)
-        recorded[name] = {**default, **found} if isinstance(default, dict) else found
-    return ConfigDict(recorded)
+    path = workdir / SETTINGS
+    # Digests are no keys of the config, and a record permits no code.
+    sections = artifacts.read_object(path).items()
+    recorded = {name: value for name, value in sections if name not in ("objective", *_DIGESTS)}
+    task = recorded.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
+    with declarations.of_file(path):
+        config = checks.recorded(recorded, default_config(name))
+        task_settings(config)
+    return config
 
 
 class FineTuned:
@@ -56,12 +67,14 @@ class FineTuned:
         """
         config = run_config(workdir)
         self._options = task_settings(config)
-        self._params, notes = read_params(workdir / BEST)
-        self._tokenizer = read_tokenizer(workdir, notes["tokenizer"])
-        objective = builders.with_head(config, EncoderSettings(**notes["encoder"]))
+        params, notes = read_params(workdir / BEST)
+        self._tokenizer = read_tokenizer(workdir, notes.tokenizer)
+        with declarations.of_file(workdir / BEST):
+            objective = builders.with_head(config, builders.encoder_of_notes(notes.encoder))
+            self._params = objectives.checked_params(objective, params)
         pad = self._tokenizer.special.pad
         self._predictor = builders.predictor(config, objective, pad, builders.mesh())
-        results = artifacts.read_json(workdir / RESULTS)
+        results = task_results.read_results(workdir / RESULTS)
         self._threshold = results.get("null_threshold")
         self._task, self._kind = self._options.task, KINDS[self._options.task.kind]
 
@@ -117,7 +130,8 @@ def search_lines(
     Raises:
       ValueError: there is no such encoder, it has no such layer, or is not the one of the run.
     """
-    options, pretrained = task_settings(config), read_pretrained(config.init_from)
+    options = task_settings(config)
+    pretrained = read_pretrained(config.init_from, objective=config.objective)
     if workdir is not None:
         _check_encoder(workdir, config.init_from, pretrained)
     tokenizer = Tokenizer(pretrained.tokenizer)
@@ -127,14 +141,20 @@ def search_lines(
     return SEARCHES[options.task.kind].find(options, pairs, source, target, threshold)
 
 
+def read_digests(workdir: pathlib.Path) -> Digests:
+    """Read the digests that a run has recorded, as far as older ones have."""
+    return declarations.read(workdir / SETTINGS, Digests, remedy="copy the folder of the run again")
+
+
 def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained) -> None:
     """Check that an encoder is the one of a run, as far as older runs recorded which it was."""
-    recorded, found = artifacts.read_object(workdir / "settings.json"), pretrained.digests()
+    recorded, found = read_digests(workdir), pretrained.digests()
     for name in _DIGESTS:
-        if recorded.get(name, found[name]) != found[name]:
+        there = getattr(recorded, name)
+        if there not in ("", found[name]):
             raise ValueError(
                 f"init_from is {init_from!r}, with {name} {found[name]}, but {workdir} was made "
-                f"with {name} {recorded[name]}: the encoder has changed since; put that of the run "
+                f"with {name} {there}: the encoder has changed since; put that of the run "
                 "back, or run finetune.py in another --workdir, or give --config in place of it"
             )
 
@@ -149,7 +169,7 @@ def mining_threshold(
     """
     thresholds: dict[str, Any] = {}
     if workdir is not None:
-        thresholds = artifacts.read_json(workdir / RESULTS).get("thresholds", {})
+        thresholds = task_results.read_results(workdir / RESULTS).get("thresholds", {})
     if thresholds and language not in thresholds:
         raise ValueError(
             f"--language is {language!r}; {workdir} has thresholds of {', '.join(thresholds)}: "

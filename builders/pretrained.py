@@ -9,17 +9,18 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from builders import model, objectives
-from builders.data import Folders, open_packed_dataset, settings
+from builders import checks, model, objectives
+from builders.data import ELSEWHERE, Folders, open_packed_dataset, settings
 from builders.masked_lm import encoder_of
-from common import artifacts
-from configs import base
+from common import artifacts, declarations
 from input_pipeline.packed_dataset import tokenizer_hash
 from interop import model_folder
 from models.encoder import EncoderSettings, without_cross_attention
+from training.checkpoint import restore_latest_params
 from training.sharding import MeshSettings, make_mesh
 
 # A single device: only the parameters are needed, and the batch may not divide over more.
+SETTINGS = "settings.json"
 _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "slices": 1, "rules": ()}
 
 
@@ -51,12 +52,13 @@ class Pretrained:
         return hasher.hexdigest()
 
 
-def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
+def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = "") -> Pretrained:
     """Read an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
 
     Args:
       path: of either.
       keeps_decoder: whether to keep the cross-attention that there may be.
+      objective: as of `run_config`.
 
     Raises:
       ValueError: it is neither, or cannot be read.
@@ -67,10 +69,12 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False) -> Pretrained:
         found = EncoderSettings(**sizes, dtype="float32")
         part = (found, params) if keeps_decoder else encoder_alone(found, params)
         return Pretrained(*part, model_folder.read_tokenizer(folder))
-    return _of_run(Folders(folder), keeps_decoder)
+    return _of_run(Folders(folder), keeps_decoder, objective)
 
 
-def read_settings(path: str, *, keeps_decoder: bool = False) -> EncoderSettings:
+def read_settings(
+    path: str, *, keeps_decoder: bool = False, objective: str = ""
+) -> EncoderSettings:
     """Read the architecture that `read_pretrained` would return, but no weights.
 
     Raises:
@@ -81,8 +85,9 @@ def read_settings(path: str, *, keeps_decoder: bool = False) -> EncoderSettings:
         found = EncoderSettings(**model_folder.read_sizes(folder), dtype="float32")
     else:
         folders = Folders(folder)
-        store = open_packed_dataset(folders)
-        found = encoder_of(objectives.objective(run_config(folders), store)).encoder.settings
+        config, store = run_config(folders, objective), open_packed_dataset(folders)
+        with declarations.of_file(folders.train / SETTINGS):
+            found = encoder_of(objectives.objective(config, store)).encoder.settings
     return found if keeps_decoder else dataclasses.replace(found, cross_attention=False)
 
 
@@ -103,9 +108,9 @@ def _is_model_folder(path: str) -> bool:
     )
 
 
-def _of_run(folders: Folders, keeps_decoder: bool) -> Pretrained:
+def _of_run(folders: Folders, keeps_decoder: bool, objective: str) -> Pretrained:
     """Read the encoder of the latest checkpoint of a run of train.py."""
-    trained = read_run(folders)
+    trained = read_run(folders, objective)
     found = encoder_of(trained.objective)
     params = jax.device_get(found.encoder_params(trained.params))
     sizes = found.encoder.settings
@@ -121,20 +126,43 @@ def encoder_alone(
     return dataclasses.replace(found, cross_attention=False), without_cross_attention(params)
 
 
-def read_run(folders: Folders) -> model.Trained:
-    """Read the latest checkpoint of a run of train.py, on one device of every host."""
-    config = run_config(folders)
-    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.local_devices()[:1])
-    return model.restore(config, open_packed_dataset(folders), folders, mesh)
+def read_run(folders: Folders, objective: str = "") -> model.Trained:
+    """Read the latest checkpoint of a run of train.py, on one device of every host.
+
+    Args:
+      folders: of the run.
+      objective: as of `run_config`.
+    """
+    config, store = run_config(folders, objective), open_packed_dataset(folders)
+    with declarations.of_file(folders.train / SETTINGS):
+        mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.local_devices()[:1])
+        built = objectives.objective(config, store, mesh)
+        functions = model.train_functions(config, built, mesh)
+    return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
 
 
-def run_config(folders: Folders) -> ConfigDict:
-    """Read the recorded config of a run of train.py, for one device."""
-    recorded = artifacts.read_object(folders.train / "settings.json")
-    recorded.pop("rows", None)  # settings of the stage before
-    # Keys that do not affect results are not recorded, nor those that are newer than the run.
-    defaults = {**base.get_config().to_dict(), "mesh": _MESH}
-    config = ConfigDict(defaults)
-    for name, value in recorded.items():
-        config[name] = {**defaults.get(name, {}), **value} if isinstance(value, dict) else value
+def run_config(folders: Folders, objective: str = "") -> ConfigDict:
+    """Read the recorded config of a run of train.py, for one device.
+
+    Args:
+      folders: of the run.
+      objective: name of another package's, which the user gave; a record alone imports no code.
+
+    Raises:
+      ValueError: the record is no config, or its objective is neither built in nor that one.
+    """
+    path = folders.train / SETTINGS
+    # Sections of other stages are not of a record, and could name folders.
+    sections = artifacts.read_object(path).items()
+    recorded = {name: value for name, value in sections if name not in ("rows", *ELSEWHERE)}
+    name = recorded.get("objective", "")
+    if name not in (*objectives.OBJECTIVES, objective):
+        raise ValueError(
+            f"{path}: objective is {name!r}, which is not built in, and code is not imported "
+            "because a folder names it; if you trust it, name it yourself by --config.objective "
+            "(tools.forgetting: --allow_objective)"
+        )
+    with declarations.of_file(path):
+        config = checks.recorded(recorded)
+    config.mesh = {**config.mesh.to_dict(), **_MESH}
     return config

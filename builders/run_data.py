@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from absl import logging
 
 from builders.run_folder import DATA
-from common import artifacts
+from common import declarations
+from common.declarations import Digest
 from input_pipeline.array_files import sha256
 
 _MAX_LISTED = 8  # files in a message
@@ -32,7 +33,7 @@ def check_resumed(folder: pathlib.Path, now: Mapping[str, str]) -> None:
       ValueError: they are other data.
     """
     if (folder / DATA).exists():
-        _check(folder, artifacts.read_object(folder / DATA), now)
+        _check(folder, _read(folder), now)
 
 
 def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]) -> None:
@@ -47,8 +48,8 @@ def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]
     """
     if not (folder / DATA).exists():
         return
-    recorded = artifacts.read_object(folder / DATA)
-    there = [path for path in map(pathlib.Path, recorded) if path.exists()]
+    recorded = _read(folder)
+    there = [path for path in map(pathlib.Path, recorded) if path.is_file()]
     if len(there) == len(recorded):
         _check(folder, recorded, digests(find()))
         return
@@ -57,6 +58,11 @@ def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]
         "%s has ended, and its data are not read: %d of its %d files are gone",
         folder, len(recorded) - len(there), len(recorded),
     )  # fmt: skip
+
+
+def _read(folder: pathlib.Path) -> dict[str, str]:
+    remedy = "copy it again, or choose another --workdir"
+    return declarations.read(folder / DATA, dict[str, Digest], remedy=remedy)
 
 
 def _check(folder: pathlib.Path, recorded: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -224,5 +224,5 @@ SEARCHES: dict[str, SearchKind] = {
 
 def default_config(name: Any) -> ConfigDict:
     """Return the config of a task of this name, with the default of every section and key."""
-    is_translation = name in TASKS and TASKS[name].is_translation
+    is_translation = isinstance(name, str) and name in TASKS and TASKS[name].is_translation
     return translation.get_config() if is_translation else base.base("", "")

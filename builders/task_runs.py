@@ -11,7 +11,7 @@ import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
-from builders import checks, run_data, task_data, translation, translation_runs
+from builders import checks, prediction, run_data, task_data, translation, translation_runs
 from builders import fine_tuning as builders
 from builders.pretrained import Pretrained, read_pretrained
 from builders.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
@@ -19,7 +19,7 @@ from builders.task_kinds import KINDS, SEARCHES, default_config
 from builders.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from common import artifacts
 from evaluation.selection import ALL, Selection
-from evaluation.task_results import Scores, write_lines
+from evaluation.task_results import Scores, read_results, write_lines
 from evaluation.tasks import Predictor, TaskData
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
@@ -65,11 +65,12 @@ def run(
         folder,
         _settings(config, pretrained),
         defaults=default_config(config.task.name).to_dict(),
+        uncompared=["task.dataset"],
     )
     if stage.done:
         run_data.check_ended(folder, lambda: procedure.files(options))
         logging.info("%s is up to date", folder)
-        return artifacts.read_json(folder / RESULTS)
+        return read_results(folder / RESULTS)
     # Before the folder is claimed, so that data that is at fault can be named anew.
     work = procedure.prepare(config, pretrained, folder, stopping)
     data = run_data.digests(procedure.files(options))
@@ -91,7 +92,7 @@ def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
     """Labels of a run that has ended, so that its data need not be there any more."""
     if not (folder / RESULTS).exists():
         return ()
-    return tuple(artifacts.read_json(folder / "settings.json")["task"].get("labels", ()))
+    return tuple(prediction.run_config(folder).task.labels)
 
 
 class _Procedure(NamedTuple):
@@ -124,12 +125,15 @@ def _procedure(task: Task) -> _Procedure:
 
 def _read_encoder(config: ConfigDict) -> Pretrained:
     keeps_decoder = task_settings(config).cross_attention
-    return read_pretrained(config.init_from, keeps_decoder=keeps_decoder)
+    return read_pretrained(
+        config.init_from, keeps_decoder=keeps_decoder, objective=config.objective
+    )
 
 
 def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
+    del recorded["objective"]  # a permission, and no setting
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
     return {**recorded, **pretrained.digests()}
 
@@ -167,9 +171,10 @@ def _fine_tune(
     def work() -> dict[str, Any]:
         choices = [ALL, *(one.language for one in selecting if by_language)]
         kept = {
-            choice: read_params(path)[1]["value"]
+            choice: value
             for choice in choices
             if (path := best_of(folder, choice)).exists()
+            and (value := read_params(path)[1].value) is not None
         }
         selection = Selection(
             task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language
@@ -216,11 +221,11 @@ def _evaluate(
     by_language = options.selection == EACH_LANGUAGE
     results: dict[str, Any] = {
         "selected": {
-            "step": notes["step"],
+            "step": notes.step,
             "rule": options.selection,
             "on": chosen_on,
             "metric": task.metrics[0],
-            "value": notes["value"],
+            "value": notes.value,
         },
         "examples": {},
     }
@@ -234,7 +239,7 @@ def _evaluate(
                 raise Stopped(step)
             if by_language:
                 params, notes = read_params(best_of(folder, one.language))
-                results["selected"]["steps"][one.language] = notes["step"]
+                results["selected"]["steps"][one.language] = notes.step
             outputs = predictor(params, one.features)
             decided = kind.decide(options, one, outputs)
             if threshold is None:  # of the first development data

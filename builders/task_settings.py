@@ -8,6 +8,7 @@ import sentencepiece as spm
 from ml_collections import ConfigDict
 
 from builders.data import settings
+from common import declarations
 from evaluation.metrics.retrieval import MARGINS
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
@@ -27,6 +28,8 @@ class TaskSettings:
 
     Attributes:
       name: a key of `input_pipeline.tasks.tasks.TASKS`.
+      dataset: name of a user's own data in tables, which says that they are the same there; "" for
+        the last folder of `root`.
       root: folder that the patterns start from.
       train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
         "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
@@ -63,6 +66,7 @@ class TaskSettings:
     """
 
     name: str
+    dataset: str
     root: str
     train: tuple[str, ...]
     validation: tuple[str, ...]
@@ -95,6 +99,8 @@ class TaskSettings:
     def __post_init__(self):
         if self.name not in TASKS:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
+        if self.dataset:
+            declarations.check_name(self.dataset, "task.dataset", "choose another name")
         self._check_selection()
         if self.labels and not self.task.is_own:
             raise ValueError(

@@ -28,6 +28,7 @@ from input_pipeline.tasks.translation_features import (
     translation_features,
 )
 from interop import vocabulary
+from interop.params_file import Notes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from models.encoder import CROSS_ATTENTION, Encoder
 from models.settings import EncoderSettings
@@ -123,7 +124,7 @@ def read_start(config: ConfigDict) -> Pretrained:
     folder = pathlib.Path(config.init_from)
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
-        return read_pretrained(config.init_from, keeps_decoder=True)
+        return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
     tokenizer = Folders(folder).read_tokenizer()
     sizes = settings(
         EncoderSettings, config.architecture, "architecture",
@@ -435,7 +436,19 @@ def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:
     }
 
 
-def model_of_notes(notes: Mapping[str, Any], tokenizer: Tokenizer) -> TranslationModel:
-    """Architecture and vocabulary of parameters that were written with `notes`."""
-    encoder, decoder = (EncoderSettings(**notes[name]) for name in ("encoder", "decoder"))
-    return TranslationModel(encoder, decoder, tokenizer, notes["symbols"])
+def model_of_notes(notes: Notes, tokenizer: Tokenizer) -> TranslationModel:
+    """Architecture and vocabulary of parameters that were written with `notes`.
+
+    Raises:
+      ValueError: they have no decoder, or fewer table rows than pieces and symbols.
+    """
+    if notes.decoder is None:
+        raise ValueError("has no decoder; name the --workdir of a run that translates")
+    encoder, decoder = map(fine_tuning.encoder_of_notes, (notes.encoder, notes.decoder))
+    last = max(tokenizer.processor.get_piece_size() - 1, *notes.symbols.values())
+    if last >= encoder.vocab_size:
+        raise ValueError(
+            f"its table has {encoder.vocab_size} rows, but pieces and symbols are up to {last}; "
+            "copy the whole folder of the run"
+        )
+    return TranslationModel(encoder, decoder, tokenizer, notes.symbols)

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from builders import fine_tuning
+from builders import fine_tuning, objectives
 from builders import translation as builders
 from builders.prediction import read_tokenizer, run_config
 from builders.run_folder import BEST
 from builders.task_settings import task_settings
-from common import artifacts, outputs
+from common import artifacts, declarations, outputs
 from evaluation.translating import Throughput
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
@@ -36,11 +36,13 @@ class TranslationRun:
         config = run_config(workdir)
         self._options = task_settings(config)
         params, notes = read_params(workdir / BEST)
-        self._model = builders.model_of_notes(notes, read_tokenizer(workdir, notes["tokenizer"]))
+        tokenizer = read_tokenizer(workdir, notes.tokenizer)
+        with declarations.of_file(workdir / BEST):
+            self._model = builders.model_of_notes(notes, tokenizer)
+            objective = builders.objective(config, self._model)
+            params = objectives.checked_params(objective, params)
         mesh = fine_tuning.mesh()
-        self._translator = builders.translator(
-            config, builders.objective(config, self._model), self._model, mesh
-        )
+        self._translator = builders.translator(config, objective, self._model, mesh)
         self._params: Any = jax.device_put(params, replicated(mesh))
         self._trained = builders.directions(self._options, "train")
         # What the translations depend on, besides the source.

@@ -76,7 +76,7 @@ def prepare(
     )
     notes = builders.notes(model, tokenizer_hash(pretrained.tokenizer))
 
-    def keep(choice: str, params: Any, step: int, value: float) -> None:
+    def keep(choice: str, params: Any, step: int, value: float | None) -> None:
         del choice  # the mean over all directions
         if hosts.is_first():
             found = {**notes, "step": step, "value": value}
@@ -107,7 +107,7 @@ def prepare(
                 steps, params = restore_mean_params(
                     folder / "checkpoints", functions, count, settings.checkpoint_every
                 )
-                keep(ALL, params, steps[-1], np.nan)
+                keep(ALL, params, steps[-1], None)
             translator = builders.translator(config, objective, model, mesh)
             results = _evaluate(
                 data, translator, score, folder, mesh, should_stop, settings.num_steps
@@ -120,7 +120,8 @@ def prepare(
 def _kept(folder: pathlib.Path) -> dict[str, float]:
     """Score of the best parameters that a run which was stopped has kept, if there are any."""
     path = folder / BEST
-    return {ALL: read_params(path)[1]["value"]} if path.exists() else {}
+    value = read_params(path)[1].value if path.exists() else None
+    return {} if value is None else {ALL: value}
 
 
 def _part(
@@ -165,7 +166,7 @@ def _evaluate(
     params, notes = read_params(folder / BEST)
     params = jax.device_put(params, replicated(mesh))  # once, and not for every batch
     polls = itertools.count()
-    results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes["step"]}
+    results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes.step}
     for split in ("validation", "test"):
         results[split] = {}
         for one in tqdm.tqdm(data[split], split, unit="direction"):

@@ -6,11 +6,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from builders import model_card, prediction
+from builders import fine_tuning as builders
+from builders import model_card, objectives, prediction
 from builders.run_folder import BEST, RESULTS, TOKENIZER
 from builders.task_kinds import KINDS
 from builders.task_settings import TaskSettings, task_settings
-from common import artifacts
+from common import artifacts, declarations
+from evaluation import task_results
 from interop import huggingface, model_folder
 from interop.params_file import read_params
 from interop.task_heads import TaskHead
@@ -46,10 +48,13 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
             f"encoder with a head to export; only {', '.join(sorted(KINDS))} have one"
         )
     params, notes = read_params(workdir / BEST)
-    prediction.read_tokenizer(workdir, notes["tokenizer"])  # refuses another one
-    tokenizer = (workdir / TOKENIZER).read_bytes()
-    head = task_head(options, params["task"])
-    sizes = notes["encoder"]
+    prediction.read_tokenizer(workdir, notes.tokenizer)  # refuses another one
+    tokenizer = artifacts.read_bytes(workdir / TOKENIZER)
+    with declarations.of_file(workdir / BEST):
+        encoder = builders.encoder_of_notes(notes.encoder)
+        params = objectives.checked_params(builders.with_head(config, encoder), params)
+        head = task_head(options, params["task"])
+    sizes = dataclasses.asdict(encoder)
     reason = model_folder.why_not_transformers(sizes, task_head=head)
     facts = _facts(workdir, config, head, sizes, reason, huggingface.why_not_exported(tokenizer))
     model_folder.write_model(
@@ -84,15 +89,14 @@ def _facts(
     reason: str,
     tokenizer_reason: str,
 ) -> model_card.Facts:
-    recorded = artifacts.read_json(workdir / "settings.json")
     return model_card.Facts(
         config=config,
         options=task_settings(config),
-        results=artifacts.read_json(workdir / RESULTS),
+        results=task_results.read_results(workdir / RESULTS),
         head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
         num_layers=sizes["num_layers"],
         hidden_size=sizes["hidden_size"],
-        start=recorded["parameters"],
+        start=prediction.read_digests(workdir).parameters,
         reason=reason,
         tokenizer_reason=tokenizer_reason,
     )

@@ -4,6 +4,7 @@ An artefact's declaration is a `msgspec.Struct` beside the code that writes it, 
 `Artefact`. Files are data: nothing in them is run, and names in them are never paths.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -18,20 +19,21 @@ from common import artifacts
 T = TypeVar("T")
 
 MAX_NAME_BYTES = 100
-# Of a language, a set or a file: one part of a path, whatever it is appended to.
-_NAME = r"\A(?!\.)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,100}\Z"
+# Of a language, a set or a file: one part of a path, whatever it is appended to, and no HTML.
+_NAME = r"\A(?!\.)[^/\\<>|\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,100}\Z"
 
 Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _HEXADECIMAL = r"\A[0-9a-f]{8,64}\Z"
 Digest = Annotated[str, msgspec.Meta(pattern=_HEXADECIMAL)]
 _PATTERNS = {
-    _NAME: " without slashes and control characters",
+    _NAME: " without slashes and control characters, < > and |",
     _HEXADECIMAL: " of hexadecimal digits",
 }
 
 _PLACE = re.compile(r"^(.*?)(?: - at `(?:(key)` in `)?\$(.*?)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_CHOICES = re.compile(r"`str` matching regex '\\\\A\(\?:(.*)\)\\\\Z'")
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
 _KINDS |= {"object": "an object", "array": "a list", "null": "null"}
 
@@ -40,8 +42,13 @@ class Artefact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of declarations; unknown fields are refused."""
 
 
+def one_of(*words: str) -> msgspec.Meta:
+    """Annotation of a text that is one of `words`, which a message of another one lists."""
+    return msgspec.Meta(pattern=rf"\A(?:{'|'.join(words)})\Z")
+
+
 def is_name(text: str) -> bool:
-    """Whether a text is safe as one part of a path: no separators, no control characters."""
+    """Whether a text is safe as one part of a path and in a report: no separators, no HTML."""
     return re.match(_NAME, text) is not None and len(text.encode()) <= MAX_NAME_BYTES
 
 
@@ -49,10 +56,19 @@ def check_name(text: str, place: str, remedy: str) -> str:
     """Return `text`; raise ValueError unless it is a name, see `is_name`."""
     if not is_name(text):
         raise ValueError(
-            f"{place}: {text!r} is no name: 1 to {MAX_NAME_BYTES} bytes, without slashes and "
-            f"control characters and not beginning with a dot; {remedy}"
+            f"{place}: {text!r} is no name: 1 to {MAX_NAME_BYTES} bytes, without slashes, "
+            f"control characters, < > and |, and not beginning with a dot; {remedy}"
         )
     return text
+
+
+@contextlib.contextmanager
+def of_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Begin the message of a ValueError with the name of the file that is at fault."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read(path: str | os.PathLike[str], kind: type[T], *, remedy: str) -> T:
@@ -70,13 +86,22 @@ def read(path: str | os.PathLike[str], kind: type[T], *, remedy: str) -> T:
     return parse(artifacts.read_bytes(path), kind, place=str(path), remedy=remedy)
 
 
+def read_plain(path: str | os.PathLike[str], kind: type, *, remedy: str) -> Any:
+    """Read a JSON artefact as `read`, and return it as plain objects and lists."""
+    content = artifacts.read_bytes(path)
+    parse(content, kind, place=str(path), remedy=remedy)
+    return msgspec.json.decode(content)
+
+
 def parse(content: bytes | str, kind: Any, *, place: str, remedy: str) -> Any:
-    """Parse JSON by its declaration; see `read`, with the name `place` in messages."""
+    """Parse JSON by its declaration; see `read`, with any name `place` in messages."""
     try:
         return _decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fault = _fault(error, content, kind)
-    raise ValueError(f"{place}: {fault}; {remedy}")
+        fault = "".join(
+            c if c.isprintable() else ascii(c)[1:-1] for c in _fault(error, content, kind)
+        )
+    raise ValueError(f"{place}: {fault}; {remedy}".removeprefix(": "))
 
 
 @functools.cache
@@ -97,7 +122,8 @@ def _fault(error: Exception, content: bytes | str, kind: Any) -> str:
     name = ".".join(map(str, steps))
     for pattern, words in _PATTERNS.items():
         reason = reason.replace(f" matching regex {pattern!r}", words)
-    reason = re.sub(r"`(\w+)`", lambda found: _KINDS.get(found[1], found[1]), reason)
+    reason = _CHOICES.sub(lambda found: "one of " + found[1].replace("|", ", "), reason)
+    reason = re.sub(r"`([\w| ]+)`", lambda found: _kind_of(found[1]), reason)
     if reason.startswith("Object "):
         reason = reason.replace("missing required", "lacks the").replace("contains", "has the")
         return f"{name or 'the object'} {reason.removeprefix('Object ')}"
@@ -105,6 +131,10 @@ def _fault(error: Exception, content: bytes | str, kind: Any) -> str:
     if of_key:
         return f"a key of {name or 'the object'} {reason}; it has {_shown(sorted(value))}"
     return f"{name or 'its content'} is {_shown(value)}, {reason}"
+
+
+def _kind_of(types: str) -> str:
+    return " or ".join(_KINDS.get(one, one) for one in types.split(" | "))
 
 
 def _shown(value: Any) -> str:

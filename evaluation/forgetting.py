@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 
-from common import artifacts
+from common import artifacts, declarations
+from common.declarations import Artefact, Name
 from evaluation import figures, markdown
 
 REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
@@ -73,13 +74,30 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
     return text
 
 
+class _Change(Artefact, frozen=True):
+    data: str
+    measure: str
+    before: dict[Name, float]
+    after: dict[Name, float]
+
+
+class _Results(Artefact, frozen=True):
+    changes: list[_Change]
+
+
 def read_changes(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Read the changes of a report."""
+    """Read the changes of a report.
+
+    Raises:
+      ValueError: they are not as they were written.
+    """
+    path, remedy = folder / RESULTS, "run tools.forgetting again"
+    found = declarations.read(path, _Results, remedy=remedy).changes
+    if any(one.before.keys() != one.after.keys() for one in found):
+        raise ValueError(f"{path}: languages before and after are not the same; {remedy}")
     return {
-        (one["data"], one["measure"]): {
-            language: (before, one["after"][language]) for language, before in one["before"].items()
-        }
-        for one in artifacts.read_json(folder / RESULTS)["changes"]
+        (one.data, one.measure): {name: (one.before[name], one.after[name]) for name in one.before}
+        for one in found
     }
 
 

@@ -1,12 +1,12 @@
 """Published results of the papers, for comparison, and sizes of their corpora."""
 
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from common import artifacts
+from common import declarations
+from common.declarations import Artefact
 from evaluation import xtreme_runs
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")
@@ -17,8 +17,7 @@ GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
 UNLISTED = "unlisted"
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(Artefact, frozen=True):
     """Published results of one model in one table.
 
     Attributes:
@@ -32,8 +31,8 @@ class Row:
     source: str
     setting: str
     scores: Mapping[str, Mapping[str, float]]
-    languages: Mapping[str, Mapping[str, Mapping[str, float]]]
-    gap: Mapping[str, float]
+    languages: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
+    gap: Mapping[str, float] = {}
 
     def printed(self, task: str) -> float | None:
         """Return the task's score as used in averages; None unless all its metrics are printed."""
@@ -57,12 +56,12 @@ def _mean(scores: Mapping[str, float], metrics: Iterable[str]) -> float | None:
     return None if None in values else float(np.mean([v for v in values if v is not None]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
+class Published(Artefact, frozen=True):
     """Rows of the papers' tables, and gigabytes of text by language."""
 
     rows: tuple[Row, ...]
     corpus_gb: Mapping[str, float]
+    about: str = ""
 
     def group(self, language: str) -> str:
         """Return the resource group of a language: a key of `GROUPS`, or `UNLISTED`."""
@@ -76,20 +75,7 @@ def read(path: pathlib.Path = DEFAULT) -> Published:
     """Read published results.
 
     Raises:
-      ValueError: the file does not exist or is not in the format of published.json in this folder.
+      ValueError: the file is not in the format of published.json in this folder.
     """
-    try:
-        found = artifacts.read_json(path)
-        rows = tuple(
-            Row(
-                row["model"], row["source"], row["setting"], row["scores"],
-                row.get("languages", {}), row.get("gap", {}),
-            )
-            for row in found["rows"]
-        )  # fmt: skip
-        return Published(rows, found["corpus_gb"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: not a file of published numbers ({error!r}); {DEFAULT.name} in evaluation/ "
-            "shows the format"
-        ) from None
+    remedy = f"{DEFAULT.name} in evaluation/ shows the format"
+    return declarations.read(path, Published, remedy=remedy)

@@ -3,14 +3,99 @@
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from common import artifacts
+import msgspec
+
+from common import artifacts, declarations
+from common.declarations import Artefact, Count, Name
 from evaluation.tasks import Line
 from input_pipeline.tasks.tasks import TASKS, Task
 
+T = TypeVar("T")
 _ON_TEST = "†"
+_AGAIN = "run the evaluation again"
 Scores = dict[str, dict[str, float]]
+# A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
+_ROUNDING = 1e-9
+_CORRELATIONS = ("matthews", "pearson", "spearman")  # which may be negative
+_Score = Annotated[float, msgspec.Meta(ge=-1 - _ROUNDING, le=1 + _ROUNDING)]
+_Scores = dict[Name, dict[str, _Score]]
+_Plain = str | int | float | bool | None
+
+
+class Selected(Artefact, frozen=True, kw_only=True):
+    """How the parameters of a run were selected."""
+
+    step: Count
+    on: list[Name]
+    metric: str
+    value: float | None
+    rule: str = ""
+    steps: dict[Name, Count] = {}
+    averaged_steps: list[Count] | None = None
+
+
+class Results(Artefact, frozen=True, kw_only=True):
+    """The value of results.json of a run; what is absent is not of its kind of tasks."""
+
+    task: str
+    model: str
+    setting: str
+    seed: Count
+    hyperparameters: dict[str, _Plain]
+    test: _Scores
+    validation: _Scores = {}
+    examples: dict[str, dict[Name, Count]] = {}
+    selected: Selected | None = None
+    selected_on_test: list[Name] = []
+    held_out: float = 0.0
+    seen_in_training: dict[Name, Count] = {}
+    class_weights: dict[str, float] = {}
+    padding_ratio: float = 1.0
+    null_threshold: float = 0.0
+    thresholds: dict[Name, float] = {}
+    signatures: dict[Name, dict[str, str]] = {}
+    decoding: dict[str, _Plain] = {}
+    dataset: str = ""
+
+
+def averaged_metrics(task: str) -> tuple[str, ...]:
+    """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
+    metrics = TASKS[task].metrics
+    return metrics if "exact_match" in metrics else metrics[:1]
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any]:
+    """Read the results of a finished run.
+
+    Raises:
+      ValueError: they are not as `Results`, of no task, or incomplete.
+    """
+    remedy = "name the --workdir of a finished run of finetune.py, or copy it again"
+    found: dict[str, Any] = declarations.read_plain(path, Results, remedy=remedy)
+    if problem := _problem(found):
+        raise ValueError(f"{path}: {problem}; {remedy}")
+    return found
+
+
+def _problem(found: Mapping[str, Any]) -> str:
+    """Fault of results that are as declared; "" for none."""
+    if found["task"] not in TASKS:
+        return f"task is {found['task']!r}, must be one of {', '.join(TASKS)}"
+    splits = [split for split in ("validation", "test") if found.get(split)]
+    for split in splits:
+        counts = found.get("examples", {}).get(split)
+        metrics = {*averaged_metrics(found["task"]), *next(iter(found[split].values()))}
+        for language, scores in found[split].items():
+            if lacking := metrics - set(scores):
+                return f"{split}.{language} lacks {min(lacking)}"
+            if counts is not None and language not in counts:
+                return f"examples.{split} lacks {language}"
+            for name, value in scores.items():
+                if value < -_ROUNDING and name not in _CORRELATIONS:
+                    return f"{split}.{language}.{name} is {value}, must be at least 0"
+    return "" if splits else "has no scores, neither of test nor of validation data"
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
@@ -19,23 +104,16 @@ def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
     artifacts.write_text(path, text)
 
 
-def read_lines(path: pathlib.Path) -> list[Any]:
-    """Read predictions.
+def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
+    """Read predictions, each as declared by `kind`.
 
     Raises:
-      ValueError: a line is not JSON.
+      ValueError: a line is not as declared, or the last one is cut off.
     """
-    # Texts keep what else Python takes for the end of a line, such as U+2028.
-    text = path.read_text(encoding="utf-8")
-    found = []
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path}:{number}: not JSON ({error.msg}); run the evaluation again"
-            ) from None
-    return found
+    content = artifacts.read_bytes(path)
+    if content and not content.endswith(b"\n"):
+        raise ValueError(f"{path}: its last line is cut off; {_AGAIN}")
+    return list(declarations.parse_lines(content, kind, place=str(path), remedy=_AGAIN))
 
 
 def reported_split(results: Mapping[str, Any]) -> str:
@@ -70,8 +148,9 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         for language, values in scores.items():
             mark = _ON_TEST if split == reported and language in on_test else ""
             cells = [f"{100 * values[metric]:.1f}{mark}" for metric in metrics]
-            count = results["examples"][split][language]
-            rows.append(f"| {language} | {count:,} | {' | '.join(cells)} |")
+            count = results.get("examples", {}).get(split, {}).get(language)
+            shown = "" if count is None else f"{count:,}"
+            rows.append(f"| {language} | {shown} | {' | '.join(cells)} |")
         means = [sum(v[metric] for v in scores.values()) / len(scores) for metric in metrics]
         rows.append(f"| mean | | {' | '.join(f'{100 * mean:.1f}' for mean in means)} |")
     return "\n".join([*rows[1:], *_notes(results, on_test)])

@@ -9,12 +9,13 @@ import numpy as np
 
 from common import artifacts
 from evaluation import figures
-from evaluation.markdown import cell
+from evaluation.markdown import cell, escaped
 from evaluation.task_results import described_choice, read_lines
 
 NUM_EXAMPLES = 10
 REPORT, PLOT = "report.md", "bleu.png"
 _PREFIX = "validation/bleu/"
+_LINE = ("id", "source", "reference", "prediction")
 
 
 def write(
@@ -33,8 +34,8 @@ def write(
       records: metrics of the training, in order.
     """
     curves = learning_curves(records)
-    lines = [f"# {metadata['task']}: {metadata['model']}", ""]
-    lines += [f"- {name}: {value}" for name, value in metadata["hyperparameters"].items()]
+    lines = [f"# {metadata['task']}: {escaped(metadata['model'])}", ""]
+    lines += [f"- {name}: {escaped(str(v))}" for name, v in metadata["hyperparameters"].items()]
     lines += [
         f"- seed: {metadata['seed']}",
         f"- parameters: {described_choice(results['selected'])}",
@@ -81,7 +82,9 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
 def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, str]]:
     """Read `NUM_EXAMPLES` of the predictions of a run on test data, evenly spaced."""
     path = folder / "predictions" / f"test.{direction}.jsonl"
-    found = read_lines(path)
+    found = read_lines(path, dict[str, str])
+    if lacking := [key for one in found for key in _LINE if key not in one]:
+        raise ValueError(f"{path}: a line lacks {lacking[0]}; run the evaluation again")
     count = min(NUM_EXAMPLES, len(found))
     return [found[number] for number in np.arange(count) * len(found) // count]
 

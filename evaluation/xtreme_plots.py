@@ -48,7 +48,7 @@ def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib
     axes.grid(axis="x", alpha=0.3)
     task = of_task[0].task
     axes.set_xlabel(f"{' and '.join(averaged_metrics(task))}{_mean_of(task)} (%)")
-    axes.set_title(f"{task}: score by language", fontsize=10)
+    axes.set_title(f"{of_task[0].table}: score by language", fontsize=10)
     figure.legend(loc="outside lower center", fontsize=9)
     figures.save(figure, path)
 

@@ -3,12 +3,13 @@
 import csv
 import io
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from common import artifacts
-from evaluation import xtreme_plots
+from evaluation import markdown, xtreme_plots
 from evaluation.published import GROUPS, UNLISTED, Published
 from evaluation.xtreme_runs import (
     XTREME,
@@ -49,7 +50,7 @@ def write_report(
     """
     best = chosen(variants)
     for task, of_task in _by_task(best).items():
-        xtreme_plots.plot_task(of_task, averaged_languages(of_task), folder / f"{task}.png")
+        xtreme_plots.plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
     artifacts.write_text(folder / "scores.csv", scores_csv(variants))
     artifacts.write_text(folder / "averages.csv", averages_csv(variants, published))
     path = folder / "report.md"
@@ -65,7 +66,8 @@ def page(variants: Sequence[Variant], published: Published) -> str:
     if gaps:
         sections += ["## Cross-lingual transfer gap", _GAP_NOTE, gaps]
     for task, of_task in _by_task(best).items():
-        sections += [f"## {task}", task_table(of_task, published), f"![{task}]({task}.png)"]
+        title, table = markdown.escaped(task), task_table(of_task, published)
+        sections += [f"## {title}", table, f"![{title}]({_plot(task)})"]
         comparison = comparison_table(of_task, published)
         if comparison:
             sections += ["Beside the papers, scores averaged over languages:", comparison]
@@ -89,7 +91,7 @@ the development data; only that one is in the tables above."""
 def _how(best: Sequence[Variant]) -> str:
     limits = ", ".join(f"*{name}* from {least:g}" for name, least in GROUPS.items())
     center = best[0].center
-    on_validation = sorted({one.task for one in best if one.runs[0].split == "validation"})
+    on_validation = sorted({one.table for one in best if one.runs[0].split == "validation"})
     text = f"""\
 Per cent; of several seeds the {center} ± standard deviation, with their number n.
 The score of a task is {_METRIC_RULE}, averaged over the languages that all runs of the task have.
@@ -105,13 +107,13 @@ hyperparameters were chosen, and averages with such scores: they are too high.""
 
 def averages_table(best: Sequence[Variant]) -> str:
     """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
-    tasks = [task for task in TASKS if any(one.task == task for one in best)]
+    tasks = list(_by_task(best))
     is_xtreme = any(task in XTREME for task in tasks)  # not a user's own
     common = _averaged_by_task(best)
     rows = []
     for name, group in _by_label(best).items():
-        found = {one.task: one.over_seeds(average, common[one.task]) for one in group}
-        marks = {one.task: _mark(one, common[one.task]) for one in group}
+        found = {one.table: one.over_seeds(average, common[one.table]) for one in group}
+        marks = {one.table: _mark(one, common[one.table]) for one in group}
         cells = [_cell(found.get(task)) + marks.get(task, "") for task in tasks]
         means = [_mean_cell(found, XTREME), _mean_cell(found, XTREME[:-2])]
         rows.append([name, *cells, *(means if is_xtreme else [])])
@@ -119,7 +121,7 @@ def averages_table(best: Sequence[Variant]) -> str:
         return _table(["model", *tasks], rows)
     header = ["model", *tasks, "XTREME (9 tasks)", "without retrieval (7)"]
     notes = [
-        f"- {name}: no runs of {', '.join(missing)}."
+        f"- {markdown.without_html(name)}: no runs of {', '.join(missing)}."
         for name, group in _by_label(best).items()
         if (missing := [task for task in XTREME if task not in {one.task for one in group}])
     ]
@@ -141,13 +143,13 @@ def gap_table(best: Sequence[Variant], published: Published) -> str:
     common = _averaged_by_task(best)
     gaps = {
         name: {
-            one.task: gap
+            one.table: gap
             for one in group
-            if (gap := one.over_seeds(transfer_gap, common[one.task]))
+            if (gap := one.over_seeds(transfer_gap, common[one.table]))
         }
         for name, group in _by_label(best).items()
     }
-    tasks = [task for task in TASKS if any(task in found for found in gaps.values())]
+    tasks = [task for task in common if any(task in found for found in gaps.values())]
     rows = [
         [name, *(_cell(found.get(task)) for task in tasks)] for name, found in gaps.items() if found
     ]
@@ -189,10 +191,10 @@ def _selection(of_task: Sequence[Variant]) -> str:
     if not rules:
         return ""
     found = [
-        _RULES.get(rule, rule) + (f" ({', '.join(those)})" if len(rules) > 1 else "")
+        _RULES.get(rule, "its rule") + (f" ({', '.join(those)})" if len(rules) > 1 else "")
         for rule, those in rules.items()
     ]
-    return f". Checkpoints selected on {'; '.join(found)}."
+    return markdown.without_html(f". Checkpoints selected on {'; '.join(found)}.")
 
 
 def _left_out(
@@ -280,9 +282,9 @@ def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
         rivals = [v for v in variants if place(v) == place(one)]
         if len(rivals) > 1:
             mark = " *" if [v for v in best if place(v) == place(one)] == [one] else ""
-            scores = [one.over_seeds(selected), one.over_seeds(average, common[one.task])]
+            scores = [one.over_seeds(selected), one.over_seeds(average, common[one.table])]
             cells = [_cell(scores[0]) + mark, _cell(scores[1])]
-            rows.append([one.task, one.label, one.hyperparameters, *cells])
+            rows.append([one.table, one.label, one.hyperparameters, *cells])
     header = ["task", "model", "hyper-parameters", "development", "average"]
     return _table(header, rows, left=3) if rows else ""
 
@@ -307,7 +309,7 @@ def averages_csv(variants: Sequence[Variant], published: Published) -> str:
     common = _averaged_by_task(chosen(variants))
     lines: list[list[object]] = []
     for one in variants:
-        shared = [language for language in common[one.task] if language in one.languages]
+        shared = [language for language in common[one.table] if language in one.languages]
         members = {"all": shared, **groups(shared, published)}
         for name, languages in members.items():
             found = one.over_seeds(average, languages)
@@ -326,7 +328,7 @@ _IDENTITY = [
 def _identity(one: Variant) -> list[object]:
     run = one.runs[0]
     chosen_on = "+".join(dict.fromkeys(x for run in one.runs for x in run.selected_on_test))
-    return [one.task, one.model, one.setting, one.hyperparameters, run.split, run.rule, chosen_on]
+    return [one.table, one.model, one.setting, one.hyperparameters, run.split, run.rule, chosen_on]
 
 
 def _numbers(found: Statistic | None) -> list[object]:
@@ -344,10 +346,15 @@ def _csv(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+def _plot(task: str) -> str:
+    """File of the plot of a task."""
+    return re.sub(r"[^\w.-]+", "_", task) + ".png"
+
+
 def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {}
     for one in variants:
-        found.setdefault(one.task, []).append(one)
+        found.setdefault(one.table, []).append(one)
     return found
 
 
@@ -375,4 +382,4 @@ def _cell(found: Statistic | None) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A Markdown table; its first columns are left-aligned, the others right-aligned."""
     lines = [header, ["---"] * left + ["---:"] * (len(header) - left), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(markdown.without_html, line))} |" for line in lines)

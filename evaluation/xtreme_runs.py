@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from common import artifacts
+from evaluation.task_results import averaged_metrics, read_results, reported_split
 from input_pipeline.tasks.tasks import TASKS
 
 RESULTS, SETTINGS_FILE = "results.json", "settings.json"
@@ -22,11 +23,13 @@ _NAMED = 5  # languages at most; of more it is their number
 _SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
 # Keys of a run's settings: where things lie and what they are called, what changes no score, and
 # the seed; and what is chosen by the score on development data.
-_WITHOUT_EFFECT = ("init_from", "model_name", "train.seed", "evaluation.batch_size")
+_WITHOUT_EFFECT = (
+    "init_from", "model_name", "task.dataset", "train.seed", "evaluation.batch_size",
+)  # fmt: skip
+# Settings that say what a user's own data are, which have no name.
+_DATA = ("root", "test", "validation", "text_column", "pair_column", "label_column")
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
-# A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
-_ROUNDING = 1e-9
 
 Scores = Mapping[str, Mapping[str, float]]  # by language and metric
 
@@ -46,6 +49,8 @@ class Run:
       selected_on_test: languages whose scores here are of data that chose something.
       settings: all that the scores depend on but the seed, by dotted key, the digests of the
         starting parameters and the tokenizer among them; empty where settings.json is missing.
+      table: task, and name of a user's own data: what scores compare and average within.
+      data: identity of a user's own data.
     """
 
     folder: pathlib.Path
@@ -61,6 +66,8 @@ class Run:
     rule: str = ""
     selected_on_test: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    table: str = ""
+    data: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +89,10 @@ class Variant:
     @property
     def task(self) -> str:
         return self.runs[0].task
+
+    @property
+    def table(self) -> str:
+        return self.runs[0].table
 
     @property
     def model(self) -> str:
@@ -135,12 +146,6 @@ def _setting_name(setting: str) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def averaged_metrics(task: str) -> tuple[str, ...]:
-    """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
-    metrics = TASKS[task].metrics
-    return metrics if "exact_match" in metrics else metrics[:1]
 
 
 def selected(run: Run) -> float | None:
@@ -246,7 +251,7 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
         if not found:
             raise ValueError(f"{pattern}: no such run folder; correct --runs")
         folders += map(pathlib.Path, found)
-    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    runs = _with_tables([read_run(folder) for folder in dict.fromkeys(folders)])
     seen: dict[str, Run] = {}
     for run in runs:
         other = seen.setdefault(f"{_key(run)} seed {run.seed}", run)
@@ -256,6 +261,28 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
                 "hyperparameters and seed; a seed counts once, leave one of them out of --runs"
             )
     return runs
+
+
+def _with_tables(runs: Sequence[Run]) -> list[Run]:
+    """Tell the tables of different data with one name apart."""
+    data: dict[str, list[str]] = collections.defaultdict(list)
+    for table, one in sorted({(run.table, run.data) for run in runs}):
+        data[table].append(one)
+
+    def table_of(run: Run) -> str:
+        rivals = data[run.table]
+        shown = _told_apart(rivals)[rivals.index(run.data)]
+        return f"{run.table} [{shown}]" if len(rivals) > 1 else run.table
+
+    return [dataclasses.replace(run, table=table_of(run)) for run in runs]
+
+
+def _data(found: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Name of a user's own data, and what tells them from others, unless the user named them."""
+    keys = _DATA if found["test"] else (*_DATA, "train")
+    where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
+    name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
+    return name, settings.get("task.dataset") or where
 
 
 def read_run(folder: pathlib.Path) -> Run:
@@ -270,12 +297,14 @@ def read_run(folder: pathlib.Path) -> Run:
             f"{folder}: no {RESULTS}; the run has not finished (start it again to resume) or this "
             "is no folder of a run"
         )
-    found = artifacts.read_json(path)
-    problem = _problem(found)
-    if problem:
-        raise ValueError(f"{path}: {problem}; are these results of fine-tuning?")
-    split = "test" if found["test"] else "validation"
+    found = read_results(path)
+    split = reported_split(found)
     choice = found.get("selected") or {}
+    settings = _read_settings(folder / SETTINGS_FILE)
+    table, data = found["task"], ""
+    if TASKS[table].is_own:
+        name, data = _data(found, settings)
+        table = f"{table}: {name}"
     return Run(
         folder=folder,
         task=found["task"],
@@ -289,16 +318,15 @@ def read_run(folder: pathlib.Path) -> Run:
         examples=found.get("examples", {}).get(split, {}),
         rule=choice.get("rule", ""),
         selected_on_test=tuple(found.get("selected_on_test", ())),
-        settings=_read_settings(folder / SETTINGS_FILE),
+        settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
+        table=table,
+        data=data,
     )
 
 
 def _read_settings(path: pathlib.Path) -> dict[str, Any]:
-    """Settings of a run by dotted key, but those that make no difference; see `Run`."""
-    if not path.is_file():
-        return {}
-    flat = dict(_flat(artifacts.read_json(path)))
-    return {key: value for key, value in flat.items() if key not in _WITHOUT_EFFECT}
+    """Settings of a run by dotted key."""
+    return dict(_flat(artifacts.read_object(path))) if path.is_file() else {}
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -309,43 +337,16 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-_FIELDS: dict[str, type] = {
-    "task": str, "model": str, "setting": str, "seed": int, "hyperparameters": dict, "test": dict,
-}  # fmt: skip
-
-
-def _problem(found: Any) -> str:
-    """Faults of results; empty if there are none."""
-    if not isinstance(found, dict):
-        return "not an object"
-    for name, kind in _FIELDS.items():
-        if not isinstance(found.get(name), kind):
-            return f"{name} is {found.get(name)!r}, no {kind.__name__}"
-    if found["task"] not in TASKS:
-        return f"no task {found['task']!r}; the tasks are {', '.join(TASKS)}"
-    scores = found["test"] or found.get("validation")
-    if not scores:
-        return "no scores, neither of test nor of validation data"
-    for language, metrics in scores.items():
-        for name in averaged_metrics(found["task"]):
-            value = metrics.get(name)
-            lowest = -1 if name in ("matthews", "pearson", "spearman") else 0
-            is_number = isinstance(value, int | float)
-            if not is_number or not lowest - _ROUNDING <= value <= 1 + _ROUNDING:
-                return f"{name} of {language} is {value!r}, not between {lowest} and 1"
-    return ""
-
-
 def _key(run: Run) -> str:
     """Fingerprint that seeds share: of all other settings and of the starting parameters."""
     varied = dict(run.hyperparameters)
-    return artifacts.fingerprint(run.task, run.model, run.setting, varied, dict(run.settings))
+    return artifacts.fingerprint(run.table, run.model, run.setting, varied, dict(run.settings))
 
 
 def place(one: Variant) -> tuple[str, str, str, str]:
     """Key of the variants of which one is chosen: all but the hyperparameters tried."""
     fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
-    return one.task, one.model, one.setting, artifacts.fingerprint(fixed)
+    return one.table, one.model, one.setting, artifacts.fingerprint(fixed)
 
 
 def variants(runs: Iterable[Run], center: str) -> list[Variant]:

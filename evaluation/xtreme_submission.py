@@ -16,6 +16,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from common import artifacts
 from evaluation import task_results
 from evaluation.xtreme_runs import XTREME, Run, Variant
@@ -85,30 +87,40 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
         yield language
 
 
+# Lines of predictions, of which what is read is declared.
+class _Labelled(msgspec.Struct):
+    id: str
+    prediction: str
+
+
+class _Tagged(msgspec.Struct):
+    id: str
+    prediction: list[str]
+
+
+class _Pair(msgspec.Struct):
+    source: str
+    target: str
+
+
 class _Format(NamedTuple):
     """Form of the predictions of a kind: from our lines and their file to lines of XTREME's."""
 
-    rows: Callable[[Sequence[dict[str, Any]], pathlib.Path], Iterable[str]]
+    rows: Callable[[Sequence[Any], pathlib.Path], Iterable[str]]
     suffix: str = "tsv"
-    keys: tuple[str, ...] = ("id", "prediction")  # of our lines
+    line: type = _Labelled  # ours
     is_per_example: bool = True
 
 
 def _read(
     path: pathlib.Path, run: Run, language: str, form: _Format, *, is_scored: bool
-) -> list[dict[str, Any]]:
+) -> list[Any]:
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
             "again"
         )
-    lines = task_results.read_lines(path)
-    for number, found in enumerate(lines, 1):
-        if not isinstance(found, dict) or not set(form.keys) <= set(found):
-            raise ValueError(
-                f"{path}:{number}: not an object with {', '.join(form.keys)}; run the "
-                "evaluation again"
-            )
+    lines: list[Any] = task_results.read_lines(path, form.line)
     wanted = run.examples.get(language, len(lines))
     if is_scored and form.is_per_example and len(lines) != wanted:
         raise ValueError(
@@ -117,42 +129,42 @@ def _read(
     return lines
 
 
-def _labels(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
-    yield from (str(line["prediction"]) for line in lines)
+def _labels(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
+    yield from (line.prediction for line in lines)
 
 
-def _tags(lines: Sequence[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
     for number, line in enumerate(lines):
-        yield from line["prediction"]
+        yield from line.prediction
         if number + 1 < len(lines):
             yield ""
 
 
-def _positions(lines: Sequence[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
+def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
     """The place, among the file's ids, of each id found: both sides have the same ids in order."""
-    places = {line["id"]: place for place, line in enumerate(lines)}
+    places = {line.id: place for place, line in enumerate(lines)}
     for number, line in enumerate(lines, 1):
-        if line["prediction"] not in places:
+        if line.prediction not in places:
             raise ValueError(
-                f"{path}:{number}: prediction {line['prediction']!r} is not one of the file's ids"
+                f"{path}:{number}: prediction {line.prediction!r} is not one of the file's ids"
             )
-        yield str(places[line["prediction"]])
+        yield str(places[line.prediction])
 
 
-def _pairs(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
-    yield from (f"{line['source']}\t{line['target']}" for line in lines)
+def _pairs(lines: Iterable[_Pair], path: pathlib.Path) -> Iterator[str]:
+    yield from (f"{line.source}\t{line.target}" for line in lines)
 
 
-def _answers(lines: Iterable[dict[str, Any]], path: pathlib.Path) -> Iterator[str]:
-    found = {line["id"]: line["prediction"] for line in lines}
+def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
+    found = {line.id: line.prediction for line in lines}
     yield json.dumps(found, ensure_ascii=False, indent=1)
 
 
 # By kind; those of other kinds are in no submission.
 _FORMATS = {
     "classification": _Format(_labels),
-    "tagging": _Format(_tags),
+    "tagging": _Format(_tags, line=_Tagged),
     "extractive_qa": _Format(_answers, suffix="json"),
     "retrieval": _Format(_positions),
-    "mining": _Format(_pairs, keys=("source", "target"), is_per_example=False),
+    "mining": _Format(_pairs, line=_Pair, is_per_example=False),
 }

@@ -10,6 +10,7 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 STANDARD = "nmt_nfkc"  # of SentencePiece's defaults, and of XLM-R
+_LONGEST = 256  # bytes of a text that a rule replaces
 _SAME = 0.99  # of the rules; versions of Unicode differ by less, other normalisers by more
 
 
@@ -47,7 +48,17 @@ def read_charsmap(charsmap: bytes) -> dict[str, str]:
 
     The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
     double array of uint32, and the zero-terminated replacements.
+
+    Raises:
+      ValueError: it is none.
     """
+    try:
+        return _rules(charsmap)
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"not a character map ({error}); copy or download it again") from None
+
+
+def _rules(charsmap: bytes) -> dict[str, str]:
     size = int.from_bytes(charsmap[:4], "little")
     units, replacements = np.frombuffer(charsmap[4 : 4 + size], "<u4"), charsmap[4 + size :]
     # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
@@ -61,6 +72,8 @@ def read_charsmap(charsmap: bytes) -> dict[str, str]:
     stack = [(offsets[0], b"")]
     while stack:
         base, prefix = stack.pop()
+        if len(prefix) > _LONGEST:
+            raise ValueError("its trie has a cycle")
         for cell in children[base]:
             key, below = prefix + bytes([cell ^ base]), cell ^ offsets[cell]
             if units[cell] & 0x100:

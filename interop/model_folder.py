@@ -5,20 +5,21 @@ a format of our own (`interop.vocap_encoder`); `model_type` in config.json disti
 Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
+import functools
 import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import sentencepiece as spm
-from safetensors.numpy import save_file
 
-from common import artifacts
-from interop import huggingface, parameters, vocap_encoder, xlm_roberta
+from common import artifacts, declarations
+from interop import huggingface, parameters, vocap_encoder, weights, xlm_roberta
 from interop.task_heads import TaskHead
 from interop.vocabulary import TOKENIZER, parse
-from interop.weights import WEIGHTS
+from interop.weights import WEIGHTS, read_seal
 
 _CONFIG, _CARD = "config.json", "README.md"
 
@@ -51,7 +52,9 @@ class _Form(Protocol):
     @property
     def MODEL_TYPE(self) -> str: ...
     @property
-    def METADATA(self) -> Mapping[str, str]: ...  # of the safetensors file
+    def DECLARATION(self) -> type[Any]: ...  # of config.json
+    @property
+    def REMEDY(self) -> str: ...  # of a config.json that is not as declared
 
     def config(
         self, sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None
@@ -64,13 +67,11 @@ class _Form(Protocol):
         task_head: TaskHead | None,
     ) -> dict[str, np.ndarray]: ...
 
-    def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]: ...
+    def read_sizes(self, config: Any, path: pathlib.Path) -> dict[str, Any]: ...
 
     def has_head(self, folder: pathlib.Path) -> bool: ...
 
-    def read_arrays(
-        self, folder: pathlib.Path, config: Mapping[str, Any]
-    ) -> dict[str, np.ndarray]: ...
+    def read_arrays(self, folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]: ...
 
 
 _OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL)
@@ -96,7 +97,10 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
-    return sizes, parameters.nested(form.read_arrays(folder, config))
+    arrays = form.read_arrays(folder, config)
+    if (path := folder / TOKENIZER).exists():
+        read_seal(folder / WEIGHTS).check(TOKENIZER, artifacts.read_bytes(path), path)
+    return sizes, parameters.nested(arrays)
 
 
 def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
@@ -180,8 +184,8 @@ def write_model(
     else:
         huggingface.export_tokenizer(tokenizer, folder, sizes["max_length"])
     artifacts.write_bytes(folder / TOKENIZER, tokenizer)
-    with artifacts.atomic_path(folder / WEIGHTS) as aside:
-        save_file(tensors, aside, metadata=dict(form.METADATA))
+    # transformers wants to know the layout.
+    weights.write(folder / WEIGHTS, tensors, {"format": "pt"}, {TOKENIZER: tokenizer})
     artifacts.write_json(folder / _CONFIG, config)
     if card:
         artifacts.write_text(folder / _CARD, card)
@@ -194,17 +198,15 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
       ValueError: the folder has no SentencePiece model, or it cannot be read.
     """
     path = folder / TOKENIZER
-    try:
-        found = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         raise ValueError(
             f"{path} does not exist; give a folder of tools.export_model or of tools.import_model, "
             "which makes one of a model of other origin"
-        ) from None
-    try:
+        )
+    found = artifacts.read_bytes(path)
+    read_seal(folder / WEIGHTS).check(TOKENIZER, found, path)
+    with declarations.of_file(path):
         parse(found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return found
 
 
@@ -278,21 +280,28 @@ def initial_params(
     return with_table(params, np.pad(table, ((0, missing), (0, 0))), np.pad(bias, (0, missing)))
 
 
-def _read_config(folder: pathlib.Path) -> tuple[_Form, dict[str, Any]]:
-    """Return the format of a folder, and the value of its config.json."""
+class _AnyConfig(msgspec.Struct, frozen=True):
+    """What tells the format of a config.json."""
+
+    model_type: Any = None
+
+
+def _read_config(folder: pathlib.Path) -> tuple[_Form, Any]:
+    """Return the format of a folder, and its config.json as that declares it."""
     path = folder / _CONFIG
-    try:
-        config = artifacts.read_json(path)
-    except FileNotFoundError:
+    if not path.exists():
         raise ValueError(
             f"{path} does not exist; give the folder that save_pretrained or tools.export_model "
             "wrote"
-        ) from None
-    model_type = config.get("model_type") if isinstance(config, dict) else None
+        )
+    content = artifacts.read_bytes(path)
+    parse_as = functools.partial(declarations.parse, content, place=str(path))
+    model_type = parse_as(_AnyConfig, remedy=xlm_roberta.REMEDY).model_type
     if model_type not in tuple(_FORMS):  # a list is not hashable
         raise ValueError(
             f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
             "masked language models of XLM-R's architecture, and those that tools.export_model "
             "wrote, can be read"
         )
-    return _FORMS[model_type], config
+    form = _FORMS[model_type]
+    return form, parse_as(form.DECLARATION, remedy=form.REMEDY)

@@ -5,14 +5,50 @@ parameters whose name begins with "layers" have a leading axis of layers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+
+from common.declarations import Artefact, one_of
 
 _Shapes = dict[str, tuple[int, ...]]
 
 # Parameters whose first axis is the vocabulary, which may be padded.
 _BY_PIECE = ("embeddings.table", "head.bias")
+
+# Limits before memory is taken, well beyond what is trained.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Layers = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Slope = Annotated[float, msgspec.Meta(ge=0)]
+Position = Annotated[str, one_of("learned", "rotary", "relative", "gated")]
+Initializer = Annotated[str, one_of("normal", "fan_in")]
+
+
+class Architecture(Artefact, frozen=True, kw_only=True):
+    """Architecture of an encoder, named as in `EncoderSettings`; later settings have defaults."""
+
+    vocab_size: Size
+    embedding_size: Size
+    hidden_size: Size
+    num_layers: Layers
+    num_heads: Size
+    mlp_size: Size
+    max_length: Size
+    norm_position: Annotated[str, one_of("post", "pre")]
+    dropout_rate: Rate
+    attention_dropout_rate: Rate
+    position: Position = "learned"
+    rotary_theta: Positive = 10_000.0
+    distance_buckets: Size = 32
+    max_distance: Size = 128
+    distance_slope: Slope = 0.0
+    initializer: Initializer = "normal"
+    cross_attention: bool = False
+    embedding_norm: bool = True
+    norm_epsilon: Positive = 1e-5
 
 
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
@@ -107,13 +143,21 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
     return found
 
 
-def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Convert arrays by name to nested dicts."""
+def nested(arrays: Mapping[str, np.ndarray], separator: str = ".") -> dict[str, Any]:
+    """Convert arrays by name to nested dicts.
+
+    Raises:
+      ValueError: a name is below another one.
+    """
     params: dict[str, Any] = {}
     for name, array in arrays.items():
-        *path, last = name.split(".")
+        *path, last = name.split(separator)
         place = params
         for key in path:
             place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                break
+        if not isinstance(place, dict) or last in place:
+            raise ValueError(f"parameter {name} is in the place of another; copy the file again")
         place[last] = array
     return params

@@ -1,16 +1,29 @@
 """Tokenizers of any origin as functions from texts to ids, to be compared."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from common import packages
+from common import artifacts, declarations, packages
+from common.declarations import Count
 from interop.vocabulary import TOKENIZER_FILES, tokenizer_file
+
+
+class _Model(msgspec.Struct, frozen=True):
+    type: str = "unknown"
+    unk_id: Count | None = None
+    unk_token: str | None = None
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    """What of a tokenizer.json is read here, and not by `tokenizers`."""
+
+    model: _Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,28 +95,30 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
 def _of_json(path: pathlib.Path) -> Segmenter:
     with packages.needed(str(path)):
         import tokenizers
+    remedy = "give a tokenizer.json of Hugging Face, or a SentencePiece model"
+    content = artifacts.read_bytes(path)
+    model = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy).model
     try:
-        model = json.loads(path.read_bytes()).get("model", {})
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises Exception itself
-        raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({error})") from None
+        fault = " ".join(str(error).split())
+        raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({fault}); {remedy}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
     size = int(ids.max(initial=-1)) + 1  # ids may have gaps
-    unknown = model.get("unk_id")
-    if model.get("unk_token") is not None:
-        unknown = tokenizer.token_to_id(model["unk_token"])
+    unknown = model.unk_id
+    if model.unk_token is not None:
+        unknown = tokenizer.token_to_id(model.unk_token)
     added = tokenizer.get_added_tokens_decoder()
     is_piece = np.zeros(size, bool)
     is_piece[ids] = True
     is_piece[[i for i, token in added.items() if token.special]] = False
-    if unknown is not None:
+    if unknown is not None and unknown < size:
         is_piece[unknown] = False
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    kind = str(model.get("type", "unknown")).lower()
-    return Segmenter(kind, size, is_piece, unknown, encode)
+    return Segmenter(model.type.lower(), size, is_piece, unknown, encode)

@@ -77,15 +77,9 @@ class TaskHead:
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return the value of "task" in config.json of our own form; see `tensor_names`."""
+        """Return the value of "task" in config.json of our own form."""
         names = sorted(self.tensors())
         return {"kind": self.kind, "labels": list(self.labels), "tensors": names}
-
-
-def tensor_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the tensors of a head that a folder of our own form has beside its encoder's."""
-    task = config.get("task")
-    return list(task["tensors"]) if isinstance(task, dict) and "tensors" in task else []
 
 
 def _labels(names: Mapping[int, str]) -> dict[str, Any]:

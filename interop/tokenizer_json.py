@@ -2,14 +2,15 @@
 
 import base64
 import binascii
-import contextlib
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from common import declarations
+from common.declarations import Count
 from interop import charsmap
 
 NAME = "tokenizer.json"
@@ -34,56 +35,80 @@ class Unigram(NamedTuple):
     scores: list[float]
 
 
-@contextlib.contextmanager
-def well_formed() -> Iterator[None]:
-    """Turn errors of looking for what a tokenizer.json lacks into those of its form.
+class Step(msgspec.Struct, frozen=True):
+    """Step of a normaliser or a pre-tokenizer; of others than those read here, its type."""
 
-    Raises:
-      ValueError: something is missing, or of another type.
-    """
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, AttributeError, binascii.Error) as error:
-        raise ValueError(
-            f"not of the form of a tokenizer.json ({type(error).__name__}: {error}); copy or "
-            "download it again, or write it with save_pretrained"
-        ) from error
+    type: str
+    normalizers: list["Step"] = []
+    pretokenizers: list["Step"] = []
+    precompiled_charsmap: str | None = None
+    pattern: Any = None
+    content: str = ""
+    replacement: str = _SPACE
+    add_prefix_space: bool = True
+    prepend_scheme: str | None = None
+    split: bool = True
+    strip_left: bool = True
 
 
-def read(text: bytes) -> dict[str, Any]:
+class _Model(msgspec.Struct, frozen=True):
+    vocab: list[tuple[str, float]]
+    byte_fallback: bool = False
+
+
+class _Added(msgspec.Struct, frozen=True):
+    id: Count
+    content: str
+
+
+class Tokenizer(msgspec.Struct, frozen=True):
+    """What of a tokenizer.json of the Unigram kind is read."""
+
+    model: _Model
+    added_tokens: list[_Added] | None = None
+    normalizer: Step | None = None
+    pre_tokenizer: Step | None = None
+
+
+class _AnyModel(msgspec.Struct, frozen=True):
+    type: Any = None
+
+
+class _AnyTokenizer(msgspec.Struct, frozen=True):
+    model: _AnyModel = _AnyModel()
+
+
+def read(text: bytes) -> Tokenizer:
     """Parse a tokenizer.json.
 
     Raises:
-      ValueError: it is no JSON object, or of another model than Unigram.
+      ValueError: it is not as declared, or of another model than Unigram.
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); copy or download it again") from None
-    model = value.get("model") if isinstance(value, dict) else None
-    kind = model.get("type") if isinstance(model, dict) else None
+    given = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
+    kind = declarations.parse(text, _AnyTokenizer, **given).model.type
     if kind != "Unigram":
         raise ValueError(
             f"the model is of type {kind!r}, must be Unigram as XLM-R's; a WordPiece or BPE "
             "tokenizer, such as multilingual BERT's, has no SentencePiece model"
         )
-    if value["model"].get("byte_fallback"):
+    found: Tokenizer = declarations.parse(text, Tokenizer, **given)
+    if found.model.byte_fallback:
         raise ValueError(
             "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
         )
-    return value
+    return found
 
 
-def unigram(value: Mapping[str, Any]) -> Unigram:
+def unigram(value: Tokenizer) -> Unigram:
     """Return the pieces of the Unigram model, then added tokens.
 
     Raises:
       ValueError: an added token has the id of another piece, or leaves a gap.
     """
-    pieces = [piece for piece, _ in value["model"]["vocab"]]
-    scores = [score for _, score in value["model"]["vocab"]]
-    for token in sorted(value.get("added_tokens") or (), key=lambda token: token["id"]):
-        number, piece = token["id"], token["content"]
+    pieces = [piece for piece, _ in value.model.vocab]
+    scores = [score for _, score in value.model.vocab]
+    for token in sorted(value.added_tokens or (), key=lambda token: token.id):
+        number, piece = token.id, token.content
         if number == len(pieces):
             pieces.append(piece)
             scores.append(-np.inf)
@@ -96,7 +121,7 @@ def unigram(value: Mapping[str, Any]) -> Unigram:
     return Unigram(pieces, scores)
 
 
-def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
+def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
     """Return SentencePiece's equivalent of the normaliser and the pre-tokenizer.
 
     Text is segmented alike but for white space at its end, which SentencePiece drops with what is
@@ -108,28 +133,28 @@ def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
     """
     content = ""  # what several blanks become; "" where they stay
     found: bytes | None = None
-    steps = list(_steps(value.get("normalizer"), "normalizers"))
-    names = {step["type"] for step in steps}
+    steps = list(_steps(value.normalizer))
+    names = {step.type for step in steps}
     for step in steps:
-        if step["type"] == "Precompiled" and found is None:
-            found = base64.b64decode(step["precompiled_charsmap"])
+        if step.type == "Precompiled" and found is None:
+            found = _decoded(step)
             content = ""  # it makes blanks of other white space, as do those of _NMT_NFKC
-        elif step["type"] in _NMT_NFKC:
+        elif step.type in _NMT_NFKC:
             content = ""
-        elif step["type"] == "Replace" and step.get("pattern") == _BLANKS:
-            content = step["content"]
+        elif step.type == "Replace" and step.pattern == _BLANKS:
+            content = step.content
             if content not in (" ", _SPACE):
                 raise ValueError(
                     f"the normaliser replaces several blanks by {content!r}, must be ' ' or "
                     f"{_SPACE!r}; {_REMEDY}"
                 )
-        elif step["type"] != "Strip":
+        elif step.type != "Strip":
             raise ValueError(
-                f"the normaliser has a step {step['type']!r}, for which SentencePiece has none; "
+                f"the normaliser has a step {step.type!r}, for which SentencePiece has none; "
                 f"{_REMEDY}"
             )
-    splits = list(_steps(value.get("pre_tokenizer"), "pretokenizers"))
-    kinds = [step["type"] for step in splits]
+    splits = list(_steps(value.pre_tokenizer))
+    kinds = [step.type for step in splits]
     if kinds not in (["WhitespaceSplit", "Metaspace"], ["Metaspace"]):
         raise ValueError(
             f"the pre-tokenizer is {' and '.join(kinds) or 'none'}, must be Metaspace, with or "
@@ -172,7 +197,7 @@ def normalizer_spec(value: Mapping[str, Any]) -> model_pb2.NormalizerSpec:
     return spec
 
 
-def _prepend_scheme(metaspace: Mapping[str, Any], *, splits_words: bool, collapses: bool) -> str:
+def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> str:
     """Return before what Metaspace puts a blank; see `normalizer_spec`.
 
     Args:
@@ -183,14 +208,14 @@ def _prepend_scheme(metaspace: Mapping[str, Any], *, splits_words: bool, collaps
     Raises:
       ValueError: SentencePiece does not segment so.
     """
-    replacement = metaspace.get("replacement", _SPACE)
-    if replacement != _SPACE:
+    if metaspace.replacement != _SPACE:
         raise ValueError(
-            f"Metaspace replaces a blank by {replacement!r}, must be {_SPACE!r}; {_REMEDY}"
+            f"Metaspace replaces a blank by {metaspace.replacement!r}, must be {_SPACE!r}; "
+            f"{_REMEDY}"
         )
     # Before there was prepend_scheme there was add_prefix_space.
-    default = "always" if metaspace.get("add_prefix_space", True) else "never"
-    scheme: str = metaspace.get("prepend_scheme", default)
+    default = "always" if metaspace.add_prefix_space else "never"
+    scheme = metaspace.prepend_scheme or default
     allowed: tuple[str, ...]
     if splits_words:
         allowed, where = ("always",), "after WhitespaceSplit, since Metaspace sees single words"
@@ -208,13 +233,10 @@ def _prepend_scheme(metaspace: Mapping[str, Any], *, splits_words: bool, collaps
     return scheme
 
 
-def _check_kept_blanks(
-    value: Mapping[str, Any], names: Collection[str], metaspace: Mapping[str, Any]
-) -> None:
+def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step) -> None:
     """Raise ValueError if SentencePiece, keeping all blanks, treats them otherwise.
 
     Args:
-      value: the tokenizer.json.
       names: the steps of its normaliser.
       metaspace: its pre-tokenizer.
     """
@@ -223,29 +245,37 @@ def _check_kept_blanks(
             "the normaliser has a step 'Strip', which SentencePiece does only where several blanks "
             f"become one; {_REMEDY}"
         )
-    pieces = [piece for piece, _ in value["model"]["vocab"]]
+    pieces = [piece for piece, _ in value.model.vocab]
     several = [piece for piece in pieces if len(piece) > 1 and not piece.strip(_SPACE)]
-    if several and metaspace.get("split", True):
+    if several and metaspace.split:
         raise ValueError(
             f"the piece {several[0]!r} is of several blanks, between which the pre-tokenizer "
             f"splits and SentencePiece would not; {_REMEDY}"
         )
 
 
-def _strips_left(step: Mapping[str, Any]) -> bool:
-    return step["type"] == "Strip" and step.get("strip_left", True)
+def _strips_left(step: Step) -> bool:
+    return step.type == "Strip" and step.strip_left
 
 
-def _steps(value: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[str, Any]]:
+def _steps(value: Step | None) -> Iterator[Step]:
     """Yield the steps of a normaliser or a pre-tokenizer, also of nested sequences."""
     if value is None:
         return
-    if value["type"] != "Sequence":
+    if value.type != "Sequence":
         yield value
-        return
-    parts: Sequence[Mapping[str, Any]] = value[key]
-    for part in parts:
-        yield from _steps(part, key)
+    for part in (*value.normalizers, *value.pretokenizers):
+        yield from _steps(part)
+
+
+def _decoded(step: Step) -> bytes:
+    """Return the character map of a step."""
+    try:
+        found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its character map is not in base64 ({error}); {_REMEDY}") from None
+    charsmap.read_charsmap(found)
+    return found
 
 
 def check_pieces(pieces: Sequence[str]) -> None:

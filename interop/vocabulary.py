@@ -8,13 +8,13 @@ the model is unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from common import artifacts, declarations
 from interop import tokenizer_json
 from vocap.merge import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 
@@ -89,10 +89,8 @@ def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     for name, read in zip(_ID_FILES, readers, strict=True):
         path = folder / name
         if path.exists():
-            try:
-                return read(path.read_bytes())
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from error
+            with declarations.of_file(path):
+                return read(artifacts.read_bytes(path))
     raise ValueError(
         f"{folder} has no {TOKENIZER}, {_JSON} or {_FAIRSEQ}; write the model's tokenizer into it "
         "with save_pretrained"
@@ -183,8 +181,8 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
         path = found
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct the path")
-    try:
-        content = path.read_bytes()
+    content = artifacts.read_bytes(path)
+    with declarations.of_file(path):
         if path.suffix == ".json":
             return _of_this_project(_parse_json(content))
         proto = parse(content)
@@ -192,8 +190,6 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
         if tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)]) == SPECIALS:
             return content
         return _of_this_project(_parse_fairseq(content))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
@@ -370,12 +366,6 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
       ValueError: SentencePiece has no equivalent of the tokenizer.
     """
     value = tokenizer_json.read(text)
-    with tokenizer_json.well_formed():
-        return _of_value(value)
-
-
-def _of_value(value: Mapping[str, Any]) -> model_pb2.ModelProto:
-    """See `_parse_json`; `value` is that of the file."""
     pieces = tokenizer_json.unigram(value)
     normal = [
         (piece, score)
@@ -402,9 +392,7 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
-    value = tokenizer_json.read(text)
-    with tokenizer_json.well_formed():
-        return _vocabulary(*tokenizer_json.unigram(value))
+    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
 
 
 def _vocabulary(pieces: list[str], scores: list[float], kind: str = UNIGRAM) -> ModelVocabulary:

@@ -10,54 +10,64 @@ names of the head's tensors, which begin with "task."; readers of encoders leave
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
-from interop import parameters, task_heads
+from common.declarations import Artefact, one_of
+from interop import parameters
 from interop.task_heads import TaskHead
 from interop.weights import Weights
 
 MODEL_TYPE = "vocap-encoder"
-METADATA: Mapping[str, str] = {}
 _VERSION = 1
 _HEAD = "head."  # beginning of the tensors of the masked-LM head
-_EXPORT_AGAIN = "write the folder again with tools.export_model"
+REMEDY = "write the folder again with tools.export_model"
 
-# Keys of config.json besides model_type and format_version, with the minimum or the choices.
-_COUNTS = {
-    "vocab_size": 1, "embedding_size": 1, "hidden_size": 1, "num_layers": 0, "num_heads": 1,
-    "mlp_size": 1, "max_length": 1, "distance_buckets": 1, "max_distance": 1,
-}  # fmt: skip
-_NUMBERS = ("dropout_rate", "attention_dropout_rate", "rotary_theta", "distance_slope")
-_CHOICES = {
-    "norm_position": ("post", "pre"),
-    "position": ("learned", "rotary", "relative", "gated"),
-    "initializer": ("normal", "fan_in"),
-}
-_SETTINGS = (*_COUNTS, *_NUMBERS, *_CHOICES)
-# Defaults of settings that a folder of XLM-R lacks, since its positions and weights need none.
-_NOT_OF_XLM_R = {
-    "distance_buckets": 32, "max_distance": 128, "rotary_theta": 10_000.0, "distance_slope": 0.0,
-    "initializer": "normal",
-}  # fmt: skip
-# With their defaults, at which they are left out.
-_SWITCHES = {"cross_attention": False, "embedding_norm": True}
-_OPTIONAL: dict[str, Any] = {**_SWITCHES, "norm_epsilon": 1e-5}
+
+class _Task(Artefact, frozen=True):
+    """Head of a task, which readers of encoders leave out."""
+
+    kind: str
+    labels: list[str]
+    tensors: list[str]
+
+
+class Config(parameters.Architecture, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of config.json."""
+
+    model_type: Annotated[str, one_of(MODEL_TYPE)]
+    format_version: int
+    masked_lm_head: bool = True
+    task: _Task | None = None
+    # Without defaults, other than in older notes of parameters.
+    position: parameters.Position
+    rotary_theta: parameters.Positive
+    distance_buckets: parameters.Size
+    max_distance: parameters.Size
+    distance_slope: parameters.Slope
+    initializer: parameters.Initializer
+
+
+DECLARATION = Config
+_ARCHITECTURE = parameters.Architecture.__struct_fields__
 
 
 def config(
     sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
 ) -> dict[str, Any]:
     """Return the value of config.json."""
-    settings = {key: {**_NOT_OF_XLM_R, **sizes}[key] for key in _SETTINGS}
-    head = {} if has_head else {"masked_lm_head": False}
-    optional = {
-        key: sizes[key] for key, default in _OPTIONAL.items() if sizes.get(key, default) != default
-    }
-    task = {"task": task_head.config()} if task_head else {}
-    form = {"model_type": MODEL_TYPE, "format_version": _VERSION}
-    return {**form, **settings, **optional, **head, **task}
+    # A folder of XLM-R lacks settings that its positions and weights need none of.
+    whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
+    found = Config(
+        model_type=MODEL_TYPE,
+        format_version=_VERSION,
+        masked_lm_head=has_head,
+        task=_Task(**task_head.config()) if task_head else None,
+        **msgspec.structs.asdict(whole),
+    )
+    return msgspec.to_builtins(found)
 
 
 def tensors(
@@ -69,51 +79,32 @@ def tensors(
     return found | (task_head.tensors() if task_head else {})
 
 
-def read_sizes(config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Read the settings of config.json.
+def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
+    """Return the settings of config.json.
 
     Raises:
-      ValueError: the version is not supported, or a setting is missing or invalid.
+      ValueError: the version is not supported, or heads do not divide the width.
     """
-    if (version := config.get("format_version")) != _VERSION:
+    if config.format_version != _VERSION:
         raise ValueError(
-            f"{path}: format_version is {version!r}, must be {_VERSION}; read it with the version "
-            "of this project that wrote it, or export the run again with this one"
+            f"{path}: format_version is {config.format_version}, must be {_VERSION}; read it with "
+            "the version of this project that wrote it, or export the run again with this one"
         )
-    for key, least in _COUNTS.items():
-        if type(config.get(key)) is not int or config[key] < least:
-            _refuse(path, config, key, f"a whole number of at least {least}")
-    for key in _NUMBERS:
-        if type(config.get(key)) not in (int, float) or not config[key] >= 0:
-            _refuse(path, config, key, "a number of at least 0")
-    epsilon = config.get("norm_epsilon", 1e-5)
-    if type(epsilon) not in (int, float) or not epsilon > 0:
-        _refuse(path, config, "norm_epsilon", "a number above 0")
-    for key, choices in _CHOICES.items():
-        if config.get(key) not in choices:
-            _refuse(path, config, key, f"one of {choices}")
-    for key in ("masked_lm_head", *_SWITCHES):
-        if not isinstance(config.get(key, True), bool):
-            _refuse(path, config, key, "true or false")
-    if not isinstance(config.get("task", {}), dict):
-        _refuse(path, config, "task", "an object")
-    if config["hidden_size"] % config["num_heads"]:
-        _refuse(path, config, "num_heads", f"a divisor of hidden_size {config['hidden_size']}")
-    optional = {key: config.get(key, default) for key, default in _OPTIONAL.items()}
-    return {key: config[key] for key in _SETTINGS} | optional
-
-
-def _refuse(path: pathlib.Path, config: Mapping[str, Any], key: str, wanted: str) -> None:
-    raise ValueError(f"{path}: {key} is {config.get(key)!r}, must be {wanted}; {_EXPORT_AGAIN}")
+    if config.hidden_size % config.num_heads:
+        raise ValueError(
+            f"{path}: num_heads is {config.num_heads}, must be a divisor of hidden_size "
+            f"{config.hidden_size}; {REMEDY}"
+        )
+    return {key: getattr(config, key) for key in _ARCHITECTURE}
 
 
 def has_head(folder: pathlib.Path) -> bool:
     """Whether a folder has a masked-LM head, by the names of its tensors."""
-    with Weights.open(folder, _EXPORT_AGAIN) as weights:
+    with Weights.open(folder, REMEDY) as weights:
         return any(name.startswith(_HEAD) for name in weights.names)
 
 
-def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
     """Read the parameters by name, float32.
 
     Args:
@@ -124,7 +115,7 @@ def read_arrays(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np
       ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of a different
         shape.
     """
-    shapes = parameters.shapes(config, has_head=config.get("masked_lm_head", True))
-    with Weights.open(folder, _EXPORT_AGAIN) as weights:
-        weights.check_names(shapes, task_heads.tensor_names(config))
+    shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
+    with Weights.open(folder, REMEDY) as weights:
+        weights.check_names(shapes, config.task.tensors if config.task else ())
         return {name: weights.read(name, shape) for name, shape in shapes.items()}

@@ -1,20 +1,108 @@
 """Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
 
 import contextlib
+import hashlib
+import json
 import pathlib
 import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import safetensors
 
-from common import artifacts
+from common import declarations
+from common.declarations import Digest, Name
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+_DIGESTS = "sha256"  # in the metadata of a file
+_COPY = "copy or download it again"
+_NOT_FINITE = "numbers that are not finite, as of a training that failed; take another checkpoint"
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The index of shards; Hugging Face's has further fields."""
+
+    weight_map: dict[str, Name]
+
+
+def write(
+    path: pathlib.Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    files: Mapping[str, bytes],
+) -> None:
+    """Write float32 tensors as safetensors, with the SHA-256 of each and of `files` beside them.
+
+    Equal content gives equal bytes: safetensors' own writer puts metadata in any order.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    arrays = {name: np.asarray(tensors[name], np.float32, order="C") for name in sorted(tensors)}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} has {_NOT_FINITE}")
+    digests = {name: _digest(value) for name, value in (*arrays.items(), *files.items())}
+    header: dict[str, Any] = {"__metadata__": {**metadata, _DIGESTS: json.dumps(digests)}}
+    end = 0
+    for name, array in arrays.items():
+        place = [end, end := end + array.nbytes]
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(array.data)
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    hasher = hashlib.sha256(f"{value.dtype} {value.shape}".encode())
+    hasher.update(np.ascontiguousarray(value).data)
+    return hasher.hexdigest()
+
+
+class Seal:
+    """Digests that a safetensors file has of its tensors, and of files beside it."""
+
+    def __init__(self, path: pathlib.Path, metadata: Mapping[str, str] | None):
+        """Read them; a file of others, or an older one, has none."""
+        text = (metadata or {}).get(_DIGESTS, "{}")
+        place = f"{path}, {_DIGESTS}"
+        self._path = path
+        self._found = declarations.parse(text, dict[str, Digest], place=place, remedy=_COPY)
+
+    def check(self, name: str, value: np.ndarray | bytes, path: pathlib.Path | None = None) -> None:
+        """Raise ValueError if a tensor, or the file `path`, is not finite or not as written."""
+        where = f"{self._path}: {name}" if path is None else f"{path}"
+        if name in self._found and _digest(value) != self._found[name]:
+            raise ValueError(f"{where} is damaged, its SHA-256 is another one; {_COPY}")
+        if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+            raise ValueError(f"{where} has {_NOT_FINITE}")
+
+
+def read_seal(path: pathlib.Path) -> Seal:
+    """Read the digests of a safetensors file, none without a file."""
+    if not path.exists():
+        return Seal(path, None)
+    with _opened(path) as file:
+        return Seal(path, file.metadata())
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: cannot be read ({error}); {_COPY}") from None
 
 
 class Weights:
@@ -29,7 +117,12 @@ class Weights:
     ):
         """Initialise from opened `files`; see `open`."""
         self._folder, self._remedy, self._tied = folder, remedy, tied
-        self._files = {name: (path, file) for path, file in files.items() for name in file.keys()}  # noqa: SIM118
+        self._files = {
+            name: (path, file, seal)
+            for path, file in files.items()
+            for seal in [Seal(path, file.metadata())]
+            for name in file.keys()  # noqa: SIM118
+        }
 
     @classmethod
     @contextlib.contextmanager
@@ -49,17 +142,11 @@ class Weights:
         with contextlib.ExitStack() as stack:
             files = {}
             for path in _weight_files(folder, remedy):
-                try:
-                    files[path] = stack.enter_context(safetensors.safe_open(path, framework="np"))
-                except FileNotFoundError:
+                if not path.exists():
                     raise ValueError(
-                        f"{path} does not exist, but {folder / _INDEX} lists it; copy or download "
-                        "it again"
-                    ) from None
-                except safetensors.SafetensorError as error:
-                    raise ValueError(
-                        f"{path}: cannot be read ({error}); copy or download it again"
-                    ) from None
+                        f"{path} does not exist, but {folder / _INDEX} lists it; {_COPY}"
+                    )
+                files[path] = stack.enter_context(_opened(path))
             yield cls(folder, files, remedy, tied)
 
     @property
@@ -99,7 +186,7 @@ class Weights:
         return array
 
     def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        path, file = self._files[name]
+        path, file, seal = self._files[name]
         array = file.get_tensor(name)
         if array.shape != shape:
             raise ValueError(
@@ -111,6 +198,7 @@ class Weights:
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
                 f"{self._remedy}"
             )
+        seal.check(name, array)
         return array.astype(np.float32)
 
 
@@ -123,15 +211,5 @@ def _weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
             f"{folder} has neither {WEIGHTS} nor {_INDEX}; other kinds of files, such as pickled "
             f"pytorch_model.bin, are never read: {remedy}"
         )
-    try:
-        names = sorted(set(artifacts.read_json(index)["weight_map"].values()))
-        if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"files are {names[:3]}")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{index}: not an index of weights ({error!r}); copy or download it again"
-        ) from None
-    outside = [name for name in names if pathlib.Path(name).name != name]
-    if outside:
-        raise ValueError(f"{index}: lists {outside[0]!r}, which is not in its folder; not read")
-    return [folder / name for name in names]
+    names = declarations.read(index, _Index, remedy=_COPY).weight_map.values()
+    return [folder / name for name in sorted(set(names))]

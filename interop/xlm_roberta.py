@@ -11,17 +11,22 @@ our parameters differ in layout only:
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from common.declarations import Count
 from interop import parameters
+from interop.parameters import Layers, Positive, Rate, Size
 from interop.task_heads import TaskHead
 from interop.weights import Weights
 from vocap.merge import BOS_ID, EOS_ID, PAD_ID
 
+REMEDY = "write the folder again with save_pretrained"
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
 _PREFIX = "roberta."  # of an encoder's tensors, but in a folder of the encoder alone
@@ -40,14 +45,35 @@ _UNUSED = (
 _HEAD = "lm_head."
 _OTHER_HEADS = ("classifier.", "qa_outputs.")
 
-# Keys of config.json with their only supported value.
-_FIXED = {
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
+
+class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of config.json with their only supported value."""
+
+    hidden_act: str = "gelu"
+    position_embedding_type: str = "absolute"
+    tie_word_embeddings: bool = True
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+
+class Config(_Fixed, frozen=True, kw_only=True):
+    """The keys of config.json that are read; `transformers` writes many others."""
+
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size
+    pad_token_id: Count
+    hidden_dropout_prob: Rate
+    attention_probs_dropout_prob: Rate
+    # None for the default of the class.
+    type_vocab_size: Size | None = None
+    layer_norm_eps: Positive | None = None
+
+
+_FIXED = msgspec.structs.asdict(_Fixed())
 _SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -134,10 +160,8 @@ class XLMRoberta:
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
-    @property
-    def METADATA(self) -> Mapping[str, str]:
-        """Declaration of PyTorch's layout of tensors, which transformers requires."""
-        return {"format": "pt"}
+    DECLARATION = Config
+    REMEDY = REMEDY
 
     @property
     def class_name(self) -> str:
@@ -166,7 +190,7 @@ class XLMRoberta:
     def _open(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
 
-    def read_arrays(self, folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
         """Read the parameters by name, float32; those of the masked-LM head if there is one.
 
         Args:
@@ -177,7 +201,7 @@ class XLMRoberta:
           ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a
             different shape.
         """
-        sizes, first = self._sizes(config), config["pad_token_id"] + 1
+        sizes, first = self._sizes(config), config.pad_token_id + 1
         width = sizes["hidden_size"]
         with self._open(folder) as weights:
             has_head = _has_head(weights)
@@ -193,7 +217,7 @@ class XLMRoberta:
             shape = (first + sizes["max_length"], width)
             positions = weights.read(_POSITIONS.removeprefix(drop), shape)[first:]
             # A single text, or pair of texts, of XLM-R is of type 0 throughout.
-            types = config.get("type_vocab_size", self.defaults["type_vocab_size"])
+            types = config.type_vocab_size or self.defaults["type_vocab_size"]
             token_type = weights.read(_TOKEN_TYPE.removeprefix(drop), (types, width))[:1]
         # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
         arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
@@ -240,21 +264,21 @@ class XLMRoberta:
             **(task_head.their_config() if task_head else {}),
         }
 
-    def read_sizes(self, config: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
-        """Read the sizes of config.json.
+    def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
+        """Return the sizes of config.json.
 
         Raises:
-          ValueError: a setting is missing, or not one of the class's.
+          ValueError: a setting is not one of the class's.
         """
-        _check({**_FIXED, **self.defaults, **config}, path)
+        _check(config, path)
         return self._sizes(config)
 
-    def _sizes(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {ours: config[theirs] for ours, theirs in (_SIZES | _RATES).items()}
+    def _sizes(self, config: Config) -> dict[str, Any]:
+        sizes = {ours: getattr(config, theirs) for ours, theirs in (_SIZES | _RATES).items()}
         return sizes | {
-            "embedding_size": sizes["hidden_size"],
-            "max_length": config["max_position_embeddings"] - config["pad_token_id"] - 1,
-            "norm_epsilon": config.get("layer_norm_eps", self.defaults["layer_norm_eps"]),
+            "embedding_size": config.hidden_size,
+            "max_length": config.max_position_embeddings - config.pad_token_id - 1,
+            "norm_epsilon": config.layer_norm_eps or self.defaults["layer_norm_eps"],
             **self.fixed,
         }
 
@@ -306,43 +330,32 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
     if not parameter.is_layered:
         return np.ascontiguousarray(read(*parameter.names))
     # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
+    # After the first one is read, whose shape may be another than config.json says.
+    layers = map(read, parameter.names)
+    first = next(layers, None)
     stack = np.empty(parameter.shape, np.float32)
-    for layer, name in zip(stack, parameter.names, strict=True):
-        layer[...] = read(name)
+    for number, layer in enumerate(itertools.chain([] if first is None else [first], layers)):
+        stack[number] = layer
     return stack
 
 
-def _check(config: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Raise ValueError if a setting of config.json is missing, or not one of XLM-R's."""
+def _check(config: Config, path: pathlib.Path) -> None:
+    """Raise ValueError if a setting of config.json is not one of XLM-R's."""
     for key, wanted in _FIXED.items():
-        if (found := config[key]) != wanted:
+        if (found := getattr(config, key)) != wanted:
             raise ValueError(
                 f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models of "
                 "XLM-R's architecture can be read"
             )
-    counts = (*_SIZES.values(), "max_position_embeddings", "pad_token_id", "type_vocab_size")
-    for key in (*counts, *_RATES.values(), "layer_norm_eps"):
-        kinds = (int,) if key in counts else (int, float)
-        if type(config.get(key)) not in kinds or config[key] < 0:
-            raise ValueError(
-                f"{path}: {key} is {config.get(key)!r}, must be a number; write the folder again "
-                "with save_pretrained"
-            )
-    for key in ("type_vocab_size", "layer_norm_eps"):
-        if not config[key] > 0:
-            raise ValueError(
-                f"{path}: {key} is {config[key]!r}, must be above 0; the file is not the one of "
-                "these weights: copy both again"
-            )
-    if not config["num_attention_heads"] or config["hidden_size"] % config["num_attention_heads"]:
+    if config.hidden_size % config.num_attention_heads:
         raise ValueError(
-            f"{path}: hidden_size {config['hidden_size']} is no multiple of num_attention_heads "
-            f"{config['num_attention_heads']}; the file is not the one of these weights: copy both "
+            f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
+            f"{config.num_attention_heads}; the file is not the one of these weights: copy both "
             "again"
         )
-    if config["max_position_embeddings"] < config["pad_token_id"] + 2:
+    if config.max_position_embeddings < config.pad_token_id + 2:
         raise ValueError(
-            f"{path}: max_position_embeddings is {config['max_position_embeddings']}, of which "
-            f"pad_token_id {config['pad_token_id']} and those before leave none for text; the file "
+            f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
+            f"pad_token_id {config.pad_token_id} and those before leave none for text; the file "
             "is not the one of these weights: copy both again"
         )

@@ -53,7 +53,7 @@ def search(
     # A run records the keys alone that its results depend on.
     config.train = {**translation_config.get_config().train.to_dict(), **config.train.to_dict()}
     notes = read_params(folder / BEST)[1]
-    model = builders.model_of_notes(notes, read_tokenizer(folder, notes["tokenizer"]))
+    model = builders.model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))
     mesh, objective = fine_tuning.mesh(), builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
     translators = {

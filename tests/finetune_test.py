@@ -22,7 +22,7 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
 from interop import model_folder
 from interop.params_file import read_params
-from models.encoder import CROSS_ATTENTION, EncoderSettings
+from models.encoder import CROSS_ATTENTION
 from tests import tiny_tasks
 from training.metrics import read_metrics
 from training.signals import Stopped
@@ -75,7 +75,7 @@ class KindsTest(RunCase):
         params, notes = read_params(folder / "best.safetensors")
         self.assertEqual(params["task"]["output"]["kernel"].shape, (16, 17))
         self.assertNotIn("head", params["encoder"])
-        self.assertEqual(notes["tokenizer"], tokenizer_hash(tiny_tasks.tokenizer()))
+        self.assertEqual(notes.tokenizer, tokenizer_hash(tiny_tasks.tokenizer()))
 
     def test_training_in_all_languages_at_once(self):
         config = tiny_tasks.run_config("udpos", model_name="tiny")
@@ -106,9 +106,9 @@ class KindsTest(RunCase):
             self.assertEqual(results["validation"][language]["f1"], scored[step][name])
             self.assertEqual(scored[step][name], max(one[name] for one in scored.values()))
             _, notes = read_params(folder / "best_by_language" / f"{language}.safetensors")
-            self.assertEqual(notes["step"], step)
+            self.assertEqual(notes.step, step)
         _, notes = read_params(folder / "best.safetensors")
-        self.assertEqual((notes["step"], notes["value"]), (selected["step"], selected["value"]))
+        self.assertEqual((notes.step, notes.value), (selected["step"], selected["value"]))
         printed = task_results.table(TASKS["udpos"], results)
         self.assertIn("a checkpoint for each language, the best by its f1", printed)
         stopped = self.folder / "stopped"
@@ -282,10 +282,8 @@ class KindsTest(RunCase):
         self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
         params, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertEqual({x.dtype for x in jax.tree.leaves(params)}, {np.dtype(np.float32)})
-        self.assertEqual(
-            (notes["encoder"]["dtype"], notes["encoder"]["remat"]), ("bfloat16", "full")
-        )
-        made = builders.with_head(config, EncoderSettings(**notes["encoder"]))
+        self.assertEqual((notes.encoder.dtype, notes.encoder.remat), ("bfloat16", "full"))
+        made = builders.with_head(config, builders.encoder_of_notes(notes.encoder))
         row = dict.fromkeys(("tokens", "segments", "positions"), np.zeros((1, 8), np.int32))
         hidden = jax.eval_shape(made.hidden, params["encoder"], row)
         self.assertEqual(hidden.dtype, "bfloat16")
@@ -307,7 +305,7 @@ class KindsTest(RunCase):
         results = self.results_of(config)
         self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
         params, notes = read_params(self.folder / "run" / "best.safetensors")
-        self.assertEqual(notes["encoder"]["position"], "gated")
+        self.assertEqual(notes.encoder.position, "gated")
         before = tiny_tasks.params(encoder)["distances"]["bias"]
         self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
 
@@ -468,14 +466,10 @@ class WrongInputTest(RunCase):
 
     def test_a_checkpoint_of_another_tokenizer(self):
         tiny_tasks.run(tiny_tasks.config("tatoeba"), self.folder / "done")
-        other = self.folder / "tiny-xlmr-2"
-        other.mkdir()
-        for path in tiny_tasks.encoder_folder(2).iterdir():
-            (other / path.name).write_bytes(path.read_bytes())
-        pieces = [*tiny_tasks.PIECES[1:], "q2"]
-        (other / "spm.model").write_bytes(
-            merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
-        )
+        other, pieces = self.folder / "tiny-xlmr-2", [*tiny_tasks.PIECES[1:], "q2"]
+        tokenizer = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
+        sizes = dataclasses.asdict(tiny_tasks.SETTINGS)
+        model_folder.write_model(other, tiny_tasks.params(), sizes, tokenizer)
         with self.assertRaisesRegex(ValueError, "(?s)made under another config:.*tokenizer: there"):
             tiny_tasks.run(tiny_tasks.config("tatoeba", init_from=str(other)), self.folder / "done")
 

@@ -2,16 +2,20 @@
 
 import dataclasses
 import pathlib
+import sys
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import evaluators, objectives, streams
+from builders import evaluators, initial, objectives, pretrained, streams, task_runs
 from builders import model as builders
-from tests import toy_objective
+from builders.data import Folders
+from common import artifacts
+from tests import commands, tiny_tasks, toy_objective
 from tests.training import program_test
 from training.loop import train
 from training.metrics import read_metrics
@@ -94,6 +98,77 @@ class OwnObjectiveTest(parameterized.TestCase):
 
     def test_its_rows_are_those_of_the_tables(self):
         self.assertEqual(toy_objective.SkipGram.tables, ("input/table", "output/table"))
+
+
+class CodeOfFoldersTest(parameterized.TestCase):
+    """A module in the folder `runs` of a checkout, which a run of somebody else names."""
+
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.enter_context(mock.patch.object(sys, "path", [str(self.root), *sys.path]))
+        self.enter_context(mock.patch.object(objectives, "_ROOT", self.root))
+        self.workdir = self.root / "runs/theirs"
+        for place in ("runs", "work/own", "own"):
+            tiny_tasks.write(
+                self.root / place / "canary.py", f"open({str(self.root / 'ran')!r}, 'w')"
+            )
+        recorded = {**config_of().to_dict(), "objective": "runs.canary:build"}
+        artifacts.write_json(self.workdir / "train/settings.json", recorded)
+        artifacts.write_bytes(self.workdir / "vocab/spm.model", tiny_tasks.tokenizer())
+
+    def tearDown(self):
+        self.assertFalse((self.root / "ran").exists())
+        super().tearDown()
+
+    def read_initial(self):
+        config = config_of(**{"train.init_from": str(self.workdir)})
+        folders = Folders(self.root / "mine")
+        artifacts.write_bytes(folders.tokenizer, tiny_tasks.tokenizer())
+        initial.initial_params(config, None, folders)
+
+    def search(self):
+        run, text = self.root / "run", self.root / "in.txt"
+        settings = tiny_tasks.config("tatoeba", init_from=str(self.workdir)).to_dict()
+        artifacts.write_json(run / "settings.json", {**settings, "objective": "runs.canary:build"})
+        artifacts.write_json(run / "results.json", {})
+        tiny_tasks.write(text, "a\n")
+        given = f"--workdir={run}", f"--input={text},{text}", f"--output={self.root / 'out'}"
+        commands.load("predict")
+        raise ValueError(commands.execute("predict", *given).stderr)
+
+    def fine_tune(self):
+        config = tiny_tasks.config("udpos", init_from=str(self.workdir))
+        task_runs.run(config, self.root / "tuned")
+
+    @parameterized.named_parameters(
+        ("pretrained", lambda self: pretrained.read_pretrained(str(self.workdir))),
+        ("sizes", lambda self: pretrained.read_settings(str(self.workdir))),
+        ("fine_tuning", fine_tune),
+        ("initial", read_initial),
+        ("frozen_generator", lambda self: evaluators._frozen_generator(
+            str(self.workdir), "replaced_token", program_test.store())),
+        ("predict", search),
+        ("forgetting", lambda self: commands.load("tools.forgetting").read_model(
+            "--before", self.workdir, 1)),
+    )  # fmt: skip
+    def test_a_folder_chooses_no_code(self, read):
+        message = "train/settings.json: objective is 'runs.canary:build', which is not built in"
+        with self.assertRaisesRegex(ValueError, message):
+            read(self)
+
+    @parameterized.parameters("runs.canary:build", "work.own.canary:build", "own.canary:build")
+    def test_a_module_among_runs_or_data_is_never_imported(self, name):
+        config = config_of(objective=name, **{"corpus.root": str(self.root / "own")})
+        store = dataclasses.replace(program_test.store(), folder=self.root / "work/rows")
+        with self.assertRaisesRegex(ValueError, f"{name}', which would be imported from .*folder"):
+            objectives.objective(config, store)
+
+    def test_the_objective_that_a_user_names_is_taken_from_a_folder(self):
+        recorded = config_of().to_dict()
+        artifacts.write_json(self.workdir / "train/settings.json", recorded)
+        found = pretrained.run_config(Folders(self.workdir), recorded["objective"])
+        self.assertEqual(found.skip_gram.width, 8)
 
 
 if __name__ == "__main__":

@@ -10,4 +10,5 @@ def task_results(task: str, scores: Mapping[str, float], split: str = "test") ->
     """Results by language of the reported metric, between others that a file has beside it."""
     metric = TASKS[task].metrics[0]
     found = {name: {"a": 1.0, metric: one, "z": 1.0} for name, one in scores.items()}
-    return {"task": task, "validation": {}, "test": {}} | {split: found}
+    run = {"task": task, "model": "m", "setting": "zero_shot", "seed": 0, "hyperparameters": {}}
+    return {**run, "validation": {}, "test": {}} | {split: found}

@@ -101,7 +101,7 @@ class LearningTest(RunCase):
 
     def test_the_symbol_and_the_tokenizer_are_kept(self):
         params, notes = read_params(learned() / "best.safetensors")
-        self.assertEqual(notes["symbols"], {"de": tiny_tasks.VOCAB})
+        self.assertEqual(notes.symbols, {"de": tiny_tasks.VOCAB})
         self.assertLen(params["encoder"]["embeddings"]["table"], tiny_tasks.VOCAB + 1)
         self.assertNotIn("embeddings", params["decoder"])
         self.assertEqual((learned() / "spm.model").read_bytes(), tiny_tasks.tokenizer())
@@ -120,7 +120,7 @@ class LearningTest(RunCase):
         results = tiny_tasks.run(config, self.folder / "run")
         self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
         _, notes = read_params(self.folder / "run" / "best.safetensors")
-        self.assertEqual(notes["symbols"], {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
+        self.assertEqual(notes.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
         # Without an average the best parameters in training are taken.
         self.assertIn(results["selected"]["step"], (4, 8))
         self.assertIsNone(results["selected"]["averaged_steps"])
@@ -217,7 +217,7 @@ class StartTest(RunCase):
         tiny_tasks.run(config, self.folder / "run")
         params, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertLen(params["encoder"]["embeddings"]["table"], small.settings.vocab_size + 1)
-        self.assertEqual(notes["symbols"], {"de": small.settings.vocab_size})
+        self.assertEqual(notes.symbols, {"de": small.settings.vocab_size})
 
     def test_a_piece_can_be_the_symbol(self):
         _, _, model = self.start(translation__language_pieces={"de": "чи"})

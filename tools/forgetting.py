@@ -26,11 +26,11 @@ from builders import model as builders
 from builders.data import Folders, open_packed_dataset
 from builders.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from builders.pretrained import read_run, run_config
-from common import artifacts, entry_point, outputs
+from common import declarations, entry_point, outputs
 from evaluation import forgetting
 from evaluation.forgetting import AUC, LOSS
 from evaluation.replaced_token import UNIGRAM
-from evaluation.task_results import reported_scores, reported_split
+from evaluation.task_results import read_results, reported_scores, reported_split
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks.tasks import TASKS
 from objectives.replaced_token import ReplacedToken
@@ -40,6 +40,9 @@ _BEFORE = flags.DEFINE_string("before", None, "The working directory that was st
 _AFTER = flags.DEFINE_string("after", None, "The working directory of the continued training.")
 _ROWS = flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
 _OUTPUT = outputs.define_flags("The folder to write.")
+_OBJECTIVE = flags.DEFINE_string(
+    "allow_objective", "", "Objective of another package that is imported if the runs record it."
+)
 _TASKS = flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
 _SEQUENCES = flags.DEFINE_integer(
     "sequences", 1000, "Held-out rows used per language; 0 for all.", lower_bound=0
@@ -74,7 +77,7 @@ def _report(folder: pathlib.Path) -> str:
     # Read first: scoring the models takes long.
     of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
     before, after = (
-        read_model(flag, pathlib.Path(value), _SEQUENCES.value)
+        read_model(flag, pathlib.Path(value), _SEQUENCES.value, _OBJECTIVE.value)
         for flag, value in (("--before", _BEFORE.value), ("--after", _AFTER.value))
     )
     stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in _ROWS.value}
@@ -92,8 +95,10 @@ def _report(folder: pathlib.Path) -> str:
     return forgetting.write_report(changes, title, folder)
 
 
-def read_model(flag: str, workdir: pathlib.Path, max_sequences: int) -> Model:
+def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
     """Read the latest checkpoint of a run, to be evaluated on so many sequences of a language.
+
+    `objective` is as of `run_config`.
 
     Raises:
       ValueError: there is none, or it is of an objective without a masked LM.
@@ -101,13 +106,13 @@ def read_model(flag: str, workdir: pathlib.Path, max_sequences: int) -> Model:
     folders = Folders(workdir)
     if not (folders.train / "settings.json").exists():
         raise ValueError(f"{flag}: {workdir} is no --workdir of train.py; name one with train/")
-    trained = read_run(folders)
+    trained = read_run(folders, objective)
     if not has_masked_lm(trained.objective):
         raise ValueError(
             f"{flag}: the objective of {workdir}, {type(trained.objective).__name__}, has neither "
             "a masked LM nor a generator, whose loss is compared; name a run that has"
         )
-    config = run_config(folders)
+    config = run_config(folders, objective)
     config.evaluation.max_sequences = max_sequences
     return Model(str(workdir), config, trained, open_packed_dataset(folders).tokenizer)
 
@@ -177,6 +182,12 @@ def _task_changes(
     """
     found = [_read_results(path) for path in (before, after)]
     (name, split), other = ((one["task"], reported_split(one)) for one in found)
+    datasets = [one.get("dataset") for one in found]
+    if None not in datasets and len(set(datasets)) > 1:
+        raise ValueError(
+            f"--tasks: {before} is of the data {datasets[0]!r}, {after} of {datasets[1]!r}; name "
+            "two runs on the same data"
+        )
     if (name, split) != other:
         raise ValueError(
             f"--tasks: {before} is of {name}, {split} data, and {after} of {other[0]}, {other[1]} "
@@ -204,13 +215,8 @@ def _read_results(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "results.json"
     if not path.exists():
         raise ValueError(f"--tasks: {folder} has no results.json; finish finetune.py there")
-    found = artifacts.read_object(path)
-    if found.get("task") not in TASKS:
-        raise ValueError(
-            f"--tasks: {path} is of task {found.get('task')!r}, which is none of "
-            f"{', '.join(TASKS)}; name a --workdir of finetune.py"
-        )
-    return found
+    with declarations.of_file("--tasks"):
+        return read_results(path)
 
 
 if __name__ == "__main__":

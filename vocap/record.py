@@ -2,12 +2,16 @@
 
 import collections
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
+from common import declarations
+from common.declarations import Count, Name
 from vocap.allocation import Allocation, Change
 from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.runs import RunTable
@@ -15,7 +19,49 @@ from vocap.runs import RunTable
 RESOURCES = ("high", "mid", "low")  # thirds of the languages by n_i
 
 Record = Mapping[str, Any]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 Named = list[tuple[str, Mapping[str, Any]]]
+
+
+class _Language(msgspec.Struct):
+    amount: Positive
+    bytes: Count
+    probability: Positive
+    sizes: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    alp: list[float]
+    allocated: Count | None
+    at_largest: bool
+
+
+class _Cluster(msgspec.Struct):
+    languages: list[Name]
+    allocated: Count
+    at_largest: bool
+
+
+class _Record(msgspec.Struct):
+    """What later stages read of a record."""
+
+    pieces: Count
+    languages: Annotated[dict[Name, _Language], msgspec.Meta(min_length=1)]
+    clusters: dict[str, _Cluster]
+
+
+def read(path: pathlib.Path) -> Record:
+    """Read the record of a build.
+
+    Raises:
+      ValueError: it is not as declared, or a language's size is none that was trained.
+    """
+    remedy = "copy it again, or run build_vocab.py again"
+    found: Record = declarations.read_plain(path, _Record, remedy=remedy)
+    for language, one in found["languages"].items():
+        if one["allocated"] not in (None, *one["sizes"]) or len(one["alp"]) != len(one["sizes"]):
+            raise ValueError(
+                f"{path}: languages.{language} has sizes {one['sizes']}, of which one must be its "
+                f"allocated {one['allocated']}, and each have an alp; {remedy}"
+            )
+    return found
 
 
 def allocation_record(vocabulary: BuiltVocabulary, settings: VocabularySettings) -> dict[str, Any]:

@@ -37,11 +37,13 @@ def base(
         patterns = {split: (TFDS,) if files else () for split, files in patterns.items()}
     config = ConfigDict()
     config.init_from = ""  # a working directory of train.py, or a folder of tools.import_model
+    config.objective = ""  # of init_from, where that run has one of another package
     config.random_init = False  # that encoder with random parameters, to compare with
     config.model_name = ""  # in tables; the last folder of init_from by default
 
     config.task = ConfigDict()
     config.task.name = name
+    config.task.dataset = ""  # in tables, of data of one's own; the last folder of root by default
     config.task.root = "" if arg == TFDS else arg
     config.task.update(patterns)
     config.task.train_languages = ("en",)

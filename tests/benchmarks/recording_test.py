@@ -125,7 +125,7 @@ class RenamedTest(absltest.TestCase):
         ("quickstart", "parameters", "table", ...),
         ("quickstart", "parameters", "embeddings/table", "cd"),
     )
-    NAMES = {"train/overflow": "train/dropped", "table": "embeddings/table"}  # noqa: RUF012
+    NAMES = {"train/overflow": "train/dropped", "table": "embeddings/table"}
 
     def test_new_names_are_compared_with_the_old_ones(self):
         self.assertLen(differences(self.AFTER), 4)

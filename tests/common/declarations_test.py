@@ -54,6 +54,7 @@ class DeclarationsTest(parameterized.TestCase):
         (("shapes", 0), [1], r"shapes.0 is \[1\], must be a list of length 2"),
         (("shapes",), {}, "shapes is {}, must be a list"),
         (("more",), 1, "the object has the unknown field more"),
+        (("a\nb",), 1, r"the object has the unknown field `a\\nb`"),
     )
     def test_a_wrong_value_is_named(self, path, value, expected):
         content = msgspec.json.encode(_changed(path, value))
@@ -80,8 +81,9 @@ class DeclarationsTest(parameterized.TestCase):
         self.assertEqual(declarations.check_name(text, "a", "b"), text)
 
     @parameterized.parameters(
-        "", ".", "..", ".x", "a/b", "../a", "a\\b", "a\nb", "a\0", "a\x9b", "é" * 51, "\udc80"
-    )
+        "", ".", "..", ".x", "a/b", "../a", "a\\b", "a\nb", "a\0", "a\x9b", "é" * 51, "\udc80",
+        "<b>", "a|b",
+    )  # fmt: skip
     def test_what_is_no_name(self, text):
         with self.assertRaisesRegex(ValueError, "is no name: 1 to 100 bytes"):
             declarations.check_name(text, "corpus.languages", "rename it")

@@ -23,10 +23,15 @@ class TaskResultsTest(parameterized.TestCase):
         path = folder / "test.en.jsonl"
         for found in ([], [{"id": "0", "prediction": "a\u2028b\x85c\nd"}, {"id": "1"}]):
             task_results.write_lines(path, found)
-            self.assertEqual(task_results.read_lines(path), found)
-        path.write_text('{"id": "0"}\n{"id"', encoding="utf-8")
-        with self.assertRaisesRegex(ValueError, "test.en.jsonl:2: not JSON .*; run the eval"):
-            task_results.read_lines(path)
+            self.assertEqual(task_results.read_lines(path, dict[str, str]), found)
+        for content, message in (
+            ('{"id": "0"}\n{"id"', ": its last line is cut off"),
+            ('{"id": "0"}\n{"id"\n', ", line 2: not JSON"),
+            ('{"id": 0}\n', ", line 1: id is 0, must be text"),
+        ):
+            path.write_text(content, encoding="utf-8")
+            with self.assertRaisesRegex(ValueError, f"test.en.jsonl{message}.*; run the eval"):
+                task_results.read_lines(path, dict[str, str])
 
     def test_the_table_has_every_language_and_the_mean(self):
         results = {

@@ -28,8 +28,10 @@ class Case(parameterized.TestCase):
                 for language, value in scores.items()
             },
             "validation": {},
-            **changes,
         }
+        if changes.get("selected"):
+            changes["selected"] = {**results["selected"], **changes["selected"]}
+        results |= changes
         folder = self.folder / name
         folder.mkdir()
         (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")

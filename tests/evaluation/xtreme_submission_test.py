@@ -107,7 +107,7 @@ class SubmissionTest(Case):
         with self.assertRaisesRegex(ValueError, "test.de.jsonl: 1 predictions for 2 examples"):
             self.submit()
         self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}, {"id": "1"}])
-        with self.assertRaisesRegex(ValueError, "test.de.jsonl:2: not an object with id, pred"):
+        with self.assertRaisesRegex(ValueError, "test.de.jsonl, line 2: .* lacks the field pred"):
             self.submit()
 
     def test_a_sentence_that_is_not_there_is_told(self):

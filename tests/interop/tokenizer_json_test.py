@@ -75,6 +75,10 @@ def changed(path: pathlib.Path, **changes: Any) -> None:
     path.write_text(json.dumps({**value, **changes}), encoding="utf-8")
 
 
+def parsed(value: dict[str, Any]) -> tokenizer_json.Tokenizer:
+    return tokenizer_json.read(json.dumps(value).encode())
+
+
 # Half a second for the standard map, which most cases read twice.
 _read_once = functools.cache(charsmap.read_charsmap)
 
@@ -157,6 +161,10 @@ class RebuiltTest(MapCase):
         ({"normalizer": {"type": "NFKC"}}, "the normaliser is NFKC, must have both"),
         ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "is BertPreTokenizer, must be Metaspace"),
         ({"pre_tokenizer": None}, "is none, must be Metaspace"),
+        ({"model": {"type": "Unigram", "vocab": [["a", "b"]]}}, 'vocab.0.1 is "b", must be a n'),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!"}}, "not in base64"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
+         "not a character map"),
     )  # fmt: skip
     def test_what_sentencepiece_cannot_do(self, changes, message):
         path = saved(self.folder)
@@ -255,16 +263,16 @@ class BlanksTest(MapCase):
     )
     def test_what_sentencepiece_has_not(self, steps, splits, message):
         with self.assertRaisesRegex(ValueError, f"{message}.*put the model's sentencepiece.bpe"):
-            tokenizer_json.normalizer_spec(self.value(steps, splits))
+            tokenizer_json.normalizer_spec(parsed(self.value(steps, splits)))
 
     def test_pieces_of_several_blanks(self):
         value = self.value((), (metaspace("never"),), pieces="▁▁▁")
         with self.assertRaisesRegex(ValueError, "piece '▁▁▁' is of several blanks"):
-            tokenizer_json.normalizer_spec(value)
+            tokenizer_json.normalizer_spec(parsed(value))
 
     def test_no_prefix_in_the_words_of_earlier_versions(self):
         split = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
-        spec = tokenizer_json.normalizer_spec(self.value((STANDARD,), (split,)))
+        spec = tokenizer_json.normalizer_spec(parsed(self.value((STANDARD,), (split,))))
         self.assertFalse(spec.add_dummy_prefix)
         self.assertFalse(spec.remove_extra_whitespaces)
 

@@ -15,6 +15,7 @@ import numpy as np
 from absl.testing import absltest
 from safetensors.numpy import load_file
 
+from builders import fine_tuning as builders
 from builders import model_card, prediction, tuned_export
 from builders.model_card import Facts
 from builders.task_settings import task_settings
@@ -233,7 +234,7 @@ class OwnFormTest(ExportCase):
         trained, notes = read_params(workdir / "best.safetensors")
         sizes, found = model_folder.read_model(self.output)
         self.assertEqual(
-            EncoderSettings(**sizes, dtype="float32"), EncoderSettings(**notes["encoder"])
+            EncoderSettings(**sizes, dtype="float32"), builders.encoder_of_notes(notes.encoder)
         )
         jax.tree.map(np.testing.assert_array_equal, found, trained["encoder"])
         tensors = load_file(self.output / "model.safetensors")

@@ -182,15 +182,17 @@ class ForgettingTest(absltest.TestCase):
             ("tags", task_results("udpos", {"en": 0.5})),
             ("nothing", task_results("xnli", {})),
             ("report", {"changes": []}),
+            ("mine", {**task_results("text_classes", {"en": 0.5}), "dataset": "mine"}),
+            ("yours", {**task_results("text_classes", {"en": 0.5}), "dataset": "yours"}),
         ):
             artifacts.write_json(self.folder / f"xnli_{name}" / "results.json", results)
         for after, message in (
             ("none", "xnli_none has no results.json; finish finetune.py there"),
             ("de", "no language has a score in both .*, which have en and de; name runs"),
-            ("nothing", "xnli_en is of xnli, test data, and .*nothing of xnli, validation data"),
+            ("nothing", "xnli_nothing/results.json: has no scores"),
             ("dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
             ("tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
-            ("report", "results.json is of task None, which is none of .*; name a --workdir"),
+            ("report", "results.json: the object has the unknown field changes; name the --w"),
         ):
             with (
                 mock.patch.object(tool, "read_model", side_effect=AssertionError),
@@ -198,6 +200,9 @@ class ForgettingTest(absltest.TestCase):
             ):
                 both = f"--tasks={self.folder / 'xnli_en'},{self.folder / f'xnli_{after}'}"
                 self.report(self.masked, self.masked, both)
+        with self.assertRaisesRegex(ValueError, "xnli_mine .*'mine', .*yours of 'yours'; name two"):
+            both = f"--tasks={self.folder / 'xnli_mine'},{self.folder / 'xnli_yours'}"
+            self.report(self.masked, self.masked, both)
         self.assertFalse(self.output.exists())
 
     def test_refusals(self):

@@ -18,6 +18,7 @@ import sentencepiece as spm
 import transformers
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from builders import data as data_builders
@@ -243,6 +244,10 @@ class EntryPointsTest(parameterized.TestCase):
         other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
         (folder / "spm.model").write_bytes(other)
         flags = (f"--model={folder}", f"--texts={text}")
+        output = f"--output={self.parent / 'none'}"
+        self.assert_refused("spm.model is damaged", "tools.prune_model", *flags, output)
+        weights = folder / "model.safetensors"
+        save_file(load_file(weights), weights, metadata={"format": "pt"})  # without digests
         self.assert_refused(
             f"spm.model has {VOCAB + more} pieces, but the model {VOCAB} embeddings; copy the",
             "tools.prune_model", *flags, f"--output={self.parent / 'small'}",
