@@ -112,12 +112,7 @@ class Exclusion:
 def log_tally(name: str, came: int, kept: int, num_long: int) -> None:
     """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""
     if num_long:
-        logging.warning(
-            "%s: %d lines have more than %d characters, too many for a sentence; they are cut at "
-            "ends of sentences and spaces",
-            name,
-            num_long,
-            LONGEST,
-        )
+        message = "%s: lines of more than %d characters, cut at ends of sentences and spaces: %d"
+        logging.warning(message, name, LONGEST, num_long)
     if came > kept:
         logging.info("%s: %d of %d left out (corpus.exclude)", name, came - kept, came)

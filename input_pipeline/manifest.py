@@ -15,13 +15,16 @@ import msgspec
 import numpy as np
 
 from common import declarations
-from common.declarations import Artefact, Count, Digest, Name
+from common.declarations import Artefact, Count, Digest
 
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
 _NO_IDS = ("counts.npy", "ends.npy")
 # Of a start, in which a block takes a millisecond or two.
 _SECONDS = 0.5
+
+# Of a name of a language or set and what is appended to it.
+FileName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.)[^/\\\x00-\x1f\x7f]{1,250}\Z")]
 
 
 class FileRecord(TypedDict):
@@ -35,22 +38,22 @@ class FileRecord(TypedDict):
 class Manifest(Artefact, frozen=True):
     """Records of the files of a packed dataset, by name."""
 
-    files: dict[Name, FileRecord]
+    files: dict[FileName, FileRecord]
 
 
 def describe(path: pathlib.Path) -> FileRecord:
     """Describe a file, which is read once."""
     whole, checksums, size = hashlib.sha256(), [], 0
+    buffer = memoryview(bytearray(1 << 16))
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            whole.update(block)
-            checksums.append(_crc(block))
-            size += len(block)
-    return {"bytes": size, "sha256": whole.hexdigest(), "blocks": "".join(checksums)}
-
-
-def _crc(block: bytes) -> str:
-    return f"{zlib.crc32(block):08x}"
+        while count := file.readinto(buffer):
+            whole.update(buffer[:count])
+            if size % _BLOCK_BYTES == 0:
+                checksums.append(0)
+            checksums[-1] = zlib.crc32(buffer[:count], checksums[-1])
+            size += count
+    blocks = "".join(f"{one:08x}" for one in checksums)
+    return {"bytes": size, "sha256": whole.hexdigest(), "blocks": blocks}
 
 
 def remedy(folder: pathlib.Path) -> str:
@@ -110,7 +113,7 @@ def check_sample(
             file.seek(number * _BLOCK_BYTES)
             block = file.read(_BLOCK_BYTES)
         checksums = files[name].get("blocks", "")
-        if checksums and _crc(block) != checksums[8 * number :][:8]:
+        if checksums and f"{zlib.crc32(block):08x}" != checksums[8 * number :][:8]:
             fault = f"has another checksum than {MANIFEST} says"
         elif not name.endswith(_NO_IDS) and _largest_id(block, number, vocab_size) >= vocab_size:
             fault = f"holds token ids that are not below {vocab_size}, the vocabulary's size"

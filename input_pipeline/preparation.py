@@ -31,7 +31,7 @@ import numpy as np
 import sentencepiece as spm
 
 from common import artifacts, declarations
-from common.declarations import Artefact, Count, Digest, Name
+from common.declarations import Artefact, Count, Digest
 from input_pipeline import (
     array_files,
     corpus,
@@ -43,7 +43,7 @@ from input_pipeline import (
 )
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
-from input_pipeline.manifest import FileRecord, id_dtype
+from input_pipeline.manifest import FileName, FileRecord, id_dtype
 from input_pipeline.packed_dataset import (
     SPLITS,
     Duplicates,
@@ -132,7 +132,7 @@ def _note(**fields: Any) -> type[msgspec.Struct]:
 
 
 _Tally = tuple[Count, Count, Count]
-_Files = dict[Name, FileRecord]
+_Files = dict[FileName, FileRecord]
 _NOTES = {  # by the beginnings of their names
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),

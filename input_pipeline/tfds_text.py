@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from common import artifacts, packages
+from common import artifacts, declarations, packages
 from input_pipeline import text_files
 
 # wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
@@ -157,6 +157,7 @@ def write_text(
 
 def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
     """Raise ValueError if a folder has a file of the language that is one of another number."""
+    declarations.check_name(language, "--languages", "give codes of languages")
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         stem, _, count = text_files.shard_of(name) or (name, 0, 1)

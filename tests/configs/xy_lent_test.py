@@ -46,6 +46,7 @@ class PaperTest(parameterized.TestCase):
         self.assertEqual((optimizer.kind, optimizer.final_rate_ratio), ("adamw", 0.0))
         self.assertEqual((model.position, model.embedding_size), ("gated", model.hidden_size))
         self.assertEqual((config.replaced_token.weight, config.store.length), (50.0, 512))
+        self.assertFalse(config.corpus.parallel_as_text)  # CC-100 alone, Section 5
 
     @parameterized.parameters(("base", 4), ("large", 6), ("xl", 8))
     def test_tasks_masks_and_depth_of_the_generator(self, run, layers):

@@ -129,6 +129,18 @@ class TextTest(_CorpusTest):
         self.assertLen(loaded.train["en"], 4)
         self.assertLen(loaded.heldout["en"], 1)
 
+    def test_a_long_line_is_cut_and_counted_by_language(self):
+        line = "Ein Satz. " * 2000
+        for name in ("a", "b"):
+            self.write(f"{name}/de.txt", _txt(_documents("de", 3)) + line + name)
+        with self.assertLogs(level="WARNING") as logs:
+            loaded = self.load(text=("a", "b"))
+        self.assertLen(logs.output, 1)
+        self.assertRegex(logs.output[0], "de: lines of more than 8192 characters, cut .*: 2$")
+        cut = loaded.sentences("de") + loaded.sentences("de", "heldout")
+        self.assertLessEqual(max(map(len, cut)), 512)
+        self.assertEqual(" ".join(cut).count("Ein Satz."), 2 * 2000)
+
     def test_the_split_depends_on_the_seed_and_on_nothing_else(self):
         for language in ("en", "de"):
             self.write(f"{language}.txt", _txt(_documents(language, 50)))
