@@ -1,15 +1,16 @@
 """Worker processes of this machine, which end with the process that started them."""
 
-import concurrent.futures
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from typing import Self, TypeVar
+from multiprocessing import connection, resource_tracker
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -20,12 +21,13 @@ class Workers:
     """Pool of up to `number` worker processes, started when they are first needed.
 
     A context manager. Where Ctrl-C or a signal ends its block, the workers end at once, and
-    otherwise after the jobs that they are at. `key` is that of the config with the number.
+    otherwise after the jobs that they are at. `key` is that of the config with the number. Unlike
+    `concurrent.futures`, it starts no thread, without which that one waits for ever.
     """
 
     def __init__(self, number: int, key: str):
         self._number, self._key = number, key
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self._workers: dict[Any, Any] = {}  # connection -> process
 
     def __enter__(self) -> Self:
         return self
@@ -39,57 +41,88 @@ class Workers:
         If there are not two jobs and workers, this process does it.
 
         Raises:
-          ValueError: a worker was killed, or is out of memory.
+          MemoryError: in a worker, or it was killed, as the system does where memory is short.
           Exception: of a job, after which no other is begun and all have ended.
         """
         if min(self._number, len(jobs)) < 2:
             yield from (function(*job) for job in jobs)
             return
         try:
-            for future in concurrent.futures.as_completed(self._submit(function, jobs)):
-                yield future.result()
+            yield from self._run(function, jobs)
         except Exception as error:
-            self._stop()  # who handles the error may remove the folder that jobs write to
-            if not isinstance(error, BrokenProcessPool | MemoryError):
-                raise
-            raise ValueError(
-                f"a worker process is out of memory, or was killed; lower {self._key}, and run the "
-                "same command again: what is finished is kept"
-            ) from error
+            # All end: who handles the error may remove the folder that jobs write to.
+            self._stop(at_once=isinstance(error, MemoryError))
+            raise
 
-    def _submit(
-        self, function: Callable[..., T], jobs: Sequence[tuple]
-    ) -> list[concurrent.futures.Future[T]]:
-        if self._pool is None:
-            # Spawned, not forked: this process may hold threads of its libraries.
-            self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._number, multiprocessing.get_context("spawn"), _begin, (os.getpid(),)
-            )
-        # Workers inherit the mask: Ctrl-C, which reaches all processes of a terminal, is for this
-        # one alone, also while they import their modules. Nor is a start cut short.
+    def _run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
+        self._start(min(self._number, len(jobs)))
+        waiting, idle, busy = list(jobs), list(self._workers), set[Any]()
+        while waiting or busy:
+            try:
+                while waiting and idle:
+                    busy.add(idle[-1])
+                    idle.pop().send((function, waiting.pop(0)))
+                ready: list[Any] = connection.wait(busy)
+                received = [one.recv() for one in ready]
+            except (EOFError, OSError):  # its end
+                ready, received = [], [(None, MemoryError())]
+            busy.difference_update(ready)
+            idle += ready
+            for found, fault in received:
+                if isinstance(fault, MemoryError):
+                    raise MemoryError(
+                        f"a worker process has none left, or was killed; lower {self._key} and run "
+                        "the same command again: what is finished is kept"
+                    ) from fault
+                if fault is not None:
+                    raise fault
+                yield found
+
+    def _start(self, count: int) -> None:
+        # Spawned, not forked: this process may hold threads of its libraries.
+        context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # or the first start would, and change the mask
+        # Workers inherit it: Ctrl-C, which reaches all processes of a terminal, is for this one
+        # alone, also while they import their modules. Nor is a start cut short.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            return [self._pool.submit(function, *job) for job in jobs]
+            while len(self._workers) < count:
+                ours, theirs = context.Pipe()
+                with theirs:
+                    process = context.Process(target=_work, args=(theirs, os.getpid()))
+                    process.start()
+                self._workers[ours] = process
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _stop(self, *, at_once: bool = False) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            for process in list((pool._processes or {}).values()) if at_once else ():
+        workers, self._workers = self._workers, {}
+        for one, process in workers.items():
+            if at_once:
                 process.kill()
-            pool.shutdown(cancel_futures=True)
+            one.close()
+        for process in workers.values():
+            process.join()
 
 
-def _begin(parent: int) -> None:
-    """Let this worker end when its parent has ended, in whatever way."""
+def _work(jobs: Any, parent: int) -> None:
+    """Do jobs until there are no more, or until the parent has ended, in whatever way."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, daemon=True).start()
-    if os.getppid() != parent:  # it has ended before
-        os._exit(1)
+    with contextlib.suppress(EOFError, OSError):  # of the pipe
+        while os.getppid() == parent:
+            jobs.send(_outcome(*jobs.recv()))
+
+
+def _outcome(function: Callable, arguments: tuple) -> tuple[Any, Exception | None]:
+    try:
+        return function(*arguments), None
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        return None, error
 
 
 def _watch() -> None:

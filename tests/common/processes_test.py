@@ -69,13 +69,13 @@ class WorkersTest(parameterized.TestCase):
             self.assertEmpty(list(folder.glob("job-*")))
 
     @parameterized.parameters(
-        (os._exit, (1,), "a worker process .*was killed; lower vocab.num_workers, and run the"),
-        (bytearray, (1 << 60,), "a worker process is out of memory, .*lower vocab.num_workers"),
-        (int, ("x",), "^invalid literal for int"),
+        (os._exit, (1,), MemoryError, "a worker .*was killed; lower vocab.num_workers and run the"),
+        (bytearray, (1 << 60,), MemoryError, "a worker process has none left, .*lower vocab.num_w"),
+        (int, ("x",), ValueError, "^invalid literal for int"),
     )
-    def test_an_error_in_a_worker_arrives(self, function, arguments, message):
+    def test_an_error_in_a_worker_arrives(self, function, arguments, error, message):
         with processes.Workers(2, "vocab.num_workers") as workers:
-            with self.assertRaisesRegex(ValueError, message):
+            with self.assertRaisesRegex(error, message):
                 list(workers.run(function, [arguments, arguments]))
             self.assertNotIn(os.getpid(), workers.run(os.getpid, [(), ()]))  # by others
 
