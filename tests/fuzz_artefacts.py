@@ -49,10 +49,10 @@ from vocap import build, record, report
 
 SECONDS = 60  # of one reader, which else hangs
 _LEAVES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 3, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e308, -1e308, 1e-320,
-    float("nan"), float("inf"), "", "x", "en", "3", "../../x", "/etc/passwd", "/dev/zero", "a/b", ".",
-    "a\nb", "a\0b", "\x1b[2J", "<script>alert(1)</script>", "é" * 200, "runs.x:build", [], {}, [[]],
-    {"x": 1}, [None], ["en", 3],
+    None, True, False, 0, 1, -1, 3, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e308, -1e308,
+    1e-320, float("nan"), float("inf"), "", "x", "en", "3", "../../x", "/etc/passwd", "/dev/zero",
+    "a/b", ".", "a\nb", "a\0b", "\x1b[2J", "<script>alert(1)</script>", "é" * 200, "runs.x:build",
+    [], {}, [[]], {"x": 1}, [None], ["en", 3],
 )  # fmt: skip
 
 
@@ -110,7 +110,8 @@ def _given() -> pathlib.Path:
     rules = base64.b64encode(charsmap.compiled({"A": "a", "Ab": "b"})).decode()
     value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": rules}
     value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
+        {"type": "WhitespaceSplit"},
+        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
     ]}  # fmt: skip
     artifacts.write_json(folder / "tokenizer.json", value)
     phase = pair_phases.Phase(
@@ -199,7 +200,8 @@ TARGETS = (
            ("settings.json", "results.json", "best.safetensors", "spm.model"), _predicted, True),
     Target("export", lambda: tiny_tasks.finished("cola"),
            ("settings.json", "results.json", "best.safetensors"), _exported, True),
-    Target("table", lambda: tiny_tasks.finished("cola"), ("settings.json", "results.json"), _tabled),
+    Target("table", lambda: tiny_tasks.finished("cola"), ("settings.json", "results.json"),
+           _tabled),
     Target("scores", lambda: tiny_tasks.finished("cola"), ("results.json",),
            lambda folder: task_results.table(
                TASKS["cola"], task_results.read_results(folder / "results.json"))),
@@ -209,7 +211,8 @@ TARGETS = (
                            for path in sorted(folder.glob("predictions/*"))]),
     Target("metrics", lambda: tiny_tasks.finished("cola"), ("metrics.jsonl",),
            lambda folder: metrics.read_metrics(folder / "metrics.jsonl")),
-    Target("search", lambda: tiny_tasks.finished("bucc"), ("settings.json", "results.json"), _threshold),
+    Target("search", lambda: tiny_tasks.finished("bucc"), ("settings.json", "results.json"),
+           _threshold),
     Target("translation", _translation, ("settings.json", "results.json", "best.safetensors"),
            _translated, True),
     Target("translations", _translation, ("predictions/*.jsonl", "metrics.jsonl"), lambda folder: [
