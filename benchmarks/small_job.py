@@ -1,0 +1,265 @@
+"""A small job of all stages, from text to translations, whose commands other checks break.
+
+A folder holds its inputs, `text`, `data` and `lines.txt`, and all that the commands write.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIG = "configs/quickstart.py:runlocal"
+LANGUAGES = ("en", "ka", "sw")  # of the config
+TIMEOUT = 600  # seconds of a command
+_CLASSES = ("praise", "complaint")
+# In results of a translation, in JSON and in Markdown.
+_SPEED = re.compile(rb'(sentences|tokens)_per_second"?:? [0-9.e+]+')
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One command of the job.
+
+    Attributes:
+      arguments: after `python`; JOB stands for the folder.
+      results: file or folder that it writes, relative to JOB.
+    """
+
+    arguments: tuple[str, ...]
+    results: str
+
+    def command(self, job: pathlib.Path | str, *more: str) -> list[str]:
+        """Arguments in a folder; of flags given twice the last one counts."""
+        return [one.replace("JOB", str(job)) for one in (*self.arguments, *more)]
+
+
+def stages(config: str = CONFIG, overrides: Mapping[str, Any] | None = None) -> dict[str, Stage]:
+    """The stages by name, in their order.
+
+    Args:
+      config: of pre-training.
+      overrides: keys of it besides those of the text.
+    """
+    keys = {
+        **({"corpus.root": "JOB/text"} if config == CONFIG else {}),
+        "vocab.num_workers": 2,
+        "store.num_workers": 2,
+        **(overrides or {}),
+    }
+    work = (f"--config={config}", "--workdir=JOB/work", *_flags(keys))
+    start = {"init_from": "JOB/work", "task.max_length": 16, "task.buckets": ()}
+    tuned = {
+        "train.batch_size": 8, "train.epochs": 2.0, "train.evaluations": 4, "train.log_every": 1,
+        "evaluation.batch_size": 8, "task.text_pooling": "mean",
+    }  # fmt: skip
+    translation = {
+        "random_init": True, "architecture.embedding_size": 16, "architecture.hidden_size": 16,
+        "architecture.num_layers": 1, "architecture.num_heads": 2, "architecture.mlp_size": 16,
+        "architecture.max_length": 16, "translation.decoder_layers": 1,
+        "translation.output_layer": "full", "decoding.beams": 1, "decoding.max_length": 8,
+        "train.num_steps": 8, "train.batch_tokens": 512, "train.averaged_checkpoints": 2,
+        "train.log_every": 1, "train.evaluate_every": 4, "train.checkpoint_every": 2,
+        "evaluation.batch_tokens": 512, "evaluation.examples_in_training": 4,
+    }  # fmt: skip
+    return {
+        "build_vocab": Stage(("build_vocab.py", *work), "work/vocab"),
+        "prepare_data": Stage(("prepare_data.py", *work), "work/rows"),
+        "train": Stage(("train.py", *work), "work/train"),
+        "evaluate": Stage(("evaluate.py", *work), "work/report"),
+        "finetune": Stage(
+            ("finetune.py", "--config=configs/finetune/text.py:JOB/data", "--workdir=JOB/tuned",
+             *_flags({**start, **tuned})), "tuned"
+        ),
+        "translation": Stage(
+            ("finetune.py", "--config=configs/finetune/translation.py:en-sw,JOB/data",
+             "--workdir=JOB/translation", *_flags({**start, **translation})), "translation"
+        ),
+        "translate": Stage(
+            ("predict.py", "--workdir=JOB/translation", "--input=JOB/lines.txt",
+             "--output=JOB/out/translated.txt"), "out"
+        ),
+    }  # fmt: skip
+
+
+def _flags(keys: Mapping[str, Any]) -> list[str]:
+    return [f"--config.{key}={value}" for key, value in keys.items()]
+
+
+def write_inputs(job: pathlib.Path, megabytes: float = 0.0, lines: int = 3000) -> None:
+    """Write text, data of a task and of translation, and lines to translate.
+
+    Args:
+      job: an empty folder.
+      megabytes: of text besides the embedded corpus; from 4 on there are several processes.
+      lines: to translate.
+    """
+    rng = random.Random(0)
+    (job / "text").mkdir(parents=True)
+    for path in (ROOT / "corpus").glob("*.tsv"):
+        shutil.copy(path, job / "text")
+    for language in LANGUAGES:
+        text = (ROOT / "corpus" / f"{language}.txt").read_text(encoding="utf-8")
+        words, made = text.split(), [text.rstrip("\n") + "\n"]
+        left = megabytes * 1e6 / len(LANGUAGES)
+        while left > 0:
+            made.append("\n" + "".join(" ".join(rng.choices(words, k=12)) + "\n" for _ in range(4)))
+            left -= len(made[-1].encode())
+        (job / "text" / f"{language}.txt").write_text("".join(made), encoding="utf-8")
+    _write_task(job / "data", rng)
+    asked = (" ".join(rng.choices(_WORDS["en"], k=3)) for _ in range(lines))
+    (job / "lines.txt").write_text("".join(f"{line}\n" for line in asked), encoding="utf-8")
+    (job / "out").mkdir()
+
+
+_WORDS = {
+    "en": ["the", "cat", "dog", "sees", "runs", "house", "river", "old", "near", "."],
+    "sw": ["paka", "mbwa", "anaona", "nyumba", "mto", "karibu", "zee", "ya", "na", "."],
+}
+
+
+def _write_task(folder: pathlib.Path, rng: random.Random) -> None:
+    """Aligned files in two languages, and texts with a class that the first word tells."""
+    folder.mkdir()
+    for split, count in (("train", 48), ("dev", 8), ("test", 8)):
+        rows = [rng.choices(range(10), k=rng.randint(2, 5)) for _ in range(count)]
+        texts = {
+            language: [" ".join(words[number] for number in row) for row in rows]
+            for language, words in _WORDS.items()
+        }
+        for language, found in texts.items():
+            (folder / f"{split}.{language}").write_text("".join(f"{x}\n" for x in found), "utf-8")
+        labelled = zip(texts["en"], (_CLASSES[row[0] % 2] for row in rows), strict=True)
+        table = "text,label\n" + "".join(f"{text},{label}\n" for text, label in labelled)
+        (folder / f"{split}.en.csv").write_text(table, "utf-8")
+
+
+def environment(cache: pathlib.Path, **more: str) -> dict[str, str]:
+    """That of the commands, which share what they compile."""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache.absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **more,
+    }
+
+
+def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[str, str]:
+    """SHA-256 of each file of the results at `job / name`, and of the arrays of the last state.
+
+    Left out are timings, locks and names that begin with a dot, which are temporary.
+    """
+    top, found = job / name, {}
+    names = re.escape(os.fsencode(job.parent)) + rb"/\w+"  # the job was copied from one beside it
+    for path in sorted([top, *top.rglob("*")]):
+        inner = path.relative_to(job)
+        if path.name in ("LOCK", "speed.jsonl") or any(x.startswith(".") for x in inner.parts):
+            continue
+        if path.name == "checkpoints" and reads_states:
+            found |= {f"{inner}: {key}": one for key, one in _last_state(path).items()}
+        elif "checkpoints" not in inner.parts and path.is_file():
+            content = _SPEED.sub(b"", re.sub(names, b"JOB", path.read_bytes()))
+            found[str(inner)] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _last_state(checkpoints: pathlib.Path) -> dict[str, str]:
+    """Digests of the arrays of the latest checkpoint, with its step in their names."""
+    import jax
+    import numpy as np
+    from orbax.checkpoint import v1 as ocp
+
+    from benchmarks import recording
+    from benchmarks.recording_comparison import flat
+
+    step = max((int(one.name) for one in checkpoints.iterdir() if one.name.isdecimal()), default=0)
+    if not step:
+        return {}
+    folder = checkpoints.absolute() / str(step)
+    saved = ocp.metadata(folder).metadata
+    state = ocp.load(folder, jax.tree.map(lambda array: np.empty(array.shape, array.dtype), saved))
+    return {f"{step}: {k}": one for k, one in recording.digests(dict(flat(state))).items()}
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Names whose results are not equal or not on both sides."""
+    names: Sequence[str] = sorted({*expected, *found})
+    return [name for name in names if expected.get(name) != found.get(name)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A stage in its own copy of the job.
+
+    Attributes:
+      stage: its command and results.
+      job: folder of the job, in which all stages before have ended.
+      environment: environment of its processes.
+    """
+
+    stage: Stage
+    job: pathlib.Path
+    environment: dict[str, str]
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return self.job.with_suffix(".log")
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[subprocess.Popen]:
+        """Start the command; what is left of its processes at the end is killed."""
+        with open(self._log, "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *self.stage.command(self.job)],
+                cwd=ROOT, env=self.environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def finish(self) -> None:
+        """Run the command to completion.
+
+        Raises:
+          RuntimeError: it fails.
+        """
+        with self.started() as process:
+            if status := process.wait(TIMEOUT):
+                raise RuntimeError(f"ended with {status}: {self.last_line()}")
+
+    def last_line(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else ""
+
+    def has_traceback(self) -> bool:
+        return b"Traceback (most recent call last)" in self._log.read_bytes()
+
+    def signature(self) -> dict[str, tuple[int, int]]:
+        """Size and time of change of every file of the job."""
+        return {path: (found.st_size, found.st_mtime_ns) for path, found in _files(str(self.job))}
+
+    def digests(self) -> dict[str, str]:
+        return digests(self.job, self.stage.results)
+
+
+def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(entry.path)
+                yield entry.path, entry.stat(follow_symlinks=False)
