@@ -91,6 +91,16 @@ def _with(**values: Any) -> Callable[[Any], Any]:
     return edit
 
 
+def _added(section: str, name: str) -> Callable[[Any], Any]:
+    """Repeat the first entry of a section under another name."""
+
+    def edit(found: Any) -> Any:
+        found[section][name] = next(iter(found[section].values()))
+        return found
+
+    return edit
+
+
 def _leaf(replace: Callable[[Any], Any], kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
     """Replace one value of a kind in JSON, always the same."""
 
@@ -217,14 +227,12 @@ def foreign() -> Iterator[Condition]:
     for name in ("../../../../outside/mine.txt", "/etc/passwd", "a/../../b", "nul\0byte"):
         yield Condition(
             "foreign", f"a manifest of {name!r}", "verify",
-            _json("work/rows/manifest.json", lambda one, name=name: {**one, "files": {
-                **one["files"], name: {"bytes": 12, "sha256": "0" * 64}}}), statuses=(2,),
+            _json("work/rows/manifest.json", _added("files", name)), statuses=(2,),
         )  # fmt: skip
-    for name in ("../../../../outside/x", "/tmp", "en/../../..", "<script>", "en\nka"):
+    for name in ("../../../../outside/x", "/proc/none/x", "en/../../..", "<script>", "en\nka"):
         yield Condition(
             "foreign", f"a language {name!r} of rows", "evaluate",
-            _json("work/rows/meta.json", lambda one, name=name: {**one, "statistics": {
-                **one["statistics"], name: one["statistics"]["en"]}}), statuses=(2,),
+            _json("work/rows/meta.json", _added("statistics", name)), statuses=(2,),
         )  # fmt: skip
         yield Condition(
             "foreign", f"a language {name!r} of the config", "prepare", statuses=(2,),

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import small_job
@@ -120,7 +120,7 @@ class Condition:
     flags: tuple[str, ...] = ()
     statuses: tuple[int, ...] = (0, 2)
     shell: str = 'exec "$@"'
-    environment: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     result: str | None = None
     is_same: bool = True
     is_unprivileged: bool = False
@@ -412,7 +412,7 @@ class Bench:
             return any(name == one or name.startswith(f"{one}/") for one in folders)
 
         def is_lock(name: str) -> bool:
-            return name.endswith("/LOCK") and stat.S_ISREG(after.get(name, before.get(name))[0])
+            return name.endswith("/LOCK") and stat.S_ISREG({**before, **after}[name][0])
 
         faults = ["code of others was run"] if "canary" in after else []
         gone = [n for n in before if before[n] != after.get(n) and not is_below(n, own)]

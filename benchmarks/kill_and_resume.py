@@ -3,22 +3,23 @@
     python -m benchmarks.kill_and_resume --kills=45
     python -m benchmarks.kill_and_resume --kills=12 --kill=main
     python -m benchmarks.kill_and_resume --kills=12 --kill=worker
-    python -m benchmarks.kill_and_resume --kills=20 --stages=train --config=configs/xy_lent.py:runlocal
+    python -m benchmarks.kill_and_resume --stages=train --config=configs/xy_lent.py:runlocal
 
-Every stage, from a vocabulary to translations, is run once without interruption. Then its command is
-ended by SIGKILL at random moments after its first write, and started again with the same flags, until
-its share of --kills has landed. All files and the arrays of the last checkpoint must then be equal to
-the bit; otherwise the exit status is 1. --kill says who is killed:
+Every stage, from a vocabulary to translations, is run once without interruption. Then SIGKILL ends
+its command at random moments after its first write, and the same command is started again, until
+its share of --kills has landed. All files and the arrays of the last checkpoint must then be equal
+to the bit. Otherwise the exit status is 1. --kill says who is killed:
 
 - group: all processes, as when a machine stops.
-- main: the main process alone. Its workers must be gone, and nothing may be written, --grace seconds
-  later. --stages are then by default those that have workers.
+- main: the main process alone. After --grace seconds its workers must be gone, and nothing may be
+  written any more.
 - worker: one worker. The command must end with a plain error and status 2 or 3.
 
---stops adds SIGTERMs, after which training must have saved and end with status 75, and other
-commands with 143. --config and --config.KEY=VALUE are of pre-training; those of the embedding table
-are updated by rows, the mode with the most state, unless a flag says otherwise. A moment is a number
-of changes of the files, so that saves, which make many, are hit often. Workers are found in /proc.
+Of the last two the default --stages are those that have workers, which are found in /proc. --stops
+adds SIGTERMs, after which training must have saved and end with status 75, and other commands
+with 143. --config and --config.KEY=VALUE are of pre-training, which updates the embedding table by
+rows, the mode with the most state, unless a flag says otherwise. A moment is a number of changes of
+the files, so that saves, which make many, are hit often.
 
 Hardware: 2 CPU cores; 45 kills take 10 minutes.
 """
@@ -176,9 +177,13 @@ def _fault_of_stop(run: small_job.Run, status: int) -> str:
 
 
 def torment(
-    run: small_job.Run, before: pathlib.Path, expected: dict[str, str], changes: int, kinds: list[str],
+    run: small_job.Run,
+    before: pathlib.Path,
+    expected: dict[str, str],
+    changes: int,
+    kinds: list[str],
     rng: random.Random,
-) -> collections.Counter[str]:  # fmt: skip
+) -> collections.Counter[str]:
     """Interrupt a stage, once for each of `kinds`, and resume; return counts, faults by their text.
 
     Args:

@@ -168,9 +168,9 @@ class Recording:
         Args:
           to: a folder that does not exist.
           moment: number of the last change before the cut.
-          rng: of what is lost: of names and data either all that may be, some, or none of the names.
+          rng: of what is lost: all names that may be, some or none; all data, half of them or none.
         """
-        names, share = rng.choice((0.0, 1.0, None)), rng.choice((0.0, 0.0, 0.5))
+        names, share = rng.choice((0.0, 1.0, None)), rng.choice((0.0, 0.5, 1.0))
         cuts: dict[_Node, float] = {}
         listing: dict[_Node, dict[str, _Node]] = {}
         for number, entries in self._moves:

@@ -159,7 +159,8 @@ def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[
 
     Left out are timings, locks and names that begin with a dot, which are temporary.
     """
-    top, found = job / name, {}
+    top = job / name
+    found: dict[str, str] = {}
     names = re.escape(os.fsencode(job.parent)) + rb"/\w+"  # the job was copied from one beside it
     for path in sorted([top, *top.rglob("*")]):
         inner = path.relative_to(job)
@@ -242,8 +243,9 @@ class Run:
                 raise RuntimeError(f"ended with {status}: {self.last_line()}")
 
     def last_line(self) -> str:
+        """What the command said last, with JOB for the folder."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return lines[-1] if lines else ""
+        return lines[-1].replace(str(self.job), "JOB")[:300] if lines else ""
 
     def has_traceback(self) -> bool:
         return b"Traceback (most recent call last)" in self._log.read_bytes()

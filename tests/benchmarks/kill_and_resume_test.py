@@ -1,9 +1,6 @@
-"""Keys of the config with which the processes of an interrupted run are started."""
+"""Keys of the config with which the stages of an interrupted job are started."""
 
-import pathlib
-import tempfile
 import warnings
-from unittest import mock
 
 from absl import app
 from absl.testing import absltest
@@ -11,7 +8,7 @@ from absl.testing import absltest
 from tests import commands
 
 
-class OverridesTest(absltest.TestCase):
+class StagesTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
         # ml_collections reads the file of a config so, at import that of the default.
@@ -24,31 +21,36 @@ class OverridesTest(absltest.TestCase):
         config = "--config=configs/xy_lent.py:runlocal"
         self.enter_context(commands.parsed("benchmarks.kill_and_resume", config, *arguments))
 
-    def test_processes_have_the_keys_of_the_command(self):
-        self.flags("--config.robust.num_phases=2", "--config.optimizer.embedding_update=dense")
-        workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        run = self.command.Run(workdir, self.command.overrides_of(90), {})
-        with mock.patch.object(self.command.subprocess, "Popen") as popen:
-            run.start("train.py")
-        _, script, *found = popen.call_args.args[0]
+    def test_stages_have_the_keys_of_the_command(self):
+        self.flags("--config.robust.num_phases=2", "--config.optimizer.embedding_update=dense",
+                   "--steps=90", "--stages=evaluate,train")  # fmt: skip
+        known, names = self.command.wanted_stages()
+        self.assertEqual(names, ["train", "evaluate"])
+        script, *found = known["train"].command("JOB")
         self.assertEqual(script, "train.py")
-        self.assertCountEqual(
-            found,
+        self.assertContainsSubset(
             [
                 "--config=configs/xy_lent.py:runlocal",
-                f"--workdir={workdir}",
+                "--workdir=JOB/work",
                 "--config.train.num_steps=90",
-                "--config.train.checkpoint_every=20",
-                "--config.train.evaluate_every=30",
+                "--config.train.checkpoint_every=15",
                 "--config.optimizer.embedding_update=dense",
                 "--config.robust.num_phases=2",
             ],
+            found,
         )
 
     def test_the_number_of_steps_has_a_flag_of_its_own(self):
         self.flags("--config.train.num_steps=7")
         with self.assertRaisesRegex(app.UsageError, "num_steps is 7; give --steps=7 instead"):
             self.command.overrides_of(90)
+
+    def test_workers_are_looked_for_in_the_stages_that_have_some(self):
+        self.flags("--kill=worker")
+        self.assertEqual(self.command.wanted_stages()[1], ["count", "build_vocab", "prepare_data"])
+        self.flags("--stages=tune")
+        with self.assertRaisesRegex(app.UsageError, "no 'tune', only count, build_vocab"):
+            self.command.wanted_stages()
 
 
 if __name__ == "__main__":
