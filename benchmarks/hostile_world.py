@@ -179,6 +179,10 @@ def commands() -> dict[str, Command]:
             ("predict.py", "--workdir=JOB/translation", "--input=JOB/in.txt", f"{out}found.txt"),
             "out/found.txt",
         ),
+        "search": Command(
+            ("predict.py", "--workdir=JOB/search", "--input=JOB/in.txt,JOB/in.txt",
+             f"{out}pairs.jsonl"), "out/pairs.jsonl",
+        ),
         "count": Command(
             (*tool, "tools.count_text", "--input=JOB/text/en.txt", f"{out}en.runs.gz"),
             "out/en.runs.gz",
@@ -237,8 +241,11 @@ class Bench:
         )  # fmt: skip
         for name in ("build_vocab", "prepare_data", "train", "evaluate", "finetune", "translation"):
             self._sound([one.replace("JOB", JOB) for one in stages[name].arguments])
-        arguments = self._commands["export"].with_flags("--output=JOB/model")
-        self._sound(arguments)
+        self._sound(self._commands["export"].with_flags("--output=JOB/model"))
+        self._sound(
+            ["finetune.py", f"--config=configs/finetune/tatoeba.py:{JOB}/data",
+             f"--workdir={JOB}/search", f"--config.init_from={JOB}/work", "--config.task.layer=1"]
+        )  # fmt: skip
         lines = (job / "lines.txt").read_text(encoding="utf-8").splitlines()
         (job / "in.txt").write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
         for name, kept in (("voc", ("vocab",)), ("bare", ("vocab", "rows")),
@@ -247,6 +254,7 @@ class Bench:
                 shutil.copytree(job / "work" / stage, job / name / stage)
         (job / "half" / "train" / "DONE").unlink()
         shutil.rmtree(job / "half" / "train" / "checkpoints" / "4")
+        shutil.rmtree(job / "work" / "train" / "checkpoints" / "2")
         outside = self._template.outside
         outside.mkdir()
         (outside / "mine.txt").write_text("of the user\n", encoding="utf-8")

@@ -6,6 +6,7 @@ A folder holds its inputs, `text`, `data` and `lines.txt`, and all that the comm
 import contextlib
 import dataclasses
 import hashlib
+import lzma
 import os
 import pathlib
 import random
@@ -139,6 +140,12 @@ def _write_task(folder: pathlib.Path, rng: random.Random) -> None:
         for language, found in texts.items():
             (folder / f"{split}.{language}").write_text("".join(f"{x}\n" for x in found), "utf-8")
         labelled = zip(texts["en"], (_CLASSES[row[0] % 2] for row in rows), strict=True)
+        if split == "test":
+            pairs = zip(texts["sw"], texts["en"], strict=True)
+            (folder / "tatoeba_retrieval").mkdir()
+            (folder / "tatoeba_retrieval" / "sw-en.tsv.xz").write_bytes(
+                lzma.compress("".join(f"{one}\t{other}\n" for one, other in pairs).encode())
+            )
         table = "text,label\n" + "".join(f"{text},{label}\n" for text, label in labelled)
         (folder / f"{split}.en.csv").write_text(table, "utf-8")
 
