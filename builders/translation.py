@@ -16,6 +16,7 @@ from builders.data import Folders, settings
 from builders.pretrained import Pretrained, read_pretrained
 from builders.task_settings import TaskSettings, Tokenizer, task_settings
 from evaluation.decoding import DecodingSettings, TokenIds
+from evaluation.metrics import translation as metrics
 from evaluation.tasks import TaskData
 from evaluation.translating import Translator
 from input_pipeline.dataset import StreamedData
@@ -405,6 +406,18 @@ def translator(
 def detokenized(found: TranslationModel, outputs: Sequence[np.ndarray]) -> list[str]:
     """Texts of tokens [n]."""
     return found.tokenizer.processor.decode([row.tolist() for row in outputs])
+
+
+def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, float]:
+    """BLEU of references as the tokenizer normalises them, which a perfect model reaches."""
+    normalize = found.tokenizer.processor.normalize
+    result = {}
+    for one in data:
+        references = [example.target for example in one.examples]
+        outputs = [text.replace("\u2581", " ").strip() for text in map(normalize, references)]
+        target = translation.direction(one.language)[1]
+        result[one.language] = metrics.scores(references, outputs, target)["bleu"]
+    return result
 
 
 def metadata(config: ConfigDict) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
+from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -20,7 +21,7 @@ from common import artifacts
 from evaluation.batch_layout import spread_rows
 from evaluation.metrics import translation as metrics
 from evaluation.selection import ALL, Selection
-from evaluation.task_results import write_lines
+from evaluation.task_results import ceiling_notes, write_lines
 from evaluation.tasks import TaskData
 from evaluation.translating import Translator
 from input_pipeline.packed_dataset import tokenizer_hash
@@ -66,6 +67,9 @@ def prepare(
         split: [builders.featured(options, model, *one) for one in found.items()]
         for split, found in examples.items()
     }
+    ceilings = {split: builders.ceilings(model, data[split]) for split in _SPLITS[1:]}
+    for note in ceiling_notes({"ceilings": ceilings}):
+        logging.warning("%s", note)
     mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
     batches = builders.training_data(config, data["train"], model, mesh)
     objective = builders.objective(config, model)
@@ -112,6 +116,7 @@ def prepare(
             results = _evaluate(
                 data, translator, score, folder, mesh, should_stop, settings.num_steps
             )
+        results["ceilings"] = ceilings
         return _finished(config, options, folder, steps, results, translator)
 
     return work

@@ -14,6 +14,7 @@ from input_pipeline.tasks.tasks import TASKS, Task
 
 T = TypeVar("T")
 _ON_TEST = "†"
+_CEILING = 0.9995  # BLEU that is shown as 100.0
 _AGAIN = "run the evaluation again"
 Scores = dict[str, dict[str, float]]
 # A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
@@ -58,6 +59,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     signatures: dict[Name, dict[str, str]] = {}
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
+    ceilings: dict[str, dict[Name, _Score]] = {}
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
@@ -177,6 +179,17 @@ def described_choice(selected: Mapping[str, Any]) -> str:
     )
 
 
+def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
+    """Notes on directions in which outputs that are normalised cannot reach 100 BLEU."""
+    return [
+        f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since outputs keep "
+        "the tokenizer's normalisation (NFKC), which changes characters of the references"
+        for split, ceilings in results.get("ceilings", {}).items()
+        for direction, bleu in ceilings.items()
+        if bleu < _CEILING
+    ]
+
+
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
     """Notes on what the scores are of, and on the data that they were chosen on."""
     notes = []
@@ -190,6 +203,7 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
         notes.append(f"test examples with a text of the training data, by language: {named}")
     if on_test:
         notes.append(f"{_ON_TEST} scores of the data that chose the checkpoint or a threshold")
+    notes += ceiling_notes(results)
     for language, signatures in results.get("signatures", {}).items():
         notes += [f"{language}, {name}: {signature}" for name, signature in signatures.items()]
     return notes

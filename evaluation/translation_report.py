@@ -10,7 +10,7 @@ import numpy as np
 from common import artifacts
 from evaluation import figures
 from evaluation.markdown import cell, escaped
-from evaluation.task_results import described_choice, read_lines
+from evaluation.task_results import ceiling_notes, described_choice, read_lines
 
 NUM_EXAMPLES = 10
 REPORT, PLOT = "report.md", "bleu.png"
@@ -108,6 +108,7 @@ def _scores(results: Mapping[str, Any]) -> list[str]:
             cells = " | ".join(f"{100 * values[name]:.1f}" for name in names)
             count = results["examples"][split][direction]
             lines.append(f"| {direction}, {split} | {count:,} | {cells} |")
+    lines += [line for note in ceiling_notes(results) for line in ("", f"Ceiling of {note}.")]
     for direction, signatures in results["signatures"].items():
         lines += ["", f"Signatures, {direction}:", ""]
         lines += [f"- {name}: `{signature}`" for name, signature in signatures.items()]

@@ -30,7 +30,7 @@ OURS = {
     "finetune":       {"builders", "common", "evaluation", "training"},
     "predict":        {"common", "builders", "evaluation", "input_pipeline", "training"},
     "tools/xtreme_table":   {"common", "evaluation"},
-    "evaluate":       {"builders", "common", "training", "evaluation", "knn_sampling"},
+    "evaluate":       {"builders", "common", "training", "evaluation", "knn_sampling", "vocap"},
     "tools/count_text":     {"common", "input_pipeline", "vocap"},
     "tools/estimate_memory": {"builders", "common"},
     "tools/fetch_text":     {"common", "input_pipeline"},

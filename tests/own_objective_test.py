@@ -16,6 +16,7 @@ from builders import model as builders
 from builders.data import Folders
 from common import artifacts
 from tests import commands, tiny_tasks, toy_objective
+from tests.task_results import task_results
 from tests.training import program_test
 from training.loop import train
 from training.metrics import read_metrics
@@ -131,7 +132,7 @@ class CodeOfFoldersTest(parameterized.TestCase):
         run, text = self.root / "run", self.root / "in.txt"
         settings = tiny_tasks.config("tatoeba", init_from=str(self.workdir)).to_dict()
         artifacts.write_json(run / "settings.json", {**settings, "objective": "runs.canary:build"})
-        artifacts.write_json(run / "results.json", {})
+        artifacts.write_json(run / "results.json", task_results("tatoeba", {"af": 0.5}))
         tiny_tasks.write(text, "a\n")
         given = f"--workdir={run}", f"--input={text},{text}", f"--output={self.root / 'out'}"
         commands.load("predict")

@@ -99,6 +99,22 @@ class LearningTest(RunCase):
             value = 100 * one["validation/bleu/en-de"]
             self.assertIn(f"| {one['step']} | {value:.1f} |", text)
 
+    def test_the_ceiling_of_a_tokenizer_that_normalises(self):
+        text, run = "the cat runs the dog .\n", self.folder / "run"
+        for split, first in (("train", text), ("dev", text), ("test", "the　ｃａｔ runs .\n")):
+            for language in ("en", "de"):
+                tiny_tasks.write(self.folder / f"{split}.{language}", first + text * 8)
+        config = tiny_translation.config(task__root=str(self.folder))
+        with self.assertLogs(level="WARNING") as logs:
+            results = tiny_tasks.run(config, run)
+        ceiling = results["ceilings"]["test"]["en-de"]
+        self.assertBetween(ceiling, 0.5, 0.99)
+        self.assertEqual(results["ceilings"]["validation"], {"en-de": 1.0})
+        note = f"en-de, test: a perfect model reaches {100 * ceiling:.1f} BLEU, since outputs keep"
+        self.assertIn(note, logs.output[0])
+        self.assertIn(note, (run / "report.md").read_text())
+        self.assertIn(note, task_results.table(TASKS["translation"], results))
+
     def test_the_symbol_and_the_tokenizer_are_kept(self):
         params, notes = read_params(learned() / "best.safetensors")
         self.assertEqual(notes.symbols, {"de": tiny_tasks.VOCAB})
@@ -132,7 +148,7 @@ class LearningTest(RunCase):
                     for language in ("en", "de", "fr")}  # fmt: skip
         self.assertEqual(set(recorded), expected)
         shutil.copytree(whole_run(), self.folder / "run")
-        recorded[min(expected)] = "another"
+        recorded[min(expected)] = "0" * 64
         artifacts.write_json(self.folder / "run/data.json", recorded)
         with self.assertRaisesRegex(ValueError, r"other data:\n  \S*dev\.de: changed\nRestore"):
             tiny_tasks.run(short(), self.folder / "run")
@@ -243,7 +259,9 @@ class StartTest(RunCase):
 
 
 class OlderRunTest(RunCase):
-    @mock.patch.object(translation_runs, "prepare", return_value=lambda: {})
+    @mock.patch.object(
+        translation_runs, "prepare", return_value=lambda: {"test": {"en-de": {"bleu": 0.5}}}
+    )
     def test_a_run_made_before_a_key_existed_is_read_with_its_default(self, prepare):
         config, folder = tiny_translation.config(), self.folder / "run"
         results = tiny_tasks.run(config, folder)

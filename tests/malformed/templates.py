@@ -20,6 +20,7 @@ from common import artifacts
 from interop.params_file import write_params
 from tests import tiny_tasks
 from tests.malformed import harness
+from tests.task_results import task_results
 from training.checkpoint import Checkpoints
 from training.settings import TrainSettings
 
@@ -140,7 +141,7 @@ def finished(folder: pathlib.Path) -> None:
     params = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
     notes = {**fine_tuning.model_notes(objective, pretrained), "step": 1, "value": 0.5}
     write_params(folder / "pairs/best.safetensors", params, notes)
-    artifacts.write_json(folder / "pairs/results.json", {"task": "pawsx"})
+    artifacts.write_json(folder / "pairs/results.json", task_results("pawsx", {"en": 0.5}))
     artifacts.write_json(folder / "pairs/settings.json", settings.to_dict())
     artifacts.write_bytes(folder / "pairs/spm.model", pretrained.tokenizer)
     tiny_tasks.write(folder / "in.txt", "the cat\tthe dog\n")
