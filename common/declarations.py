@@ -96,7 +96,9 @@ def read_plain(path: str | os.PathLike[str], kind: type, *, remedy: str) -> Any:
 def parse(content: bytes | str, kind: Any, *, place: str, remedy: str) -> Any:
     """Parse JSON by its declaration; see `read`, with any name `place` in messages."""
     try:
-        return _decoder(kind).decode(content)
+        # Fields that are not declared are not decoded, and may be of bytes that are no text.
+        text = content.decode() if isinstance(content, bytes) else content
+        return _decoder(kind).decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fault = "".join(
             c if c.isprintable() else ascii(c)[1:-1] for c in _fault(error, content, kind)

@@ -88,7 +88,7 @@ def _tokenizers() -> Iterator[Case]:
         ("cut", "given.model", whole[:99], ("not a SentencePiece model",)),
         ("of WordPiece", "given.json", b'{"model": {"type": "WordPiece"}}', ("WordPiece",)),
         ("cut JSON", "given.json", b'{"model": ', ("not JSON",)),
-        ("a JSON list", "given.json", b"[]", ("Unigram",)),
+        ("a JSON list", "given.json", b"[]", ("must be an object",)),
         ("without vocabulary", "given.json", b'{"model": {"type": "Unigram"}}', ("vocab",)),
         (
             "pieces without scores",
