@@ -330,6 +330,7 @@ def train_settings(config: ConfigDict) -> TrainSettings:
         # Those to average, besides the one of a stop.
         keep_every=train.checkpoint_every if count else 0, max_multiples=count,
         batch_warmup_steps=0, peak_flops=0.0, profile_from=0, profile_steps=0,
+        verify_checkpoints="first_and_last",
         prng="threefry2x32",
     )  # fmt: skip
     made = found.num_steps // found.checkpoint_every
