@@ -21,7 +21,7 @@ convention).
 
 Hardware: 2 CPU cores, less than an hour. With learned positions and AdamW it gave an exact held-out
 loss of 5.93 nats a token, where the unigram distribution has 6.19 (one run;
-docs/results_encoders.md); with gated positions and Muon, as it is now, it was not run.
+research/reports/results_encoders.md); with gated positions and Muon, as it is now, it was not run.
 `configs/bitext.py:runlocal` is the same on the embedded corpus in miniature.
 """
 

@@ -17,7 +17,7 @@ that shares `vocab` and `rows`.
 Hardware: 2 CPU cores; the vocabulary takes a minute, training 10 minutes with a simulated device
 for each core (scripts/quickstart.sh). Expect an exact held-out loss of 4.56 to 4.58 nats a token,
 1.7 below the unigram distribution's 6.25, and NTREX translations found in 27 to 31 % of cases,
-chance 0.5 %: three seeds, docs/results_encoders.md.
+chance 0.5 %: three seeds, research/reports/results_encoders.md.
 `configs/real_text.py:runlocal` is the same on the embedded corpus in miniature.
 """
 

@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     """Return the config of a small encoder, without a corpus."""
     config = base.get_config()
     config.corpus.heldout_fraction = 0.02
-    # The text that docs/records and docs/results.md are of.
+    # The text that research/records and research/reports/results.md are of.
     config.corpus.heldout_by = "position"
     config.corpus.deduplicate = False
     config.corpus.block_bytes = 0

@@ -26,9 +26,9 @@ set. docs/veco.md has the equations and keys. `base` has 250.0M parameters
 (tools.estimate_memory), the paper's Small 247M; it builds its vocabulary by VoCap, the paper has
 XLM-R's of 250K, which `--config.vocab.tokenizer=PATH` takes.
 
-The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. `studies.grid`
-compares them (`--grid=small_table2`); from `translation`, `translation_xlm` and
-`translation_xlm_text`, four layers in four languages, starts `studies.translation`.
+The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. From
+`translation`, `translation_xlm` and `translation_xlm_text`, four layers in four languages, models
+that translate are trained.
 `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.

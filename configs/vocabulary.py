@@ -9,7 +9,7 @@ DATA is a folder with, per language, the Bible (`bible/train`), prompts of a spe
 (`thai_messages`), as `<lang>.txt.xz`. The second command takes the amounts of text of Eq. 3 from a
 JSON file of gigabytes per language (the paper's Table 7) instead of from the text.
 
-Hardware: a laptop; 2 CPU cores and 4 GB. docs/results_vocabularies.md has what came of it.
+Hardware: a laptop; 2 CPU cores and 4 GB. What came of it: research/reports/results_vocabularies.md.
 `configs/vocabulary.py:runlocal` is the same on the embedded corpus in miniature.
 """
 

@@ -39,7 +39,7 @@ NER and MLQA of the beta runs are in Table 4, which is also where beta = 0.7 is:
 XLM-R's own runs are in `configs/xlm_r.py`. Beyond the papers: vocap_1m_knn, a million pieces.
 
 `configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`, vocabularies for the encoders of
-`configs/xlm_r.py:small`, alpha = 0.7; `configs/grids/vocap_paper.py` puts all together to tables.
+`configs/xlm_r.py:small`, alpha = 0.7; `configs/grids.py` puts all together to tables.
 
 None of these has been run here. Of the paper (Sections 2.2.2, 4.1 and 4.3): 12 layers of 768, batch
 256 on eight GPUs, peak rate 1e-4 after 10,000 steps, polynomial decay, k = 50, n = 1,000, alpha =

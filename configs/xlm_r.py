@@ -3,7 +3,7 @@
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/xlm_r.py:base,DATA --workdir=runs/xlmr_base
     done
-    python -m studies.grid --config=configs/xlm_r.py:small,DATA --grid=languages --workdir=DIR
+    python -m launch.local --config=configs/xlm_r.py:small,DATA --grid=languages --workdir=DIR
 
 The argument is WORD or WORD.RUN, also with `,DATA`; without DATA a config is for looking at.
 
@@ -14,8 +14,8 @@ The argument is WORD or WORD.RUN, also with `,DATA`; without DATA a config is fo
 | ablation | what Section 5.1 varies: BERT-Base, 150K pieces, 100 languages, Wikipedia | 67.7 |
 | small | that for one CPU core: 15 languages, 8,000 pieces, two layers of 128 | - |
 
-`ablation` and `small` have the runs of `RUNS`, which `configs/grids/xlm_r.py` puts together to the
-figures of the analysis; docs/xlm_r.md.
+`ablation` and `small` have the runs of `RUNS`, which `configs/grids.py` puts together to the
+figures of the analysis.
 
 Of the paper: a unigram SentencePiece model of 250K pieces on raw text, the full softmax, masked
 language modelling on streams of text, languages by alpha = 0.3, no language embeddings, 12 layers
@@ -168,7 +168,7 @@ _WIKIPEDIA = {f"corpus.max_train_bytes_of.{name}": size for name, size in _amoun
 
 
 def _alone(language: str) -> dict[str, Any]:
-    """Keys of an encoder of one language with half the pieces, for `studies.supervision`.
+    """Keys of an encoder of one language with half the pieces.
 
     Low-resource languages have 1,000: more are not in tens of kilobytes of text.
     """

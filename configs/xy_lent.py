@@ -31,12 +31,11 @@ gets half of the paper's batches. Twice `train.num_steps` and `optimizer.warmup_
 
 The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `configs/bitext.py`:
 21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
-discriminator of two. `studies.xy_lent` compares them, `studies.continued` and `studies.defects`
-start from them. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+discriminator of two. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
 quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
-level and an AUC of 0.71 to 0.78 on unigram samples (six runs, docs/results_xy_lent.md).
+level and an AUC of 0.71 to 0.78 on unigram samples (six runs, research/reports/results_xy_lent.md).
 """
 
 from typing import Any
@@ -169,7 +168,8 @@ def _paper() -> ConfigDict:
 def _small() -> ConfigDict:
     """A generator of one layer and a discriminator of two, in 21 languages.
 
-    Sides of pairs are text of their languages, too, as in the runs of docs/results_xy_lent.md.
+    Sides of pairs are text of their languages, too, as in the runs of
+    research/reports/results_xy_lent.md.
     """
     config = small.get_config()
     _replaced_tokens(config)

@@ -215,7 +215,9 @@ def define_flags(stages: str) -> None:
     flags.DEFINE_list("stages", stages, f"Some of {','.join(STAGES)}.")
     flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")
     flags.DEFINE_string(
-        "grid", None, f"Of finetune, that of a paper: {', '.join(GRIDS)}; of others, configs/grids."
+        "grid",
+        None,
+        f"Of finetune, that of a paper: {', '.join(GRIDS)}; of others, configs/grids.py.",
     )
     flags.DEFINE_integer("seeds", 0, "So many jobs that differ in train.seed.", lower_bound=0)
     flags.DEFINE_bool("dry_run", False, "Print what would be done, and do nothing.")
@@ -249,7 +251,7 @@ def jobs_from_flags(values: flags.FlagValues = flags.FLAGS) -> list[Job]:
 
 
 def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
-    """Build the jobs of a grid of named runs (`configs.grids`), as `studies.grid` lays them out.
+    """Build the jobs of a grid of named runs (`configs.grids`), in the folders that it lays out.
 
     They are those of the text, build_vocab and prepare_data, one for all runs with equal text and
     vocabulary; or those of the encoders, one for each run and seed, which share the former.
@@ -262,7 +264,7 @@ def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
     Raises:
       ValueError: there is no such grid, or the stages are of both kinds.
     """
-    found = {run: grids.config_of(job.config, run) for run in grids.choose(job.config, name).runs}
+    found = {run: grids.config_of(job.config, run) for run in grids.choose(job.config, name)}
     folders = {
         run: f"{job.workdir}/{grids.data_folder(grids.load(config))}"
         for run, config in found.items()

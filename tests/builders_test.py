@@ -171,7 +171,6 @@ def runlocals() -> dict[str, tuple[str, ConfigDict]]:
     found = {
         name: importlib.import_module(f"configs.{name}").get_config("runlocal") for name in CONFIGS
     }
-    del found["sampling_quality"]  # tests/studies/sampling_quality_test.py
     different = {config.to_json_best_effort(): (name, config) for name, config in found.items()}
     quick = found["quickstart"]
     del different[quick.to_json_best_effort()]  # tests/end_to_end_test.py

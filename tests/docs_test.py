@@ -17,8 +17,8 @@ ROOMS = sorted(
 # Paths below a room, and commands. Not those of working directories, of data or of other projects.
 _PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\.(?:py|md|sh|txt|png|tsv))\b")
 _SCRIPT = re.compile(r"\bpython3? ([a-z_]+\.py)\b")
-_MODULE = re.compile(r"\bpython3? -m ((?:tools|benchmarks|studies|launch|vocap)\.[a-z_]+)")
-_TOOL = re.compile(r"\b((?:tools|studies|benchmarks)\.[a-z_]+)\b")
+_MODULE = re.compile(r"\bpython3? -m ((?:tools|benchmarks|research|launch|vocap)\.[a-z_]+)")
+_TOOL = re.compile(r"\b((?:tools|benchmarks)\.[a-z_]+)\b")
 _PLACEHOLDER = re.compile(r"/(X|mine)\.py$")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 _ANCHOR = re.compile(r"\]\(([^)#]*)#([^)]+)\)")

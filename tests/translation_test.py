@@ -28,7 +28,7 @@ from evaluation import task_results
 from input_pipeline.tasks.tasks import TASKS
 from interop import vocabulary
 from interop.params_file import read_params
-from studies import translation_search
+from research import translation_search
 from tests import commands, tiny_tasks, tiny_translation
 from training.metrics import read_metrics
 from training.signals import Stopped

@@ -1,65 +1,28 @@
 """Grids of named runs: their configs, and the launchers' jobs of them."""
 
-import importlib
-import pathlib
-
 from absl.testing import absltest, parameterized
-from ml_collections import ConfigDict
 
 from builders import checks, data, memory, objectives
 from configs import grids, vocap_paper, xlm_r
 from launch import jobs
 
-FILES = sorted(path.stem for path in pathlib.Path(grids.__file__).parent.glob("[a-z]*.py"))
 # A run of each config whose grids are of any word.
 _ANY = {"vocap_paper": "short_full", "veco": "base", "xy_lent": "base"}
 # A value of --config for each word of each config that has grids.
 ARGUMENTS = [
     f"configs/{name}.py:{word or _ANY.get(name, '')},DATA"
-    for name in FILES
-    for word in importlib.import_module(f"configs.grids.{name}").GRIDS
+    for name, words in grids.GRIDS.items()
+    for word in words
 ]
-ALL = [(argument, name) for argument in ARGUMENTS for name in grids.find(argument)]
-
-
-def flat(config: ConfigDict) -> dict[str, object]:
-    """Keys of a config, "section.key"."""
-    sections = {name: one for name, one in config.to_dict().items() if isinstance(one, dict)}
-    return {f"{name}.{key}": one for name, own in sections.items() for key, one in own.items()}
 
 
 class GridsTest(parameterized.TestCase):
-    @parameterized.parameters(*ALL)
-    def test_runs_differ_in_the_keys_of_the_grid_alone(self, argument, name):
-        grid = grids.choose(argument, name)
-        configs = {run: grids.load(grids.config_of(argument, run)) for run in grid.runs}
-        first = flat(next(iter(configs.values())))
-        seen = []
-        for run, config in configs.items():
-            self.assertNotIn(config, seen, run)
-            seen.append(config)
-            different = {key for key, value in flat(config).items() if value != first[key]}
-            allowed = {
-                key for key in different for one in grid.keys if f"{key}.".startswith(f"{one}.")
-            }
-            self.assertEmpty(different - allowed, run)
-            self.assertEqual(config.corpus.root, "DATA")
-
-    @parameterized.parameters(*ALL)
-    def test_points_have_places_of_their_own(self, argument, name):
-        grid = grids.choose(argument, name)
-        places = [(point.series, point.x) for point in grid.points]
-        self.assertLen(set(places), len(places))
-        self.assertNotEmpty(grid.note)
-        if grid.ticks:
-            self.assertLessEqual({point.x for point in grid.points}, set(grid.ticks))
-
     @parameterized.parameters(*ARGUMENTS)
     def test_runs_of_a_word_are_all_in_grids_and_build(self, argument):
-        names = {run for grid in grids.find(argument).values() for run in grid.runs}
+        names = {run for grid in grids.find(argument).values() for run in grid}
         word = grids.parse(argument).word
         if argument.startswith("configs/xlm_r"):
-            runs = set(xlm_r.RUNS[word])  # others are of studies.supervision
+            runs = set(xlm_r.RUNS[word])
             self.assertEqual(names, {run for run in runs if not run.startswith("only_")})
         elif word == "small":
             self.assertEqual(names, set(vocap_paper.SMALL))

@@ -12,7 +12,7 @@ from input_pipeline.tasks.tasks import TASKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The record, and the folder of a task's own configs. Studies and benchmarks are of chosen tasks.
-KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "studies/", "benchmarks/", "tests/")
+KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchmarks/", "tests/")
 # In the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
     *KNOW_NAMES,

@@ -1,0 +1,1 @@
+"""Configs of pre-trainings that studies alone run."""

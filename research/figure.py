@@ -1,0 +1,152 @@
+"""Figures of papers: named runs of a config by a number or a name, and how they are run.
+
+A run is in WORKDIR/runs under its own name, whichever figure it is in, so that figures in one
+WORKDIR share runs, also with the launchers (`configs/grids.py`), which lay the same folders out.
+Encoders of equal text, vocabulary and row length share these.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from configs import grids
+from research import measures, tasks
+from research.results import Result, Results
+from research.study import Plan, Run, Study, encoder
+from research.tasks import TASKS
+
+# Learning rates of fine-tuning of small encoders, the same for all runs.
+RATES = {"udpos": "1e-3", "wikiann": "1e-3", "xnli": "1e-3"}
+
+
+class Point(NamedTuple):
+    """Place of a run in a plot: name, place on the axis, line that the point is on."""
+
+    run: str
+    x: float
+    series: str = "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """Runs that differ in what one figure or table of a paper is about.
+
+    Attributes:
+      title: question that it answers.
+      place: figure, table or section of the paper.
+      axis: label of x, with its unit.
+      points: the runs, by series.
+      keys: keys of the config, or sections, in which the runs may differ.
+      is_log: whether x is logarithmic.
+      ticks: labels of x, where it is no number.
+      paper: values of the paper by series and x.
+      measure: measure of these values.
+      note: origin of these values, and what the paper does not state.
+    """
+
+    title: str
+    place: str
+    axis: str
+    points: tuple[Point, ...]
+    keys: tuple[str, ...]
+    is_log: bool = False
+    ticks: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    paper: Mapping[str, Mapping[float, float]] = dataclasses.field(default_factory=dict)
+    measure: str = "XNLI, mean accuracy"
+    note: str = ""
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs, each once, in the order of the points."""
+        return tuple(dict.fromkeys(point.run for point in self.points))
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(point.series for point in self.points))
+
+    def ordered(self) -> list[Point]:
+        """Return the points by series, in the order of their first points, and x."""
+        return sorted(self.points, key=lambda one: (self.series.index(one.series), one.x))
+
+    def tick(self, x: float) -> str:
+        """Return the label of a place on the axis."""
+        return self.ticks.get(x, f"{x:,g}" if x < 1000 else f"{x:,.0f}")
+
+
+def places(lines: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return points, ticks and the paper's values of a figure with a place for each line.
+
+    Args:
+      lines: run, label, value of the paper, and series unless there is one.
+    """
+    named = [(run, label, value, *(series or ["all"])) for run, label, value, *series in lines]
+    paper: dict[str, dict[float, float]] = {}
+    for x, (_, _, value, series) in enumerate(named):
+        paper.setdefault(series, {})[x] = value
+    return {
+        "points": tuple(Point(run, x, series) for x, (run, _, _, series) in enumerate(named)),
+        "ticks": {x: label for x, (_, label, _, _) in enumerate(named)},
+        "paper": paper,
+    }
+
+
+def study(title: str, config: str, figures: Mapping[str, Figure], *, is_small: bool) -> Study:
+    """Return the study of some figures.
+
+    Args:
+      title: of its report.
+      config: of the runs.
+      figures: by name.
+      is_small: whether encoders are of two layers, which learn tasks by other settings than large
+        ones.
+    """
+    from research import figure_report  # which draws, and runs need not
+
+    names = tuple(dict.fromkeys(run for one in figures.values() for run in one.runs))
+    return Study(
+        title,
+        config,
+        lambda plan: _runs(plan, figures, is_small),
+        lambda plan: figure_report.parts(plan, figures),
+        {"figures": tuple(figures), "runs": (), "tasks": ("udpos",)},
+        {"figures": tuple(figures), "runs": names, "tasks": tuple(TASKS)},
+    )
+
+
+def _runs(plan: Plan, figures: Mapping[str, Figure], is_small: bool) -> Iterator[Run]:
+    """Plan the encoders and their tasks, seed by seed."""
+    chosen = dict.fromkeys(run for one in plan.chosen["figures"] for run in figures[one].runs)
+    for seed in plan.seeds or ():
+        for name in chosen:
+            if name in (plan.chosen["runs"] or chosen):
+                run = encoder_run(plan, name, seed)
+                yield run
+                for task in plan.chosen["tasks"]:
+                    yield from _task(plan, task, run, is_small)
+
+
+def encoder_run(plan: Plan, name: str, seed: int) -> Run:
+    """Return the run of a pre-training by the name of a run of the config."""
+    config = grids.config_of(plan.study.config, name)
+    return encoder(plan, f"runs/{name}", seed, {}, measures.encoder, config=config)
+
+
+def _task(plan: Plan, task: str, run: Run, is_small: bool) -> Iterator[Run]:
+    """Plan a task of an encoder; nothing while it is unknown what languages it has."""
+    name, config, one = run.name.partition("/")[2], plan.config(run.config), TASKS[task]
+    known = plan.results.of(run.name).get(run.seed or 0, Result())
+    languages = config.corpus.languages or tuple(known.get("losses/loss", ()))
+    if not languages:
+        return
+    change = {"task.max_length": config.store.length} if is_small else {}
+    if not one.epochs:
+        change |= tasks.retrieval_keys(config.model.num_layers)
+    else:
+        change |= tasks.tuning_keys(one, RATES[task]) if is_small else one.change
+    yield tasks.task_run(plan, f"tasks/{task}/{name}", task, run, change, languages)
+
+
+def read(results: Results, name: str, seeds: Sequence[int] | None) -> Mapping[int, Result]:
+    """Return the results of a run with those of its tasks, whose metrics begin with TASK:."""
+    own = {f"{task}:": f"tasks/{task}/{name}" for task in TASKS}
+    return results.joined({"": f"runs/{name}", **own}, seeds)

@@ -1,0 +1,56 @@
+"""What is measured of a pre-training, from the folder of its run: the content of its results."""
+
+import pathlib
+from typing import Any
+
+from common import artifacts
+from training.metrics import read_metrics
+
+
+def encoder(folder: pathlib.Path) -> dict[str, Any]:
+    """Return losses and retrieval by language, what is known of the vocabulary, minutes."""
+    report = artifacts.read_json(folder / "report" / "results.json")
+    losses = {
+        language: {key: one[key] for key in ("loss", "unigram", "bits_per_character")}
+        for language, one in report["losses"].items()
+    }
+    return {
+        "losses": losses,
+        "retrieval": report["retrieval"],
+        "vocab_size": artifacts.read_json(folder / "rows" / "meta.json")["vocab_size"],
+        "vocabulary": _vocabulary(folder / "vocab" / "allocation.json"),
+        "minutes": minutes(folder),
+    }
+
+
+def minutes(folder: pathlib.Path) -> float:
+    """Sum the times of the intervals of training whose ends and speeds are recorded."""
+    total, last = 0.0, 0.0
+    for one in read_metrics(folder / "train" / "speed.jsonl"):
+        total += (one["step"] - last) / one["steps_per_second"] / 60
+        last = one["step"]
+    return total
+
+
+def _vocabulary(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Return the scores of a vocabulary's own method by language; none of a given tokenizer."""
+    if not path.exists():
+        return {}
+    allocation = artifacts.read_json(path)
+    found = allocation["scores"].get(allocation["settings"]["method"], {})
+    return {
+        language: {
+            "alp": one["alp"],
+            "tokens_per_sentence": one["tokens_per_sentence"],
+            "resource": allocation["languages"][language]["resource"],
+        }
+        for language, one in found.items()
+    }
+
+
+def last_scores(folder: pathlib.Path, names: tuple[str, ...]) -> dict[str, float]:
+    """Return scores of the last evaluation in training, by their names in the metrics."""
+    found: dict[str, float] = {}
+    for one in read_metrics(folder / "train" / "metrics.jsonl"):
+        found |= {name: one[name] for name in names if name in one}
+    return found

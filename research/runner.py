@@ -1,0 +1,298 @@
+"""Execution of a study's runs: commands as parallel processes, one core each, and resume.
+
+A run is done when its folder has `measured.jsonl`, which is written last. The runner plans the runs
+of a study, begins those without results whose needs are done, in order, and plans again after each:
+so a second call with the same WORKDIR does what is missing. What a result needs, such as an
+encoder, is made again only where the result is missing. Commands keep their own state too, so that
+a training that was stopped goes on at its last checkpoint.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from builders import data
+from common import artifacts, entry_point
+from input_pipeline import sources
+from research import results, study
+from research.results import ROOT, Results, Row
+from research.study import Plan, Run, Step
+from training.signals import EXIT_STOPPED
+
+_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Of this process, as signals are: sets and lists, which a handler may change at any time.
+_running: set[subprocess.Popen] = set()
+_asked: list[int] = []
+_before: dict[int, Any] = {}
+
+# 1. Processes, which are asked to stop when this one is.
+
+
+@contextlib.contextmanager
+def stopped_together() -> Iterator[None]:
+    """On SIGTERM or Ctrl-C ask the running processes to stop, and stop where the block ends.
+
+    A stage saves its state on SIGTERM (`training.signals`). If the runner ended by itself, the
+    stage would go on, and that of the next sitting would find its folder taken. The outermost block
+    of the main thread does so; those in it, and in other threads, do nothing.
+
+    Raises:
+      SystemExit: with `EXIT_STOPPED`, since a signal came during the block.
+    """
+    if _before or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _asked.clear()
+    _before.update({number: signal.signal(number, _stop) for number in _SIGNALS})
+    try:
+        yield
+    finally:
+        for number, handler in _before.items():
+            signal.signal(number, handler)
+        _before.clear()
+    if _asked:
+        sys.exit(EXIT_STOPPED)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    del frame
+    logging.warning("%s: stopping what runs", signal.Signals(number).name)
+    _asked.append(number)
+    for process in tuple(_running):
+        # For Ctrl-C, too: a terminal has sent it to them already, and a second one would end them
+        # before they have saved.
+        process.terminate()
+    if number == signal.SIGINT:
+        signal.signal(number, signal.default_int_handler)
+
+
+def execute(
+    command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run a command of this repository, with its output appended to a log.
+
+    Raises:
+      ValueError: the command failed.
+      SystemExit: the command, or this process, was asked to stop.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with stopped_together(), open(log, "a", encoding="utf-8") as file:
+        if _asked:
+            sys.exit(EXIT_STOPPED)
+        options: dict[str, Any] = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": file}
+        with subprocess.Popen(command, **options) as process:
+            _running.add(process)
+            try:
+                if _asked:  # before it was among those running
+                    process.terminate()
+                process.wait()
+            finally:
+                _running.discard(process)
+        # Of most stages another one: they have no state to save, and are done again.
+        if process.returncode == EXIT_STOPPED or (_asked and process.returncode):
+            sys.exit(EXIT_STOPPED)
+    if process.returncode:
+        last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
+        raise ValueError(f"{shlex.join(command[1:4])} failed; {log} ends with: {last}")
+
+
+# 2. A run.
+
+
+def resolved(word: str, data: pathlib.Path, workdir: pathlib.Path) -> str:
+    """Return a word of a command with the folders in place of DATA and WORKDIR."""
+    folders = {"DATA": str(data.absolute()), "WORKDIR": str(workdir.absolute())}
+    return re.sub(r"\b(DATA|WORKDIR)(?=/|,|'|\"|$)", lambda found: folders[found[1]], word)
+
+
+def words_of(run: Run, step: Step) -> list[str]:
+    """Return the words of a step after the interpreter, with DATA and WORKDIR in them."""
+    words = list(step.words)
+    if step.has_config:
+        overrides = {**run.overrides, **step.overrides}
+        words += [f"--config={run.config}", f"--workdir={run.path}"]
+        words += [f"--config.{key}={value}" for key, value in overrides.items()]
+    return words
+
+
+def do(run: Run, plan: Plan, workdir: pathlib.Path, command: str, *, one_thread: bool) -> None:
+    """Execute a run, and write its results last."""
+    assert plan.data
+    folder = workdir / run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in run.links.items():
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(os.path.relpath(workdir / target, folder))
+    environment = {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_COMPILATION_CACHE_DIR": str((workdir / "compiled").absolute()),
+        **os.environ,
+    }
+    if one_thread:
+        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
+    for step in run.steps:
+        words = [resolved(word, plan.data, workdir) for word in words_of(run, step)]
+        execute([sys.executable, *words], folder / "log.txt", environment)
+    content = run.measure(folder) if run.measure else {}
+    origin = (dict(run.overrides), results.commit(), command, results.now())
+    rows = [
+        Row(plan.name, run.name, run.seed, metric, item, value, *origin)
+        for metric, item, value in results.flat(content)
+    ]
+    results.write(folder / results.MEASURED, rows)
+
+
+# 3. All runs.
+
+
+def claim(workdir: pathlib.Path, config: ConfigDict) -> artifacts.Stage:
+    """Refuse a working directory whose runs are of another config or other text.
+
+    A finished run is not done again, and would pass for one of the settings of now. Text that was
+    moved is the same: names and sizes of its files are compared, and the stages record a digest.
+    """
+    spec = data.corpus_spec(config)
+    paths = {one.path for one in sources.find_text(spec)}
+    paths.update(path for one in sources.find_parallel(spec) for path in one.files)
+    sizes = sorted((os.path.relpath(path, spec.root), path.stat().st_size) for path in paths)
+    settings = config.to_dict()
+    for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
+        del settings[section][key]  # which change no result
+    return artifacts.open_stage(workdir, {**settings, "text": artifacts.fingerprint(sizes)})
+
+
+class _Pool:
+    """Workers, each pinned to a core of its own if that is asked for."""
+
+    def __init__(self, workers: int, pin: bool):
+        available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for worker in range(workers if pin and available else 0):
+            cores.put(available[worker % len(available)])
+
+        def keep_to_a_core() -> None:
+            if pin and available:
+                # Affects only the calling thread, and the processes that it starts.
+                os.sched_setaffinity(0, {cores.get()})
+
+        self.size = workers
+        self.threads = concurrent.futures.ThreadPoolExecutor(workers, initializer=keep_to_a_core)
+
+
+def run(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    data: pathlib.Path,
+    workdir: pathlib.Path,
+    with_records: bool = False,
+    workers: int = 2,
+    pin: bool = True,
+) -> None:
+    """Execute the missing runs of a study.
+
+    Args:
+      name: of the study.
+      arguments: see `study.plan`.
+      data: folder of the data.
+      workdir: of the runs.
+      with_records: whether runs in the records count as done.
+      workers: runs at a time.
+      pin: whether each run has one core and one thread.
+
+    Raises:
+      ValueError: runs failed; all others have been executed.
+      SystemExit: this process, or a run, was asked to stop.
+    """
+    recorded = list(results.read(results.RECORDS / f"{name}.jsonl", name)) if with_records else []
+    known = Results([*recorded, *results.in_folder(workdir)])
+    plan = study.plan(name, arguments, results=known, data=data)
+    stage = claim(workdir, plan.config(plan.study.config))
+    command = shlex.join(["python", "-m", "research", "run", name, *arguments])
+    with stage.held():
+        failed = _execute_all(plan, workdir, command, _Pool(workers, pin), pin)
+        results.write(workdir / results.RESULTS, [*recorded, *results.in_folder(workdir)])
+    if failed:
+        first = next(iter(failed.values()))
+        raise ValueError(f"{len(failed)} runs of {name} failed, others are done: {first}")
+
+
+def _execute_all(
+    plan: Plan, workdir: pathlib.Path, command: str, pool: _Pool, pin: bool
+) -> dict[tuple[str, int | None], str]:
+    """Begin runs as their needs are done, until none can be; return the errors of failed ones."""
+    failed: dict[tuple[str, int | None], str] = {}
+    begun: dict[concurrent.futures.Future, Run] = {}
+    with stopped_together(), pool.threads:
+        while True:
+            wanted = needed(plan, workdir)
+            busy = {*failed, *(one.key for one in begun.values())}
+            ready = [
+                one
+                for one in wanted
+                if one.key not in busy and all(is_made(each, workdir) for each in one.needs)
+            ]
+            for one in ready[: pool.size - len(begun)] if not _asked else []:
+                logging.info("%s: begun, of %d left", one.folder, len(wanted))
+                task = pool.threads.submit(_timed, one, plan, workdir, command, pin)
+                begun[task] = one
+            if not begun:
+                return failed
+            done, _ = concurrent.futures.wait(begun, return_when=concurrent.futures.FIRST_COMPLETED)
+            for task in done:
+                one = begun.pop(task)
+                if error := task.result():
+                    failed[one.key] = error
+                    logging.error("%s: %s", one.folder, error)
+                plan.results.update(results.read(workdir / one.folder / results.MEASURED))
+
+
+def _timed(run: Run, plan: Plan, workdir: pathlib.Path, command: str, pin: bool) -> str:
+    """Execute a run; return the message of its error, which stops no other one."""
+    begin = time.monotonic()
+    try:
+        do(run, plan, workdir, command, one_thread=pin)
+    except ValueError as error:  # of what the user gave, and says it all
+        return str(error)
+    except Exception as error:
+        logging.error("a run has failed", exc_info=error)
+        return f"{type(error).__name__}: {entry_point.describe(error)}"
+    logging.info("%s: %.0f s", run.folder, time.monotonic() - begin)
+    return ""
+
+
+def is_made(run: Run, workdir: pathlib.Path) -> bool:
+    """Whether the folder of a run is there and whole."""
+    return (workdir / run.folder / results.MEASURED).exists()
+
+
+def needed(plan: Plan, workdir: pathlib.Path) -> list[Run]:
+    """Return the runs to do: those without results, each after what it needs and is not there."""
+    found: dict[tuple[str, int | None], Run] = {}
+
+    def add(run: Run) -> None:
+        if run.key not in found and not is_made(run, workdir):
+            for one in run.needs:
+                add(one)
+            found[run.key] = run
+
+    for run in plan.study.runs(plan):
+        if run.measure and run.key not in plan.results:
+            add(run)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Studies, a module each: what is run, and the tables and plots of it (`research.study.Study`)."""

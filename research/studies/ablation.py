@@ -1,0 +1,5 @@
+"""The quickstart's encoder with one key changed at a time; an hour of two cores."""
+
+from research.ablation import study
+
+STUDY = study("Ablation of the quickstart", "configs/quickstart.py")

@@ -1,0 +1,360 @@
+"""XY-LENT in small: learning, ablations, the arms of Table 2, sampling of pairs, fine-tuning.
+
+An arm is the config with the keys changed that `configs.xy_lent.SMALL` gives it; all have equal
+steps. Generator or masked LM are evaluated by exact loss, discriminators by their AUC on their own
+generator's samples, on unigram samples, and on those of one generator for all, that of `small`
+under seed 0. Encoders of another vocabulary have no score on the latter. The arms of `TUNED` groups
+are then fine-tuned on English: the learning rate of a task and an arm is the one of `rates` with
+the best English development score under the first seed; other seeds use that rate only. Models of
+XNLI answer AmericasNLI as well, which is in languages that no encoder has seen. Some hours of two
+cores.
+"""
+
+import itertools
+import pathlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from builders import data, streams
+from common import artifacts
+from configs import grids
+from configs.xy_lent import SMALL
+from input_pipeline.bitext import language_pairs
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tasks import files
+from research import measures, pivot, plots, tasks
+from research.pivot import Column, Line
+from research.results import BySeed, Result, mean
+from research.study import Plan, Run, Step, Study, encoder
+from research.tasks import TASKS
+from training.metrics import read_metrics
+
+REFERENCE = "small"
+# Label of each arm.
+LABELS = {
+    "small": "RTD, many-to-many pairs by Eq. 2",
+    "small_english": "pairs with English only",
+    "small_mlm": "MLM + TLM",
+    "small_2x": "twice the vocabulary",
+    "small_m2m": "pairs by Eq. 1",
+    "small_proportional": "pairs in proportion",
+    "small_shared": "shared embeddings",
+    "small_separate": "separate embeddings",
+    "small_lambda10": "lambda 10",
+    "small_adamw": "AdamW",
+    "small_generator2": "generator of two layers",
+}
+# Title and arms of each group: a table and a plot.
+GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "learning": ("Does it learn?", ("small",)),
+    "ablation": (
+        "Embeddings, lambda, optimizer, depth of the generator",
+        (
+            "small", "small_shared", "small_separate", "small_lambda10", "small_adamw",
+            "small_generator2",
+        ),
+    ),
+    "table2": (
+        "The arms of Table 2: pairs, objective, vocabulary",
+        ("small", "small_english", "small_mlm", "small_2x"),
+    ),
+    "sampling": ("Sampling of language pairs", ("small", "small_m2m", "small_proportional")),
+}  # fmt: skip
+# Groups whose encoders are fine-tuned.
+TUNED = ("table2", "sampling")
+# What a run in small should reach: nats below the unigram level, and AUC on unigram samples.
+TARGETS = (0.7, 0.70)
+
+# 1. Runs.
+
+
+def runs(plan: Plan) -> Iterator[Run]:
+    """Plan arms and their tasks, seed by seed."""
+    for seed in plan.seeds or ():
+        for arm in plan.chosen["arms"]:
+            own = arm_run(plan, arm, seed)
+            yield own
+            if any(arm in GROUPS[group][1] for group in TUNED):
+                for task in plan.chosen["tasks"]:
+                    yield from _tasks(plan, task, arm, own)
+
+
+def arm_run(plan: Plan, arm: str, seed: int) -> Run:
+    """Return the run of an arm, evaluated on the samples of the reference's generator too."""
+    config = plan.config(plan.study.config, SMALL[arm])
+    reference = plan.config(plan.study.config, SMALL[REFERENCE])
+    needs: tuple[Run, ...] = ()
+    more: dict[str, Any] = {}
+    # Of discriminators on the vocabulary of the reference.
+    is_scored = config.objective == "replaced_token"
+    if is_scored and grids.data_folder(config) == grids.data_folder(reference):
+        more["evaluation.frozen_generator"] = f"WORKDIR/encoders/{REFERENCE}/seed0"
+        if (arm, seed) != (REFERENCE, 0):
+            needs = (arm_run(plan, REFERENCE, 0),)
+    steps = (Step(("train.py",)), Step(("evaluate.py",), more))
+
+    def measure(folder: pathlib.Path) -> dict[str, Any]:
+        return learned(folder) | _pairs_seen(config, seed, folder)
+
+    name = f"encoders/{arm}"
+    return encoder(plan, name, seed, SMALL[arm], measure, steps=steps, needs=needs)
+
+
+def learned(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the results of a pre-training: its ends, and its curves by step.
+
+    The curves are of fewer held-out sequences than the end is, and their unigram level is that of
+    all.
+    """
+    results = artifacts.read_json(folder / "report" / "results.json")
+    metrics = read_metrics(folder / "train" / "metrics.jsonl")
+    losses, detection = results["losses"], results["detection"]
+    unigram = statistics.fmean(one["unigram"] for one in losses.values())
+
+    def curve(name: str, level: float = 0.0) -> dict[str, float]:
+        return {str(int(one["step"])): one[name] - level for one in metrics if name in one}
+
+    own, rows = detection.get("own", {}), PackedDataset.open(folder / "rows")
+    return {
+        "below": {language: one["loss"] - one["unigram"] for language, one in losses.items()},
+        "bits": statistics.fmean(one["bits_per_character"] for one in losses.values()),
+        "auc": {
+            # A language without replaced tokens has none.
+            corruption: float(np.nanmean([one["auc"] for one in found.values()]))
+            for corruption, found in detection.items()
+        },
+        "replaced": statistics.fmean(one["replaced"] for one in own.values()) if own else None,
+        "curve": curve("eval/loss", unigram),
+        "auc_curve": curve("rtd/unigram/auc"),
+        "minutes": measures.minutes(folder),
+        "data": (
+            f"{len(rows.languages)} languages, {len(language_pairs(rows))} language pairs, "
+            f"{rows.vocab_size:,} pieces, sequences of {rows.length} tokens"
+        ),
+    }
+
+
+def _pairs_seen(config: Any, seed: int, folder: pathlib.Path) -> dict[str, float]:
+    """Return the mean number of sentence pairs of a run: equal tokens of shorter ones are more."""
+    config.train.seed = seed
+    store = PackedDataset.open(folder / "rows")
+    steps = config.train.num_steps * config.data.pair_share
+    return {"pairs": steps * streams.pairs_per_step(config, store, data.pair_shares(config, store))}
+
+
+def _names(plan: Plan, task: str, arm: str) -> dict[str, str]:
+    """Return the runs of a task from an arm by learning rate; "" for retrieval."""
+    rates = plan.chosen["rates"] if TASKS[task].epochs else ("",)
+    return {rate: "/".join(filter(None, ("tasks", task, arm, rate))) for rate in rates}
+
+
+def _chosen(plan: Plan, task: str, arm: str) -> str | None:
+    names = _names(plan, task, arm)
+    return plan.best(names, "selected/value") if TASKS[task].epochs else ""
+
+
+def _tasks(plan: Plan, task: str, arm: str, own: Run) -> Iterator[Run]:
+    names, one = _names(plan, task, arm), TASKS[task]
+    for rate in plan.choices(names, "selected/value", own.seed or 0) if one.epochs else names:
+        config = plan.config(plan.study.config, SMALL[arm])
+        known = config.corpus.languages
+        if one.epochs:
+            change = tasks.tuning_keys(one, rate)
+        else:
+            change = tasks.retrieval_keys(config.model.num_layers)
+        if one.unseen and (unseen := _unseen(plan, one.unseen[1], known)):
+            tested = plan.tested(one.test, known, f"leave {task} out of tasks=")
+            patterns = (one.test, one.unseen[1])
+            change["task.test"] = tuple(each.format(files.PLACEHOLDER) for each in patterns)
+            change["task.test_languages"] = (*tested, *unseen)
+        yield tasks.task_run(plan, names[rate], task, own, change, known)
+
+
+def _unseen(plan: Plan, pattern: str, known: Sequence[str]) -> list[str]:
+    """Return the languages of test files that the corpus does not have."""
+    assert plan.data
+    found = files.languages_of_names(plan.data, pattern.format(files.PLACEHOLDER))
+    return sorted(found - set(known))
+
+
+# 2. Report.
+
+NOTE = """\
+*loss - unigram*: exact held-out loss of the generator, or of the masked LM of an encoder without
+one, less that of the language's unigram distribution, nats a token; mean over languages, and the
+language where it is highest. *bits/char* compares vocabularies. *AUC*, in per cent, of the
+discriminator on held-out text in which tokens were replaced by unigram samples of the language, by
+its own generator, or by one generator for all (*frozen*); *rises*: of the evaluations during
+training, those with a higher AUC on unigram samples than the one before; *replaced*: share of
+tokens that its own generator replaced; *pairs seen*: sentence pairs in all steps, of which equal
+tokens are more where pairs are shorter. *least to largest* is of the seeds. Minutes are of
+training, with the evaluations in it."""
+_TUNING_NOTE = f"""\
+Trained on English with frozen embeddings, selected on English development data, at the rate that is
+best under the first seed; per cent, means over seeds. *mean but en*: zero-shot, over languages
+without training data. *against the first*: its difference from {LABELS[REFERENCE]}, seed by seed.
+*transfer gap*: English minus the mean of the others (Table 4): less is better. WikiANN's English
+score is on the data used for selection, which its gap overstates. Models of XNLI answer AmericasNLI
+too (Table 5), which has no English; chance is 33.3 in both. Tatoeba: states of two thirds of the
+layers, fixed beforehand. *detectable*: the least difference of two arms that the spread of seeds,
+pooled over the arms, tells at 5 %; it knows nothing of the choice of test examples."""
+
+
+def report(plan: Plan) -> list[str]:
+    found = {arm: plan.results.of(f"encoders/{arm}", plan.seeds) for arm in plan.chosen["arms"]}
+    parts = []
+    for group, (title, arms) in GROUPS.items():
+        own = {arm: found[arm] for arm in arms if found.get(arm)}
+        if not own or (len(own) == 1 and len(arms) > 1):
+            continue
+        parts += [f"## {title}", encoder_table(own), "AUC on unigram samples by step:"]
+        parts.append(curve_table(own))
+        if path := plan.plot(group):
+            _plot(own, path)
+            parts.append(f"![AUC and loss by step]({group}.png)")
+        parts += _task_tables(plan, [arm for arm in arms if arm in found])
+    if not parts:
+        return []
+    first = next(one for by_seed in found.values() for one in by_seed.values())
+    return [f"{first.one('data')}.", NOTE, *parts, *_rate_table(plan)]
+
+
+def _rises(result: Result) -> float | None:
+    """Return the share of evaluations with a higher AUC than the one before, in per cent."""
+    curve = [value for _, value in sorted(_curve(result, "auc_curve").items())]
+    changes = [later > before for before, later in itertools.pairwise(curve)]
+    return 100 * statistics.fmean(changes) if changes else None
+
+
+def _curve(result: Result, metric: str) -> dict[int, float]:
+    return {int(step): value for step, value in result.get(metric, {}).items()}
+
+
+def encoder_table(found: Mapping[str, BySeed]) -> str:
+    """Return a table: a line per arm."""
+    header = ["", "seeds", "highest language"]
+    lines = [
+        Line(
+            (
+                LABELS[arm], str(len(by_seed)),
+                pivot.highest(lambda one: one["below"], by_seed, "{:+.2f}"),
+            ),
+            by_seed,
+        )
+        for arm, by_seed in found.items()
+    ]  # fmt: skip
+    columns = [
+        Column("loss - unigram", mean("below"), "{:+.3f}", show="range"),
+        Column("bits/char", mean("bits"), "{:.3f}"),
+        Column("AUC, unigram", mean("auc", ["unigram"], scale=100), show="range"),
+        Column("rises", _rises, "{:.0f} %"),
+        Column("own", mean("auc", ["own"], scale=100)),
+        Column("frozen", mean("auc", ["frozen"], scale=100)),
+        Column("replaced", mean("replaced", scale=100), "{:.1f} %"),
+        Column("pairs seen", mean("pairs"), "{:,.0f}"),
+        Column("minutes", mean("minutes")),
+    ]
+    return pivot.table(header, lines, columns, detectable="")
+
+
+def curve_table(found: Mapping[str, BySeed]) -> str:
+    """Return a table: AUC on unigram samples in per cent, by step."""
+    curves = [_curve(one, "auc_curve") for by_seed in found.values() for one in by_seed.values()]
+    steps = sorted({step for curve in curves for step in curve})
+    lines = [Line((LABELS[arm],), by_seed) for arm, by_seed in found.items()]
+    drawn = [one for one in lines if any("auc_curve" in each for each in one.by_seed.values())]
+    columns = [Column(str(s), mean("auc_curve", [str(s)], scale=100)) for s in steps]
+    return pivot.table(["step"], drawn, columns, detectable="")
+
+
+def _task_tables(plan: Plan, arms: Sequence[str]) -> list[str]:
+    """Return the tables of each task with results of several of the arms.
+
+    Languages that no encoder has seen have a table of their own.
+    """
+    parts = []
+    known = set(plan.config(plan.study.config).corpus.languages)
+    for task, one in TASKS.items():
+        rates = {arm: _chosen(plan, task, arm) for arm in arms}
+        found = {
+            arm: by_seed
+            for arm, rate in rates.items()
+            if rate is not None
+            and (by_seed := plan.results.of(_names(plan, task, arm)[rate], plan.seeds))
+        }
+        if len(found) < 2:
+            continue
+        names = list(next(iter(next(iter(found.values())).values()))[one.metric])
+        titles = {one.title: [name for name in names if name in known]}
+        if one.unseen:
+            titles[one.unseen[0]] = [name for name in names if name not in known]
+        for title, languages in titles.items():
+            if languages:
+                parts.append(_score_table(title, task, found, rates, languages))
+    return parts
+
+
+def _score_table(
+    title: str, task: str, found: Mapping[str, BySeed], rates: Mapping[str, str | None],
+    languages: Sequence[str],
+) -> str:  # fmt: skip
+    first = next(iter(found.values()))
+
+    def gap(result: Result) -> float | None:
+        return tasks.transfer_gap(tasks.scores(result, task)) if "en" in languages else None
+
+    columns = tasks.columns(task, languages, "against the first")
+    columns.append(Column("transfer gap", gap, show="range"))
+    lines = [
+        Line(
+            (LABELS[arm], rates[arm] or "", str(len(by_seed))),
+            by_seed,
+            {} if by_seed is first else first,
+        )
+        for arm, by_seed in found.items()
+    ]
+    counts = next(iter(first.values()))["examples/test"]
+    examples = ["test examples", "", "", *(f"{counts[name]:,}" for name in languages), *[""] * 6]
+    return pivot.table([title, "rate", "seeds"], lines, columns, more=[examples])
+
+
+def _rate_table(plan: Plan) -> list[str]:
+    """Return the explanation of the tables and the scores that the rates were chosen by."""
+    rows = {
+        f"{one.title}: {LABELS[arm]}": _names(plan, task, arm)
+        for task, one in TASKS.items()
+        for arm in plan.chosen["arms"]
+        if one.epochs
+    }
+    title = "English development data"
+    table = tasks.choice_table(plan, title, "rates", "selected/value", rows)
+    return ["## Fine-tuning", _TUNING_NOTE, table] if table else []
+
+
+def _plot(found: Mapping[str, BySeed], path: pathlib.Path) -> None:
+    """Plot loss minus unigram and AUC on unigram samples by step, with the range of seeds."""
+    panels = []
+    for metric, title, wanted in (
+        ("curve", "held-out loss minus unigram (nats a token)", -TARGETS[0]),
+        ("auc_curve", "AUC on unigram samples", TARGETS[1]),
+    ):
+        series = {}
+        for arm, by_seed in found.items():
+            curves = [_curve(one, metric) for one in by_seed.values()]
+            steps = sorted(set.intersection(*map(set, curves)))
+            series[LABELS[arm]] = {step: [curve[step] for curve in curves] for step in steps}
+        panels.append(plots.Panel(title, series, {"wanted": [wanted]}, x="step", is_band=True))
+    plots.lines(panels, path)
+
+
+STUDY = Study(
+    "XY-LENT in small",
+    "configs/xy_lent.py:small,DATA",
+    runs,
+    report,
+    {"arms": tuple(LABELS), "tasks": tuple(TASKS), "rates": ("1e-3", "3e-3")},
+    {"arms": tuple(LABELS), "tasks": tuple(TASKS)},
+)

@@ -1,0 +1,280 @@
+"""A study: named runs, what they need, what is measured of them, and how it is reported.
+
+A study is a module of `research/studies` with a `STUDY`. Its `runs` are planned from what is
+measured so far, so that a run may depend on results, such as a learning rate that another run has
+chosen: the runner asks again after each run (`research.runner`). Folders are written as the words
+DATA and WORKDIR, which the runner replaces.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import grids
+from research.results import Results
+
+STUDIES = pathlib.Path(__file__).resolve().parent / "studies"
+_OF_DATA = ("corpus.", "vocab.", "store.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Command of a run.
+
+    Attributes:
+      words: script or module, and flags.
+      overrides: keys of the config that are of this command alone.
+      has_config: whether it takes --config, the run's overrides and --workdir.
+    """
+
+    words: tuple[str, ...]
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    has_config: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Commands in a folder of their own, WORKDIR/NAME or WORKDIR/NAME/seedN.
+
+    Attributes:
+      name: of the run.
+      seed: of parameters, masks and order; None for what has none.
+      steps: its commands.
+      config: value of --config.
+      overrides: keys of the config that differ, by key.
+      links: what of other folders is linked into its own: path below WORKDIR by name.
+      needs: runs that must have ended.
+      measure: returns the content of its results, given its folder; None for a run that others need
+        and that has none.
+    """
+
+    name: str
+    seed: int | None
+    steps: tuple[Step, ...]
+    config: str = ""
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    links: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: tuple["Run", ...] = ()
+    measure: Callable[[pathlib.Path], Any] | None = None
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        return self.name, self.seed
+
+    @property
+    def folder(self) -> str:
+        """Folder below the working directory."""
+        return self.name if self.seed is None else f"{self.name}/seed{self.seed}"
+
+    @property
+    def path(self) -> str:
+        """Folder as a word of a command."""
+        return f"WORKDIR/{self.folder}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is asked of a study.
+
+    Attributes:
+      name: of the study.
+      study: the study.
+      chosen: values of its options.
+      seeds: to run, or to report; None to report all.
+      results: what is measured.
+      data: folder of the data; None for a report.
+      overrides: keys of the config of all pre-trainings.
+      folder: of the plots of a report; None for tables alone.
+    """
+
+    name: str
+    study: "Study"
+    chosen: Mapping[str, tuple[str, ...]]
+    seeds: Sequence[int] | None
+    results: Results
+    data: pathlib.Path | None = None
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    folder: pathlib.Path | None = None
+
+    @property
+    def first_seed(self) -> int:
+        """Seed that chooses, such as a learning rate for all others."""
+        return (self.seeds or self.study.seeds)[0]
+
+    def config(self, config: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+        """Return the config of a run, by the value of --config and changed keys."""
+        found = load(config, str(self.data or "DATA"))
+        found.update_from_flattened_dict({**(overrides or {}), **self.overrides})
+        return found
+
+    def tested(self, pattern: str, languages: Iterable[str], remedy: str) -> tuple[str, ...]:
+        """Return the languages that a task has test data in.
+
+        Args:
+          pattern: of the test file of a language below DATA, with {} for it.
+          languages: of the pre-training.
+          remedy: for the error message.
+
+        Raises:
+          ValueError: there are none.
+        """
+        assert self.data, "only runs are planned by the data"
+        found = tuple(name for name in languages if (self.data / pattern.format(name)).exists())
+        if not found:
+            raise ValueError(
+                f"{self.data} has no {pattern.format('LANGUAGE')} in a language of the "
+                f"pre-training, corpus.languages; {remedy}"
+            )
+        return found
+
+    def best(self, names: Mapping[str, str], metric: str) -> str | None:
+        """Return the choice whose run has most of a metric under the first seed.
+
+        Args:
+          names: runs by choice.
+          metric: without items.
+
+        Returns:
+          The choice; None while a result is missing.
+        """
+        found = {
+            choice: self.results.of(name).get(self.first_seed) for choice, name in names.items()
+        }
+        scores = {choice: one.one(metric) for choice, one in found.items() if one}
+        return max(scores, key=scores.__getitem__) if len(scores) == len(names) else None
+
+    def choices(self, names: Mapping[str, str], metric: str, seed: int) -> list[str]:
+        """Return the choices to run under a seed: all under the first, then the best if known."""
+        if seed == self.first_seed:
+            return list(names)
+        best = self.best(names, metric)
+        return [] if best is None else [best]
+
+    def plot(self, name: str) -> pathlib.Path | None:
+        return self.folder and self.folder / f"{name}.png"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study.
+
+    Attributes:
+      title: of its report.
+      config: value of --config of its pre-trainings, with DATA.
+      runs: plans its runs, those first that are to be begun first; see `Plan`.
+      report: makes the parts of its report.
+      options: values by name of option, all by default.
+      known: allowed values of those options that have a list of them.
+      seeds: by default.
+    """
+
+    title: str
+    config: str
+    runs: Callable[[Plan], Iterable[Run]]
+    report: Callable[[Plan], list[str]]
+    options: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    known: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+def names() -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in STUDIES.glob("[a-z]*.py"))
+
+
+def find(name: str) -> Study:
+    """Return a study.
+
+    Raises:
+      ValueError: there is no such study.
+    """
+    if name not in names():
+        raise ValueError(f"there is no study {name!r}; there are {', '.join(names())}")
+    return importlib.import_module(f"research.studies.{name}").STUDY
+
+
+def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
+    """Return the plan of a study by arguments such as `figures=alpha`, `seeds=0,1` and
+    `config.train.num_steps=20`.
+
+    Raises:
+      ValueError: an option, or a value of one, is unknown.
+    """
+    study = find(name)
+    chosen, seeds, overrides = dict(study.options), more.pop("seeds", study.seeds), {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        values = tuple(filter(None, text.split(",")))
+        if equals and key.startswith("config."):
+            overrides[key.removeprefix("config.")] = _typed(study.config, key[7:], text)
+        elif equals and key == "seeds":
+            seeds = tuple(map(int, values))
+        elif not equals or key not in study.options:
+            options = ", ".join([*study.options, "seeds", "config.KEY"])
+            raise ValueError(f"{argument!r} is no option of {name}=VALUE,...; it has {options}")
+        elif unknown := sorted(set(values) - set(study.known.get(key, values))):
+            raise ValueError(
+                f"{key}: no {', '.join(unknown)}; there are {', '.join(study.known[key])}"
+            )
+        else:
+            chosen[key] = values
+    return Plan(name, study, chosen, seeds, overrides=overrides, **more)
+
+
+def _typed(config: str, key: str, text: str) -> Any:
+    """Return a value for a key of a config, of the type that it has there.
+
+    Raises:
+      ValueError: there is no such key, or the value is of another type.
+    """
+    found: Any = load(config, "DATA")
+    for part in key.split("."):
+        if part not in found:
+            raise ValueError(f"config.{key}={text}: {config} has no such key")
+        found = found[part]
+    kind = type(found)
+    if kind not in (bool, int, float, str):
+        raise ValueError(f"config.{key}={text}: only single values can be set, and it is {found!r}")
+    return text == "True" if kind is bool else kind(text)
+
+
+def load(config: str, data: str) -> ConfigDict:
+    """Return the config of a value of --config, with a folder for DATA."""
+    file, _, argument = config.partition(":")
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    return module.get_config(argument.replace("DATA", data))
+
+
+# 1. Runs that studies share.
+
+
+def data_run(config: ConfigDict, argument: str, overrides: Mapping[str, Any]) -> Run:
+    """Return the run of a vocabulary and packed rows, one for all with equal settings of these."""
+    own = {key: value for key, value in overrides.items() if key.startswith(_OF_DATA)}
+    steps = (Step(("build_vocab.py",)), Step(("prepare_data.py",)))
+    return Run(grids.data_folder(config), None, steps, argument, own)
+
+
+def encoder(
+    plan: Plan,
+    name: str,
+    seed: int,
+    overrides: Mapping[str, Any],
+    measure: Callable[[pathlib.Path], Any],
+    *,
+    config: str = "",
+    data: Run | None = None,
+    steps: tuple[Step, ...] = (Step(("train.py",)), Step(("evaluate.py",))),
+    needs: tuple[Run, ...] = (),
+) -> Run:
+    """Return the run of a pre-training, on vocabulary and rows of `data` or of its own config."""
+    argument = config or plan.study.config
+    own = {**overrides, **plan.overrides}
+    data = data or data_run(plan.config(argument, overrides), argument, own)
+    links = {"vocab": f"{data.folder}/vocab", "rows": f"{data.folder}/rows"}
+    own["train.seed"] = seed
+    return Run(name, seed, steps, argument, own, links, (data, *needs), measure)

@@ -1,0 +1,167 @@
+"""Planted defects: what is damaged, how, and that all else stays as it was."""
+
+import lzma
+import pathlib
+import random
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from common import artifacts
+from input_pipeline.corpus import load_corpus
+from input_pipeline.sources import CorpusSpec
+from research.planted_defects import Defect, damaged, parse, plant
+from tests.input_pipeline.reading import read_parallel
+
+PAIRS = ("de-fr", "en-nl", "es-it", "fi-sv", "en-fi")
+DEFECTS = (
+    Defect("shuffled", "de-fr"),
+    Defect("near_copies", "en-nl"),
+    Defect("wrong_language", "es-it", "fi"),
+)
+LETTERS = {"de": "abc", "fr": "def", "en": "ghi", "nl": "jkl", "es": "mno", "it": "pqr"}
+
+
+def sentence(language: str, number: int) -> str:
+    """A made-up sentence of 40 letters or fewer: the language, and a text that is its own."""
+    letters = LETTERS.get(language, "xyz")
+    rng = random.Random(f"{language} {number}")
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 6))) for _ in range(6)]
+    return f"{' '.join(words)} {number}."
+
+
+def rows(pair: str, count: int = 30) -> list[tuple[str, ...]]:
+    one, two = pair.split("-")
+    return [(sentence(one, i), sentence(two, i)) for i in range(count)]
+
+
+class DamagedTest(parameterized.TestCase):
+    wrong = tuple(sentence("fi", i) for i in range(12))
+
+    @parameterized.parameters(*((one,) for one in DEFECTS))
+    def test_sources_and_incomplete_rows_stay(self, defect: Defect):
+        given = rows(defect.pair)
+        given[3], given[7] = ("", given[3][1]), (given[7][0], "")
+        found = damaged(defect, given, self.wrong, seed=0)
+        self.assertEqual([row[0] for row in found], [row[0] for row in given])
+        self.assertEqual([found[3], found[7]], [given[3], given[7]])
+        self.assertEqual(found, damaged(defect, given, self.wrong, seed=0))
+        self.assertNotEqual(found, damaged(defect, given, self.wrong, seed=1))
+
+    def test_shuffled_moves_every_sentence(self):
+        for count in (2, 3, 30):
+            given = rows("de-fr", count)
+            found = damaged(DEFECTS[0], given, (), seed=0)
+            self.assertCountEqual([row[1] for row in found], [row[1] for row in given])
+            for old, new in zip(given, found, strict=True):
+                self.assertNotEqual(old[1], new[1])
+
+    def test_near_copies_differ_in_a_few_letters(self):
+        given = rows("en-nl")
+        for source, target in damaged(DEFECTS[1], given, (), seed=0):
+            self.assertLen(target, len(source))
+            changed = [i for i in range(len(source)) if source[i] != target[i]]
+            self.assertBetween(len(changed), 1, 2)
+            self.assertTrue(all(source[i].isalpha() and target[i] in "ghi" for i in changed))
+
+    def test_wrong_language_takes_each_sentence_as_often(self):
+        found = [row[1] for row in damaged(DEFECTS[2], rows("es-it"), self.wrong, seed=0)]
+        counts = {found.count(text) for text in self.wrong}
+        self.assertEqual(counts, {2, 3})  # 30 rows, 12 sentences
+        self.assertEqual(set(found), set(self.wrong))
+
+    def test_too_little_text(self):
+        same = [("a", "same")] * 10
+        with self.assertRaisesRegex(ValueError, "de-fr has too little text for shuffled"):
+            damaged(DEFECTS[0], same, (), seed=0)
+        with self.assertRaisesRegex(ValueError, "no other pair .* text of 'fi'"):
+            damaged(DEFECTS[2], rows("es-it"), (), seed=0)
+
+
+class PlantTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.data, self.output = folder / "data", folder / "planted"
+        (self.data / "bitext").mkdir(parents=True)
+        for number, pair in enumerate(PAIRS):
+            lines = ["\t".join(row) for row in rows(pair)]
+            lines.insert(15, "")  # two documents
+            text = ("\n".join(lines) + "\n").encode()
+            name = f"{pair}.tsv" + ".xz" * (number % 2)
+            (self.data / "bitext" / name).write_bytes(lzma.compress(text) if number % 2 else text)
+        artifacts.write_text(self.data / "bitext" / "pairs.tsv", "lang1\tlang2\n")
+        artifacts.write_text(self.data / "web" / "en.txt", "One.\n\nTwo.\n")
+        self.before = self.contents(self.data)
+
+    def contents(self, root: pathlib.Path) -> dict[str, bytes]:
+        found = [path for path in root.glob("*/*") if path.is_file()]
+        return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+    def plant(self, defects=DEFECTS, seed=0, folder="bitext") -> None:
+        plant(self.data, folder, self.output, defects, seed)
+
+    def test_only_the_planted_pairs_differ(self):
+        self.plant()
+        after = self.contents(self.output)
+        self.assertEqual(self.contents(self.data), self.before)
+        self.assertEqual(set(after), set(self.before))
+        differing = {name for name in after if after[name] != self.before[name]}
+        planted = ["bitext/de-fr.tsv", "bitext/en-nl.tsv.xz", "bitext/es-it.tsv"]
+        self.assertEqual(differing, set(planted))
+        for name, defect in zip(planted, DEFECTS, strict=True):
+            old, new = (read_parallel(root / name)[1] for root in (self.data, self.output))
+            self.assertEqual([len(document) for document in new], [15, 15])
+            given, found = ([row for one in both for row in one] for both in (old, new))
+            wrong = [sentence("fi", i) for i in reversed(range(30))]
+            self.assertEqual(found, damaged(defect, given, wrong, seed=0))
+        self.plant()  # again, after a stop
+        self.assertEqual(self.contents(self.output), after)
+
+    def test_corpus_reads_it(self):
+        self.plant()
+        spec = CorpusSpec(
+            root=str(self.output),
+            text=("web",),
+            parallel=("bitext/*-*.tsv*",),
+            parallel_eval=(),
+            languages=(),
+            language_codes={},
+            heldout_fraction=0.0,
+            parallel_heldout_fraction=0.0,
+            max_train_bytes=0,
+            seed=0,
+        )
+        bitexts = {one.name: one.rows for one in load_corpus(spec).bitexts}
+        self.assertEqual(set(bitexts), set(PAIRS))
+        self.assertEqual(list(bitexts["fi-sv"]), rows("fi-sv"))
+        finnish = {sentence("fi", i) for i in range(30)}
+        self.assertLessEqual({row[1] for row in bitexts["es-it"]}, finnish)
+
+    @parameterized.parameters(
+        ([Defect("shuffled", "de-xx")], "no de-xx.tsv .*pairs are de-fr, en-fi, en-nl"),
+        ([DEFECTS[0], Defect("near_copies", "de-fr")], r"\['de-fr'\] are named twice"),
+        ([Defect("wrong_language", "es-it", "it")], "'it' is a language of es-it itself"),
+        ([Defect("wrong_language", "es-it", "tr")], "no other pair .* text of 'tr'"),
+    )
+    def test_bad_defects_leave_nothing(self, defects, message: str):
+        with self.assertRaisesRegex(ValueError, message):
+            self.plant(defects)
+        self.assertFalse(self.output.exists())
+
+    def test_bad_folders(self):
+        with self.assertRaisesRegex(ValueError, "--folder: .*nowhere is no folder"):
+            self.plant(folder="nowhere")
+        with self.assertRaisesRegex(ValueError, "choose a folder outside it"):
+            plant(self.data, "bitext", self.data / "new", DEFECTS, 0)
+
+    def test_flags(self):
+        texts = ("shuffled:de-fr", "near_copies:en-nl", "wrong_language:es-it:fi")
+        self.assertEqual([parse(one) for one in texts], list(DEFECTS))
+        for text in ("upside_down:de-fr", "shuffled", "wrong_language:es-it", "shuffled:de-fr:fi"):
+            with self.assertRaisesRegex(ValueError, "must be KIND:PAIR"):
+                parse(text)
+
+
+if __name__ == "__main__":
+    absltest.main()
