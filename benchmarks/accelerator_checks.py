@@ -7,7 +7,7 @@
 | softmax | blockwise softmax against optax: loss and gradients |
 | neighbours | the neighbour index against sorted float64 products |
 | row_adamw | row AdamW against dense `optax.adamw`, over steps that touch few rows |
-| cudnn, cudnn_relative, pallas | fused attention against plain, in an encoder: states, gradients |
+| cudnn, cudnn_relative | fused attention against plain, in an encoder: states, gradients |
 | export | the training step, exported by `jax.export` and read back, against the step itself |
 | deterministic | two runs of equal steps, in two processes, by `--xla_gpu_deterministic_ops` |
 
@@ -215,7 +215,6 @@ CHECKS: dict[str, Callable[[], Outcome]] = {
     "row_adamw": check_row_adamw,
     "cudnn": lambda: check_attention("cudnn", "learned"),
     "cudnn_relative": lambda: check_attention("cudnn", "relative"),
-    "pallas": lambda: check_attention("pallas", "gated"),
     "export": check_export,
     "deterministic": check_deterministic,
 }

@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention --cores=1              # a minute on a CPU
     python -m benchmarks.attention --batch_size=64 --length=512 --heads=12 --head_size=64 \\
-        --dtype=bfloat16 --kernels=xla,cudnn,pallas       # on a GPU; on a TPU xla,splash
+        --dtype=bfloat16 --kernels=xla,cudnn              # on a GPU; on a TPU xla,splash
 
 The baseline is `jax.nn.dot_product_attention` without positions, interleaved in the same run: with
 jax's automatic gradient, a mask of packed segments, and no bias. "array" rows give that function a
@@ -22,7 +22,6 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
-from models.fused_attention import gated_attention
 from models.masks import segment_mask
 from models.positions import DistanceBias, rotate
 from models.segment_attention import segment_attention
@@ -34,15 +33,15 @@ _HEADS = flags.DEFINE_integer("heads", 4, "H, heads.")
 _HEAD_SIZE = flags.DEFINE_integer("head_size", 32, "Width of a head.")
 _SEGMENTS = flags.DEFINE_integer("segments", 6, "Segments of a sequence.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of activations.")
-_KERNELS = flags.DEFINE_list("kernels", ["xla"], "Of xla, cudnn, pallas (GPU), splash (TPU).")
+_KERNELS = flags.DEFINE_list("kernels", ["xla"], "Of xla, cudnn (GPU), splash (TPU).")
 _REPETITIONS = flags.DEFINE_integer("repetitions", 25, "Timings of each.")
 _CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
 
 PEER = "none, jax.nn.dot_product_attention"
 # Implementations of the gated bias with equal outputs.
-ARRAY, FACTORS, FUSED = "gated, bias as an array", "gated", "gated, pallas"
+ARRAY, FACTORS = "gated, bias as an array", "gated"
 # The same of none.
-PLAIN = (PEER, "none", "none, cudnn", "none, pallas", "none, splash")
+PLAIN = (PEER, "none", "none, cudnn", "none, splash")
 Inputs = dict[str, jax.Array]
 Peer = Literal["xla", "cudnn"]
 
@@ -87,11 +86,6 @@ def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
     def ours(x: Inputs, *bias: jax.Array) -> jax.Array:
         return attend(x["query"], x["keys"], x["values"], mask, *bias)
 
-    def fused(x: Inputs) -> jax.Array:
-        return gated_attention(
-            x["query"], x["keys"], x["values"], x["gate"], x["by_distance"], segments
-        )
-
     def by_segments(x: Inputs, kernel: Callable[..., jax.Array], *rest) -> jax.Array:
         return kernel(x["query"], x["keys"], x["values"], *rest, segments)
 
@@ -106,9 +100,6 @@ def forms(segments: jax.Array) -> dict[str, Callable[[Inputs], jax.Array]]:
         }
     if "cudnn" in _KERNELS.value:
         found["none, cudnn"] = functools.partial(dot_product, kernel="cudnn")
-    if "pallas" in _KERNELS.value:
-        found[FUSED] = fused
-        found["none, pallas"] = lambda x: by_segments(x, gated_attention, None, None)
     if "splash" in _KERNELS.value:
         found["none, splash"] = lambda x: by_segments(x, segment_attention)
     return found
@@ -133,7 +124,7 @@ def main(_) -> None:
         step = jax.jit(jax.value_and_grad(loss, has_aux=True))
         programs[name] = step.lower(given).compile()
     tolerance = 1e-4 if _DTYPE.value == "float32" else 0.05
-    for names in ((ARRAY, FACTORS, FUSED), PLAIN):
+    for names in ((ARRAY, FACTORS), PLAIN):
         same = [programs[name](given)[0][1] for name in names if name in programs]
         for output in same[1:]:
             found, expected = (np.asarray(x, np.float32) for x in (output, same[0]))

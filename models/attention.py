@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.fused_attention import gated_attention
 from models.layers import dense
 from models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from models.masks import causal_mask
@@ -15,7 +14,7 @@ from models.positions import DistanceBias, RowGate, rotate
 from models.segment_attention import segment_attention
 from models.softmax_attention import attend, attention_weights
 
-Kernel = Literal["xla", "cudnn", "pallas", "splash"]
+Kernel = Literal["xla", "cudnn", "splash"]
 KERNELS = get_args(Kernel)
 
 # Queries per block where attention is computed block by block.
@@ -78,11 +77,9 @@ class Attention(nn.Module):
       dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16".
       kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and
-        has no gradient for a gated bias, or "pallas" for `fused_attention`; on a TPU "splash" for
-        `segment_attention`. The last two are for self-attention within segments, "pallas" with any
-        `DistanceBias` of indices, "splash" without a bias, and "cudnn" is for even lengths; other
-        attention of such a module is plain. With dropout these three compute attention by blocks of
-        queries instead.
+        has no gradient for a gated bias; on a TPU "splash" for `segment_attention`, which is for
+        self-attention within segments without a bias. "cudnn" is for even lengths; other attention
+        of such a module is plain. With dropout both compute attention by blocks of queries instead.
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
       initializer: of kernels, see `layers.dense`.
@@ -192,13 +189,8 @@ class Attention(nn.Module):
     ) -> jax.Array:
         """Attention output [B, Q, H, D / H], values averaged by their weights."""
         has_dropout = self.dropout_rate and not deterministic
-        if segments is not None and not has_dropout:
-            if kernel == "splash" and bias is None:
-                return _splash(query, pair, segments)
-            if kernel == "pallas" and bias is None:
-                return _pallas(query, pair, None, None, segments)
-            if kernel == "pallas" and isinstance(bias, DistanceBias) and bias.positions is None:
-                return _pallas(query, pair, bias, gate, segments)
+        if kernel == "splash" and segments is not None and bias is None and not has_dropout:
+            return _splash(query, pair, segments)
         if isinstance(bias, DistanceBias):
             # One for all examples, to which JAX adds the mask before it calls cuDNN's kernel: that
             # has a bias [B, H, Q, K] and a gradient as large.
@@ -221,20 +213,6 @@ class Attention(nn.Module):
     def _by_head(self, projected: jax.Array) -> jax.Array:
         """[B, L, D] -> [B, L, H, D / H]."""
         return projected.reshape(*projected.shape[:2], self.num_heads, -1)
-
-
-def _pallas(
-    query: jax.Array,
-    pair: KeysValues,
-    bias: DistanceBias | None,
-    gate: jax.Array | None,
-    segments: jax.Array,
-) -> jax.Array:
-    """Attention [B, Q, H, D / H] within segments by our Pallas kernel, on each device's shard."""
-    inputs = (query, *pair, gate, None if bias is None else bias.by_distance, segments)
-    by_head = (SEQUENCES, None, HEADS)
-    axes = (by_head, by_head, by_head, by_head, (HEADS,), (SEQUENCES,))
-    return on_each_shard(gated_attention, inputs, axes, out_axes=by_head)
 
 
 def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array) -> jax.Array:

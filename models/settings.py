@@ -44,7 +44,7 @@ class EncoderSettings:
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
       attention: attention kernel: "xla", plain, on any backend; on a GPU "cudnn" for its fused
         kernel, in bfloat16, without a gated bias and with heads of a multiple of 8, at most 256, or
-        "pallas" for our own; on a TPU "splash" for JAX's, without a bias by distance; "auto" for
+        on a TPU "splash" for JAX's, without a bias by distance; "auto" for
         one of these by the backend, see `kernel`.
         With dropout on its weights by blocks of queries, see `models.attention`.
       remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
@@ -145,7 +145,7 @@ class EncoderSettings:
         if self.attention == "cudnn" and self.position == "gated":
             raise ValueError(
                 'model.attention "cudnn" has no gradient for the bias of model.position "gated"; '
-                'set model.attention to "pallas" (GPU) or "xla"'
+                'set model.attention to "xla"'
             )
         if self.attention == "cudnn" and not _cudnn_takes(self.head_size, CUDNN_HEAD_SIZES[1]):
             raise ValueError(

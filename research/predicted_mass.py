@@ -18,7 +18,7 @@ from ml_collections import config_flags
 from builders import data, model
 from builders.masked_lm import masked_lm_of
 from common import artifacts, entry_point
-from evaluation.predicted_mass import classes_of, measure
+from research.mass import classes_of, measure
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The study's folder.")

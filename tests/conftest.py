@@ -60,7 +60,7 @@ _LONG = (
     "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test", "layout_test",
     "example_axes_test", "accumulation_test", "finetune_test", "replaced_token_test",
     "memory_test", "malformed_test", "masked_lm_test", "decoder_test", "translating_test",
-    "bitext_test", "fused_attention_test", "neighbours_test", "stages_test", "working_rows_test",
+    "bitext_test", "neighbours_test", "stages_test", "working_rows_test",
     "output_layer_test", "encoder_test", "studies_test", "fine_tuning_test",
     "decoding_test", "loop_test", "loop_stops_test", "draws_sharded_test", "export_test",
     "models_test", "fixed_point_test", "export_tuned_test",

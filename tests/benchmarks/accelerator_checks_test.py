@@ -22,7 +22,7 @@ class ChecksTest(parameterized.TestCase):
         outcome = checks.CHECKS[name]()
         self.assertTrue(outcome.passed, outcome.detail)
 
-    @parameterized.parameters("cudnn", "cudnn_relative", "pallas")
+    @parameterized.parameters("cudnn", "cudnn_relative")
     def test_kernels_of_a_gpu_are_left_out(self, name):
         self.assertEqual(checks.CHECKS[name](), (None, "needs a GPU"))
 

@@ -13,9 +13,7 @@ from absl.testing import absltest, parameterized
 
 from models import attention
 from models.attention import Attention
-from models.fused_attention import gated_attention
 from models.masks import causal_mask, segment_mask
-from models.positions import DistanceBias
 from models.segment_attention import segment_attention
 from models.softmax_attention import attention_weights
 from tests.models.factories import random_like
@@ -206,65 +204,26 @@ class KernelTest(parameterized.TestCase):
         self.assertEmpty(self.kernels(module, X[:, :1], cache=module.empty_cache(B, Q)))
 
 
-class PallasTest(parameterized.TestCase):
-    """The fused kernel for a bias by distance, interpreted."""
-
-    @parameterized.parameters(False, True)
-    def test_equals_plain_attention(self, is_gated: bool):
-        bias = DistanceBias(random(H, 2 * Q + 1), SEGMENTS)
-        plain, fused = (
-            Attention(D, H, 0.0, "float32", kernel, is_gated=is_gated)
-            for kernel in ("xla", "pallas")
-        )
-        shapes = jax.eval_shape(
-            functools.partial(plain.init, deterministic=True, bias=bias), jax.random.key(0), X
-        )
-        params = random_like(nn.unbox(shapes))
-
-        def gradients(module: Attention):
-            def loss(params, by_distance):
-                use = {
-                    "bias": bias._replace(by_distance=by_distance),
-                    "mask": segment_mask(SEGMENTS),
-                    "segments": SEGMENTS,
-                }
-                return (module.apply(params, X, deterministic=True, **use)[0] ** 2).sum()
-
-            return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, bias.by_distance)
-
-        interpreted = functools.partial(gated_attention, interpret=True)
-        with mock.patch.object(attention, "gated_attention", interpreted):
-            found = gradients(fused)
-        check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-        jax.tree.map(check, found, gradients(plain))
-
-
 class SegmentsTest(parameterized.TestCase):
-    """Kernels that mask by segments: where they are taken, and that it is the same attention."""
+    """The kernel that masks by segments: where it is taken, and that it is the same attention."""
 
-    def calls(self, kernel: str, name: str, dropout_rate: float = 0.0, **more) -> int:
+    def calls(self, name: str, dropout_rate: float = 0.0, **more) -> int:
         """Compare with plain attention; how often the kernel was called."""
-        module, use = Attention(D, H, dropout_rate, "float32", kernel), USES[name] | more
-        functions = {"splash": segment_attention, "pallas": gated_attention}
-        function = functools.partial(functions[kernel], interpret=True)
-        with mock.patch.object(
-            attention, functions[kernel].__name__, side_effect=function
-        ) as called:
+        module, use = Attention(D, H, dropout_rate, "float32", "splash"), USES[name] | more
+        function = functools.partial(segment_attention, interpret=True)
+        with mock.patch.object(attention, "segment_attention", side_effect=function) as called:
             assert_close(jax.jit(lambda use: attend(module, **use)[0])(use), outputs_of(name)[0])
         return called.call_count
 
-    @parameterized.parameters("splash", "pallas")
-    def test_where_the_mask_is_of_segments(self, kernel: str):
-        self.assertEqual(self.calls(kernel, "segments", segments=SEGMENTS), 1)
+    def test_where_the_mask_is_of_segments(self):
+        self.assertEqual(self.calls("segments", segments=SEGMENTS), 1)
         others = ("segments", "causal_segments", "cross_segments", "cross", "self")
         for use in others:  # of which the module is not told any segments
-            self.assertEqual(self.calls(kernel, use), 0)
-        self.assertEqual(self.calls(kernel, "segments", 1e-9, segments=SEGMENTS), 0)
+            self.assertEqual(self.calls(use), 0)
+        self.assertEqual(self.calls("segments", 1e-9, segments=SEGMENTS), 0)
 
     def test_splash_has_no_bias(self):
-        # That of the other kernel is of distances.
-        for kernel in ("splash", "pallas"):
-            self.assertEqual(self.calls(kernel, "bias_and_segments", segments=SEGMENTS), 0)
+        self.assertEqual(self.calls("bias_and_segments", segments=SEGMENTS), 0)
 
 
 class BlocksTest(parameterized.TestCase):

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from models import attention, layout
 from models.encoder import Encoder, EncoderSettings
-from models.fused_attention import gated_attention
 from models.segment_attention import segment_attention
 from tests.models.factories import boxed_shapes
 from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
@@ -23,10 +22,8 @@ from training.sharding import MeshSettings, make_mesh
 
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2))
 TOKENS = jnp.zeros((8, 6), jnp.int32)
-FUSED = dataclasses.replace(GATED, attention="pallas")
 SPLASH = dataclasses.replace(SETTINGS, attention="splash")
-# Kernels of a GPU and of a TPU, where there is none.
-interpreted = functools.partial(gated_attention, block_size=32, interpret=True)
+# The kernel of a TPU, where there is none.
 interpreted_splash = functools.partial(segment_attention, interpret=True)
 
 
@@ -41,17 +38,12 @@ def tearDownModule():
 
 
 class LayoutTest(parameterized.TestCase):
-    @parameterized.parameters(
-        *itertools.product(MESHES, (SETTINGS, GATED, FUSED)), ((2, 2, 2), SPLASH)
-    )
+    @parameterized.parameters(*itertools.product(MESHES, (SETTINGS, GATED)), ((2, 2, 2), SPLASH))
     def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):
         # On one device without the fused kernel.
         plain = dataclasses.replace(encoder, attention="xla")
         expected_loss, expected = on_one_device(plain)
-        with (
-            mock.patch.object(attention, "gated_attention", interpreted),
-            mock.patch.object(attention, "segment_attention", interpreted_splash),
-        ):
+        with mock.patch.object(attention, "segment_attention", interpreted_splash):
             found_loss, found = on_mesh(*axes, encoder)()
         np.testing.assert_allclose(found_loss, expected_loss, rtol=1e-5)
         largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from evaluation.predicted_mass import classes_of, measure, shares
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from objectives.batch import Batch
+from research.mass import classes_of, measure, shares
 from tests import factories
 
 
