@@ -123,7 +123,6 @@ def checked(config: ConfigDict, defaults: ConfigDict | None = None) -> ConfigDic
     """Return `config` if it has the sections, keys and types of `defaults`, within the limits.
 
     Args:
-      config: of a command.
       defaults: by default those of pre-training. Other configs, and those with an objective of
         another package, may have sections of their own.
 

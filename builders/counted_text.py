@@ -36,7 +36,6 @@ def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
     """Whether a vocabulary is built from tables of the text in place of the text.
 
     Args:
-      spec: of the corpus.
       folders: of the working directory, whose vocabulary may be of text that was held.
       trainer: "sentencepiece" reads sentences, so that text of any size is held.
     """
@@ -60,7 +59,6 @@ def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Pr
     """Count the text of each language, which is read twice and never held.
 
     Args:
-      spec: of the corpus.
       folder: where tables are kept; those of the same text are not counted again.
       num_workers: languages at a time, each in its process.
       progress: wraps an iteration, given its name and length.

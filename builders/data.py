@@ -201,9 +201,7 @@ def settings(
     """Convert a section of a config to its settings class.
 
     Args:
-      kind: a dataclass.
       section: the fields without derived ones, and keys that are read elsewhere.
-      name: of the section, for messages.
       read_elsewhere: keys of the section that are not fields, or that are converted by the caller.
       **derived: fields that are not keys of the section, such as the vocabulary size.
 
@@ -384,7 +382,6 @@ def warn_of_other_sections(
     They may differ: a vocabulary of one text serves rows of another.
 
     Args:
-      config: of a later stage.
       earlier: sections that the stage of a folder has read, by folder.
     """
     found, defaults = [], recorded_defaults()
@@ -413,8 +410,6 @@ def open_train_stage(
     stages are warned of.
 
     Args:
-      config: of the run.
-      folders: the working directory.
       continue_from: step at which a phase begins, whose settings may differ (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")

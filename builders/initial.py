@@ -104,9 +104,6 @@ def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shap
 
     Args:
       source: working directory of the other run.
-      name: of its objective.
-      there: shapes of its parameters.
-      here: those of this run.
     """
     if _has_generator(here) and not _has_generator(there):
         raise ValueError(

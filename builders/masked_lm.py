@@ -56,7 +56,6 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     """Build masked LM for each kind of batch that the run has.
 
     Args:
-      setup: config and data.
       encoder: settings of the model that all share.
       scope: key of its parameters, see `MaskedLM`.
     """
@@ -134,7 +133,6 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
     """Settings of the encoder in the config.
 
     Args:
-      setup: config and data.
       cross_attention: whether the objective trains cross-attention.
 
     Raises:
@@ -284,7 +282,6 @@ def token_statistics(
     Args:
       store: packed dataset with the counts of each language.
       shares: shares of the languages in the stream.
-      vocab_size: V, padding included.
     """
     counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
     return statistics_of(store, counts, vocab_size)
@@ -302,7 +299,6 @@ def statistics_of(
       store: packed dataset, for the ids of special tokens.
       counts: share and counts [pieces] of each source, read one after the other: those of hundreds
         of languages and millions of pieces are gigabytes.
-      vocab_size: V, padding included.
     """
     special_ids = np.array(store.special.special_ids())
     mixed, highest = np.zeros(vocab_size), np.zeros(vocab_size)

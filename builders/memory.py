@@ -78,8 +78,6 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
 
     Args:
-      config: of the run.
-      num_devices: number of devices.
       stage: index of the stage (`optimizer.stages`), by default of the last one.
 
     Raises:

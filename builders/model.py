@@ -101,9 +101,6 @@ def restore(
     """Read the latest checkpoint of the run in a working directory.
 
     Args:
-      config: of the run.
-      store: its packed dataset.
-      folders: the working directory.
       mesh: mesh to place the parameters on; by default that of the config.
 
     Raises:

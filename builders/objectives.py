@@ -87,7 +87,6 @@ def objective(
     """Build the objective that the config names.
 
     Args:
-      config: the whole config.
       store: packed dataset, with its vocabulary and statistics.
       mesh: mesh that the objective will run on; None for a single device.
 

@@ -123,7 +123,6 @@ def search_lines(
     Args:
       config: of a retrieval task, for the nearest sentence of the second text to each of the first;
         or of a mining task, for pairs that may be translations, best first.
-      sources, targets: the texts.
       threshold: for mining, smallest score of a pair; None for all pairs.
       workdir: of the run that config and threshold are of; None for none.
 

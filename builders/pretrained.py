@@ -56,7 +56,6 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = 
     """Read an encoder from a working directory of train.py, or a folder of `interop.model_folder`.
 
     Args:
-      path: of either.
       keeps_decoder: whether to keep the cross-attention that there may be.
       objective: as of `run_config`.
 
@@ -130,7 +129,6 @@ def read_run(folders: Folders, objective: str = "") -> model.Trained:
     """Read the latest checkpoint of a run of train.py, on one device of every host.
 
     Args:
-      folders: of the run.
       objective: as of `run_config`.
     """
     config, store = run_config(folders, objective), open_packed_dataset(folders)
@@ -145,7 +143,6 @@ def run_config(folders: Folders, objective: str = "") -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device.
 
     Args:
-      folders: of the run.
       objective: name of another package's, which the user gave; a record alone imports no code.
 
     Raises:

@@ -41,10 +41,8 @@ def with_next_phase(
     """Solve for the worst distribution, and add it to the record as the phase from `step` on.
 
     Args:
-      record: base distribution and earlier phases.
       step: steps taken.
       losses: mean loss of each pair, NaN if it was not seen.
-      settings: radius and bound.
       baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
         without one counts as not seen.
 
@@ -203,9 +201,6 @@ def training_data(
     """Build this host's part of the training batches, re-weighted if the config asks for it.
 
     Args:
-      config: of the run.
-      store: packed dataset.
-      mesh: of the run.
       folder: of training, for the record of the phases.
 
     Raises:

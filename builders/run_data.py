@@ -27,7 +27,6 @@ def check_resumed(folder: pathlib.Path, now: Mapping[str, str]) -> None:
 
     Args:
       folder: of the run, which has no record of its data if it is new, or older than the records.
-      now: digests of its data.
 
     Raises:
       ValueError: they are other data.

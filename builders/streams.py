@@ -34,9 +34,6 @@ def training_data(
     """Build the stream of this host's part of the training batches on `mesh`.
 
     Args:
-      config: of the run.
-      store: packed dataset.
-      mesh: of the run.
       weights: share of each language pair by the step from which on it is in force, among them 0;
         None for those of the config, throughout.
 

@@ -30,7 +30,6 @@ def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
     """The config of a task of a user's own with the labels of its training data; others as is.
 
     Args:
-      config: of the run.
       known: labels of the same run when it ended, which need not be looked up.
 
     Raises:
@@ -95,7 +94,6 @@ def languages(
     """The languages of a split; of development data those that the selection needs.
 
     Args:
-      options: of the task.
       split: one of `SPLITS`.
       readers: to look into files that no name tells the language of; those of the task's kind.
 
@@ -229,7 +227,6 @@ def seen_in_training(
     Those that are held out of training as development data count: they select the checkpoint.
 
     Args:
-      options: of the task.
       data: of each split. Languages without such are left out.
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
@@ -276,10 +273,6 @@ def selected_on_test(options: TaskSettings, chosen_on: Sequence[str]) -> list[st
     """The languages whose reported scores are of data that something was chosen on.
 
     Files are compared, not their names: links lead to the same file.
-
-    Args:
-      options: of the task.
-      chosen_on: languages whose development data chose.
     """
     if not options.test or holds_out(options):
         return []

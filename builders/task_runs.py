@@ -45,8 +45,6 @@ def run(
     """Take a run to its end; one that has ended before does nothing.
 
     Args:
-      config: as of configs/finetune.
-      folder: where results go.
       stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
 
     Returns:

@@ -30,7 +30,6 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
     heads in our own form.
 
     Args:
-      workdir: of the run.
       output: folder to write, absent or empty.
 
     Returns:

@@ -419,8 +419,6 @@ def open_stage(
     because of its settings can be run again with others.
 
     Args:
-      folder: of the stage.
-      settings: everything that determines its results.
       defaults: values, in the structure of `settings`, for settings missing from the record of an
         older folder because the code did not have them yet. Without a default, such a folder is
         refused.
@@ -447,7 +445,6 @@ def differences(
     """Return one line for each setting that differs from the record of a folder, if it has one.
 
     Args:
-      folder: of a stage.
       sections: JSON-able settings by section. Sections and keys that they or the record lack are
         not compared.
       defaults: as of `open_stage`.

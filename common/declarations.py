@@ -76,7 +76,6 @@ def read(path: str | os.PathLike[str], kind: type[T], *, remedy: str) -> T:
 
     Args:
       path: of a regular file of at most `artifacts.MAX_BYTES`.
-      kind: its declaration.
       remedy: of a file that is not as declared.
 
     Raises:

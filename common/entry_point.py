@@ -62,7 +62,6 @@ def run(
 
     Args:
       main: the command; it takes the arguments that are no flags.
-      required: names of flags.
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
       on_out_of_memory: says what the command needs, and which keys reduce it.
     """

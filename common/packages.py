@@ -9,7 +9,6 @@ def needed(by: str, requirements: str = "requirements.txt") -> Iterator[None]:
     """Import packages in the block; an error names the command that installs what is missing.
 
     Args:
-      by: file, dataset or command.
       requirements: file with the packages; others than requirements.txt have older releases of
         some, for an environment of their own.
 

@@ -114,9 +114,6 @@ def parse(config: str) -> Argument:
 def find(config: str) -> dict[str, tuple[str, ...]]:
     """Return the grids of a config by name.
 
-    Args:
-      config: value of --config.
-
     Raises:
       ValueError: the config has none, or none for its argument.
     """

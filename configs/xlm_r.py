@@ -138,7 +138,6 @@ def constant_width(pieces: int, parameters: int, squares: int, multiple: int) ->
     """Return the width D at which a model has a number of parameters, V D + squares D^2.
 
     Args:
-      pieces: V.
       parameters: of the table and the layers' matrices.
       squares: matrices of D^2 in the layers.
       multiple: of which the width is the nearest one.

@@ -121,8 +121,6 @@ def beam_search(
       first_tokens: [B] int32, such as a language symbol.
       cache: any pytree of arrays, for K hypotheses of each sentence (see `repeat`), reordered as
         hypotheses are.
-      settings: of the search.
-      ids: of the vocabulary.
       cache_axes: axis [B K] of the arrays of the cache, for all, or a prefix of the pytree with
         None for arrays that all hypotheses share, such as a length.
       grown: gives a cache room for a number of tokens, of `capacities`, which the search asks for

@@ -75,8 +75,6 @@ class Examples:
         """Choose the sentences.
 
         Args:
-          objective: the model.
-          store: held-out sequences.
           pieces: [V] pieces of the tokenizer, by id.
           seed: of the choice of the sentences.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.

@@ -23,9 +23,7 @@ def show_seeds(axes: plt.Axes, values: Sequence[float], place: int, size: float 
     """Draw the values of the seeds side by side at height `place`, and a bar at their mean.
 
     Args:
-      axes: drawn on.
       values: of the seeds, one or more.
-      place: height.
       size: length of the bar in points.
     """
     axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)

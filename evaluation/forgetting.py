@@ -42,8 +42,6 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
 
     Args:
       changes: scores by data and measure, each with languages.
-      title: what was compared.
-      folder: of the report.
 
     Raises:
       ValueError: nothing has a score in a language both before and after.

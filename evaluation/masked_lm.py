@@ -59,9 +59,7 @@ class ExactMaskedLM:
 
         Args:
           objective: the model and its special ids.
-          store: held-out sequences.
           num_folds: number of passes; with 7, about 15 % of the tokens are masked at a time.
-          batch_size: sequences evaluated at once.
           max_sequences: held-out sequences used per language, see `spread_rows`.
           seed: of the assignment of tokens to folds.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.

@@ -122,11 +122,8 @@ def write_pair_report(
     Without re-weighting, as with `robust.rho` 0, the pairs are reported by loss, without a plot.
 
     Args:
-      record: phases of a run.
       languages: the two languages of each pair, by its name.
       examples: sentence pairs of a pair, as strings.
-      folder: of the report.
-      number: pairs at each end.
 
     Raises:
       ValueError: there are no phases.

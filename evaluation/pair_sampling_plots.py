@@ -65,9 +65,7 @@ def plot_shares(
     """Shares of the pairs, largest first, and how often each repeats against its size.
 
     Args:
-      samplings: one a method.
       epochs: by method, [pairs] passes of a run over each pair, in the order of `shares()`.
-      path: the file.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     for one in samplings:

@@ -64,12 +64,8 @@ class ReplacedTokenDetection:
         """Draw the corrupted text.
 
         Args:
-          objective: the discriminator, and its generator.
-          store: held-out sequences.
           rate: share of the text tokens that unigram samples replace.
-          batch_size: sequences evaluated at once.
           max_sequences: held-out sequences used per language, see `spread_rows`.
-          seed: of the corruptions.
           frozen: an objective whose generator corrupts the text, and its parameters; None for none.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
         """
@@ -175,8 +171,6 @@ def unigram_corruption(
       rows: [N, L] int32 sequences.
       counts: [V] of the tokens in the language's training text; special ones are not drawn.
       rate: probability of each text token to be replaced.
-      special_ids: ids that are not replaced.
-      seed: of the samples.
 
     Returns:
       [N, L] int32.

@@ -49,12 +49,7 @@ def write_report(
     """Write report.md, its plots and results.json into `folder`; return the report's path.
 
     Args:
-      folder: where to.
-      results: of the evaluation.
-      store: packed dataset.
-      output_layer: of the run.
       allocation: record of the vocabulary's build; None of one that was not built here.
-      metrics: of training.
       full_softmax_from: step from which on training is exact, see `MaskedLM`; None for no such
         phase.
     """

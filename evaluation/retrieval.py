@@ -70,10 +70,8 @@ class Retrieval:
 
         Args:
           objective: the model and its special ids.
-          store: parallel sets.
           layer: layer whose states are averaged over a sentence's text tokens; 0 is the embeddings.
           pivot: language to retrieve from and to; sets without it use their first language.
-          batch_size: sentences encoded at once.
           max_sentences: pairs used per set, see `spread_rows`; the cost of finding neighbours grows
             with their square.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.

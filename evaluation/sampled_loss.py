@@ -42,8 +42,6 @@ class SampledLoss:
 
         Args:
           objective: the model and its output layer.
-          store: held-out sequences.
-          batch_size: B of training.
           max_sequences: held-out sequences used per language, see `spread_rows`.
           seed: of the order of the sequences and of the masks.
           mesh: mesh of the devices, of all hosts, that share a batch; None for one device.

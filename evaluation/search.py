@@ -91,7 +91,6 @@ def candidates(
     """Mine candidate pairs of translations, best first.
 
     Args:
-      pairs: two texts.
       sources, targets: [N, D] and [M, D] their vectors.
       margin: see `evaluation.metrics.retrieval.mine`.
 

@@ -31,8 +31,6 @@ class Selection:
         """Select by the mean of a metric over the languages, and if asked by each of them.
 
         Args:
-          metric: its name.
-          data: development data by language.
           predictor: (parameters, features) -> their outputs, such as a `tasks.Predictor`.
           score: outputs for the features of some data -> metrics.
           keep: called with (choice, parameters, step, score) when a score is the best so far; the

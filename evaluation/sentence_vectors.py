@@ -23,10 +23,8 @@ def mean_states(
     """Compute the mean state of each sentence's text tokens, without padding and specials.
 
     Args:
-      encoder, params: the model.
       tokens, segments, positions: [B, L] int32, as of `Encoder.encode`.
       num_layers: layer whose states are taken; 0 for the embeddings.
-      specials: ids that are not text.
 
     Returns:
       [B, D] float32; zeros for a sentence without text.

@@ -51,10 +51,7 @@ class Predictor:
         """Prepare predictions.
 
         Args:
-          objective: the model.
-          batch_size: rows at once.
           buckets: lengths that batches are padded to.
-          pad: id of the padding token.
           mesh: devices to split batches over, of all hosts; none for one device.
         """
         self._buckets, self._pad = buckets, pad
@@ -76,7 +73,6 @@ def in_order(
 
     Args:
       batches: of `length_batches`.
-      layout: where they are put.
       run: arrays of a batch, placed -> [B, ...].
     """
     waiting, places = [], []
@@ -139,8 +135,6 @@ def answers(
     """The best answer to each question by scores [L, 2] of rows as its first and last token.
 
     Args:
-      data: what is asked.
-      outputs: of its features.
       max_answer_length: tokens of an answer.
       n_best: starts and ends looked at in each window.
     """
@@ -223,7 +217,6 @@ def answer_scores(
     """F1 and exact match of answers by the task's rules.
 
     Args:
-      task, data: what is predicted.
       decided: as from `answers`.
       threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
     """

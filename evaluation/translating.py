@@ -63,12 +63,8 @@ class Translator:
         """Prepare translations.
 
         Args:
-          objective: the model.
-          settings: of the search.
-          ids: of the vocabulary.
           batch_tokens: tokens of the sources of a batch, padding included.
           buckets: lengths that sources are padded to.
-          pad: id of the padding token.
           mesh: devices to split batches over, of all hosts; none for one device.
 
         Raises:
@@ -128,8 +124,6 @@ def search(
     logits and the choice among them alone.
 
     Args:
-      objective: the model.
-      params: its parameters.
       batch: `tokens`, `segments`, `positions` [B, L] and `first_token` [B].
       settings, ids: as `beam_search`.
     """

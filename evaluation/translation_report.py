@@ -28,7 +28,6 @@ def write(
 
     Args:
       folder: with `predictions`.
-      metadata: of the run.
       results: scores by split and direction, their signatures, the choice of the parameters, and
         the search.
       records: metrics of the training, in order.

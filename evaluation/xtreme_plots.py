@@ -19,9 +19,7 @@ def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib
     Languages stand in the order of the first variant's scores.
 
     Args:
-      of_task: variants of a task.
       averaged: the languages that the average is over, the same for all of them.
-      path: of the image.
     """
     scores = [_scores(one, averaged) for one in of_task]
     labels = _order(scores)

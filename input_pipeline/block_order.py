@@ -127,7 +127,6 @@ class BatchOrder:
         Args:
           rows: [N] number of sequences of each language.
           shares: [N] share of each language, which sum to one.
-          batch_size: B, examples of a batch.
           block_rows: [N] or scalar, sequences in a block of each language; 0 for no blocks.
 
         Raises:

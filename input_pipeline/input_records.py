@@ -62,8 +62,6 @@ def describe(spec: CorpusSpec, found: plans.Found, digest: Callable[[Any, Any], 
     """Describe inputs: pieces of text, parallel text, and test sets.
 
     Args:
-      spec: names the test sets.
-      found: the other inputs.
       digest: returns that of an input: its description without it, and piece, task or path.
     """
 

@@ -244,7 +244,6 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
 
     Args:
       counts: [N, N] sentence pairs, symmetric, zero diagonal.
-      temperature: T.
     """
     log_marginals = np.log(tempered_marginals(counts, temperature))
     with np.errstate(divide="ignore"):
@@ -277,7 +276,6 @@ def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
 
     Args:
       counts: [N, N] sentence pairs, symmetric, zero diagonal.
-      temperature: T.
 
     Raises:
       ValueError: the solver gave up.

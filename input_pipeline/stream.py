@@ -169,7 +169,6 @@ class TrainingStream:
 
         Args:
           probabilities: of each language; they need not sum to one.
-          batch_size: B.
           cache: of blocks of the rows of `training_rows`; None to read sequences as they come.
         """
         self.languages = store.languages

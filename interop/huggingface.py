@@ -195,7 +195,6 @@ def compare(
     """Find texts on which a tokenizer of Hugging Face's disagrees with SentencePiece.
 
     Args:
-      model: the serialised SentencePiece model.
       tokenizer: a folder with a tokenizer.json, or the value of one.
       texts: the texts to compare on, one line each.
       ids: [V] the tokenizer's id of each of the model's pieces; None if they are equal.

@@ -238,7 +238,6 @@ def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step
 
     Args:
       names: the steps of its normaliser.
-      metaspace: its pre-tokenizer.
     """
     if "Strip" in names:
         raise ValueError(

@@ -101,7 +101,6 @@ def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None
     """Raise ValueError if a folder's own tokenizer has pieces that the folder's model has not.
 
     Args:
-      folder: of the model.
       old: its `read_vocabulary`.
       model: its `sentencepiece_model`, which may be of another file.
     """
@@ -226,7 +225,6 @@ def swap(
 
     Args:
       old: the vocabulary of `table`.
-      new: the new vocabulary.
       table: [>= V, D] embeddings; table rows beyond the old vocabulary are not read.
       bias: [>= V] output bias.
 

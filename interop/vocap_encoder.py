@@ -108,7 +108,6 @@ def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
     """Read the parameters by name, float32.
 
     Args:
-      folder: with model.safetensors.
       config: the value of config.json, validated by `read_sizes`.
 
     Raises:

@@ -132,7 +132,6 @@ class Weights:
         """Open model.safetensors, or the shards that its index lists.
 
         Args:
-          folder: folder of the files.
           remedy: instruction for writing such a folder again, for error messages.
           tied: tensor -> alias of the same tensor, which files may hold in addition or instead.
 

@@ -71,7 +71,6 @@ def union_of_classes(
       targets: [G, Wg] int32 target ids.
       weights: [G, Wg] float; targets of weight zero are ignored.
       extra: [G, S] int32 further classes, possibly repeated, or none (S = 0).
-      vocab_size: V.
 
     Returns:
       Candidates of capacity min(Wg + S, V).

@@ -56,7 +56,6 @@ def draw_from_table(
       key, hidden, weights, table, bias, temperature: as for `OutputLayer.draw`.
       num_valid: number of classes; table rows from here on are padding and are never drawn.
       block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
-      sharding: sharding of the table.
 
     Raises:
       ValueError: as for `draw_slots`.
@@ -99,7 +98,6 @@ def draw_from_sample(
     Args:
       key, hidden, weights, table, bias, sample, temperature: as for `OutputLayer.draw`.
       block_size: as for `draw_from_table`.
-      sharding: sharding of the table.
 
     Raises:
       ValueError: as for `draw_slots`.
@@ -163,7 +161,6 @@ def draw_slots(
     tiles of rows. Otherwise they are equal in distribution.
 
     Args:
-      key: random key.
       hidden: [G, Wg, E], float32 or bfloat16; products accumulate in float32.
       weights: [G, Wg]; where zero, the hidden state is arbitrary and the result 0.
       table: [G, C, E], cast to the dtype of `hidden` by blocks.

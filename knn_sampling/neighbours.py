@@ -95,7 +95,6 @@ def _block_size(vocab_size: int, recomputed: int) -> int:
     """Derive the queries per device at a time.
 
     Args:
-      vocab_size: V.
       recomputed: numbers in the rows that a device gathers for a query of each of its team; 0 for
         none.
     """

@@ -60,9 +60,7 @@ def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> j
     """Sample classes independently from the distribution of the thresholds, by inversion.
 
     Args:
-      key: random key.
       thresholds: [V] uint32, from `cumulative_thresholds`.
-      num_samples: S.
 
     Returns:
       [S] int32 ids, repeats included.
@@ -83,7 +81,6 @@ def draw_distinct(
     kept, which is equivalent to drawing one by one and discarding repeats.
 
     Args:
-      key: random key.
       probabilities: [V] float, p; classes of probability zero are not drawn.
       is_out: [G, V] bool, classes excluded from the draws of a group.
       num_samples: S, at least 1; if there are fewer classes, all are drawn.
@@ -124,7 +121,6 @@ def nce_loss(
     Args:
       hidden, targets, weights, table, counts: as for `neg_loss`.
       bias: [C] output bias less the log noise, b_c - log p_c.
-      num_negatives: S, number of draws.
 
     Returns:
       [W] float32 weighted losses, nats.

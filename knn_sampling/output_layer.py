@@ -42,7 +42,6 @@ class OutputLayer(Protocol):
         """Select the classes in the loss of a batch; None for all.
 
         Args:
-          key: random key for the negatives.
           targets: [B, M] int32 target ids.
           weights: [B, M] float, 0 for unused positions.
           statistics: of the tokens, for a table of V rows.
@@ -89,7 +88,6 @@ class OutputLayer(Protocol):
         softmax over the vocabulary. No gradient flows.
 
         Args:
-          key: random key.
           hidden, weights, table, bias, sample: as passed to `loss`.
           temperature: at least 0, static; 0 draws the likeliest class.
 
@@ -173,7 +171,6 @@ def make_output_layer(
     """Build the output layer of the settings' kind.
 
     Args:
-      settings: the section of the config.
       num_valid: size of the vocabulary, without padding rows.
       mesh: devices that the table and the batch are sharded over; None for a single one.
       vocab_axes, embed_axes: mesh axes that the rows and columns of the table are sharded over.

@@ -126,7 +126,6 @@ def group_inputs(
       hidden: [B, M, E]; weights: [B, M].
       table: [R, E] table rows indexed by `sample.candidate_rows`.
       bias: [V] output bias.
-      sharding: sharding of the table.
 
     Returns:
       hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32, and,

@@ -48,7 +48,6 @@ def working_rows(
     Args:
       candidate_ids: [G, C] int32, unused slots V.
       tokens: [B, L] int32.
-      vocab_size: V.
       capacity: R, `output_layer.row_capacity`; 0 for the bound that holds for any batch.
       required: W int32 ids, of any shape: the targets, whose rows are kept if they are candidates.
 

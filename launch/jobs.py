@@ -258,7 +258,6 @@ def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
 
     Args:
       job: with the config of the grid and the folder of all its runs.
-      name: of the grid.
       seeds: number of seeds, counted from 0; 0 for the first alone.
 
     Raises:

@@ -30,7 +30,6 @@ def run(
     """Run all commands of all jobs in sequence.
 
     Args:
-      found: the jobs.
       python: the interpreter.
       execute: function that runs a shell command and returns its exit status.
       keep_going: whether to continue after a failed job.

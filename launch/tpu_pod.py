@@ -157,8 +157,6 @@ def run_all(
 
     Args:
       found: the jobs, each with its slice.
-      archive: path of the packed code.
-      execute: function that runs a command.
       restarts: most restarts of a stage that was stopped or preempted.
       sleep: function that waits for a number of seconds.
 
@@ -212,10 +210,6 @@ def run(
     """Run the stages of a job to completion.
 
     Args:
-      pod: the slice.
-      job: the job.
-      archive: path of the packed code.
-      execute: function that runs a command.
       restarts: most restarts of a stage that was stopped or preempted.
       sleep: function that waits for a number of seconds.
 

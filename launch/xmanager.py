@@ -146,13 +146,11 @@ def make_plan(
 
     Args:
       found: the jobs, all with the same stages.
-      title: of the experiment.
       platform: one of `PLATFORMS`.
       workdir: folder that holds the working directories of all jobs.
       gpus: kind and number for each job; the kind is used in the cloud only.
       cpus, memory_gib: for each job; 0 for the platform's default.
       python: interpreter on this machine with the project's requirements, for "local".
-      base_image: of the containers.
       volumes: paths that Docker mounts into the containers besides `workdir` (`parse_volumes`).
       paths: keys of the config with the paths that the jobs read (`paths_of`).
 
@@ -270,7 +268,6 @@ def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
     """Package and start the jobs of a plan; for local ones, wait for their end.
 
     Args:
-      plan: the experiment.
       xm, xm_local: modules of xmanager 0.8 with these names.
 
     Raises:

@@ -113,7 +113,6 @@ class Attention(nn.Module):
         """Project a sequence [B, K, D] to keys and values, for repeated attention to it.
 
         Args:
-          x: the sequence.
           positions: [B, K] int32 to rotate the keys by; None for no rotation.
         """
         keys = self._by_head(self.key(x))

@@ -251,8 +251,6 @@ def init_params(
     """Initialise an encoder's parameters, boxed with their logical axis names.
 
     Args:
-      encoder: the encoder.
-      key: random key.
       table: [R, E] token embeddings of another model, in place of a table of its own; without a
         head only.
       has_head: also those of the masked-LM head, and of a decoder where the settings have one.

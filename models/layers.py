@@ -56,12 +56,9 @@ def dense(
     """Build a dense layer.
 
     Args:
-      features: width of its output.
       axes: logical axis names of its kernel, [input, output].
-      dtype: of activations.
       initializer: "normal" for a kernel of standard deviation 0.02, as XLM-R has it, "fan_in" for
         one over the root of its inputs.
-      name: of the module.
     """
     kernel_init = with_logical_partitioning(_INITIALIZERS[initializer], axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])

@@ -57,7 +57,6 @@ def on_each_shard(
       function: of arrays, independent across sequences and heads.
       inputs: arguments of `function`.
       axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, up to the last sharded.
-      out_axes: of its result.
     """
     query = inputs[0]
     assert query is not None

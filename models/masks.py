@@ -25,8 +25,6 @@ def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> 
     """Mask of tokens that see themselves and all tokens before them.
 
     Args:
-      num_queries: Q.
-      num_keys: K.
       first: index of the first query among the keys, scalar.
 
     Returns:

@@ -74,7 +74,6 @@ def distance_buckets(num_buckets: int, max_distance: int, length: int) -> np.nda
     Args:
       num_buckets: a multiple of 4.
       max_distance: distance from which on all share the last bucket of their side.
-      length: N.
 
     Returns:
       [2 N - 1] int, for the distances -(N - 1) to N - 1.

@@ -101,8 +101,6 @@ class EncoderLayer(nn.Module):
         Args:
           x: [B, L, D] hidden states before it; with a cache those of L hypotheses of an example,
             one token of each.
-          order: position information.
-          deterministic: no dropout.
           context: of a decoder; None for an encoder.
           cache: of the tokens before, which a decoder then does not see again.
 
@@ -167,7 +165,6 @@ def context_keys_values(
     """Keys and values of a context for the cross-attention of each layer, [layers, B, K, H, D / H].
 
     Args:
-      settings: of the decoder.
       params: its "layers".
       states: [B, K, D] of an encoder.
     """
@@ -189,10 +186,8 @@ def empty_cache(
     """Cache of all layers before the first token of N hypotheses of each example.
 
     Args:
-      settings: of the decoder.
       params: its "layers".
       states: [B, K, D] of an encoder.
-      num_hypotheses: N.
       capacity: tokens of the longest hypothesis, the first one included.
     """
     one = cross_attention(settings).empty_cache(len(states) * num_hypotheses, capacity)

@@ -129,7 +129,6 @@ def best_response(
     Args:
       losses: [N] mean loss l_i of each group, NaN if unknown.
       base: [N] q at least 0, normalised to sum to one; where it is 0, p is 0.
-      rho: radius of the ball.
       baseline: [N] or scalar, subtracted from the losses.
       min_ratio: c, at least 0 and below 1.
 

@@ -96,7 +96,6 @@ def contrastive_loss(
 
     Args:
       one, two: [B, D] float32 vectors of sentences and their translations.
-      temperature: divisor of the cosines.
 
     Returns:
       [B] float32 losses; [B] float32 accuracies, 0, 1/2 or 1 if none, one or both sentences of a

@@ -96,9 +96,6 @@ class FineTuning(Objective):
         """Outputs of the head for a batch, float32; without dropout if there is no key.
 
         Args:
-          params: all parameters.
-          batch: arrays by name.
-          dropout_key: of both dropouts.
           rows: [R, E] embeddings of a planned batch's tokens, in place of the table.
         """
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)

@@ -29,7 +29,6 @@ def smoothing_penalty(
       table: [R, E] output embeddings, R >= V; those from V on are of no class.
       bias: [R] output bias.
       smoothing: e, from 0, no smoothing, to 1.
-      num_classes: V.
 
     Returns:
       [...] float32, e (z(y) - mean_c z(c)).

@@ -256,12 +256,7 @@ class MaskedLM(Objective):
         }
 
     def describe_table_reads(self, batch_size: int, length: int) -> str:
-        """Describe which table rows a step on packed sequences reads and updates, and why.
-
-        Args:
-          batch_size: B, sequences planned together.
-          length: L.
-        """
+        """Describe which table rows a step on packed sequences reads and updates, and why."""
         vocab_size = self.encoder.settings.vocab_size
         tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
         language = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
@@ -298,7 +293,6 @@ class MaskedLM(Objective):
         """Inputs [B, M, E] of the output layer at `positions` [B, M], without dropout.
 
         Args:
-          params: parameters.
           inputs: [B, L] int32 packed sequences, masks applied.
           positions: [B, M] int32.
         """
@@ -380,7 +374,6 @@ def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacit
     Args:
       num_slots: G C, slots of the groups' candidates.
       num_tokens: B L, tokens of the batch.
-      vocab_size: V.
       row_capacity: R, or 0.
     """
     return (row_capacity or num_slots + num_tokens) < vocab_size

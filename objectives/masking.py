@@ -95,7 +95,6 @@ def mask_tokens(
     Args:
       key: random key; the result is a pure function of it and of `tokens`.
       tokens: [B, L] int32.
-      settings: rates.
       vocab_size: number of pieces that random ones are drawn from.
       mask_id: id of `<mask>`.
       special_ids: ids that are never masked and never used as random replacements.

@@ -65,7 +65,6 @@ class Objective:
         """Plan a step, and select the table rows that it reads if these are few.
 
         Args:
-          extra: extra state.
           batch: batch of the step.
           key: random key of the step.
           step: scalar int32, steps taken before this one.

@@ -35,7 +35,6 @@ def pair_sums(losses: jax.Array, weights: jax.Array, pair: jax.Array, num_pairs:
       weights: [B] float, weight of each example in the mean of its pair.
       pair: [B] int32, index of the pair of each example; examples with an index outside [0, N)
         belong to no pair.
-      num_pairs: N.
     """
     # A loss that does not count may be anything, NaN included.
     weighted = jnp.where(weights > 0, losses * weights, 0.0)

@@ -325,8 +325,6 @@ class ReplacedToken(OnMaskedLM):
         """Logits [B, L] float32 of packed sequences [B, L]: positive ones predict a replacement.
 
         Args:
-          params: parameters.
-          tokens: the sequences.
           original: the sequences before tokens were replaced, which have the borders of documents;
             a generator can sample special tokens. By default `tokens`.
         """

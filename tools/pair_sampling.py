@@ -76,7 +76,6 @@ def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair,
     """Read sentence pairs by language pair (a, b), a < b; rows of one pair are sets of it.
 
     Args:
-      path: of the table.
       languages: of the run, as `corpus.languages`, to which the pairs are confined; empty for all.
 
     Raises:

@@ -51,8 +51,6 @@ def pair_examples(
     """Build a function that draws sentence pairs of a pair, from all sets uniformly, as text.
 
     Args:
-      store: packed dataset with bitext.
-      processor: its tokenizer.
       seed: of the choice, which depends on the pair alone besides.
     """
     pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(store))}

@@ -67,7 +67,6 @@ def accumulate(
     rows that this communicates fewer numbers.
 
     Args:
-      objective: the objective.
       trained: parameters to differentiate by, all up to date.
       extra: the objective's extra state, updated by the parts in sequence.
       batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that

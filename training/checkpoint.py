@@ -120,7 +120,6 @@ class Checkpoints:
 
         Args:
           step: steps taken.
-          state: complete state.
           is_up_to_date: whether no update of its table rows is pending.
           inspection: of the state, if there is one.
 
@@ -239,7 +238,6 @@ class Checkpoints:
         """Restore the mean of the up-to-date parameters of the latest checkpoints: steps, params.
 
         Args:
-          functions: of the run.
           count: number of checkpoints to average.
           every: of checkpoints of multiples of it alone, which does not depend on where a run was
             stopped.

@@ -41,7 +41,6 @@ class Collective(NamedTuple):
 
         Args:
           stride: devices of the axes after that one.
-          size: of the axis.
         """
         return any(len({d // stride % size for d in group}) > 1 for group in self.groups)
 

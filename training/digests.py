@@ -70,9 +70,7 @@ def _found(
     """Digest of each span (first, end) of arrays, and whether each array is finite.
 
     Args:
-      arrays: of numpy or of jax.
       spans: of arrays, of which the first has index 0 in the digest.
-      xp: numpy or jax.numpy.
       sums: `_sums` of it.
     """
     totals = [xp.zeros(1, np.uint32) for _ in spans]  # scalars of numpy warn of what is over 2^32

@@ -205,7 +205,6 @@ def make_optimizer(
 
     Args:
       settings: rates and kind of update; stages and what is frozen are `stage_optimizer`'s.
-      num_steps: length of the schedule.
       tables: paths, such as "embeddings/table", of the tables that may be read by rows.
       first_step: step of the schedule at which the optimizer takes its first step.
     """

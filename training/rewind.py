@@ -17,7 +17,6 @@ def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_row
     Args:
       folder: of training, which this process holds.
       step: steps taken by the checkpoint to go on from.
-      functions: of the run.
       by_rows: whether updates of table rows may be pending, which later rates would change.
 
     Raises:

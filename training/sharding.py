@@ -215,7 +215,6 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
     Args:
       boxed_params: parameters (or their shapes) boxed by `nn.with_logical_partitioning`.
       mesh: see `make_mesh`.
-      settings: the rules.
 
     Raises:
       ValueError: devices that an axis of a parameter is sharded over do not divide it.

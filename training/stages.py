@@ -89,7 +89,6 @@ def stage_optimizer(
     Args:
       settings: see `OptimizerSettings`.
       stage: one of `stages_of`.
-      num_steps: length of the whole run.
       tables: see `make_optimizer`; a table that is not trained is read and never updated.
     """
     own = tuple(

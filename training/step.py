@@ -80,8 +80,6 @@ def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str
 
     Args:
       trained: parameters that are trained, with the touched rows [R, E] in place of their tables.
-      params: all parameters, with the tables.
-      touched: ids by table.
     """
     fixed = {path: ids for path, ids in touched.items() if not has_path(trained, path)}
     rows = gathered_rows(params, fixed)
@@ -171,9 +169,6 @@ def make_train_functions(
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
     Args:
-      objective: the objective.
-      optimizer_settings: settings of the optimizer.
-      mesh_settings: sharding rules of the parameters.
       mesh: the mesh; an abstract one gives the state's shardings only.
       num_steps: length of the learning rate schedule.
       accumulation: number of parts of a batch.

@@ -8,7 +8,6 @@ def selected(params: Any, name: str, prefix: str = "") -> Any:
     """Return the parameters with `name` in their paths.
 
     Args:
-      params: nested dictionaries.
       name: such as "cross_attention" of "layers/cross_attention/value/kernel"; "" for all.
       prefix: path of `params`.
     """

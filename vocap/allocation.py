@@ -451,7 +451,6 @@ def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float], budget: int
     Args:
       growth: all languages at their first sizes.
       thresholds: the distinct keys of all steps, ascending: the largest gain first.
-      budget: T.
 
     Returns:
       The number of steps taken.

@@ -16,7 +16,6 @@ def average_log_probability(
     Args:
       piece_counts: [V] occurrences of each piece in the best segmentation of D.
       log_probs: [V] natural-log unigram probability of each piece.
-      num_sentences: |D|, the number of sentences.
 
     Returns:
       The ALP in nats per sentence; zero or less, larger is better.

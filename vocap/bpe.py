@@ -29,7 +29,6 @@ def train(
       table: the text, of one language or a `runs.mixture`.
       size: number of pieces, of which every character that must be covered is one.
       character_coverage: share of the characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
 
     Returns:
       The pieces, and their scores [V] float64 by which the earliest merge wins: 0, -1, ... None if
@@ -91,7 +90,6 @@ def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> 
 
     Args:
       processor: a `segmenter` of V pieces.
-      table: the text.
 
     Returns:
       [V + 1] float64.

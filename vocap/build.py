@@ -152,10 +152,8 @@ def build_vocabulary(
     """Build a vocabulary from training text per language.
 
     Args:
-      train: training text of each language.
       heldout: held-out text of some or all languages; methods are compared on it.
       settings: see `VocabularySettings`.
-      cache: folder for reusable artefacts.
       progress: wraps the iteration over finished work, given its name and length.
 
     Raises:

@@ -28,7 +28,6 @@ def cluster_languages(
     Args:
       pieces: each language's pieces, distinct, in any order.
       log_probs: each language's natural-log probabilities of these pieces.
-      num_clusters: k.
       seed: of the restarts; the one with the least sum of squared distances to the means is kept.
 
     Returns:
@@ -94,7 +93,6 @@ def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np
 
     Args:
       distances: [L, L] squared distances of the points.
-      k: number of clusters.
       rng: draws the points.
     """
     chosen = [int(rng.integers(len(distances)))]

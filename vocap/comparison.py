@@ -56,7 +56,6 @@ def score(
 
     Args:
       counts_of: counts the pieces of the vocabulary in a text.
-      train: training text of each language.
       heldout: held-out text of some of the languages.
     """
     scores = {}

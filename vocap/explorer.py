@@ -24,7 +24,6 @@ def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: Vocabul
 
     Args:
       record: of the build, see `vocap.record`.
-      vocabulary: the build.
       settings: of the build; its beta joins the grid.
     """
     courses = trace_courses(

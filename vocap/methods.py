@@ -68,11 +68,8 @@ def choose(
     """Choose the pieces by one of `METHODS`.
 
     Args:
-      method: see the module docstring.
-      vocabularies: of each language.
       probabilities: q_i of each language (Eq. 3).
       beta: exponent of q_i in VoCap's objective (Eq. 2).
-      budget: T, pieces besides specials.
       num_clusters: k of "clustered".
       train_together: trains on the mixture of several languages, for "joint" and "clustered".
       train_merges: trains on the mixture of all languages, for "bpe".

@@ -72,11 +72,8 @@ def train(
     """Train the vocabularies of all feasible sizes.
 
     Args:
-      table: the text.
       sizes: wanted numbers of pieces, the unknown piece on top of each.
       character_coverage: share of the characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
-      max_seeds: seeds to start from.
     """
     text = cover(table, character_coverage)
     size = len(text.alphabet)

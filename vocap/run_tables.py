@@ -134,7 +134,6 @@ def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_
     """Count the runs of text that need not fit into memory, and write their table.
 
     Args:
-      sentences: the text, read once.
       out: the table's file.
       max_runs: approximate number of runs held in memory; the table does not depend on it.
     """
@@ -255,7 +254,6 @@ class HeldOut:
 
         Args:
           fraction: share of the distinct sentences to hold out, in [0, 1).
-          seed: seed of the hash.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"heldout_fraction is {fraction}, must be at least 0 and below 1")
@@ -292,7 +290,6 @@ def write_entries(
     """Write a table's bytes.
 
     Args:
-      file: the destination; stays open.
       num_sentences: see `runs.RunTable`.
       entries: distinct runs, ascending.
       compression: gzip's level.
@@ -313,7 +310,6 @@ def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
 
     Args:
       file: the table; must stay open while the entries are read.
-      name: its name in error messages.
 
     Returns:
       The number of sentences, and the entries in order.

@@ -62,9 +62,7 @@ def score_text(
     """Score a tokenizer on the text of a language.
 
     Args:
-      encode: ids of each text.
       sentences: of the language, at least one.
-      size: V.
       unknown: id of unknown text, or None.
       is_unigram: whether it is a unigram model, which ALP is defined for.
 
@@ -147,10 +145,7 @@ def tax(
     """Count the tokens of parallel sentences of each language, and of the same in the pivot.
 
     Args:
-      encode: ids of each text.
       rows: a cell for each language; "" is a missing translation.
-      languages: of the cells.
-      pivot: language to compare with.
 
     Returns:
       Both numbers by language, of the rows that have both; {} if the pivot is none of them.

@@ -42,7 +42,6 @@ def write_report(folder: pathlib.Path, scores: Scores, pivot: str) -> pathlib.Pa
     """Write report.md with its plots, scores.csv and results.json; return the report's path.
 
     Args:
-      folder: where to.
       scores: of one tokenizer at least; all on the same texts.
       pivot: language that the tax is relative to.
     """
@@ -120,8 +119,6 @@ def language_table(
     """Return a Markdown table: a line per language, a column per tokenizer.
 
     Args:
-      values: by tokenizer and language.
-      form: of a value.
       lacking: languages of each tokenizer whose values are marked.
     """
     lines = [f"| language | {' | '.join(values)} |", "|---|" + "---:|" * len(values)]

@@ -223,9 +223,7 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
     """Count pieces, and last the unknown characters, in the best segmentation.
 
     Args:
-      trie: V pieces.
       log_probs: [V] their natural-log probabilities.
-      table: the text.
 
     Returns:
       [V + 1] float64.

@@ -28,7 +28,6 @@ def base(
     """The config of a task.
 
     Args:
-      name: of the task.
       arg: the folder with the data, or "tfds" for tensorflow-datasets.
       train, validation, test: patterns of files below the folder; () for a split not used.
     """

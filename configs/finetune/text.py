@@ -33,12 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def own(name: str, data: str) -> ConfigDict:
-    """The config of a task on files of one's own.
-
-    Args:
-      name: of the task.
-      data: the folder.
-    """
+    """The config of a task on files of one's own."""
     config = base(
         name,
         data,

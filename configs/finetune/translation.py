@@ -32,7 +32,6 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
     """The config of a task of translation.
 
     Args:
-      name: of the task.
       directions: such as "en-de", joined by "+".
       data: the folder, or "tfds".
     """

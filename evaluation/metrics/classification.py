@@ -13,7 +13,6 @@ def scores(
     """Each of `metrics` (keys of `SCORERS`) of the predictions.
 
     Args:
-      metrics: names.
       gold, predicted: [N] class indices, or numbers for correlations.
 
     Raises:

@@ -88,7 +88,6 @@ def answer_scores(
 
     Args:
       gold: answers by question id, at least one each.
-      predictions: one answer by question id.
       normalize: see `normalizer`.
 
     Returns:

@@ -104,7 +104,6 @@ def mine(
       margin: a key of `MARGINS`; "absolute" is the bare cosine.
       retrieval: whose choices count: "forward" the sources', "backward" the targets',
         "intersection" those that agree, "max" both, best first, each sentence in one pair only.
-      k: neighbours.
 
     Raises:
       ValueError: another margin or retrieval, or a side without sentences.
@@ -188,7 +187,6 @@ def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[fl
     Args:
       scores: [P] in any order.
       right: [P] whether a pair is one of the gold pairs.
-      gold: number of gold pairs.
 
     Returns:
       Threshold and F1; 0 and 0 if no pair is right.

@@ -16,7 +16,6 @@ def part(examples: Sequence[Any], share: float, *, held_out: bool, where: str) -
     Args:
       examples: of the training data, each with `content`, its text.
       share: of the texts, between 0 and 1.
-      where: task and language, for messages.
 
     Raises:
       ValueError: the share is no part, or there are too few texts for both sides.

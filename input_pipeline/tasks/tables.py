@@ -67,7 +67,6 @@ def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterat
     """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
 
     Args:
-      path: of the file, for messages.
       wanted: columns that each row must have.
 
     Raises:

@@ -38,8 +38,6 @@ def matching(
     """The file of a pattern, in which {source} and {target} stand for codes of a direction.
 
     Args:
-      root: folder that patterns start from.
-      pattern: a path below it.
       language_codes: other names of a language in files, such as {"deu": "de"}.
 
     Raises:
@@ -159,9 +157,7 @@ def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) 
     """Yield the pairs of which no side is empty, and warn of the others.
 
     Args:
-      where: they are from, for messages.
       unit: of `where` that a pair is, "line" or "example".
-      first: number of the first pair.
 
     Raises:
       ValueError: more than one in a hundred is empty: what files whose lines got out of step, or
