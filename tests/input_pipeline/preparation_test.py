@@ -19,6 +19,7 @@ from absl.testing import absltest, parameterized
 from common import artifacts, entry_point
 from input_pipeline import (
     input_records,
+    manifest,
     packed_dataset,
     preparation,
     selection,
@@ -484,6 +485,7 @@ class MemoryTest(_PreparationTest):
     def test_it_does_not_grow_with_the_text(self):
         peaks, sizes = [], []
         self.enterContext(mock.patch.object(tokenization, "_CHARACTERS_AT_ONCE", 2000))
+        self.enterContext(mock.patch.object(manifest, "_BLOCK_BYTES", 1 << 13))
         text = [[f"{i} {j} " + "und noch " * 20 for j in range(10)] for i in range(60)]
         for count in (15, 60):
             self.write("de.txt", txt(text[:count]))
