@@ -314,6 +314,11 @@ def define_flags() -> None:
     flags.DEFINE_list("runs", [], "Which runs to record or compare; all by default.")
 
 
+def write(path: pathlib.Path, recording: Mapping[str, Any]) -> None:
+    """Write a recording, whose numbers may be NaN, to which it compares."""
+    artifacts.write_text(path, json.dumps(recording, indent=1, sort_keys=True) + "\n")
+
+
 def main(argv: Sequence[str]) -> None:
     given = flags.FLAGS
     if argv[1:2] == ["compare"] and len(argv) == 4:
@@ -326,7 +331,7 @@ def main(argv: Sequence[str]) -> None:
     with _work_folder(given.workdir) as folder:
         cache = pathlib.Path(given.compilation_cache or folder / "compiled")
         found = record(pathlib.Path(given.checkout), wanted_runs(given.runs), folder, cache)
-    artifacts.write_json(given.out, found)
+    write(pathlib.Path(given.out), found)
     print(f"recording: {pathlib.Path(given.out).absolute()}")
 
 

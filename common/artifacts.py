@@ -11,6 +11,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -198,6 +199,15 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data`, atomically."""
     with atomic_path(path) as aside:
         aside.write_bytes(data)
+
+
+def with_nulls(value: Any) -> Any:
+    """Replace numbers that are not finite, of which there are no examples, by None."""
+    if isinstance(value, dict):
+        return {key: with_nulls(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_nulls(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

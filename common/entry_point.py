@@ -203,7 +203,9 @@ def describe(error: BaseException) -> str:
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and those that have led to it, the first last."""
-    while error is not None:
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -53,7 +53,7 @@ def write_report(
       full_softmax_from: step from which on training is exact, see `MaskedLM`; None for no such
         phase.
     """
-    artifacts.write_json(folder / "results.json", dataclasses.asdict(results))
+    artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
     plot_loss(metrics, _mean_losses(results)[1], exact_from, folder / "loss.png")
     sections = [

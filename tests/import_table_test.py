@@ -93,7 +93,7 @@ RESTRICTED = set().union(*THEIRS.values())
 # What one file does for all.
 ONLY_IN = {
     # A recording is of parameters as they are on disk, read without the code that is checked by it.
-    "orbax": {"training/checkpoint.py", "benchmarks/recording.py"},
+    "orbax": {"training/checkpoint.py", "benchmarks/recording.py", "benchmarks/small_job.py"},
     "tensorflow_datasets": {"input_pipeline/tfds_text.py"},
     "apache_beam": {"vocap/count_beam.py", "input_pipeline/preparation_beam.py"},
     "jax.make_mesh": {"training/sharding.py"},

@@ -12,7 +12,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from builders import masked_lm, objectives, streams
-from builders.initial import _check_same_parameters, _parameter_shapes
+from builders.initial import _check_same_parameters
+from builders.objectives import parameter_shapes
 from builders.pretrained import read_pretrained
 from configs import veco
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
@@ -235,7 +236,7 @@ class FolderTest(parameterized.TestCase):
         check = functools.partial(_check_same_parameters, self.folder)
         full = factories.output_layer_settings(kind="full")
         plain, cross, other = (
-            _parameter_shapes(factories.masked_lm(full, factories.encoder_settings(**changes)))
+            parameter_shapes(factories.masked_lm(full, factories.encoder_settings(**changes)))
             for changes in ({}, {"cross_attention": True}, {"mlp_size": 24})
         )
         check(plain, cross)

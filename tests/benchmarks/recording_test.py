@@ -69,7 +69,7 @@ def differences(after: dict, renamed=None, before=RECORDING) -> list[tuple]:
     """Differences that `compare` finds between recordings that were written and read."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "recording.json"
-        artifacts.write_json(path, after)
+        recording.write(path, after)
         found = compare(before, artifacts.read_json(path), renamed or {})
     return [(one.run, one.name, one.step, one.before, one.after) for one in found]
 
@@ -163,7 +163,7 @@ class CommandTest(absltest.TestCase):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         paths = {"before": RECORDING, "after": after, "renamed": options.get("renamed", {})}
         for name, content in paths.items():
-            artifacts.write_json(folder / name, content)
+            recording.write(folder / name, content)
         before, after, renamed = (str(folder / name) for name in paths)
         return recording.compare_files([before, after], options.get("runs", []), renamed)
 

@@ -9,6 +9,7 @@ import jax
 from absl.testing import absltest, parameterized
 
 from builders import memory
+from common import entry_point
 from tests import commands
 
 scaling = commands.load("benchmarks.scaling")
@@ -99,8 +100,8 @@ class TableTest(absltest.TestCase):
             with mock.patch.object(
                 scaling, "measured", side_effect=[dict(found), dict(found), KeyboardInterrupt]
             ) as measured:
-                with self.assertRaises(KeyboardInterrupt):
-                    commands.execute("benchmarks.scaling", *arguments)
+                ended = commands.execute("benchmarks.scaling", *arguments)
+                self.assertEqual(ended.returncode, entry_point.EXIT_INTERRUPTED)
                 self.assertLen(scaling.read(out), 2)
                 measured.side_effect = lambda *_: dict(found)
                 ended = commands.execute("benchmarks.scaling", *arguments)
