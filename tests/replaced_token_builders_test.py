@@ -169,7 +169,7 @@ class FrozenGeneratorTest(parameterized.TestCase):
         (self.folder / "train").mkdir()
         (self.folder / "train" / "settings.json").write_text(json.dumps({}))
         found = model.Trained(objective_of(**changes), {}, 3)
-        self.enter_context(mock.patch.object(evaluators, "read_run", lambda _: found))
+        self.enter_context(mock.patch.object(evaluators, "read_run", lambda *_: found))
         self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: store))
 
     def test_no_run(self):

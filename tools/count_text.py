@@ -84,9 +84,9 @@ def _count(
     """Count text into a table, or into it and that of what is held out."""
     if len(outs) == 1:
         return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value)]
+    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)  # checks it
     if _HELDOUT_BY.value == "text":
         return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value)
-    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)
     return run_tables.count_split(_sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value)
 
 

@@ -344,7 +344,7 @@ class Checkpoints:
           SaveError: what is read is not what was saved.
         """
         try:
-            self._checked(save.step, save.abstract, save.abstract)
+            self.restore(save.step, save.abstract)
         except MemoryError as error:
             logging.warning("%s could not be read back: %s", self._path(save.step), error)
             return False

@@ -84,7 +84,8 @@ def run_commands(folder: pathlib.Path) -> None:
     tuned, text = folder / "tuned", folder / "text.txt"
     # Parameters only, as nothing else of an up-to-date checkpoint is needed.
     whole = mock.patch.object(Checkpoints, "restore", side_effect=AssertionError("whole state"))
-    with whole, mock.patch.object(examples, "MIN_COUNT", 1):
+    unread = mock.patch.object(Checkpoints, "_could_read_back", return_value=True)
+    with whole, unread, mock.patch.object(examples, "MIN_COUNT", 1):
         for command, flags in (
             ("evaluate", {"config": _config(folder, "evaluate"), "workdir": folder / "whole"}),
             ("finetune", {"config": _config(folder, "finetune"), "workdir": tuned}),
