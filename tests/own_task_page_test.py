@@ -61,7 +61,7 @@ class PageTest(absltest.TestCase):
         exported = json.loads((self.folder / "runs/mine/exported/config.json").read_text())
         self.assertEqual(exported["id2label"], {"0": "complaint", "1": "praise"})
         report = self.folder / "runs/mine/report"
-        self.assertTrue((report / "text_classes.png").is_file())
+        self.assertLen(list(report.glob("*.png")), 1, sorted(report.iterdir()))
         text = (report / "report.md").read_text()
         self.assertRegex(text, r"trained on de, en, sw")
         self.assertNotIn("XTREME", text)

@@ -245,13 +245,11 @@ class CountTextTest(parameterized.TestCase):
 
     @parameterized.parameters(signal.SIGINT, signal.SIGKILL)
     def test_stopped_in_the_middle_there_is_no_table(self, signal_number):
-        pipe = self.text / "sw.txt"
-        os.mkfifo(pipe)
-        process = self.start(f"--input={pipe}", f"--output={self.out}/sw.gz", "--max_runs=100")
-        with process, pipe.open("w", encoding="utf-8") as file:
-            for i in range(100_000):
-                file.write(f"{i:x} {i * i:x}\n")
-            file.flush()
+        text = self.text / "sw.txt"
+        with text.open("w", encoding="utf-8") as file:
+            file.writelines(f"{i:x} {i * i:x}\n" for i in range(1_000_000))
+        process = self.start(f"--input={text}", f"--output={self.out}/sw.gz", "--max_runs=100000")
+        with process:
             while not self.out.exists() or not any(self.out.glob(".sw.gz.*/new/*/*")):
                 self.assertIsNone(process.poll())
                 time.sleep(0.01)
@@ -261,9 +259,8 @@ class CountTextTest(parameterized.TestCase):
         # What only a kill leaves is hidden and ends in no table's name.
         self.assertEqual(self.out.exists(), signal_number == signal.SIGKILL)
         self.assertEqual(list(self.out.glob("*")), [*self.out.glob(".*")])
-        pipe.unlink()
-        pipe.write_text("moja\n")
-        self.count(f"--input={pipe}", f"--output={self.out}/sw.gz")
+        text.write_text("moja\n")
+        self.count(f"--input={text}", f"--output={self.out}/sw.gz")
         self.assertEqual(os.listdir(self.out), ["sw.gz"])
 
 
