@@ -1,49 +1,6 @@
-"""Fine-tune an encoder on a task, and evaluate it in every language.
+"""`xlm finetune`, from a checkout: python finetune.py --help."""
 
-    python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
-        --config.init_from=CHECKPOINT
-
-CHECKPOINT is a working directory of train.py, or a folder of tools.import_model. The parameters
-with the best score on the development data are kept in DIR/best.safetensors, scores in
-DIR/results.json, predictions in DIR/predictions. If it is run again after a stop, it resumes.
-Tatoeba and BUCC need no training: the encoder is evaluated as it is. tools.xtreme_table makes one
-table of many runs, predict.py takes a user's own text. On several hosts, start the same command on
-each with the flags that train.py has; the first writes.
-"""
-
-import pathlib
-import sys
-
-from absl import flags, logging
-from ml_collections import config_flags
-
-from builders import fine_tuning_memory, task_runs
-from builders.model import set_up_compilation
-from builders.task_settings import task_settings
-from common import entry_point
-from evaluation import task_results
-from training import hosts
-from training.signals import EXIT_STOPPED, Stopped
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_join_hosts = hosts.define_flags()
-
-
-def main(_) -> None:
-    config = task_runs.checked(_CONFIG.value)
-    set_up_compilation(config)
-    _join_hosts()
-    folder = pathlib.Path(_WORKDIR.value)
-    try:
-        results = task_runs.run(config, folder)
-    except Stopped as stopped:
-        logging.info("%s", stopped)
-        sys.exit(EXIT_STOPPED)
-    if hosts.is_first():
-        print(task_results.table(task_settings(config).task, results))
-        print(f"results: {(folder / task_runs.RESULTS).absolute()}")
-
+from xlm.cli.main import main
 
 if __name__ == "__main__":
-    entry_point.run(main, on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value))
+    main("finetune")

@@ -34,12 +34,12 @@ from absl import app, flags
 
 from benchmarks import train_step
 from benchmarks.machine import describe_machine
-from common import artifacts
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
-from models.attention import Kernel
-from models.encoder import Encoder, EncoderSettings, init_params
-from training.row_adamw import row_adamw
+from xlm.common import artifacts
+from xlm.models.attention import Kernel
+from xlm.models.encoder import Encoder, EncoderSettings, init_params
+from xlm.training.row_adamw import row_adamw
 
 _CHECKS = flags.DEFINE_list("checks", None, "Of the table above; all by default.")
 _RESULTS = flags.DEFINE_string("results", None, "A JSON file for the results.")

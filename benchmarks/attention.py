@@ -6,8 +6,8 @@
 
 The baseline is `jax.nn.dot_product_attention` without positions, interleaved in the same run: with
 jax's automatic gradient, a mask of packed segments, and no bias. "array" rows give that function a
-gated bias as an array [B, H, L, L]; all others are the implementations of `models.attention`, for
-given queries, keys and values. Implementations of the same function are checked to agree before
+gated bias as an array [B, H, L, L]; all others are the implementations of `xlm.models.attention`,
+for given queries, keys and values. Implementations of the same function are checked to agree before
 they are timed.
 """
 
@@ -22,10 +22,10 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
-from models.masks import segment_mask
-from models.positions import DistanceBias, rotate
-from models.segment_attention import segment_attention
-from models.softmax_attention import attend
+from xlm.models.masks import segment_mask
+from xlm.models.positions import DistanceBias, rotate
+from xlm.models.segment_attention import segment_attention
+from xlm.models.softmax_attention import attend
 
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "B, sequences.")
 _LENGTH = flags.DEFINE_integer("length", 128, "L, tokens of a sequence.")

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 from absl import flags
 
-from common import artifacts, entry_point
+from xlm.common import artifacts, entry_point
 
 _ALLOCATION = flags.DEFINE_string("allocation", None, "An allocation.json of build_vocab.py.")
 _PUBLISHED = flags.DEFINE_string("published", None, "JSON, {language: size}.")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from builders import data as builders
 from input_pipeline.corpus import load_corpus
+from xlm.experiment import data as builders
 
 
 def load(config: ConfigDict, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

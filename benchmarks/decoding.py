@@ -19,12 +19,12 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
-from evaluation.decoding import DecodingSettings, TokenIds, beam_search
-from evaluation.translating import search
 from knn_sampling.exact_layers import FullSoftmax
-from models.encoder import Encoder
-from models.settings import EncoderSettings
-from objectives.translation import Translation
+from xlm.evaluation.decoding import DecodingSettings, TokenIds, beam_search
+from xlm.evaluation.translating import search
+from xlm.models.encoder import Encoder
+from xlm.models.settings import EncoderSettings
+from xlm.objectives.translation import Translation
 
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["8192", "65536", "250112"], "V, table rows.")
 _BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Hypotheses of a sentence.")

@@ -34,7 +34,7 @@ def cases() -> tuple[dict[str, Callable[[], object]], int]:
     from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
     from knn_sampling.candidates import union_of_neighbours
     from knn_sampling.losses import ABSENT
-    from training.row_adamw import row_adamw
+    from xlm.training.row_adamw import row_adamw
 
     vocab_size, width = _VOCAB_SIZE.value, _WIDTH.value
     rng = np.random.default_rng(0)

@@ -3,9 +3,9 @@
     python -m benchmarks.host_memory
 
 Steps of a small encoder (`benchmarks.train_step`) on one core, in processes that keep freed
-memory (`training.host_memory`) and, by an environment variable with glibc's own value, do not; in
-turns, and by the time that the processor spends in the program and in the kernel, which other jobs
-on the machine hardly change. Hardware: one CPU core, 4 minutes.
+memory (`xlm.training.host_memory`) and, by an environment variable with glibc's own value, do not;
+in turns, and by the time that the processor spends in the program and in the kernel, which other
+jobs on the machine hardly change. Hardware: one CPU core, 4 minutes.
 """
 
 import dataclasses

@@ -369,7 +369,7 @@ def paths() -> Iterator[Condition]:
         yield Condition(
             "paths", f"train in {name}, then export", "train", move_run,
             (f"--workdir={JOB}/{name}",), result=f"{name}/train",
-            shell='"$@" || exit; exec "$1" -m tools.export_model "${@:3}" '
+            shell='"$@" || exit; exec "$1" -m xlm export "${@:3}" '
                   f"--output={JOB}/out/model",
         )  # fmt: skip
 

@@ -140,7 +140,7 @@ def commands() -> dict[str, Command]:
                    "vocab.num_workers": 1, "store.num_workers": 1}
     )  # fmt: skip
     work = stages["train"].arguments[1:]
-    tool = ("-m",)
+    tool = ("-m", "xlm")
     moved = {
         "build": ("build_vocab.py", "new", "vocab"),
         "cached": ("build_vocab.py", "voc", "vocab"),
@@ -184,26 +184,26 @@ def commands() -> dict[str, Command]:
              f"{out}pairs.jsonl"), "out/pairs.jsonl",
         ),
         "count": Command(
-            (*tool, "tools.count_text", "--input=JOB/text/en.txt", f"{out}en.runs.gz"),
+            (*tool, "count", "--input=JOB/text/en.txt", f"{out}en.runs.gz"),
             "out/en.runs.gz",
         ),
         "tokenizer": Command(
-            (*tool, "tools.export_tokenizer", "--model=JOB/work/vocab/spm.model", f"{out}hf"),
+            (*tool, "export-tokenizer", "--model=JOB/work/vocab/spm.model", f"{out}hf"),
             "out/hf",
         ),
-        "import": Command((*tool, "tools.import_model", model, f"{out}imported"), "out/imported"),
-        "export": Command((*tool, "tools.export_model", *work, f"{out}model"), "out/model"),
+        "import": Command((*tool, "import", model, f"{out}imported"), "out/imported"),
+        "export": Command((*tool, "export", *work, f"{out}model"), "out/model"),
         "tuned": Command(
-            (*tool, "tools.export_model", "--workdir=JOB/tuned", f"{out}tuned"), "out/tuned"
+            (*tool, "export", "--workdir=JOB/tuned", f"{out}tuned"), "out/tuned"
         ),
         "score": Command(
-            (*tool, "tools.score_tokenizer", "--tokenizers=a=JOB/work/vocab/spm.model",
+            (*tool, "score-tokenizer", "--tokenizers=a=JOB/work/vocab/spm.model",
              "--text=JOB/text", "--sentences=50", f"{out}score"), "out/score"
         ),
-        "table": Command((*tool, "tools.xtreme_table", "--runs=JOB/tuned", f"{out}table"),
+        "table": Command((*tool, "table", "--runs=JOB/tuned", f"{out}table"),
                          "out/table"),
         "memory": Command(
-            (*tool, "tools.estimate_memory", "--config=configs/finetune/text.py:JOB/data",
+            (*tool, "estimate-memory", "--config=configs/finetune/text.py:JOB/data",
              "--config.init_from=JOB/model")
         ),
     }  # fmt: skip

@@ -27,15 +27,15 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from benchmarks.machine import describe_machine, interleaved_medians
-from builders import data, model, objectives, streams
-from common import entry_point
 from input_pipeline import dataset, preparation
 from input_pipeline.corpus import load_corpus
 from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
-from objectives.batch import Batch
-from training.sharding import batch_sharding
+from xlm.common import entry_point
+from xlm.experiment import data, model, objectives, streams
+from xlm.objectives.batch import Batch
+from xlm.training.sharding import batch_sharding
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of the rows.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A folder with vocab/ and rows/.")

@@ -59,7 +59,7 @@ _EXIT_STOPPED = 75
 # Counts text as a stream in workers, which commands do of 256 MB.
 _COUNT = (
     "-c",
-    "import runpy, sys; from builders import counted_text; counted_text.STREAMED_FROM = 1; "
+    "import runpy, sys; from xlm.experiment import counted_text; counted_text.STREAMED_FROM = 1; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')",
 )
 

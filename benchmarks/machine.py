@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from training import host_memory
+from xlm.training import host_memory
 
 
 def set_up(cores: int = 0) -> None:

@@ -18,10 +18,10 @@ import sentencepiece as spm
 from absl import flags
 from ml_collections import config_flags
 
-from builders import data as builders
-from common import entry_point
 from input_pipeline.corpus import load_corpus
-from interop import huggingface
+from xlm.common import entry_point
+from xlm.experiment import data as builders
+from xlm.interop import huggingface
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Says where the text is.")
 _MODELS = flags.DEFINE_list("models", None, "SentencePiece models.")

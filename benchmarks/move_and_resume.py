@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from ml_collections import config_flags
 
-from training.metrics import read_metrics
+from xlm.training.metrics import read_metrics
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/quickstart.py:runlocal", "What to run."

@@ -18,7 +18,7 @@ from absl import flags
 
 from benchmarks import train_step
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
-from common import entry_point, packages
+from xlm.common import entry_point, packages
 
 _CORES = flags.DEFINE_integer("cores", 1, "CPU cores to use; 0 for all.")
 _VOCAB = flags.DEFINE_integer("vocab_size", 250_112, "V.")

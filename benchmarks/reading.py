@@ -33,15 +33,15 @@ from jax.sharding import AxisType
 from ml_collections import config_flags
 
 from benchmarks.machine import describe_machine
-from builders import memory, model, objectives
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings
 from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.stream import TrainingStream, training_rows
-from objectives.batch import Batch
-from training.flops import matmul_flops
-from training.sharding import AXES
+from xlm.experiment import memory, model, objectives
+from xlm.objectives.batch import Batch
+from xlm.training.flops import matmul_flops
+from xlm.training.sharding import AXES
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/xlm_r.py:base", "The config of the step."

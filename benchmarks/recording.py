@@ -42,7 +42,7 @@ from absl import app, flags, logging
 
 from benchmarks import recording_data
 from benchmarks.recording_comparison import compare, describe, flat
-from common import artifacts, entry_point
+from xlm.common import artifacts, entry_point
 
 QUICKSTART = "configs/quickstart.py"
 # Short, but with all events of a run: refreshes, evaluations, full-softmax steps.

@@ -23,16 +23,16 @@ from benchmarks import train_step
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from benchmarks.train_step import BOS, EOS, PRESETS, Preset
 from input_pipeline.stream import PACKED
-from models.encoder import Encoder
-from objectives.batch import Batch
-from objectives.masked_lm import MaskedLM
-from objectives.objective import Objective
-from objectives.replaced_token import (
+from xlm.models.encoder import Encoder
+from xlm.objectives.batch import Batch
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import Objective
+from xlm.objectives.replaced_token import (
     GENERATOR,
     ReplacedToken,
     ReplacedTokenSettings,
 )
-from training.flops import matmul_flops
+from xlm.training.flops import matmul_flops
 
 # A discriminator of as many layers as three generators.
 SIZES = {

@@ -21,7 +21,7 @@ import optax
 from absl import app, flags
 
 from benchmarks.machine import describe_machine, interleaved_medians, set_up
-from training.row_adamw import RowAdamW, Rows, row_adamw
+from xlm.training.row_adamw import RowAdamW, Rows, row_adamw
 
 _STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed"], "What to run.")
 _CORES = flags.DEFINE_integer("cores", 1, "CPU cores to use; 0 for all.")

@@ -86,7 +86,7 @@ def stages(config: str = CONFIG, overrides: Mapping[str, Any] | None = None) -> 
              "--workdir=JOB/translation", *_flags({**start, **translation})), "translation"
         ),
         "translate": Stage(
-            ("predict.py", "--workdir=JOB/translation", "--input=JOB/lines.txt",
+            ("predict.py", "--workdir=JOB/translation", "--input=JOB/lines.txt", "--overwrite",
              "--output=JOB/out/translated.txt"), "out"
         ),
     }  # fmt: skip

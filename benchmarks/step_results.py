@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from common import artifacts
+from xlm.common import artifacts
 
 NONE, FULL, KNN = "none", "full", "k-NN + row AdamW"
 

@@ -43,14 +43,14 @@ from knn_sampling.output_layer import (
     make_exact_layer,
     make_output_layer,
 )
-from models.encoder import Encoder, EncoderSettings
-from objectives.batch import Batch
-from objectives.masked_lm import NEIGHBOURS, MaskedLM
-from objectives.masking import MaskSettings
-from objectives.objective import Objective
-from training.optimizer import OptimizerSettings
-from training.sharding import MeshSettings, make_mesh
-from training.step import TrainFunctions, make_train_functions
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.objectives.batch import Batch
+from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
+from xlm.objectives.masking import MaskSettings
+from xlm.objectives.objective import Objective
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
 TINY = 1024  # pieces of a vocabulary of negligible cost

@@ -25,10 +25,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from benchmarks.corpora import load
-from builders import data as builders
-from common import entry_point
 from vocap import unigram
 from vocap.runs import count_runs
+from xlm.common import entry_point
+from xlm.experiment import data as builders
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Says where the text is.")
 _CORPORA = flags.DEFINE_list("corpora", None, "Languages, or name=language+language.")

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 def get_config() -> ConfigDict:
     """Return all sections, without a corpus."""
     config = ConfigDict()
-    config.objective = "masked_lm"  # builders/objectives.py
+    config.objective = "masked_lm"  # xlm/experiment/objectives.py
     config.corpus = _corpus()
     config.vocab = _vocab()
     config.store = ConfigDict()  # input_pipeline/tokenization.py, PackedDatasetSettings
@@ -24,13 +24,13 @@ def get_config() -> ConfigDict:
     config.store.shard_bytes = 1 << 28  # 256 MiB of text
     config.data = _data()
     config.model = _model()
-    config.mask = ConfigDict()  # objectives/masking.py, MaskSettings
+    config.mask = ConfigDict()  # xlm/objectives/masking.py, MaskSettings
     config.mask.rate = 0.15
     config.mask.final_rate = 0.0
     config.mask.pair_rate = 0.0  # as on text
     config.mask.mask_share = 0.8
     config.mask.random_share = 0.1
-    config.contrast = ConfigDict()  # objectives/contrastive.py, ContrastSettings
+    config.contrast = ConfigDict()  # xlm/objectives/contrastive.py, ContrastSettings
     config.contrast.weight = 1.0
     config.contrast.temperature = 0.05
     config.replaced_token = _replaced_token()
@@ -93,7 +93,7 @@ def _vocab() -> ConfigDict:
 
 
 def _data() -> ConfigDict:
-    """builders/data.py, DataSettings; input_pipeline/, BitextSettings, PairSamplingSettings."""
+    """DataSettings of xlm/experiment/data.py; BitextSettings, PairSamplingSettings."""
     data = ConfigDict()
     data.alpha = 0.7
     data.alpha_phases = ()
@@ -118,7 +118,7 @@ def _data() -> ConfigDict:
 
 
 def _model() -> ConfigDict:
-    """models/encoder.py, EncoderSettings."""
+    """xlm/models/encoder.py, EncoderSettings."""
     model = ConfigDict()
     model.embedding_size = 768
     model.hidden_size = 768
@@ -146,7 +146,7 @@ def _model() -> ConfigDict:
 
 
 def _replaced_token() -> ConfigDict:
-    """objectives/replaced_token.py, ReplacedTokenSettings; XLM-E's as far as they are stated."""
+    """xlm/objectives/replaced_token.py, ReplacedTokenSettings; XLM-E's where they are stated."""
     section = ConfigDict()
     section.generator_layers = 4
     section.weight = 50.0
@@ -156,7 +156,7 @@ def _replaced_token() -> ConfigDict:
 
 
 def _robust() -> ConfigDict:
-    """objectives/best_response.py, RobustSettings."""
+    """xlm/objectives/best_response.py, RobustSettings."""
     robust = ConfigDict()
     robust.num_phases = 0  # no robust sampling; the paper's is 10
     robust.rho = 0.05
@@ -167,7 +167,7 @@ def _robust() -> ConfigDict:
 
 
 def _veco() -> ConfigDict:
-    """objectives/cross_mlm.py, VecoSettings; the first paper's."""
+    """xlm/objectives/cross_mlm.py, VecoSettings; the first paper's."""
     veco = ConfigDict()
     veco.is_weight = 1.0
     veco.cs_weight = 1.0
@@ -194,7 +194,7 @@ def _output_layer() -> ConfigDict:
 
 
 def _optimizer() -> ConfigDict:
-    """training/optimizer.py, OptimizerSettings, and training/schedules.py."""
+    """xlm/training/optimizer.py, OptimizerSettings, and xlm/training/schedules.py."""
     optimizer = ConfigDict()
     optimizer.kind = "adamw"
     optimizer.learning_rate = 1e-4
@@ -217,7 +217,7 @@ def _optimizer() -> ConfigDict:
 
 
 def _mesh() -> ConfigDict:
-    """training/sharding.py, MeshSettings."""
+    """xlm/training/sharding.py, MeshSettings."""
     mesh = ConfigDict()
     mesh.data = -1  # all devices that the other axes leave
     mesh.fsdp = 1
@@ -229,7 +229,7 @@ def _mesh() -> ConfigDict:
 
 
 def _train() -> ConfigDict:
-    """training/settings.py, TrainSettings."""
+    """xlm/training/settings.py, TrainSettings."""
     train = ConfigDict()
     train.num_steps = 1_000_000
     train.batch_size = 256
@@ -253,7 +253,7 @@ def _train() -> ConfigDict:
 
 
 def _evaluation() -> ConfigDict:
-    """builders/data.py, EvaluationSettings."""
+    """xlm/experiment/data.py, EvaluationSettings."""
     evaluation = ConfigDict()
     evaluation.batch_size = 32
     evaluation.num_folds = 7

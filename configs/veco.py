@@ -17,13 +17,13 @@ None of these has been run here. DATA is a folder as for `configs/vocap_paper.py
 files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is 1.36 TB of CommonCrawl in 50
 languages, its pairs are 6.4G of OPUS, 879 language pairs; its small models had a quarter of it, in
 33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
-Large, on its vocabulary: `--config.train.init_from=FOLDER` of tools.import_model, and trains
+Large, on its vocabulary: `--config.train.init_from=FOLDER` of xlm import, and trains
 cross-attention alone first. Chosen here, not in the paper: how long it does so, no clipping of
 gradients, how many of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM,
 the sampling of language pairs (alpha as for text), the halves of a sequence of 512 as the adjacent
 segments of text, and that 1 % of the pairs are held out, of which retrieval takes 1,000 of each
 set. docs/veco.md has the equations and keys. `base` has 250.0M parameters
-(tools.estimate_memory), the paper's Small 247M; it builds its vocabulary by VoCap, the paper has
+(xlm estimate-memory), the paper's Small 247M; it builds its vocabulary by VoCap, the paper has
 XLM-R's of 250K, which `--config.vocab.tokenizer=PATH` takes.
 
 The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. From

@@ -8,7 +8,7 @@ DATA is a folder of text, `<lang>.txt.gz` with one sentence a line and a blank l
 document, in the paper's 86 languages, those of more than 0.1 GB. Without `,DATA` the config is for
 looking at. The paper learns vocabularies from CommonCrawl (Table 7) and pre-trains on Wikipedia
 (Table 8): for that DATA is Wikipedia, and --config.vocab.tables=TABLES are counts of CommonCrawl,
-made by tools.count_text. `configs/vocap_paper.py:runlocal` is the first run on the embedded corpus
+made by xlm count. `configs/vocap_paper.py:runlocal` is the first run on the embedded corpus
 in miniature.
 
 XTREME averages of Table 1, a million updates (speed in brackets, relative to the first):
@@ -52,7 +52,7 @@ The k-NN runs update the embedding table by rows, which spares one third (500K) 
 what a dense update reads and sends. Whether scattered rows are faster there than whole arrays was
 measured on a CPU only: on GPUs and TPUs try --config.optimizer.embedding_update=dense as well.
 
-Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; `tools.estimate_memory` tells what a
+Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; `xlm estimate-memory` tells what a
 device would hold.
 """
 

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from common import artifacts
 from input_pipeline import manifest
+from xlm.common import artifacts
 
 # A process has 1,024 file descriptors on many systems.
 _FILES_AT_ONCE = 256

@@ -11,8 +11,8 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from common.long_lines import cut_line
 from input_pipeline.text_files import Document
+from xlm.common.long_lines import cut_line
 
 # Longer documents are cut, so that a file without blank lines can still be split.
 BLOCK_SENTENCES = 20

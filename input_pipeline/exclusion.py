@@ -8,10 +8,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from common.long_lines import LONGEST, cut_line
 from input_pipeline import text_files
 from input_pipeline.sources import Row
 from input_pipeline.text_files import Document
+from xlm.common.long_lines import LONGEST, cut_line
 
 T = TypeVar("T")
 # A word's label, such as NOUN, B-PER, I-WORK_OF_ART, PRP$ or, of punctuation, `` and -LRB-; a

@@ -7,8 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common import processes
 from input_pipeline.preparation import Job
+from xlm.common import processes
 
 # A process takes a second to start, in which another one gets through about so much text.
 _BYTES_A_PROCESS = 4 << 20

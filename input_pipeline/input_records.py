@@ -13,14 +13,14 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from common import artifacts, declarations
-from common.declarations import Artefact, Count, Digest, Name
 from input_pipeline import corpus, sources, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.array_files import sha256
 from input_pipeline.exclusion import Exclusion
 from input_pipeline.preparation_plan import Piece, SourceTask
 from input_pipeline.sources import CorpusSpec, ParallelSource
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest, Name
 
 INPUTS = "inputs.json"
 

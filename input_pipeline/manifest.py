@@ -14,8 +14,8 @@ from typing import Annotated, NotRequired, TypedDict
 import msgspec
 import numpy as np
 
-from common import declarations
-from common.declarations import Artefact, Count, Digest
+from xlm.common import declarations
+from xlm.common.declarations import Artefact, Count, Digest
 
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20

@@ -23,11 +23,11 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 import numpy as np
 
-from common import artifacts, declarations
-from common.declarations import Artefact, Count, Digest, Name
 from input_pipeline import manifest
 from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, shard_names
 from input_pipeline.manifest import id_dtype
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest, Name
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, Split] = ("train", "heldout")

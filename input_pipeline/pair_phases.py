@@ -10,8 +10,8 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-from common import artifacts, declarations
-from common.declarations import Count
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Count
 
 # Weights are normalised in float64; a sum further from one is no distribution.
 _SUM_TOLERANCE = 1e-6

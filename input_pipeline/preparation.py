@@ -30,8 +30,6 @@ import msgspec
 import numpy as np
 import sentencepiece as spm
 
-from common import artifacts, declarations
-from common.declarations import Artefact, Count, Digest
 from input_pipeline import (
     array_files,
     corpus,
@@ -54,6 +52,8 @@ from input_pipeline.packed_dataset import (
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
 # Of less text, what was done before an error is not kept: to read it again takes seconds.

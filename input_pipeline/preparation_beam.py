@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import artifacts, declarations, packages
 from input_pipeline import preparation
 from input_pipeline.preparation import Job
+from xlm.common import artifacts, declarations, packages
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from common import artifacts
 from input_pipeline import selection, sources, text_files
 from input_pipeline.array_files import shard_names
 from input_pipeline.sources import CorpusSpec, ParallelSource
+from xlm.common import artifacts
 
 
 @dataclasses.dataclass(frozen=True)

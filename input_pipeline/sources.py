@@ -9,10 +9,10 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from common import declarations
 from input_pipeline import text_files
 from input_pipeline.aligned import read_aligned
 from input_pipeline.blocks import BLOCK_SENTENCES, DEFAULT_BLOCK_BYTES
+from xlm.common import declarations
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION = "text", "position"

@@ -19,8 +19,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from common.long_lines import cut_line
 from input_pipeline import zstd
+from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
 
@@ -193,7 +193,7 @@ def nul_message(where: str) -> str:
 def read_sentences(path: pathlib.Path) -> Iterator[str]:
     """Yield the sentences of a `.txt` or `.jsonl` file of any size, in constant memory.
 
-    Long lines are cut, see `common.long_lines`.
+    Long lines are cut, see `xlm.common.long_lines`.
 
     Raises:
       ValueError: as `read_lines`; a JSON line is not an object with a text field; there is no text

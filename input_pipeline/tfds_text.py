@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from common import artifacts, declarations, packages
 from input_pipeline import text_files
+from xlm.common import artifacts, declarations, packages
 
 # wiki40b marks up its text: titles and sections on lines of their own, and ends of paragraphs.
 _WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n[^\n]*\n?")

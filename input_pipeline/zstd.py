@@ -4,7 +4,7 @@ import io
 import pathlib
 from typing import Any
 
-from common import packages
+from xlm.common import packages
 
 # Level 19 and --long use windows of up to 2 GiB; the decoder's default refuses those above 128 MiB.
 _MAX_WINDOW = 1 << 31

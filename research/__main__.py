@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from common import artifacts, entry_point
 from research import claims, report, results, runner, study
+from xlm.common import artifacts, entry_point
 
 _ACTIONS = ("list", "run", "report", "keep", "claims")
 

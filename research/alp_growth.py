@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from common import artifacts, entry_point
 from research import pivot, plots
 from vocap.record import Record, by_amount, methods, score_groups
+from xlm.common import artifacts, entry_point
 
 
 def gains(sizes: Sequence[int], alp: Sequence[float], step: int) -> dict[int, float]:

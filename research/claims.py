@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from common import artifacts
 from research import runner, study
 from research.results import ROOT
+from xlm.common import artifacts
 
 BOOK = ROOT / "research" / "claims.json"
 PAGE = ROOT / "research" / "reports" / "claims.md"

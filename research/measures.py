@@ -3,8 +3,8 @@
 import pathlib
 from typing import Any
 
-from common import artifacts
-from training.metrics import read_metrics
+from xlm.common import artifacts
+from xlm.training.metrics import read_metrics
 
 
 def encoder(folder: pathlib.Path) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from absl import flags
 
-from common import artifacts, entry_point
 from input_pipeline import text_files
+from xlm.common import artifacts, entry_point
 
 KINDS = ("shuffled", "near_copies", "wrong_language")
 # Share of the letters of a near copy that are exchanged, at least one in each sentence.

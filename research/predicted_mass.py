@@ -15,10 +15,10 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from builders import data, model
-from builders.masked_lm import masked_lm_of
-from common import artifacts, entry_point
 from research.mass import classes_of, measure
+from xlm.common import artifacts, entry_point
+from xlm.experiment import data, model
+from xlm.experiment.masked_lm import masked_lm_of
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The study's config.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The study's folder.")

@@ -2,9 +2,9 @@
 
 import pathlib
 
-from common import artifacts
 from research import results, study
 from research.study import Plan
+from xlm.common import artifacts
 
 
 def text(plan: Plan) -> str:

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common import artifacts
+from xlm.common import artifacts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORDS = pathlib.Path(__file__).resolve().parent / "records"

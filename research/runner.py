@@ -26,13 +26,13 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from builders import data
-from common import artifacts, entry_point
 from input_pipeline import sources
 from research import results, study
 from research.results import ROOT, Results, Row
 from research.study import Plan, Run, Step
-from training.signals import EXIT_STOPPED
+from xlm.common import artifacts, entry_point
+from xlm.experiment import data
+from xlm.training.signals import EXIT_STOPPED
 
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -48,7 +48,7 @@ _before: dict[int, Any] = {}
 def stopped_together() -> Iterator[None]:
     """On SIGTERM or Ctrl-C ask the running processes to stop, and stop where the block ends.
 
-    A stage saves its state on SIGTERM (`training.signals`). If the runner ended by itself, the
+    A stage saves its state on SIGTERM (`xlm.training.signals`). If the runner ended by itself, the
     stage would go on, and that of the next sitting would find its folder taken. The outermost block
     of the main thread does so; those in it, and in other threads, do nothing.
 

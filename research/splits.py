@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from common import artifacts, entry_point
 from input_pipeline.tasks.files import read_text
 from research.study import Run, Step
+from xlm.common import artifacts, entry_point
 
 
 class Share(NamedTuple):

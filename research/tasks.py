@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common import artifacts
 from research import pivot
 from research.pivot import Column
 from research.results import Result, mean
 from research.study import Plan, Run, Step
+from xlm.common import artifacts
 
 
 @dataclasses.dataclass(frozen=True)

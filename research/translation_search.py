@@ -16,19 +16,19 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from builders import fine_tuning
-from builders import translation as builders
-from builders.prediction import read_tokenizer, run_config
-from builders.run_folder import BEST
-from builders.task_settings import task_settings
-from common import artifacts, entry_point
 from configs.finetune import translation as translation_config
-from evaluation.metrics import translation as metrics
-from evaluation.tasks import TaskData
 from input_pipeline.tasks import translation
-from interop.params_file import read_params
-from training import compilation
-from training.checkpoint import restore_mean_params
+from xlm.common import artifacts, entry_point
+from xlm.evaluation.metrics import translation as metrics
+from xlm.evaluation.tasks import TaskData
+from xlm.experiment import fine_tuning
+from xlm.experiment import translation as builders
+from xlm.experiment.prediction import read_tokenizer, run_config
+from xlm.experiment.run_folder import BEST
+from xlm.experiment.task_settings import task_settings
+from xlm.interop.params_file import read_params
+from xlm.training import compilation
+from xlm.training.checkpoint import restore_mean_params
 
 SEARCH = "search.json"
 

@@ -12,18 +12,18 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import checks, evaluators, masked_lm, objectives, robust, streams
-from builders import data as data_builders
-from builders import model as builders
-from common import artifacts
 from configs import base, quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
-from objectives.cross_mlm import VecoSettings
-from objectives.replaced_token import ReplacedTokenSettings
 from tests import factories
-from training.loop import train
-from training.metrics import read_metrics
+from xlm.common import artifacts
+from xlm.experiment import checks, evaluators, masked_lm, objectives, robust, streams
+from xlm.experiment import data as data_builders
+from xlm.experiment import model as builders
+from xlm.objectives.cross_mlm import VecoSettings
+from xlm.objectives.replaced_token import ReplacedTokenSettings
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
 
 CONFIGS = sorted(
     path.stem
@@ -31,8 +31,7 @@ CONFIGS = sorted(
     if path.stem not in ("__init__", "base", "grids", "small")  # which are no runs
 )
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROOMS = ("builders", "evaluation", "input_pipeline", "knn_sampling", "models", "objectives",
-         "training", "vocap")  # fmt: skip
+ROOMS = ("xlm", "input_pipeline", "knn_sampling", "vocap")
 
 
 @functools.cache
@@ -364,7 +363,7 @@ class VocabularyTest(parameterized.TestCase):
     @parameterized.parameters(
         (("en", "ka", "sw"), ["en.runs.gz"], r"no tables of ka, sw \(corpus.languages\)"),
         (("en",), ["en.heldout.runs.gz"], "no tables of en "),
-        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; make them with tools.count_text"),
+        ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; make them with xlm count"),
         ((), [], "no tables <lang>.runs.gz"),
         *(
             (

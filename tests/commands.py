@@ -19,14 +19,21 @@ from unittest import mock
 
 from absl import flags
 
-from common import entry_point
+from xlm.cli.main import VERBS
+from xlm.common import entry_point
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _flags_of: dict[str, dict[str, flags.Flag]] = {}
 
 
+def module(name: str) -> str:
+    """Full name of a module, which may be one of the package of commands."""
+    return f"xlm.cli.{name}" if name in VERBS.values() else name
+
+
 def load(name: str) -> types.ModuleType:
     """Import a command without leaving its flags defined."""
+    name = module(name)
     if name in _flags_of:
         return importlib.import_module(name)
     if name in sys.modules:  # which a test imported as it is
@@ -35,23 +42,23 @@ def load(name: str) -> types.ModuleType:
         return sys.modules[name]
     there = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
     with _removed(there):
-        module = importlib.import_module(name)
+        loaded = importlib.import_module(name)
         found = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
         for flag in found:
             delattr(flags.FLAGS, flag)
     _flags_of[name] = found
-    return module
+    return loaded
 
 
 def has_flags(name: str) -> bool:
     """Whether a loaded command defines its flags when it is imported."""
-    return bool(_flags_of[name])
+    return bool(_flags_of[module(name)])
 
 
 @contextlib.contextmanager
 def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
     """Define the flags of a loaded command, with the values that `arguments` give them."""
-    found = _flags_of[name]
+    found = _flags_of[module(name)]
     with _removed({flag: flags.FLAGS[flag] for flag in found if flag in flags.FLAGS}):
         others = set(flags.FLAGS)
         for flag, one in found.items():

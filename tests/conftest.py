@@ -44,8 +44,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import jax
 import pytest
 
-from common import entry_point
-from training import host_memory
+from xlm.common import entry_point
+from xlm.training import host_memory
 
 # Torch for GPUs loads it, and where TensorFlow is loaded that ends in a segmentation fault.
 sys.modules["triton"] = None  # type: ignore[assignment]

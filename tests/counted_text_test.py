@@ -7,9 +7,6 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from builders import counted_text
-from builders.data import Folders
-from common import artifacts
 from configs import quickstart
 from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
@@ -17,6 +14,9 @@ from input_pipeline.packed_dataset import META
 from input_pipeline.sources import CorpusSpec
 from tests import commands
 from vocap import run_tables, runs
+from xlm.common import artifacts
+from xlm.experiment import counted_text
+from xlm.experiment.data import Folders
 
 build_vocab = commands.load("build_vocab")
 

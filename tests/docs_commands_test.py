@@ -17,6 +17,7 @@ from absl import flags
 from absl.testing import absltest, parameterized
 
 from tests import commands
+from xlm.cli.main import VERBS
 
 PAGES = sorted([commands.ROOT / "README.md", *commands.ROOT.glob("docs/*.md")])
 # The first leaves unknown flags to Beam.
@@ -29,15 +30,15 @@ def printed(page: pathlib.Path) -> list[tuple[str, ...]]:
     if page.suffix == ".py":
         text, block = ast.get_docstring(ast.parse(text)) or "", r"^(    .*?)(?:^\S|\Z)"
     blocks = re.findall(block, text, re.M | re.S)
-    inline = (one.replace("\n", " ") for one in re.findall(r"`(python3? [^`]+)`", text))
+    inline = (one.replace("\n", " ") for one in re.findall(r"`((?:python3?|xlm) [^`]+)`", text))
     lines = [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *inline]
     found = []
     for line in lines:
         line = line.partition(" #")[0].strip()
-        match = re.search(r"(?:^|\s)python3? (?:-m )?([\w./]+)((?: .*)?)$", line)
+        match = re.search(r"(?:^|\s)(?:python3? (?:-m )?|xlm )([\w./-]+)((?: .*)?)$", line)
         if not match or re.search(r"[$<>|&;]", line):
             continue
-        name = match[1].removesuffix(".py").replace("/", ".")
+        name = VERBS.get(match[1], match[1].removesuffix(".py").replace("/", "."))
         if source(name).exists():
             arguments = match[2].replace("=CONFIG", "=configs/quickstart.py")
             found.append((name, *shlex.split(arguments)))
@@ -45,7 +46,7 @@ def printed(page: pathlib.Path) -> list[tuple[str, ...]]:
 
 
 def source(name: str) -> pathlib.Path:
-    return commands.ROOT / f"{name.replace('.', '/')}.py"
+    return commands.ROOT / f"{commands.module(name).replace('.', '/')}.py"
 
 
 @contextlib.contextmanager

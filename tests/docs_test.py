@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from absl.testing import absltest, parameterized
 
+from xlm.cli.main import VERBS
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Without the folder of the results, which is there once a command of the README has run.
 ROOMS = sorted(
@@ -17,8 +19,9 @@ ROOMS = sorted(
 # Paths below a room, and commands. Not those of working directories, of data or of other projects.
 _PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\.(?:py|md|sh|txt|png|tsv))\b")
 _SCRIPT = re.compile(r"\bpython3? ([a-z_]+\.py)\b")
-_MODULE = re.compile(r"\bpython3? -m ((?:tools|benchmarks|research|launch|vocap)\.[a-z_]+)")
-_TOOL = re.compile(r"\b((?:tools|benchmarks)\.[a-z_]+)\b")
+_MODULE = re.compile(r"\bpython3? -m ((?:benchmarks|research|xlm.launch|vocap)\.[a-z_]+)")
+_TOOL = re.compile(r"\b((?:benchmarks)\.[a-z_]+)\b")
+_VERB = re.compile(r"`xlm ([a-z-]+)")
 _PLACEHOLDER = re.compile(r"/(X|mine)\.py$")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 _ANCHOR = re.compile(r"\]\(([^)#]*)#([^)]+)\)")
@@ -44,6 +47,8 @@ class NamesTest(parameterized.TestCase):
         for path, text in texts():
             names = set(_PATH.findall(text)) | set(_SCRIPT.findall(text))
             names = {name for name in names if not _PLACEHOLDER.search(name)}
+            unknown = set(_VERB.findall(text)) - set(VERBS) if path.suffix == ".md" else ()
+            missing += [(str(path.relative_to(ROOT)), f"xlm {verb}") for verb in unknown]
             modules = set(_MODULE.findall(text)) | set(_TOOL.findall(text))
             missing += [(str(path.relative_to(ROOT)), name) for name in names if not exists(name)]
             missing += [

@@ -22,10 +22,11 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from benchmarks import recording_data
-from builders import model
 from tests import commands, factories, processes, tiny_tasks
-from training.metrics import read_metrics
-from training.signals import EXIT_STOPPED
+from xlm.cli.main import VERBS
+from xlm.experiment import model
+from xlm.training.metrics import read_metrics
+from xlm.training.signals import EXIT_STOPPED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -111,6 +112,8 @@ def execute(command: str) -> str:
     for pattern, place in places.items():
         full = re.sub(pattern, str(place), full)
     first, *words = shlex.split(full)
+    if first == "xlm":
+        return execute_here(VERBS[words[0]], *words[1:])
     if first == "python":
         if words[0] == "-m":
             del words[0]

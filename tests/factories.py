@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from builders import data
 from input_pipeline.packed_dataset import SPLITS, SpecialIds
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import (
@@ -22,15 +21,16 @@ from knn_sampling.output_layer import (
     make_exact_layer,
     make_output_layer,
 )
-from models.encoder import Encoder, EncoderSettings
-from objectives.masked_lm import MaskedLM
-from objectives.masking import MaskSettings
-from objectives.objective import Extra, Objective
-from objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
-from training.optimizer import OptimizerSettings
-from training.sharding import MeshSettings, make_mesh
-from training.state import TrainState
-from training.step import TrainFunctions, make_train_functions
+from xlm.experiment import data
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masking import MaskSettings
+from xlm.objectives.objective import Extra, Objective
+from xlm.objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)
 SPECIAL = (BOS, PAD, EOS, MASK)
@@ -205,7 +205,7 @@ def optimizer_settings(**changes) -> OptimizerSettings:
 
 
 def one_device(config: ConfigDict) -> Mesh:
-    """The mesh of a config, in place of `builders.model.mesh`, on the first device alone."""
+    """The mesh of a config, in place of `xlm.experiment.model.mesh`, on the first device alone."""
     return make_mesh(data.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
 
 

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import fine_tuning, fine_tuning_memory
-from builders.fine_tuning_memory import estimate
-from builders.pretrained import read_pretrained
 from configs.finetune import tatoeba, xnli
-from models.encoder import EncoderSettings
-from objectives.batch import Batch
 from tests import commands, tiny_tasks
-from training.memory import state_bytes
-from training.sharding import batch_sharding, make_mesh
+from xlm.experiment import fine_tuning, fine_tuning_memory
+from xlm.experiment.fine_tuning_memory import estimate
+from xlm.experiment.pretrained import read_pretrained
+from xlm.models.encoder import EncoderSettings
+from xlm.objectives.batch import Batch
+from xlm.training.memory import state_bytes
+from xlm.training.sharding import batch_sharding, make_mesh
 
 LARGE = (24, 1024, 4096, 250_002)  # layers, width, width of the MLP, pieces
 NORM = 2  # vectors
@@ -118,7 +118,7 @@ class EstimateTest(parameterized.TestCase):
 
 class CommandTest(absltest.TestCase):
     def run_tool(self, config: str, *flags: str):
-        return commands.execute("tools.estimate_memory", f"--config={config}", *flags)
+        return commands.execute("estimate_memory", f"--config={config}", *flags)
 
     def test_it_prints_lengths_and_parts(self):
         found = self.run_tool(

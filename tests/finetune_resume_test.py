@@ -8,13 +8,13 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import prediction, task_data, task_runs
-from builders.pretrained import read_pretrained
-from builders.task_settings import task_settings
-from common import artifacts
 from input_pipeline.tasks import files
 from tests import tiny_tasks
-from training.signals import Stopped
+from xlm.common import artifacts
+from xlm.experiment import prediction, task_data, task_runs
+from xlm.experiment.pretrained import read_pretrained
+from xlm.experiment.task_settings import task_settings
+from xlm.training.signals import Stopped
 
 
 class Case(parameterized.TestCase):

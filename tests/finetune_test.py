@@ -11,22 +11,22 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import fine_tuning as builders
-from builders import task_data
-from builders.pretrained import read_pretrained
-from builders.task_settings import task_settings
-from common import artifacts
-from evaluation import task_results, xtreme_runs
-from evaluation.tasks import TaskData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
-from interop import model_folder
-from interop.params_file import read_params
-from models.encoder import CROSS_ATTENTION
 from tests import tiny_tasks
-from training.metrics import read_metrics
-from training.signals import Stopped
 from vocap import merge
+from xlm.common import artifacts
+from xlm.evaluation import task_results, xtreme_runs
+from xlm.evaluation.tasks import TaskData
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment import task_data
+from xlm.experiment.pretrained import read_pretrained
+from xlm.experiment.task_settings import task_settings
+from xlm.interop import model_folder
+from xlm.interop.params_file import read_params
+from xlm.models.encoder import CROSS_ATTENTION
+from xlm.training.metrics import read_metrics
+from xlm.training.signals import Stopped
 
 
 def predictions(folder: pathlib.Path, name: str) -> list[dict]:
@@ -47,7 +47,7 @@ class KindsTest(RunCase):
         return self.check(self.folder / "run")
 
     def check(self, folder: pathlib.Path) -> dict:
-        """Results of a run are what tools.xtreme_table reads, and the printed table names them."""
+        """Results of a run are what xlm table reads, and the printed table names them."""
         results = artifacts.read_json(folder / "results.json")
         found = xtreme_runs.read_run(folder)
         task = TASKS[results["task"]]

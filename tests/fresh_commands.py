@@ -11,15 +11,15 @@ import shlex
 import shutil
 from collections.abc import Iterator
 
-from interop import model_folder
 from tests import commands, docs_commands_test, tiny_tasks
+from xlm.interop import model_folder
 
 _STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
 
 
 def found() -> Iterator[tuple[int, str, *tuple[str, ...]]]:
     """Yield seconds, module and arguments of commands; some more than once."""
-    sources = ("*.py", "configs/**/*.py", "tools/*.py", "launch/*.py", "*/*_beam.py")
+    sources = ("*.py", "configs/**/*.py", "xlm/cli/*.py", "xlm/launch/*.py", "*/*_beam.py")
     paths = [path for pattern in sources for path in sorted(commands.ROOT.glob(pattern))]
     for path in [*docs_commands_test.PAGES, *paths]:
         for name, *arguments in docs_commands_test.printed(path):

@@ -26,11 +26,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from builders import data, prediction, pretrained, run_data, translation_prediction, tuned_export
-from builders.data import Folders
-from common import artifacts
 from configs import quickstart
-from evaluation import (
+from input_pipeline import pair_phases
+from input_pipeline.tasks.tasks import TASKS
+from tests import tiny_tasks, tiny_translation
+from tests.malformed import templates
+from vocap import build, record, report
+from xlm.common import artifacts
+from xlm.evaluation import (
     forgetting,
     published,
     task_results,
@@ -39,13 +42,17 @@ from evaluation import (
     xtreme_runs,
     xtreme_submission,
 )
-from input_pipeline import pair_phases
-from input_pipeline.tasks.tasks import TASKS
-from interop import charsmap, huggingface, model_folder, segmenter, vocabulary
-from tests import tiny_tasks, tiny_translation
-from tests.malformed import templates
-from training import metrics
-from vocap import build, record, report
+from xlm.experiment import (
+    data,
+    prediction,
+    pretrained,
+    run_data,
+    translation_prediction,
+    tuned_export,
+)
+from xlm.experiment.data import Folders
+from xlm.interop import charsmap, huggingface, model_folder, segmenter, vocabulary
+from xlm.training import metrics
 
 SECONDS = 60  # of one reader, which else hangs
 _LEAVES: tuple[Any, ...] = (

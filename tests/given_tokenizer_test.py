@@ -10,15 +10,15 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest
 
-from builders import memory
-from builders.data import Folders
-from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import META
 from input_pipeline.tokenization import special_ids
-from interop import huggingface
 from tests import commands
 from vocap import merge
+from xlm.common import artifacts
+from xlm.experiment import memory
+from xlm.experiment.data import Folders
+from xlm.interop import huggingface
 
 build_vocab = commands.load("build_vocab")
 SPACE = "\u2581"

@@ -32,7 +32,7 @@ class MalformedTest(parameterized.TestCase):
 # A process that is at work in a stage until it is killed.
 _AT_WORK = """
 import pathlib, sys
-from common import artifacts
+from xlm.common import artifacts
 
 with artifacts.Stage(pathlib.Path(sys.argv[1]), None).held(claims=False):
     print("at work", flush=True)
@@ -75,7 +75,7 @@ class SystemTest(parameterized.TestCase):
     @parameterized.parameters(
         ("prepare_data", "work/rows", *templates.config()),
         (
-            "tools.export_tokenizer",
+            "export_tokenizer",
             "out",
             "--model=DIR/work/vocab/spm.model",
             "--output=DIR/out/hf",

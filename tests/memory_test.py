@@ -11,14 +11,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import data, memory
 from configs import quickstart, veco, vocap_paper, xlm_r, xy_lent
-from models.encoder import Encoder
-from objectives.batch import Batch
 from tests.models import sharded
 from tests.models.factories import boxed_shapes, encoder_settings
-from training.memory import ActivationSizes, state_bytes
-from training.sharding import MeshSettings, batch_sharding, make_abstract_mesh, make_mesh
+from xlm.experiment import data, memory
+from xlm.models.encoder import Encoder
+from xlm.objectives.batch import Batch
+from xlm.training.memory import ActivationSizes, state_bytes
+from xlm.training.sharding import MeshSettings, batch_sharding, make_abstract_mesh, make_mesh
 
 # GB at the peak of a step of the paper's batch, by the compiler for TPU v5p (docs/scaling.md):
 # model, pieces, devices, output layer. The full softmax takes less than its estimate there: the

@@ -10,21 +10,21 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import data as data_builders
-from builders import evaluators, masked_lm, objectives, robust, streams
-from builders import model as builders
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from objectives.contrastive import SentenceContrast
-from objectives.masked_lm import MaskedLM
-from objectives.mixture import Term
-from objectives.objective import Objective
 from tests.builders_test import objective_of, runlocal, write_store
 from tests.factories import SPECIAL_IDS
 from tests.training import program_test
-from training.sharding import MeshSettings, make_mesh
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, masked_lm, objectives, robust, streams
+from xlm.experiment import model as builders
+from xlm.objectives.contrastive import SentenceContrast
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.mixture import Term
+from xlm.objectives.objective import Objective
+from xlm.training.sharding import MeshSettings, make_mesh
 
 
 class FitTest(parameterized.TestCase):

@@ -8,13 +8,13 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 
-from builders import task_runs
-from builders.task_kinds import KINDS, SEARCHES
-from builders.task_settings import task_settings
-from common import artifacts
 from input_pipeline.tasks.tasks import TASKS
-from models.heads import ClassificationHead, SpanHead, TaggingHead
 from tests import commands, tiny_tasks, toy_kind
+from xlm.common import artifacts
+from xlm.experiment import task_runs
+from xlm.experiment.task_kinds import KINDS, SEARCHES
+from xlm.experiment.task_settings import task_settings
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 
 predict = commands.load("predict")
 

@@ -11,16 +11,16 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import evaluators, initial, objectives, pretrained, streams, task_runs
-from builders import model as builders
-from builders.data import Folders
-from common import artifacts
 from tests import commands, tiny_tasks, toy_objective
 from tests.task_results import task_results
 from tests.training import program_test
-from training.loop import train
-from training.metrics import read_metrics
-from training.sharding import MeshSettings, make_mesh
+from xlm.common import artifacts
+from xlm.experiment import evaluators, initial, objectives, pretrained, streams, task_runs
+from xlm.experiment import model as builders
+from xlm.experiment.data import Folders
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.sharding import MeshSettings, make_mesh
 
 
 def config_of(**changes):
@@ -150,7 +150,7 @@ class CodeOfFoldersTest(parameterized.TestCase):
         ("frozen_generator", lambda self: evaluators._frozen_generator(
             str(self.workdir), "replaced_token", program_test.store())),
         ("predict", search),
-        ("forgetting", lambda self: commands.load("tools.forgetting").read_model(
+        ("forgetting", lambda self: commands.load("forgetting").read_model(
             "--before", self.workdir, 1)),
     )  # fmt: skip
     def test_a_folder_chooses_no_code(self, read):

@@ -11,6 +11,7 @@ import numpy as np
 from absl.testing import absltest
 
 from tests import commands, tiny_tasks
+from xlm.cli.main import VERBS
 
 PAGE = commands.ROOT / "docs" / "own_task.md"
 # What fits the tiny encoder, besides what is printed.
@@ -22,9 +23,11 @@ _SMALL = {
 def printed() -> list[list[str]]:
     """The page's commands: module and arguments of each."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = [shlex.split(line)[1:] for line in lines]
-    return [words[1:] if words[0] == "-m" else [words[0][:-3], *words[1:]] for words in found]
+    lines = map(shlex.split, "".join(blocks).replace("\\\n", " ").splitlines())
+    return [
+        [VERBS[words[1]], *words[2:]] if words[0] == "xlm" else [words[1][:-3], *words[2:]]
+        for words in lines
+    ]
 
 
 class PageTest(absltest.TestCase):
@@ -47,8 +50,8 @@ class PageTest(absltest.TestCase):
         found = printed()
         self.assertEqual(
             [name for name, *_ in found],
-            ["tools.import_model", "finetune", "tools.xtreme_table", "predict",
-             "tools.export_model"],
+            ["import_model", "finetune", "xtreme_table", "predict",
+             "export_model"],
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
             stack.enter_context(tiny_tasks.quick())

@@ -8,12 +8,12 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import prediction, task_data
-from builders.task_settings import Tokenizer, task_settings
-from common import artifacts
-from evaluation.tasks import TaskData
 from input_pipeline.tasks.examples import TextExample
 from tests import tiny_tasks
+from xlm.common import artifacts
+from xlm.evaluation.tasks import TaskData
+from xlm.experiment import prediction, task_data
+from xlm.experiment.task_settings import Tokenizer, task_settings
 
 FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
 

@@ -5,9 +5,9 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from builders import data as data_builders
-from common import artifacts
 from configs import quickstart
+from xlm.common import artifacts
+from xlm.experiment import data as data_builders
 
 
 class PhasesTest(parameterized.TestCase):

@@ -11,17 +11,17 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import prediction, task_data, tuned_export
-from builders.pretrained import read_pretrained
-from builders.task_kinds import KINDS
-from builders.task_settings import Tokenizer, task_settings
-from common import artifacts
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks
 from tests.malformed import harness
 from vocap import merge
+from xlm.common import artifacts
+from xlm.experiment import prediction, task_data, tuned_export
+from xlm.experiment.pretrained import read_pretrained
+from xlm.experiment.task_kinds import KINDS
+from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
 class UnlabelledTest(parameterized.TestCase):

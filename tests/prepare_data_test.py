@@ -8,13 +8,13 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from common import artifacts
 from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.sources import CorpusSpec
 from tests import commands, tiny_tasks
 from tests.malformed import templates
+from xlm.common import artifacts
 
 
 class PrepareDataTest(absltest.TestCase):

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-from builders import data as data_builders
-from builders import model, objectives
-from builders.pretrained import read_pretrained, read_settings
-from common import artifacts
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import tiny_tasks
 from tests.factories import write_rows
-from training.checkpoint import Checkpoints
+from xlm.common import artifacts
+from xlm.experiment import data as data_builders
+from xlm.experiment import model, objectives
+from xlm.experiment.pretrained import read_pretrained, read_settings
+from xlm.training.checkpoint import Checkpoints
 
 
 class PretrainedTest(absltest.TestCase):
@@ -51,7 +51,7 @@ class PretrainedTest(absltest.TestCase):
         for path in tiny_tasks.encoder_folder(2).iterdir():
             if path.name != "spm.model":
                 (folder / path.name).write_bytes(path.read_bytes())
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*tools.import_model"):
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*xlm import"):
             read_pretrained(str(folder))
 
     def test_a_run_of_train(self):

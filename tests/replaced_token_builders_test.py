@@ -11,19 +11,19 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import evaluators, masked_lm, model, objectives, robust
-from builders.masked_lm import encoder_of, has_masked_lm, masked_lm_of
-from builders.robust import robust_settings
 from configs import xy_lent
 from input_pipeline.bitext import PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
-from objectives.batch import Batch
-from objectives.masked_lm import MaskedLM
-from objectives.mixture import Mixture
-from objectives.replaced_token import GENERATOR, ReplacedToken
-from objectives.translation_lm import TranslationLM
 from tests.training import program_test
+from xlm.experiment import evaluators, masked_lm, model, objectives, robust
+from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from xlm.experiment.robust import robust_settings
+from xlm.objectives.batch import Batch
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.mixture import Mixture
+from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
+from xlm.objectives.translation_lm import TranslationLM
 
 
 def config(**changes) -> ConfigDict:

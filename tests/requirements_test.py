@@ -21,11 +21,11 @@ ROOMS = [path for path, room in FILES.items() if room != "tests"]
 RUN = {
     "requirements.txt": ROOMS,
     "requirements-dev.txt": list(FILES),
-    "requirements-datasets.txt": [ROOT / "tools/fetch_text.py"],
-    "requirements-launch.txt": list(ROOT.glob("launch/*.py")),
-    "requirements-beam.txt": [ROOT / "tools/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
+    "requirements-datasets.txt": [ROOT / "xlm/cli/fetch_text.py"],
+    "requirements-launch.txt": list(ROOT.glob("xlm/launch/*.py")),
+    "requirements-beam.txt": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
 }
-# Imported where an error names these requirements (common/packages.py).
+# Imported where an error names these requirements (xlm/common/packages.py).
 ELSEWHERE = {
     "apache_beam": "requirements-beam.txt",
     "xmanager": "requirements-launch.txt",

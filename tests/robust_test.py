@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import model, robust, streams
-from builders.robust import baseline_losses, with_next_phase
 from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record, write_pair_record
-from objectives.best_response import RobustSettings, best_response
-from objectives.pair_losses import (
+from tests.training import program_test
+from xlm.experiment import model, robust, streams
+from xlm.experiment.robust import baseline_losses, with_next_phase
+from xlm.objectives.best_response import RobustSettings, best_response
+from xlm.objectives.pair_losses import (
     init_pair_losses,
     mean_pair_losses,
     pair_sums,
     update_pair_losses,
 )
-from tests.training import program_test
 
 NAMES = ("b x-y", "a x-y", "c x-y", "a x-z")
 BASE = dict(zip(NAMES, (0.4, 0.3, 0.2, 0.1), strict=True))

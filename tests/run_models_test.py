@@ -9,21 +9,21 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import data as data_builders
-from builders import evaluators, model, objectives
-from builders.initial import initial_params
-from builders.masked_lm import masked_lm_of
-from builders.pretrained import Pretrained, read_pretrained
-from common import artifacts
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
-from interop import model_folder, vocabulary
-from models.encoder import Encoder
-from objectives.objective import Objective
-from objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from tests import commands, factories
-from tests.tools.models_test import OTHER, TOKENIZER, VOCAB
-from training.checkpoint import Checkpoints
+from tests.cli.models_test import OTHER, TOKENIZER, VOCAB
+from xlm.common import artifacts
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, model, objectives
+from xlm.experiment.initial import initial_params
+from xlm.experiment.masked_lm import masked_lm_of
+from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.interop import model_folder, vocabulary
+from xlm.models.encoder import Encoder
+from xlm.objectives.objective import Objective
+from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
+from xlm.training.checkpoint import Checkpoints
 
 KEYS = {
     "store.length": 16,
@@ -198,7 +198,7 @@ class ExportTest(TestCase):
         cls.discriminator, cls.generator = cls.parent / "encoder", cls.parent / "generator"
         for output, flags in ((cls.discriminator, ()), (cls.generator, ("--part=generator",))):
             flags = (f"--output={output}", *flags)
-            result = run("tools.export_model", cls.folders.workdir, {}, *flags)
+            result = run("export_model", cls.folders.workdir, {}, *flags)
             assert result.returncode == 0, result.stderr
             has_head = output == cls.generator
             assert ("this encoder has no masked-LM head" in result.stderr) != has_head

@@ -6,11 +6,11 @@ import tempfile
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import task_data, task_kinds, task_runs
-from builders.task_settings import Tokenizer, task_settings
-from evaluation.metrics import retrieval
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks, tiny_translation
+from xlm.evaluation.metrics import retrieval
+from xlm.experiment import task_data, task_kinds, task_runs
+from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
 class Case(parameterized.TestCase):

@@ -20,15 +20,15 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from builders import fine_tuning as builders
-from builders import task_runs, translation
-from builders.task_settings import task_settings
-from interop import model_folder
-from models.encoder import Encoder, EncoderSettings
-from objectives.fine_tuning import FineTuning
-from objectives.translation import Translation
-from training.sharding import make_mesh
 from vocap import merge
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment import task_runs, translation
+from xlm.experiment.task_settings import task_settings
+from xlm.interop import model_folder
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.objectives.fine_tuning import FineTuning
+from xlm.objectives.translation import Translation
+from xlm.training.sharding import make_mesh
 
 LENGTH = 24
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "▁", "▁the", "▁cat", "▁dog", "▁runs", "▁sleeps", ".", "чи"]

@@ -9,8 +9,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs.finetune import translation
-from interop import model_folder
 from tests import tiny_tasks
+from xlm.interop import model_folder
 
 WORDS = ("the", "cat", "dog", "runs", "sleeps", ".")
 # Each word's translation is the next one.

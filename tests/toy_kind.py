@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from builders.task_kinds import TaskKind
 from input_pipeline.tasks import files
 from input_pipeline.tasks.features import token_arrays
 from input_pipeline.tasks.loading import Readers
 from input_pipeline.tasks.tasks import Task
+from xlm.experiment.task_kinds import TaskKind
 
 TASK = Task("toy", "odd_word", (), ("en", "sw"), ("found",), None)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
-from objectives.objective import Objective
+from xlm.objectives.objective import Objective
 
 INPUT, OUTPUT = "input/table", "output/table"
 DISTANCE = 2

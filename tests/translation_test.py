@@ -13,25 +13,25 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import (
+from configs.finetune import multi30k, wmt14
+from configs.finetune import translation as configs_translation
+from input_pipeline.tasks.tasks import TASKS
+from research import translation_search
+from tests import commands, tiny_tasks, tiny_translation
+from xlm.common import artifacts
+from xlm.evaluation import task_results
+from xlm.experiment import (
     fine_tuning,
     prediction,
     translation,
     translation_prediction,
     translation_runs,
 )
-from builders.task_settings import task_settings
-from common import artifacts
-from configs.finetune import multi30k, wmt14
-from configs.finetune import translation as configs_translation
-from evaluation import task_results
-from input_pipeline.tasks.tasks import TASKS
-from interop import vocabulary
-from interop.params_file import read_params
-from research import translation_search
-from tests import commands, tiny_tasks, tiny_translation
-from training.metrics import read_metrics
-from training.signals import Stopped
+from xlm.experiment.task_settings import task_settings
+from xlm.interop import vocabulary
+from xlm.interop.params_file import read_params
+from xlm.training.metrics import read_metrics
+from xlm.training.signals import Stopped
 
 predict = commands.load("predict")
 

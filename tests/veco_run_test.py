@@ -8,14 +8,14 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-from builders import data as data_builders
-from builders import translation
 from configs import veco
-from interop import model_folder
-from models.encoder import CROSS_ATTENTION, without_cross_attention
 from tests import commands, tiny_translation
+from tests.cli.models_test import TOKENIZER, VOCAB
 from tests.run_models_test import write_rows, write_run
-from tests.tools.models_test import TOKENIZER, VOCAB
+from xlm.experiment import data as data_builders
+from xlm.experiment import translation
+from xlm.interop import model_folder
+from xlm.models.encoder import CROSS_ATTENTION, without_cross_attention
 
 # An XLM-R but for its size and cross-attention.
 KEYS = {
@@ -55,7 +55,7 @@ class RunTest(absltest.TestCase):
         keys = (f"--config.{key}={value}" for key, value in {**KEYS, **changes}.items())
         given = f"--workdir={workdir or self.folders.workdir}", f"--output={self.parent / name}"
         own = "--config=configs/veco.py:runlocal"
-        return commands.execute("tools.export_model", own, *keys, *given, *flags)
+        return commands.execute("export_model", own, *keys, *given, *flags)
 
     def start(self, folder: pathlib.Path, end: str):
         """Parameters that a translation starts from, and shapes of all that it has."""

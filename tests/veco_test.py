@@ -11,24 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders import masked_lm, objectives, streams
-from builders.initial import _check_same_parameters
-from builders.objectives import parameter_shapes
-from builders.pretrained import read_pretrained
 from configs import veco
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
-from interop import model_folder
-from models.encoder import without_cross_attention
-from objectives.batch import Batch
-from objectives.cross_mlm import CrossMLM
-from objectives.masked_lm import MaskedLM
-from objectives.objective import gathered_rows
 from tests import factories
 from tests.builders_test import write_store
 from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
-from training.sharding import make_mesh, placed
-from training.subtrees import merged
+from xlm.experiment import masked_lm, objectives, streams
+from xlm.experiment.initial import _check_same_parameters
+from xlm.experiment.objectives import parameter_shapes
+from xlm.experiment.pretrained import read_pretrained
+from xlm.interop import model_folder
+from xlm.models.encoder import without_cross_attention
+from xlm.objectives.batch import Batch
+from xlm.objectives.cross_mlm import CrossMLM
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import gathered_rows
+from xlm.training.sharding import make_mesh, placed
+from xlm.training.subtrees import merged
 
 # Layers, hidden and embedding size, FFN inner size, heads, learning rate, Adam's epsilon and betas
 # (Table 7).

@@ -9,9 +9,9 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from common import artifacts
 from tests import commands, tiny_tasks
 from tests.malformed import templates
+from xlm.common import artifacts
 
 VOCABULARY = {
     "vocab__target_size": "120", "vocab__sizes": "(20,40,60)", "vocab__compare": "()",

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from common import artifacts, processes
 from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
+from xlm.common import artifacts, processes
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
 CACHE_VERSION = 2

@@ -2,10 +2,10 @@
 
     python -m vocap.count_beam --input='gs://BUCKET/en-*.txt.gz' --output=gs://BUCKET/en \\
         --runner=DataflowRunner ...
-    python -m tools.count_text --merge='en/*.runs.gz' --output=en.runs.gz
+    xlm count --merge='en/*.runs.gz' --output=en.runs.gz
 
 The first command writes a folder of part tables. The second merges them into one table, which is
-byte for byte that of `tools.count_text` on the same text. docs/counting.md has the commands for
+byte for byte that of `xlm count` on the same text. docs/counting.md has the commands for
 each runner.
 
 Each file, or range of a large one, is counted in memory and emitted as a few blocks: small tables,
@@ -29,9 +29,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from common import packages
-from common.long_lines import cut_line
 from vocap import run_tables, runs
+from xlm.common import packages
+from xlm.common.long_lines import cut_line
 
 _KEPT, _HELDOUT = "kept", "heldout"
 _RANGE_BYTES = 64 << 20  # of a plain file, counted at a time
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
     for folder in job.outputs.values():
         print(
             f"wrote {job.num_parts} tables to {folder}; where they can be read as files, merge "
-            f"them: python -m tools.count_text --merge='{folder}/*{_SUFFIX}' --output=LANG{_SUFFIX}"
+            f"them: xlm count --merge='{folder}/*{_SUFFIX}' --output=LANG{_SUFFIX}"
         )
 
 

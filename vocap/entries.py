@@ -6,7 +6,7 @@ import logging
 import pathlib
 from collections.abc import Iterator
 
-from common import artifacts
+from xlm.common import artifacts
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 
-from common import artifacts
 from vocap.curves import concave_envelope
 from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
+from xlm.common import artifacts
 
 _MAX_LINES = 20  # per panel; more languages get a panel for each third
 _ROW = 0.19  # inches per language in plots with one row for each

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from common import declarations
-from common.declarations import Count, Name
 from vocap.allocation import Allocation, Change
 from vocap.build import BuiltVocabulary, Language, VocabularySettings
 from vocap.runs import RunTable
+from xlm.common import declarations
+from xlm.common.declarations import Count, Name
 
 RESOURCES = ("high", "mid", "low")  # thirds of the languages by n_i
 

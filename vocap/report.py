@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from common import artifacts
 from vocap import plots
 from vocap.build import BuiltVocabulary, VocabularySettings
 from vocap.explorer import explorer_page
 from vocap.merge import SPECIALS
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
+from xlm.common import artifacts
 
 _METHODS = {
     "vocap": "VoCap (Algorithm 1): the next step goes to the language whose ALP gains most a "

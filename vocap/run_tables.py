@@ -26,8 +26,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from common import artifacts
 from vocap import runs
+from xlm.common import artifacts
 
 Path = str | os.PathLike[str]
 Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pack_count`

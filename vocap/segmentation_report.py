@@ -13,8 +13,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from common import artifacts
 from vocap.segmentation import TextScore, TokenizerScore
+from xlm.common import artifacts
 
 _NOTE = """\
 *ALP*: average log probability of a sentence in nats (VoCap, Eq. 1), of each half of the text under

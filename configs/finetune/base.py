@@ -35,7 +35,7 @@ def base(
     if arg == TFDS:
         patterns = {split: (TFDS,) if files else () for split, files in patterns.items()}
     config = ConfigDict()
-    config.init_from = ""  # a working directory of train.py, or a folder of tools.import_model
+    config.init_from = ""  # a working directory of train.py, or a folder of xlm import
     config.objective = ""  # of init_from, where that run has one of another package
     config.random_init = False  # that encoder with random parameters, to compare with
     config.model_name = ""  # in tables; the last folder of init_from by default

@@ -6,7 +6,7 @@
 Directions are joined by "+": `en-de+en-fr,DATA` is one model for both, which tells them apart by
 the symbol of the target language. DATA has `{train,dev,test}.{en,de}`, or other names, as
 `--config.task.train='("corpus.{source}.gz","corpus.{target}.gz")'`. CHECKPOINT is a working
-directory of train.py or a folder of tools.export_model; with `--config.random_init=True` it may be
+directory of train.py or a folder of xlm export; with `--config.random_init=True` it may be
 a working directory of build_vocab.py, for a model of the `architecture` section.
 docs/translation.md has more.
 
@@ -93,7 +93,7 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
 
 
 def _architecture() -> ConfigDict:
-    """models/settings.py, EncoderSettings, of a model that starts from a vocabulary alone."""
+    """xlm/models/settings.py, EncoderSettings, of a model that starts from a vocabulary alone."""
     architecture = ConfigDict()
     architecture.embedding_size = 512
     architecture.hidden_size = 512

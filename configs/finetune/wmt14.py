@@ -4,7 +4,7 @@
         --config.init_from=CHECKPOINT
 
 CHECKPOINT is a working directory of train.py with objective "veco", or a folder of
-tools.export_model --part=encoder_decoder; any other encoder starts with random cross-attention.
+xlm export --part=encoder_decoder; any other encoder starts with random cross-attention.
 `en-fr,DATA` reads `{train,dev,test}.{en,fr}` below DATA instead of tensorflow-datasets.
 
 Table 3 has, for 24 layers of encoder and the last 6 as decoder, a BLEU of 31.5 for En-De and 44.4

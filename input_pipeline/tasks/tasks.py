@@ -39,8 +39,9 @@ class Task:
 
     Attributes:
       name: as in `TASKS`.
-      kind: of `builders.task_kinds`, such as "tagging": how it is read, trained on and scored.
-      labels: the classes or tags, in the dataset's order; a label may also be given by number. None
+      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained on and
+      scored. labels: the classes or tags, in the dataset's order; a label may also be given by
+      number. None
         of a regression.
       languages: those of the dataset that XTREME or the dataset's paper reports, sorted; of
         translation the directions, none of files in any.
@@ -100,7 +101,7 @@ class Task:
 
     @property
     def is_translation(self) -> bool:
-        """Whether both sides are text, see `builders.translation`.
+        """Whether both sides are text, see `xlm.experiment.translation`.
 
         It is read by directions, its model has a decoder, and its outputs are searched for.
         """
@@ -216,7 +217,7 @@ _PREMISE_TFDS = ("premise", "hypothesis")
 
 
 def _own(name: str, kind: str, metrics: tuple[str, ...], **more: Any) -> Task:
-    """Task on a user's own files; `builders.task_settings` adds its labels and columns."""
+    """Task on a user's own files; `xlm.experiment.task_settings` adds its labels and columns."""
     return Task(name, kind, (), (), metrics, None, is_own=True, **more)
 
 

@@ -9,8 +9,8 @@ seed
 - `excess`: the same by the losses less those of the `baseline` of the same corpus and seed, which
   leaves what that run has not learned, and so may hide a pair that is hard for both.
 
-Each is reported by `tools.pair_weights`. The tables have the ranks of the planted pairs among all,
-by weight and by loss beyond their languages (`evaluation.pair_excess`), those of the same pairs
+Each is reported by `xlm pair-weights`. The tables have the ranks of the planted pairs among all,
+by weight and by loss beyond their languages (`xlm.evaluation.pair_excess`), those of the same pairs
 undamaged beside them, the pairs at the ends of the undamaged corpus, and the held-out scores with
 and without re-weighting. Two hours of two cores.
 """
@@ -20,13 +20,13 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from common import artifacts
-from evaluation.pair_excess import ranked_by_excess
 from research import measures, pivot
 from research.pivot import Column, Line
 from research.planted_defects import Defect, parse
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, encoder
+from xlm.common import artifacts
+from xlm.evaluation.pair_excess import ranked_by_excess
 
 CORPORA = {"planted": "damaged", "clean": "as it is"}
 _ROBUST = {
@@ -78,7 +78,7 @@ def runs(plan: Plan) -> Iterator[Run]:
                     change["robust.baseline"] = f"{one.path}/train/pair_weights.json"
                 made[kind] = encoder(
                     plan, f"runs/{name}/{kind}", seed, change, _measure, data=rows, needs=needs,
-                    steps=(Step(("train.py",)), Step(("-m", "tools.pair_weights"))),
+                    steps=(Step(("train.py",)), Step(("-m", "xlm", "pair-weights"))),
                 )  # fmt: skip
                 yield made[kind]
 

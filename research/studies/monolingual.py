@@ -16,12 +16,12 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from common import artifacts
 from research import pivot, plots, splits, stats, tasks
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Study, encoder
 from vocap.merge import SPECIALS
+from xlm.common import artifacts
 
 TASKS = {"udpos": "POS", "wikiann": "NER"}
 # VoCap (arXiv 2109.07306), Table 5: correlation of F1 with ALP, and with vocabulary size.

@@ -17,13 +17,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from common import artifacts
 from research import pivot, plots, tasks
 from research.pivot import Column, Line, values
 from research.results import BySeed, mean
 from research.study import Plan, Run, Study, encoder
 from research.tasks import TASKS
-from training.metrics import read_metrics
+from xlm.common import artifacts
+from xlm.training.metrics import read_metrics
 
 FULL, FULL_BIAS = "full", "full_bias"
 PUBLISHED, CORRECTED = "knn", "knn_corrected"

@@ -17,16 +17,16 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from common import artifacts
 from configs.finetune import multi30k
 from configs.veco import SMALL
-from evaluation import translation_report as run_report
 from research import measures, pivot, plots, stats, tasks
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, data_run, encoder
 from research.translation_search import SEARCH
-from training.metrics import read_metrics
+from xlm.common import artifacts
+from xlm.evaluation import translation_report as run_report
+from xlm.training.metrics import read_metrics
 
 # Runs of configs/veco.py; the first has the data.
 _VECO, _XLM, _XLM_TEXT = "translation", "translation_xlm", "translation_xlm_text"

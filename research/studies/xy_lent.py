@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from builders import data, streams
-from common import artifacts
 from configs import grids
 from configs.xy_lent import SMALL
 from input_pipeline.bitext import language_pairs
@@ -30,7 +28,9 @@ from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, encoder
 from research.tasks import TASKS
-from training.metrics import read_metrics
+from xlm.common import artifacts
+from xlm.experiment import data, streams
+from xlm.training.metrics import read_metrics
 
 REFERENCE = "small"
 # Label of each arm.

@@ -11,13 +11,13 @@ from absl.testing import absltest, parameterized
 
 from benchmarks import recording, recording_data
 from benchmarks.recording_comparison import Difference, compare, describe
-from builders import task_data
-from builders.task_kinds import KINDS
-from builders.task_settings import task_settings
-from common import artifacts
 from input_pipeline.tasks import loading
-from training.checkpoint import Checkpoints
-from training.state import TrainState
+from xlm.common import artifacts
+from xlm.experiment import task_data
+from xlm.experiment.task_kinds import KINDS
+from xlm.experiment.task_settings import task_settings
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.state import TrainState
 
 LOSS = 5.123456789012345
 RECORDING = {

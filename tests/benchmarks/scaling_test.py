@@ -8,9 +8,9 @@ from unittest import mock
 import jax
 from absl.testing import absltest, parameterized
 
-from builders import memory
-from common import entry_point
 from tests import commands
+from xlm.common import entry_point
+from xlm.experiment import memory
 
 scaling = commands.load("benchmarks.scaling")
 STEP = scaling.Step("base", 4096, "full", "cpu:8")

@@ -10,7 +10,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from common import artifacts, entry_point
+from xlm.common import artifacts, entry_point
 
 
 class ReplacingTest(parameterized.TestCase):

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from absl.testing import absltest, parameterized
 
-from common import declarations
-from common.declarations import Artefact, Count, Name
+from xlm.common import declarations
+from xlm.common.declarations import Artefact, Count, Name
 
 
 class _Part(Artefact, frozen=True):

@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 
-from absl import app
 from absl.testing import absltest, parameterized
 
-from common import entry_point
 from tests import commands
 from tests.malformed import harness
+from xlm.cli.main import VERBS
+from xlm.common import entry_point
 
 COMMAND = """\
 from absl import flags
-from common import entry_point
+from xlm.common import entry_point
 flags.DEFINE_string({flag!r}, "x", "")
 def main(_):
     for i in range(10000):
@@ -23,7 +23,6 @@ def main(_):
     print("results are written", file=open("/dev/stderr", "w"))
 entry_point.run(main, required=())
 """
-TOOLS = sorted(path.stem for path in commands.ROOT.glob("tools/[a-z]*.py"))
 
 
 class ShownTest(parameterized.TestCase):
@@ -51,12 +50,11 @@ class ShownTest(parameterized.TestCase):
 
 
 class HelpTest(parameterized.TestCase):
-    @parameterized.parameters("predict", *(f"tools.{name}" for name in TOOLS))
+    @parameterized.parameters(*VERBS.values())
     def test_help_says_what_each_flag_is(self, name):
-        app.define_help_flags()
         done = harness.run(name, ["--help"])
         self.assertEqual((done.status, done.errors), (0, ""))
-        own = done.output.partition("\nflags:\n")[2]
+        own = done.output.partition("\nFlags:\n")[2]
         self.assertRegex(own, r"\n  --\S+: \S")
         self.assertNotRegex(own, r"\n  --\S+:\s*\n")
 

@@ -9,8 +9,8 @@ from unittest import mock
 from absl import flags
 from absl.testing import absltest, parameterized
 
-from common import artifacts, outputs
 from tests import commands
+from xlm.common import artifacts, outputs
 
 
 class OutputsTest(parameterized.TestCase):

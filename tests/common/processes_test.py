@@ -10,12 +10,12 @@ import time
 
 from absl.testing import absltest, parameterized
 
-from common import entry_point, processes
+from xlm.common import entry_point, processes
 
 # Two workers that say when they import their modules, and when they are at their jobs.
 SCRIPT = """
 import os, pathlib, signal, sys, time
-from common import entry_point, processes
+from xlm.common import entry_point, processes
 
 def say(what):
     pathlib.Path(sys.argv[1], f"{what}-{os.getpid()}").touch()

@@ -7,17 +7,17 @@ import shlex
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import fine_tuning, task_data
-from builders.pretrained import read_pretrained
-from builders.task_kinds import SEARCHES
-from builders.task_settings import Tokenizer, task_settings
 from configs import finetune
 from configs.finetune import base, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
-from launch import jobs
 from tests import tiny_tasks
 from tests.malformed import harness
-from training import schedules
+from xlm.experiment import fine_tuning, task_data
+from xlm.experiment.pretrained import read_pretrained
+from xlm.experiment.task_kinds import SEARCHES
+from xlm.experiment.task_settings import Tokenizer, task_settings
+from xlm.launch import jobs
+from xlm.training import schedules
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
@@ -92,7 +92,7 @@ class ConfigsTest(parameterized.TestCase):
             "--config.task.test=('a', 'b', 'c')",
         ]
         config = ["--config=configs/finetune/bucc.py:DATA", "--workdir=/runs/a"]
-        done = harness.run("launch.local", ["--dry_run", "--stages=finetune", *config, *given])
+        done = harness.run("xlm.launch.local", ["--dry_run", "--stages=finetune", *config, *given])
         self.assertEqual(done.status, 0, done.errors)
         # As they were read, which is as they were meant.
         self.assertEqual(shlex.split(done.output)[-3:], given)

@@ -2,9 +2,9 @@
 
 from absl.testing import absltest, parameterized
 
-from builders import checks, data, memory, objectives
 from configs import grids, vocap_paper, xlm_r
-from launch import jobs
+from xlm.experiment import checks, data, memory, objectives
+from xlm.launch import jobs
 
 # A run of each config whose grids are of any word.
 _ANY = {"vocap_paper": "short_full", "veco": "base", "xy_lent": "base"}

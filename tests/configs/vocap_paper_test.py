@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
-from builders import memory, objectives
-from builders.masked_lm import masked_lm_of
 from configs import vocap_paper
-from objectives.batch import Batch
-from objectives.masked_lm import TABLE
+from xlm.experiment import memory, objectives
+from xlm.experiment.masked_lm import masked_lm_of
+from xlm.objectives.batch import Batch
+from xlm.objectives.masked_lm import TABLE
 
 
 class TableReadsTest(parameterized.TestCase):

@@ -3,7 +3,7 @@
 from absl.testing import absltest, parameterized
 
 from configs import xlm_r
-from interop import model_folder
+from xlm.interop import model_folder
 
 
 class ModelsTest(parameterized.TestCase):

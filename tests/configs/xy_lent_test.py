@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 from absl.testing import absltest, parameterized
 
-from builders import memory, objectives
-from builders.masked_lm import encoder_of, masked_lm_of
 from configs import xy_lent
 from input_pipeline.bitext import PAIRS
 from input_pipeline.stream import PACKED
+from xlm.experiment import memory, objectives
+from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 
 # Layers, hidden size, FFN inner size, heads (Table 8); steps, tokens of a batch in millions, Adam's
 # epsilon and betas, learning rate, warm-up, gradient clipping, weight decay (Table 9).

@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.batch_layout import spread_rows
+from xlm.evaluation.batch_layout import spread_rows
 
 
 class SpreadRowsTest(parameterized.TestCase):

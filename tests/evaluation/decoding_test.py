@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import decoding
-from evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search, repeat
-from models.attention import Attention, Cache
-from models.masks import causal_mask
+from xlm.evaluation import decoding
+from xlm.evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search, repeat
+from xlm.models.attention import Attention, Cache
+from xlm.models.masks import causal_mask
 
 PAD, BOS, EOS = 0, 1, 2
 V, T, NUM_STATES = 6, 4, 997

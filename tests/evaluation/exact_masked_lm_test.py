@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.masked_lm import ExactMaskedLM, LanguageLoss
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
-from models.encoder import output_table
-from objectives.masked_lm import MaskedLM
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
-from training.sharding import MeshSettings, make_mesh, replicated
+from xlm.evaluation.masked_lm import ExactMaskedLM, LanguageLoss
+from xlm.models.encoder import output_table
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.training.sharding import MeshSettings, make_mesh, replicated
 
 VOCAB, L = 30, 16
 FOLDS = 3

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import examples
-from evaluation.examples import Example, Examples, choose, examples_table
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
-from models.encoder import output_table
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
-from training.sharding import MeshSettings, make_mesh, param_shardings
+from xlm.evaluation import examples
+from xlm.evaluation.examples import Example, Examples, choose, examples_table
+from xlm.models.encoder import output_table
+from xlm.training.sharding import MeshSettings, make_mesh, param_shardings
 
 VOCAB, L = 30, 32
 STOP, COMMA, NUMBER, BYTE, RARE = range(5, 10)

@@ -8,9 +8,9 @@ import tempfile
 import numpy as np
 from absl.testing import absltest
 
-from common import artifacts
-from evaluation.pair_report import ends_by_loss, extremes, ranked_pairs, write_pair_report
 from input_pipeline.pair_phases import PairRecord, Phase
+from xlm.common import artifacts
+from xlm.evaluation.pair_report import ends_by_loss, extremes, ranked_pairs, write_pair_report
 
 
 def record(ratios: np.ndarray, losses: list[float | None] | None = None) -> PairRecord:

@@ -11,7 +11,11 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.replaced_token import (
+from input_pipeline.packed_dataset import PackedDataset
+from tests import factories
+from tests.evaluation.exact_masked_lm_test import write_store
+from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, UNK
+from xlm.evaluation.replaced_token import (
     FROZEN,
     OWN,
     UNIGRAM,
@@ -20,12 +24,8 @@ from evaluation.replaced_token import (
     detection,
     unigram_corruption,
 )
-from input_pipeline.packed_dataset import PackedDataset
-from objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
-from tests import factories
-from tests.evaluation.exact_masked_lm_test import write_store
-from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, UNK
-from training.sharding import MeshSettings, make_mesh, replicated
+from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
+from xlm.training.sharding import MeshSettings, make_mesh, replicated
 
 # Sampling of classes is for training: replacements are of the whole vocabulary.
 OBJECTIVE = factories.replaced_token(

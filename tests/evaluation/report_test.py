@@ -12,13 +12,13 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import report
-from evaluation.examples import Example, examples_table
-from evaluation.masked_lm import LanguageLoss
-from evaluation.replaced_token import Detection
-from evaluation.retrieval import RetrievalResult
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
+from xlm.evaluation import report
+from xlm.evaluation.examples import Example, examples_table
+from xlm.evaluation.masked_lm import LanguageLoss
+from xlm.evaluation.replaced_token import Detection
+from xlm.evaluation.retrieval import RetrievalResult
 
 LOSSES = {
     "sw": LanguageLoss(loss=4.0, bits_per_character=1.5, unigram=6.0, tokens=300),

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import retrieval
-from evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
+from xlm.evaluation import retrieval
+from xlm.evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
 
 VOCAB, L = 32, 20
 OBJECTIVE = factories.masked_lm(

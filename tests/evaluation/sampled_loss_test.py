@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.batch_layout import spread_rows
-from evaluation.masked_lm import ExactMaskedLM
-from evaluation.sampled_loss import SampledLoss
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from knn_sampling.output_layer import OutputLayerSettings
-from objectives.masked_lm import MaskedLM
 from tests import factories, processes
 from tests.factories import SPECIAL_IDS as SPECIAL
+from xlm.evaluation.batch_layout import spread_rows
+from xlm.evaluation.masked_lm import ExactMaskedLM
+from xlm.evaluation.sampled_loss import SampledLoss
+from xlm.objectives.masked_lm import MaskedLM
 
 VOCAB, PADDED, L = 60, 64, 16
 LAYER = factories.output_layer_settings(k=2, capacity=40, num_negatives=10, group_size=2)

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import search
-from evaluation.search import SentenceEncoder
 from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import TextFeature
-from models.encoder import Encoder
 from tests import tiny_tasks
+from xlm.evaluation import search
+from xlm.evaluation.search import SentenceEncoder
+from xlm.models.encoder import Encoder
 
 
 def pairs(sources: list[str], targets: list[str], *gold: tuple[str, str]) -> SentencePairs:

@@ -6,10 +6,10 @@ import types
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.selection import ALL, Selection
-from evaluation.tasks import TaskData, classes, label_scores
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
+from xlm.evaluation.selection import ALL, Selection
+from xlm.evaluation.tasks import TaskData, classes, label_scores
 
 
 def data(language: str, *labels: int) -> TaskData:

@@ -5,8 +5,8 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from evaluation import task_results
 from input_pipeline.tasks.tasks import TASKS
+from xlm.evaluation import task_results
 
 
 class TaskResultsTest(parameterized.TestCase):

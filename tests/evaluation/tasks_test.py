@@ -4,19 +4,19 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders.task_kinds import KINDS
-from evaluation import tasks
-from evaluation.metrics.questions import Found
-from evaluation.tasks import Predictor, TaskData
 from input_pipeline.tasks.examples import Answer, QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.features import TaggedFeature, TextFeature
 from input_pipeline.tasks.question_features import QuestionFeature
 from input_pipeline.tasks.tasks import TASKS
-from models.encoder import Encoder
-from models.heads import ClassificationHead
-from objectives.fine_tuning import FineTuning, classification_loss
 from tests import tiny_tasks
-from training.sharding import MeshSettings, make_mesh
+from xlm.evaluation import tasks
+from xlm.evaluation.metrics.questions import Found
+from xlm.evaluation.tasks import Predictor, TaskData
+from xlm.experiment.task_kinds import KINDS
+from xlm.models.encoder import Encoder
+from xlm.models.heads import ClassificationHead
+from xlm.objectives.fine_tuning import FineTuning, classification_loss
+from xlm.training.sharding import MeshSettings, make_mesh
 
 XNLI, WIKIANN = TASKS["xnli"], TASKS["wikiann"]
 

@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders.fine_tuning import MESH
-from evaluation import decoding as decoding_of_beams
-from evaluation import translating
-from evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
-from evaluation.translating import Translator, search
 from input_pipeline.tasks.translation_features import TranslationFeature
 from knn_sampling.exact_layers import FullSoftmax
-from models.attention import Cache
-from models.encoder import Encoder
-from models.transformer import Context, empty_cache
-from objectives.translation import Translation, context_mask
 from tests.models import encoder_test
 from tests.models.factories import random_params
-from training.flops import matmul_flops
-from training.sharding import make_mesh
+from xlm.evaluation import decoding as decoding_of_beams
+from xlm.evaluation import translating
+from xlm.evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
+from xlm.evaluation.translating import Translator, search
+from xlm.experiment.fine_tuning import MESH
+from xlm.models.attention import Cache
+from xlm.models.encoder import Encoder
+from xlm.models.transformer import Context, empty_cache
+from xlm.objectives.translation import Translation, context_mask
+from xlm.training.flops import matmul_flops
+from xlm.training.sharding import make_mesh
 
 BOS, PAD, EOS, PIECES = 0, 1, 2, 36
 IDS = TokenIds(eos=EOS, pad=PAD, forbidden=(BOS, PAD), num_classes=PIECES)

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from evaluation import xtreme_runs
+from xlm.evaluation import xtreme_runs
 
 
 class Case(parameterized.TestCase):

@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation import published, xtreme_plots, xtreme_report, xtreme_runs
 from tests.evaluation.xtreme_cases import Case, answers
+from xlm.evaluation import published, xtreme_plots, xtreme_report, xtreme_runs
 
 PUBLISHED = published.read()
 

@@ -4,8 +4,8 @@ import json
 
 from absl.testing import absltest
 
-from evaluation import xtreme_submission
 from tests.evaluation.xtreme_cases import Case, answers
+from xlm.evaluation import xtreme_submission
 
 
 class SubmissionTest(Case):

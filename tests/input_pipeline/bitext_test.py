@@ -30,8 +30,8 @@ from input_pipeline.block_order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
-from models.segments import packed_segments
 from tests.factories import SPECIAL_IDS as SPECIAL
+from xlm.models.segments import packed_segments
 
 LANGUAGES = ("aa", "bb", "cc")
 SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)

@@ -4,8 +4,8 @@ import itertools
 
 from absl.testing import absltest, parameterized
 
-from common import long_lines
 from input_pipeline import blocks
+from xlm.common import long_lines
 
 
 def marked(documents: list[list[str]]) -> list[str]:

@@ -8,10 +8,10 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from common import artifacts
 from input_pipeline import manifest, packed_dataset
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from tests.factories import write_rows
+from xlm.common import artifacts
 
 _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 

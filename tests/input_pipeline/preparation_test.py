@@ -16,7 +16,6 @@ import zstandard
 from absl import app
 from absl.testing import absltest, parameterized
 
-from common import artifacts, entry_point
 from input_pipeline import (
     input_records,
     manifest,
@@ -34,6 +33,7 @@ from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import processes
 from vocap import merge
+from xlm.common import artifacts, entry_point
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
 _MODEL = merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))

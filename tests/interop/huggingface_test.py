@@ -18,9 +18,9 @@ import tokenizers
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from common import artifacts
-from interop import charsmap, huggingface
 from vocap import bpe, merge, runs
+from xlm.common import artifacts
+from xlm.interop import charsmap, huggingface
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -425,7 +425,8 @@ class EntryPointTest(absltest.TestCase):
         command = [
             sys.executable,
             "-m",
-            "tools.export_tokenizer",
+            "xlm",
+            "export-tokenizer",
             f"--model={self.folder / 'spm.model'}",
         ]
         return subprocess.run(

@@ -11,8 +11,6 @@ import sentencepiece as spm
 import transformers
 from absl.testing import absltest, parameterized
 
-from common import artifacts
-from interop import huggingface, model_folder, task_heads, vocabulary, xlm_roberta
 from tests.interop.xlm_roberta_test import (
     PADDED,
     SETTINGS,
@@ -22,6 +20,8 @@ from tests.interop.xlm_roberta_test import (
     params_of,
     tokenizer,
 )
+from xlm.common import artifacts
+from xlm.interop import huggingface, model_folder, task_heads, vocabulary, xlm_roberta
 
 ENCODER = {key: value for key, value in params_of(SETTINGS).items() if key != "head"}
 

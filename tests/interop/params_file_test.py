@@ -9,7 +9,7 @@ import safetensors
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
 
-from interop.params_file import Encoder, Notes, read_params, write_params
+from xlm.interop.params_file import Encoder, Notes, read_params, write_params
 
 PARAMS = {
     "encoder": {"layers": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}},

@@ -11,15 +11,15 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file
 
-from common import artifacts
-from interop import model_folder, task_heads
-from interop.task_heads import TaskHead
-from models.encoder import Encoder
-from models.heads import ClassificationHead, SpanHead, TaggingHead
-from objectives import fine_tuning
-from objectives.fine_tuning import FineTuning
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH, XL, texts, transformers
 from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, params_of, tokenizer
+from xlm.common import artifacts
+from xlm.interop import model_folder, task_heads
+from xlm.interop.task_heads import TaskHead
+from xlm.models.encoder import Encoder
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.objectives import fine_tuning
+from xlm.objectives.fine_tuning import FineTuning
 
 LABELS = ("entailment", "neutral", "contradiction")
 

@@ -18,8 +18,8 @@ import transformers
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from interop import charsmap, huggingface, tokenizer_json, vocabulary
 from vocap import merge
+from xlm.interop import charsmap, huggingface, tokenizer_json, vocabulary
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Names of languages and numerals in their own scripts.

@@ -13,11 +13,11 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-from common import artifacts
-from interop import huggingface
-from interop import vocabulary as vocabularies
-from interop.vocabulary import ModelVocabulary
 from vocap import merge
+from xlm.common import artifacts
+from xlm.interop import huggingface
+from xlm.interop import vocabulary as vocabularies
+from xlm.interop.vocabulary import ModelVocabulary
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 SPACE = "\u2581"

@@ -9,9 +9,6 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
 
-from common import artifacts
-from interop import model_folder
-from models.settings import POSITIONS, EncoderSettings
 from tests.interop.xlm_roberta_test import (
     PADDED,
     SETTINGS,
@@ -21,6 +18,9 @@ from tests.interop.xlm_roberta_test import (
     params_of,
     tokenizer,
 )
+from xlm.common import artifacts
+from xlm.interop import model_folder
+from xlm.models.settings import POSITIONS, EncoderSettings
 
 COMPUTING = ("dtype", "attention", "remat", "unroll")  # not the model's
 GATED = dataclasses.replace(
@@ -156,7 +156,7 @@ class RefusedTest(OwnFormTest):
         with self.assertRaisesRegex(ValueError, "model.safetensors: cannot be read"):
             model_folder.read_model(self.folder)
         weights.unlink()
-        with self.assertRaisesRegex(ValueError, "has neither .* again with tools.export_model"):
+        with self.assertRaisesRegex(ValueError, "has neither .* again with xlm export"):
             model_folder.read_model(self.folder)
 
     def test_parameters_of_other_sizes_are_not_written(self):

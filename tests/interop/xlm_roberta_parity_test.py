@@ -13,9 +13,6 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-from common import artifacts
-from interop import model_folder
-from models.encoder import Encoder, EncoderSettings
 from tests.interop.xlm_roberta_test import (
     CONFIG,
     LAYERS,
@@ -28,6 +25,9 @@ from tests.interop.xlm_roberta_test import (
     tokenizer,
 )
 from vocap import merge
+from xlm.common import artifacts
+from xlm.interop import model_folder
+from xlm.models.encoder import Encoder, EncoderSettings
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 

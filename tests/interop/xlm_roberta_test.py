@@ -14,10 +14,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file, save_file
 
-from common import artifacts
-from interop import model_folder
-from models.encoder import Encoder, EncoderSettings
 from vocap import merge
+from xlm.common import artifacts
+from xlm.interop import model_folder
+from xlm.models.encoder import Encoder, EncoderSettings
 
 WIDTH, LAYERS, HEADS, MLP, LENGTH = 16, 3, 2, 24, 18
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "\u2581", "\u2581th", "ing", "\u2581a"]
@@ -461,10 +461,10 @@ class InitialParamsTest(FolderTest):
 
     def test_another_vocabulary_is_refused(self):
         other = merge.write_model(PIECES, -np.arange(2.0, len(PIECES) + 2))
-        with self.assertRaisesRegex(ValueError, "is not the tokenizer .* tools.import_model"):
+        with self.assertRaisesRegex(ValueError, "is not the tokenizer .* xlm import"):
             self.initial_params(PADDED, other)
         (self.folder / "spm.model").unlink()
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* tools.import_model"):
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* xlm import"):
             self.initial_params(PADDED)
 
 

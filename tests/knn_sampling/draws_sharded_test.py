@@ -25,7 +25,7 @@ from tests.knn_sampling.drawing import (
     sampled_from,
     unlikeliness,
 )
-from training.collectives import collectives_of
+from xlm.training.collectives import collectives_of
 
 
 def mesh_of(data: int, model: int) -> jax.sharding.Mesh:

@@ -9,9 +9,9 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from configs import quickstart
-from launch import jobs
 from tests.malformed import harness
-from training import signals
+from xlm.launch import jobs
+from xlm.training import signals
 
 JOB = jobs.Job("run", "configs/quickstart.py", "/runs/a", ("train",))
 
@@ -142,7 +142,7 @@ class SweepTest(parameterized.TestCase):
 
 class FlagsTest(parameterized.TestCase):
     def launch(self, *arguments: str, launcher: str = "slurm") -> harness.Result:
-        return harness.run(f"launch.{launcher}", ["--dry_run", *arguments])
+        return harness.run(f"xlm.launch.{launcher}", ["--dry_run", *arguments])
 
     def test_every_flag_reaches_the_stage(self):
         done = self.launch(

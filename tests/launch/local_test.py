@@ -6,7 +6,7 @@ import threading
 
 from absl.testing import absltest, parameterized
 
-from launch import jobs, local
+from xlm.launch import jobs, local
 
 FOUND = jobs.expand(
     jobs.Job("run", "configs/finetune/xnli.py:D", "/runs/a", ("finetune",)),

@@ -10,7 +10,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from launch import jobs, slurm
+from xlm.launch import jobs, slurm
 
 JOB = jobs.Job(
     "base",

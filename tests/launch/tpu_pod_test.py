@@ -11,8 +11,8 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from launch import jobs, tpu_pod
 from tests.malformed import harness
+from xlm.launch import jobs, tpu_pod
 
 POD = tpu_pod.Pod("base", "us-east5-b", "v6e-256", "v2-alpha-tpuv6e", project="lab", spot=True)
 JOB = jobs.Job("base", "configs/base.py", "/mnt/base", ("train",), {"a.b": "(1, 2)"})
@@ -309,15 +309,15 @@ class SweepTest(parameterized.TestCase):
         (folder / "gcloud").chmod(0o755)
         path = f"{folder}:{os.environ['PATH']}"
         self.enter_context(absltest.mock.patch.dict(os.environ, {"PATH": path}))
-        done = harness.run("launch.tpu_pod", SWEEP)
+        done = harness.run("xlm.launch.tpu_pod", SWEEP)
         self.assertEqual(done.status, 0, done.errors)
         self.assertEqual(os.listdir(folder / "slices"), ["sweep-1"])
-        done = harness.run("launch.tpu_pod", [*SWEEP, "--delete"])
+        done = harness.run("xlm.launch.tpu_pod", [*SWEEP, "--delete"])
         self.assertEqual(done.status, 0, done.errors)
         self.assertEmpty(os.listdir(folder / "slices"))
 
     def test_a_dry_run_shows_what_is_deleted(self):
-        done = harness.run("launch.tpu_pod", [*SWEEP, "--dry_run"])
+        done = harness.run("xlm.launch.tpu_pod", [*SWEEP, "--dry_run"])
         self.assertEqual(done.status, 0, done.errors)
         found = re.findall(r"queued-resources (\w+ sweep-\d)", done.output)
         self.assertEqual(

@@ -14,8 +14,8 @@ from typing import Any
 from absl.testing import absltest, parameterized
 
 from configs import base
-from launch import jobs, xmanager
 from tests.malformed import harness
+from xlm.launch import jobs, xmanager
 
 JOB = jobs.Job("base", "configs/base.py", "/gcs/b/x", ("train", "evaluate"), {"a.b": "(1, 2)"})
 SWEEP = jobs.expand(JOB, {"train.seed": ("0", "1")})
@@ -194,11 +194,11 @@ class PlanTest(parameterized.TestCase):
         data = self.enter_context(tempfile.TemporaryDirectory())
         given = [f"--config=configs/finetune/xnli.py:{data}", "--stages=finetune", "--dry_run"]
         given += ["--workdir=/runs/xnli", "--platform=docker", "--config.init_from=/nowhere/at/all"]
-        done = harness.run("launch.xmanager", given)
+        done = harness.run("xlm.launch.xmanager", given)
         self.assertEqual(done.status, 2)
         self.assertIn(f"--config.task.root is '{data}'", done.errors)
         self.assertIn(f"add --volume={data}\n", done.errors)
-        done = harness.run("launch.xmanager", [*given, f"--volume={data}"])
+        done = harness.run("xlm.launch.xmanager", [*given, f"--volume={data}"])
         self.assertEqual(done.status, 0, done.errors)
         self.assertEqual(
             json.loads(done.output)["executor"]["volumes"],
@@ -232,14 +232,14 @@ class PlanTest(parameterized.TestCase):
         for text in ("a100", "8", "a100=", "a100=0", "a100=x", "=8", "a 1=8"):
             with self.assertRaisesRegex(ValueError, "must be KIND=NUMBER"):
                 xmanager.parse_gpus(text)
-        with self.assertRaisesRegex(ValueError, "launch.tpu_pod"):
+        with self.assertRaisesRegex(ValueError, "xlm.launch.tpu_pod"):
             xmanager.parse_gpus("tpu_v5e=8")
 
     def test_a_dry_run_needs_no_xmanager(self):
         # Not even one that cannot be imported.
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (folder / "xmanager.py").write_text("raise AssertionError('imported')")
-        command = [sys.executable, "-m", "launch.xmanager", "--config=configs/quickstart.py"]
+        command = [sys.executable, "-m", "xlm.launch.xmanager", "--config=configs/quickstart.py"]
         done = subprocess.run(
             [*command, "--workdir=/runs/a", "--seeds=2", "--dry_run"],
             cwd=jobs.ROOT,

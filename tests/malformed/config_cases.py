@@ -213,19 +213,27 @@ def _flags() -> Iterator[Case]:
         ("evaluate", ("--config=configs/xy_lent.py:huge", "--workdir=DIR/w"), ("huge", "base")),
         ("train", ("--config=configs/veco.py:huge", "--workdir=DIR/w"), ("huge", "large")),
         (
-            "tools.estimate_memory",
+            "estimate_memory",
             ("--config=configs/quickstart.py", "--devices=many"),
             ("--devices", "many"),
         ),
-        ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=0"), ("devices",)),
-        ("tools.estimate_memory", ("--config=configs/quickstart.py", "--devices=-4"), ("devices",)),
         (
-            "tools.export_model",
+            "estimate_memory",
+            ("--config=configs/quickstart.py", "--devices=0"),
+            ("devices",),
+        ),
+        (
+            "estimate_memory",
+            ("--config=configs/quickstart.py", "--devices=-4"),
+            ("devices",),
+        ),
+        (
+            "export_model",
             ("--config=configs/quickstart.py", "--workdir=DIR/work"),
             ("--output",),
         ),
         (
-            "tools.estimate_memory",
+            "estimate_memory",
             (
                 "--config=configs/finetune/xnli.py",
                 "--encoder=xlmr_base",
@@ -240,13 +248,13 @@ def _flags() -> Iterator[Case]:
                 (r"evaluation\.batch_size is 0",),
             )
             for command, more in (
-                ("tools.export_model", ("--output=DIR/m",)),
-                ("tools.pair_sampling", ()),
-                ("tools.pair_weights", ()),
+                ("export_model", ("--output=DIR/m",)),
+                ("pair_sampling", ()),
+                ("pair_weights", ()),
             )
         ),
         (
-            "tools.export_model",
+            "export_model",
             (*templates.config(), "--output=DIR/m", "--part=decoder"),
             ("--part", "decoder"),
         ),

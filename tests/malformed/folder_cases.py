@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from common import artifacts
 from tests import tiny_tasks
 from tests.malformed import templates
 from tests.malformed.harness import Break, Case
+from xlm.common import artifacts
 
 
 def _remove(name: str) -> Break:
@@ -111,7 +111,7 @@ def _out_of_order() -> Iterator[Case]:
     yield Case(
         kind,
         "an export before training",
-        "tools.export_model",
+        "export_model",
         "rows",
         export,
         _nothing,
@@ -120,7 +120,7 @@ def _out_of_order() -> Iterator[Case]:
     yield Case(
         kind,
         "weights of pairs before training",
-        "tools.pair_weights",
+        "pair_weights",
         "rows",
         templates.config(),
         _nothing,
@@ -129,7 +129,7 @@ def _out_of_order() -> Iterator[Case]:
     yield Case(
         kind,
         "pairs of rows without any",
-        "tools.pair_sampling",
+        "pair_sampling",
         "rows",
         (*templates.config()[:-1], "--counts=DIR/none.tsv", "--output=DIR/o"),
         _nothing,
@@ -331,7 +331,7 @@ def _in_the_way() -> Iterator[Case]:
     yield Case(
         kind,
         "a file as folder of tables",
-        "tools.count_text",
+        "count_text",
         "text",
         ("--input=DIR/text/en.txt", out[1]),
         _nothing,
@@ -340,7 +340,7 @@ def _in_the_way() -> Iterator[Case]:
     yield Case(
         kind,
         "a file as folder of a tokenizer",
-        "tools.export_tokenizer",
+        "export_tokenizer",
         "text",
         ("--model=DIR/work/vocab/spm.model", "--output=DIR/text/en.txt"),
         _nothing,
@@ -428,19 +428,19 @@ def _surrounded() -> Iterator[Case]:
     disk: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         ("prepare_data", "text", templates.config(), "rows"),
         (
-            "tools.export_tokenizer",
+            "export_tokenizer",
             "text",
             ("--model=DIR/work/vocab/spm.model", "--output=DIR/hf"),
             "hf",
         ),
         (
-            "tools.import_model",
+            "import_model",
             "model",
             ("--model=DIR/model", "--vocabulary=DIR/new.model", "--output=DIR/out"),
             "out",
         ),
         (
-            "tools.prune_model",
+            "prune_model",
             "model",
             ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out"),
             "out",

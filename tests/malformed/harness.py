@@ -76,7 +76,7 @@ class ReachedTraining(Exception):
 
 
 def run(command: str, arguments: Sequence[str]) -> Result:
-    """Run a command in this process, as `python -m COMMAND` would.
+    """Run a command in this process, as `xlm` would.
 
     Errors that would end in a traceback are raised. Where a command would train, it ends well.
     """
@@ -97,7 +97,11 @@ def run(command: str, arguments: Sequence[str]) -> Result:
         warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)
         status = 0
         try:
-            runpy.run_module(command, run_name="__main__")
+            module = commands.module(command)
+            if module == command:
+                runpy.run_module(module, run_name="__main__")
+            else:
+                runpy.run_module(module, alter_sys=True)["run"]()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 0
         except ReachedTraining:

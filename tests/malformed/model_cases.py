@@ -68,7 +68,7 @@ def _folders() -> Iterator[Case]:
         return Case(
             "model folders",
             f"{name} ({template})",
-            "tools.import_model",
+            "import_model",
             template,
             _IMPORT,
             breaks,
@@ -227,7 +227,7 @@ def _shards() -> Iterator[Case]:
         yield Case(
             "model folders",
             f"index, {what}",
-            "tools.import_model",
+            "import_model",
             "model",
             _IMPORT,
             shard(index),
@@ -247,9 +247,7 @@ def _shards() -> Iterator[Case]:
         ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model",)),
         ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors",)),
     ):
-        yield Case(
-            "model folders", f"pruning, {what}", "tools.prune_model", "model", prune, breaks, says
-        )
+        yield Case("model folders", f"pruning, {what}", "prune_model", "model", prune, breaks, says)
 
 
 def _checkpoints() -> Iterator[Case]:
@@ -292,7 +290,7 @@ def _checkpoints() -> Iterator[Case]:
             yield Case(
                 kind,
                 f"exporting, {what}",
-                "tools.export_model",
+                "export_model",
                 "run",
                 export,
                 breaks,

@@ -1,4 +1,4 @@
-"""Parallel text and counts of pairs, as prepare_data and tools.pair_sampling read them."""
+"""Parallel text and counts of pairs, as prepare_data and xlm pair-sampling read them."""
 
 import functools
 import pathlib
@@ -106,7 +106,7 @@ def _counts() -> Iterator[Case]:
         yield Case(
             "tools",
             f"counts of pairs, {name}",
-            "tools.pair_sampling",
+            "pair_sampling",
             "text",
             (*plan, "--counts=DIR/pairs.tsv", "--output=DIR/plan"),
             write("pairs.tsv", f"{row}\n"),

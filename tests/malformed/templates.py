@@ -14,15 +14,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from builders import fine_tuning
-from builders import pretrained as pretrained_builders
-from common import artifacts
-from interop.params_file import write_params
 from tests import tiny_tasks
 from tests.malformed import harness
 from tests.task_results import task_results
-from training.checkpoint import Checkpoints
-from training.settings import TrainSettings
+from xlm.common import artifacts
+from xlm.experiment import fine_tuning
+from xlm.experiment import pretrained as pretrained_builders
+from xlm.interop.params_file import write_params
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.settings import TrainSettings
 
 LANGUAGES = ("en", "sw")
 # Small, and without what would be compiled.
@@ -53,9 +53,9 @@ def quick() -> Iterator[None]:
         raise harness.ReachedTraining
 
     with (
-        mock.patch("training.loop.train", train),
-        mock.patch("builders.task_runs.train", train),
-        mock.patch("builders.translation_runs.train", train),
+        mock.patch("xlm.training.loop.train", train),
+        mock.patch("xlm.experiment.task_runs.train", train),
+        mock.patch("xlm.experiment.translation_runs.train", train),
     ):
         yield
 
@@ -126,7 +126,7 @@ def run(folder: pathlib.Path) -> None:
         with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(1, functions.init(np.int32(settings.seed)))
 
-    with quick(), mock.patch("training.loop.train", save):
+    with quick(), mock.patch("xlm.training.loop.train", save):
         result = harness.run("train", [one.replace("DIR", str(folder)) for one in run_config()])
     if result.status:
         raise AssertionError(result.errors)

@@ -369,13 +369,11 @@ def _tools() -> Iterator[Case]:
         ),
         ("unquoted patterns", ("--input=DIR/text/en.txt", "DIR/text/sw.txt"), None, ("quotes",)),
     ):
-        yield Case(
-            "tools", name, "tools.count_text", "text", (*count, *flags), breaks or _nothing, says
-        )
+        yield Case("tools", name, "count_text", "text", (*count, *flags), breaks or _nothing, says)
     yield Case(
         "tools",
         "a negative number of documents",
-        "tools.fetch_text",
+        "fetch_text",
         "text",
         ("--dataset=c4", "--languages=sw", "--output=DIR/fetched", "--max_documents=-3"),
         _nothing,
@@ -389,14 +387,12 @@ def _tools() -> Iterator[Case]:
         ("a folder without tokenizer", "a=DIR/text", ("text",)),
     ):
         flags = (f"--tokenizers={tokenizers}", "--text=DIR/text", "--output=DIR/scores")
-        yield Case(
-            "tools", f"scoring, {name}", "tools.score_tokenizer", "text", flags, _nothing, says
-        )
+        yield Case("tools", f"scoring, {name}", "score_tokenizer", "text", flags, _nothing, says)
     flags = ("--tokenizers=a=DIR/work/vocab/spm.model", "--output=DIR/scores")
     yield Case(
         "tools",
         "scoring no text",
-        "tools.score_tokenizer",
+        "score_tokenizer",
         "text",
         (*flags, "--text=DIR/none"),
         _nothing,
@@ -405,7 +401,7 @@ def _tools() -> Iterator[Case]:
     yield Case(
         "tools",
         "scoring an absent language",
-        "tools.score_tokenizer",
+        "score_tokenizer",
         "text",
         (*flags, "--text=DIR/text", "--languages=de"),
         _nothing,
@@ -414,7 +410,7 @@ def _tools() -> Iterator[Case]:
     yield Case(
         "tools",
         "scoring an absent parallel text",
-        "tools.score_tokenizer",
+        "score_tokenizer",
         "text",
         (*flags, "--text=DIR/text", "--parallel=DIR/none.tsv"),
         _nothing,

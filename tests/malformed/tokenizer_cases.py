@@ -76,7 +76,7 @@ def _tokenizers() -> Iterator[Case]:
         yield Case(
             "tokenizers",
             f"exporting {what}",
-            "tools.export_tokenizer",
+            "export_tokenizer",
             "text",
             flags,
             _write("vocab/spm.model", content),

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models import attention
-from models.attention import Attention
-from models.masks import causal_mask, segment_mask
-from models.segment_attention import segment_attention
-from models.softmax_attention import attention_weights
 from tests.models.factories import random_like
+from xlm.models import attention
+from xlm.models.attention import Attention
+from xlm.models.masks import causal_mask, segment_mask
+from xlm.models.segment_attention import segment_attention
+from xlm.models.softmax_attention import attention_weights
 
 B, Q, K, D, H = 2, 6, 5, 8, 2
 PLAIN = Attention(D, H, 0.0, "float32", "xla")

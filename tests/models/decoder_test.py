@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.encoder import Context, Encoder, EncoderSettings, without_cross_attention
 from tests.models import encoder_test
 from tests.models.encoder_test import assert_close, slow_attention, slow_dense, slow_norm
 from tests.models.factories import boxed_shapes, random_params
+from xlm.models.encoder import Context, Encoder, EncoderSettings, without_cross_attention
 
 ALL = tuple(dataclasses.replace(settings, cross_attention=True) for settings in encoder_test.ALL)
 POST, PRE, _, _, GATED = ALL

@@ -11,8 +11,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax._src.cudnn import fused_attention_stablehlo
 
-from models.encoder import Encoder, EncoderSettings, output_table
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
+from xlm.models.encoder import Encoder, EncoderSettings, output_table
 
 HALF = encoder_settings(num_layers=1, dropout_rate=0.1, attention_dropout_rate=0.1)
 PRE = dataclasses.replace(HALF, norm_position="pre")

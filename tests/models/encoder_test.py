@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.encoder import Encoder, EncoderSettings
-from models.segments import packed_segments
 from tests.models.factories import encoder_settings, random_params
-from training.flops import matmul_flops
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.models.segments import packed_segments
+from xlm.training.flops import matmul_flops
 
 BOS, PAD, EOS = 0, 1, 2
 POST = encoder_settings()

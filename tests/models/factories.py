@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from models.encoder import Encoder, EncoderSettings, init_params
+from xlm.models.encoder import Encoder, EncoderSettings, init_params
 
 
 def encoder_settings(**changes) -> EncoderSettings:

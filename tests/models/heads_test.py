@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.heads import ClassificationHead, SpanHead, TaggingHead, pooled_words
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead, pooled_words
 
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(3, 7, 4)).astype(np.float32)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.layers import dense
+from xlm.models.layers import dense
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (16, 128, 8))

@@ -13,12 +13,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
-from models import attention, layout
-from models.encoder import Encoder, EncoderSettings
-from models.segment_attention import segment_attention
 from tests.models.factories import boxed_shapes
 from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
-from training.sharding import MeshSettings, make_mesh
+from xlm.models import attention, layout
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.models.segment_attention import segment_attention
+from xlm.training.sharding import MeshSettings, make_mesh
 
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2))
 TOKENS = jnp.zeros((8, 6), jnp.int32)

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.encoder import Encoder
-from models.positions import (
+from tests.models.factories import encoder_settings, random_params
+from xlm.models.encoder import Encoder
+from xlm.models.positions import (
     DistanceBias,
     DistanceTable,
     RowGate,
@@ -17,7 +18,6 @@ from models.positions import (
     rotate,
     slopes,
 )
-from tests.models.factories import encoder_settings, random_params
 
 L = 12
 matrix_of = jax.jit(DistanceBias.matrix)

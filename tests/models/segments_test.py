@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.segments import packed_segments, split_in_halves
+from xlm.models.segments import packed_segments, split_in_halves
 
 BOS, PAD, EOS = 0, 1, 2
 compiled = jax.jit(packed_segments, static_argnames=("bos", "pad", "across_documents"))

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import quickstart
-from models.encoder import Encoder, EncoderSettings, output_table
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
-from training.sharding import (
+from xlm.models.encoder import Encoder, EncoderSettings, output_table
+from xlm.training.sharding import (
     MeshSettings,
     batch_sharding,
     make_mesh,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from models.masks import segment_mask
-from models.softmax_attention import attend
+from xlm.models.masks import segment_mask
+from xlm.models.softmax_attention import attend
 
 B, Q, K, H, D = 4, 5, 6, 2, 3
 SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [1] * 5, [1, 2, 3, 4, 5], [1, 1, 1, 2, 2]])

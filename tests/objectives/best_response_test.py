@@ -4,7 +4,7 @@ import numpy as np
 import scipy.optimize
 from absl.testing import absltest, parameterized
 
-from objectives.best_response import RobustSettings, best_response, divergence
+from xlm.objectives.best_response import RobustSettings, best_response, divergence
 
 
 def instance(seed: int) -> tuple[np.ndarray, np.ndarray, float]:

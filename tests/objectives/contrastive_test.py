@@ -10,13 +10,13 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
-from models.segments import packed_segments
-from objectives.batch import Batch
-from objectives.contrastive import ContrastSettings, SentenceContrast, contrastive_loss
-from objectives.masked_lm import NEIGHBOURS, TABLE
-from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.factories import BOS, EOS, PAD, SPECIAL, packed_tokens
+from xlm.models.segments import packed_segments
+from xlm.objectives.batch import Batch
+from xlm.objectives.contrastive import ContrastSettings, SentenceContrast, contrastive_loss
+from xlm.objectives.masked_lm import NEIGHBOURS, TABLE
+from xlm.objectives.translation_lm import TranslationLM
 
 B, D = 5, 7
 CONTRAST = ContrastSettings(weight=0.5, temperature=0.1)

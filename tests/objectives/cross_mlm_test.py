@@ -12,24 +12,24 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
-from models.encoder import (
+from tests import factories
+from tests.factories import BOS, EOS, PAD
+from xlm.models.encoder import (
     CROSS_ATTENTION,
     Context,
     Encoder,
     EncoderSettings,
     without_cross_attention,
 )
-from models.segments import packed_segments
-from objectives.batch import Batch
-from objectives.cross_mlm import CrossMLM, Plan, VecoSettings
-from objectives.loss_and_metrics import means
-from objectives.masked_lm import MaskedLM
-from objectives.mixture import Mixture, Term
-from objectives.objective import gathered_rows
-from objectives.translation_lm import TranslationLM
-from tests import factories
-from tests.factories import BOS, EOS, PAD
-from training.sharding import MeshSettings, make_mesh
+from xlm.models.segments import packed_segments
+from xlm.objectives.batch import Batch
+from xlm.objectives.cross_mlm import CrossMLM, Plan, VecoSettings
+from xlm.objectives.loss_and_metrics import means
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.mixture import Mixture, Term
+from xlm.objectives.objective import gathered_rows
+from xlm.objectives.translation_lm import TranslationLM
+from xlm.training.sharding import MeshSettings, make_mesh
 
 SETTINGS = VecoSettings(is_weight=0.5, cs_weight=2.0, tlm_weight=3.0, context="causal", flip=True)
 KEY = jax.random.key(1)

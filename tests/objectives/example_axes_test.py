@@ -10,19 +10,19 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import PAIRS
 from input_pipeline.stream import PACKED
-from models.encoder import Encoder
-from models.heads import ClassificationHead
-from objectives.batch import Batch
-from objectives.contrastive import ContrastSettings, SentenceContrast
-from objectives.fine_tuning import FineTuning, classification_loss
-from objectives.masked_lm import MaskedLM
-from objectives.masking import MaskSettings
-from objectives.mixture import Mixture, Term
-from objectives.objective import Objective, gathered_rows
-from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.objectives import cross_mlm_test, fine_tuning_test
-from training.sharding import MeshSettings, make_abstract_mesh
+from xlm.models.encoder import Encoder
+from xlm.models.heads import ClassificationHead
+from xlm.objectives.batch import Batch
+from xlm.objectives.contrastive import ContrastSettings, SentenceContrast
+from xlm.objectives.fine_tuning import FineTuning, classification_loss
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masking import MaskSettings
+from xlm.objectives.mixture import Mixture, Term
+from xlm.objectives.objective import Objective, gathered_rows
+from xlm.objectives.translation_lm import TranslationLM
+from xlm.training.sharding import MeshSettings, make_abstract_mesh
 
 B = 4
 # Of one group or two the rows that are touched are gathered, of four the table is read.

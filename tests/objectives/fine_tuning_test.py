@@ -10,14 +10,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
-from models.encoder import Context, Encoder
-from models.heads import ClassificationHead, SpanHead, TaggingHead
-from objectives import fine_tuning
-from objectives.batch import Batch
-from objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
-from objectives.objective import gathered_rows
 from tests import factories
-from training.accumulation import Accumulation
+from xlm.models.encoder import Context, Encoder
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.objectives import fine_tuning
+from xlm.objectives.batch import Batch
+from xlm.objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
+from xlm.objectives.objective import gathered_rows
+from xlm.training.accumulation import Accumulation
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
 # No layers: it compiles sooner, and tests/evaluation/tasks_test.py has some.

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from objectives.label_smoothing import smoothing_penalty
+from xlm.objectives.label_smoothing import smoothing_penalty
 
 B, L, E, R, V = 3, 5, 4, 12, 9
 

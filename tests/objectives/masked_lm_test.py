@@ -13,16 +13,16 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
 from knn_sampling.output_layer import OutputLayerSettings, Sample
-from models.encoder import Encoder, output_table
-from models.segments import packed_segments
-from objectives import masked_lm
-from objectives.batch import Batch
-from objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM
-from objectives.masking import MaskSettings, mask_tokens
-from objectives.objective import gathered_rows
-from objectives.translation_lm import TranslationLM
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens
+from xlm.models.encoder import Encoder, output_table
+from xlm.models.segments import packed_segments
+from xlm.objectives import masked_lm
+from xlm.objectives.batch import Batch
+from xlm.objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM
+from xlm.objectives.masking import MaskSettings, mask_tokens
+from xlm.objectives.objective import gathered_rows
+from xlm.objectives.translation_lm import TranslationLM
 
 B, L, VOCAB, PADDED = 4, 16, 30, 32
 WHOLE = factories.output_layer_settings()

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from objectives.batch import Batch
-from objectives.mixture import Mixture, Term
-from objectives.objective import Objective
 from tests import factories
-from training.step import TrainFunctions
+from xlm.objectives.batch import Batch
+from xlm.objectives.mixture import Mixture, Term
+from xlm.objectives.objective import Objective
+from xlm.training.step import TrainFunctions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

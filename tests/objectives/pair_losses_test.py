@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from objectives.pair_losses import (
+from xlm.objectives.pair_losses import (
     init_pair_losses,
     mean_pair_losses,
     pair_sums,

@@ -12,14 +12,16 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import PAIRS
 from input_pipeline.stream import PACKED
-from models.encoder import Encoder
-from models.segments import packed_segments
-from objectives.batch import Batch
-from objectives.loss_and_metrics import LossAndMetrics
-from objectives.masked_lm import MaskedLM
-from objectives.objective import Touched, gathered_rows
-from objectives.pair_losses import PairSums
-from objectives.replaced_token import (
+from tests import factories
+from tests.factories import BOS, PAD, SPECIAL
+from xlm.models.encoder import Encoder
+from xlm.models.segments import packed_segments
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import Touched, gathered_rows
+from xlm.objectives.pair_losses import PairSums
+from xlm.objectives.replaced_token import (
     DISCRIMINATOR,
     GENERATOR,
     HEAD,
@@ -27,9 +29,7 @@ from objectives.replaced_token import (
     ReplacedToken,
     ReplacedTokenSettings,
 )
-from objectives.translation_lm import TranslationLM
-from tests import factories
-from tests.factories import BOS, PAD, SPECIAL
+from xlm.objectives.translation_lm import TranslationLM
 
 SETTINGS = ReplacedTokenSettings(
     generator_layers=0, weight=50.0, temperature=1.0, embeddings="shared"

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from builders.fine_tuning import MESH
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from objectives.batch import Batch
 from tests import factories
 from tests.evaluation.translating_test import ALL, PAD, PIECES, SHALLOW, features, model, params
+from xlm.experiment.fine_tuning import MESH
+from xlm.objectives.batch import Batch
 
 LENGTH = 12
 LAYERS = (FullSoftmax, BlockwiseSoftmax)

@@ -10,9 +10,9 @@ from absl.testing import absltest
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
-from objectives.batch import Batch
 from research.mass import classes_of, measure, shares
 from tests import factories
+from xlm.objectives.batch import Batch
 
 
 class PredictedMassTest(absltest.TestCase):

@@ -7,11 +7,11 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from common import artifacts
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
 from research.planted_defects import Defect, damaged, parse, plant
 from tests.input_pipeline.reading import read_parallel
+from xlm.common import artifacts
 
 PAIRS = ("de-fr", "en-nl", "es-it", "fi-sv", "en-fi")
 DEFECTS = (

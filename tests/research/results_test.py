@@ -7,9 +7,9 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from common import artifacts
 from research import results
 from research.results import Results, Row
+from xlm.common import artifacts
 
 
 def row(run: str, seed: int | None, metric: str, item: str, value) -> Row:

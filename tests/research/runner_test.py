@@ -13,10 +13,10 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from common import artifacts
 from research import results, runner, study
 from research.results import ROOT, Results
 from research.study import Run, Step, Study
+from xlm.common import artifacts
 
 # Writes a number to a file that was not there, with a log of its work.
 _WORK = """

@@ -10,9 +10,6 @@ from typing import Any
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import checks, objectives
-from builders import data as data_builders
-from builders.memory import absent_rows
 from configs import grids
 from research import claims, figure_report, report, results, runner, study
 from research.figure import Figure
@@ -20,6 +17,10 @@ from research.results import Results
 from research.studies import veco, vocap_paper, xlm_r, xy_lent_full
 from research.study import Plan, Run
 from research.tasks import TASKS
+from xlm.cli.main import VERBS
+from xlm.experiment import checks, objectives
+from xlm.experiment import data as data_builders
+from xlm.experiment.memory import absent_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Languages that tasks of a made-up folder of data have.
@@ -146,6 +147,8 @@ class PlanTest(parameterized.TestCase):
                     )
                 for step in run.steps:
                     script = step.words[0] if step.words[0] != "-m" else step.words[1]
+                    if script == "xlm":
+                        script = f"xlm.cli.{VERBS[step.words[2]]}"
                     path = script.removesuffix(".py").replace(".", "/") + ".py"
                     self.assertTrue((ROOT / path).exists(), script)
                     own = {**run.overrides, **step.overrides}
@@ -237,6 +240,8 @@ class ClaimsTest(absltest.TestCase):
                 self.assertTrue(any(one.startswith("--workdir=DIR/") for one in words), command)
             else:
                 script = words[2] if words[1] == "-m" else words[1].removesuffix(".py")
+                if words[0] == "xlm":
+                    script = f"xlm.cli.{VERBS[words[1]]}"
                 self.assertTrue((ROOT / f"{script.replace('.', '/')}.py").exists(), command)
 
     def test_folders_are_put_in(self):

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from objectives.batch import Batch
-from objectives.loss_and_metrics import means
-from objectives.objective import Objective, gathered_rows
 from tests import factories
-from training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
-from training.loop import train
-from training.metrics import read_metrics
-from training.settings import TrainSettings
-from training.sharding import MeshSettings, batch_sharding, traced_on
-from training.step import TrainFunctions
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import means
+from xlm.objectives.objective import Objective, gathered_rows
+from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.settings import TrainSettings
+from xlm.training.sharding import MeshSettings, batch_sharding, traced_on
+from xlm.training.step import TrainFunctions
 
 V, E, B = 20, 3, 8
 SETTINGS = TrainSettings(

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from training.averaging import mean_params
+from xlm.training.averaging import mean_params
 
 
 def tree(seed: int):

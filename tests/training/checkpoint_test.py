@@ -21,8 +21,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from training import digests, hosts
-from training.checkpoint import (
+from xlm.training import digests, hosts
+from xlm.training.checkpoint import (
     Checkpoints,
     DamagedError,
     SaveError,
@@ -30,10 +30,10 @@ from training.checkpoint import (
     restore_latest_params,
     restore_mean_params,
 )
-from training.faults import OtherStateError
-from training.sharding import MeshSettings, make_mesh
-from training.state import TrainState
-from training.step import TrainFunctions
+from xlm.training.faults import OtherStateError
+from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
 
 
 def state_of(step: int) -> TrainState:

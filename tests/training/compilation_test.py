@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 
-from builders import model
 from configs import base
-from training import compilation
+from xlm.experiment import model
+from xlm.training import compilation
 
 
 class CompilationTest(absltest.TestCase):

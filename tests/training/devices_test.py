@@ -11,19 +11,19 @@ from absl.testing import absltest, parameterized
 
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
-from objectives.batch import Batch
-from objectives.contrastive import ContrastSettings, SentenceContrast
-from objectives.loss_and_metrics import means
-from objectives.masked_lm import NEIGHBOURS, MaskedLM
-from objectives.masking import MaskSettings
-from objectives.mixture import Mixture, Term
-from objectives.objective import Extra, gathered_rows
-from objectives.translation_lm import TranslationLM
 from tests import factories
-from training.accumulation import Accumulation
-from training.collectives import collectives_of
-from training.sharding import MeshSettings, batch_sharding, make_mesh, traced_on
-from training.step import TrainFunctions
+from xlm.objectives.batch import Batch
+from xlm.objectives.contrastive import ContrastSettings, SentenceContrast
+from xlm.objectives.loss_and_metrics import means
+from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
+from xlm.objectives.masking import MaskSettings
+from xlm.objectives.mixture import Mixture, Term
+from xlm.objectives.objective import Extra, gathered_rows
+from xlm.objectives.translation_lm import TranslationLM
+from xlm.training.accumulation import Accumulation
+from xlm.training.collectives import collectives_of
+from xlm.training.sharding import MeshSettings, batch_sharding, make_mesh, traced_on
+from xlm.training.step import TrainFunctions
 
 V, E, B, L = 4096, 16, 8, 8
 CONTRAST = ContrastSettings(weight=1.0, temperature=0.1)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
-from builders import memory, model, objectives
 from configs import quickstart, vocap_paper, xy_lent
-from objectives.batch import Batch
-from training.sharding import MeshSettings, batch_sharding, make_mesh
+from xlm.experiment import memory, model, objectives
+from xlm.objectives.batch import Batch
+from xlm.training.sharding import MeshSettings, batch_sharding, make_mesh
 
 PLATFORMS = ("tpu", "cuda")
 

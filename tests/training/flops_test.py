@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
-from training.flops import matmul_flops
-from training.sharding import MeshSettings, make_mesh
+from xlm.training.flops import matmul_flops
+from xlm.training.sharding import MeshSettings, make_mesh
 
 X, W = jnp.ones((3, 5)), jnp.ones((5, 5))
 ONE = 2 * 3 * 5 * 5

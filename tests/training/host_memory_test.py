@@ -12,14 +12,14 @@ import jax
 from absl.testing import absltest, parameterized
 
 from tests import commands, processes
-from training import host_memory
+from xlm.training import host_memory
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of an array that glibc gives back to the kernel by default, and larger than its padding here.
 PAGES = 25_000
 PROGRAM = f"""
 import resource, sys, threading
-from training import host_memory
+from xlm.training import host_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

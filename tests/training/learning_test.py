@@ -7,14 +7,14 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-from builders import data as data_builders
-from builders import evaluators, objectives, streams
-from builders import model as builders
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from tests.factories import SPECIAL_IDS
-from training.loop import train
-from training.sharding import MeshSettings, make_mesh
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, objectives, streams
+from xlm.experiment import model as builders
+from xlm.training.loop import train
+from xlm.training.sharding import MeshSettings, make_mesh
 
 VOCAB, L, NUM_STEPS = 64, 16, 30
 

@@ -24,9 +24,9 @@ from tests.training.toy_runs import (
     toy_functions,
     whole_run,
 )  # fmt: skip
-from training.checkpoint import Checkpoints, SaveError, restore_latest
-from training.loop import train
-from training.signals import Stopped
+from xlm.training.checkpoint import Checkpoints, SaveError, restore_latest
+from xlm.training.loop import train
+from xlm.training.signals import Stopped
 
 
 def tearDownModule():
@@ -103,7 +103,7 @@ class DamageTest(TestCase):
         path = self.folder / "metrics.jsonl"
         full = OSError(errno.ENOSPC, "No space left on device")
         with (
-            mock.patch("training.metrics.open", side_effect=full, create=True),
+            mock.patch("xlm.training.metrics.open", side_effect=full, create=True),
             self.assertRaisesRegex(OSError, f"{path} could not be .*No space.*the last checkpoint"),
         ):
             self.train()

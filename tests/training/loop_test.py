@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from objectives.objective import Objective
 from tests import factories
 from tests.training.toy_runs import (
     GOOD,
@@ -27,12 +26,13 @@ from tests.training.toy_runs import (
     toy_functions,
     whole_run,
 )  # fmt: skip
-from training import progress
-from training.checkpoint import Checkpoints
-from training.loop import train
-from training.metrics import read_metrics
-from training.signals import Stopped
-from training.step import TrainFunctions
+from xlm.objectives.objective import Objective
+from xlm.training import progress
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.signals import Stopped
+from xlm.training.step import TrainFunctions
 
 
 class ByRows(Objective):

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from training.metrics import MetricsWriter, read_metrics
+from xlm.training.metrics import MetricsWriter, read_metrics
 
 
 class MetricsTest(parameterized.TestCase):

@@ -20,8 +20,6 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-from builders import data as data_builders
-from common import artifacts
 from input_pipeline.packed_dataset import tokenizer_hash
 from tests import processes, tiny_tasks
 from tests.training import program_test
@@ -33,9 +31,11 @@ from tests.training.multihost_worker import (
     stuck_marker,
     train_to,
 )
-from training.metrics import read_metrics
-from training.sharding import AXES as AXIS_NAMES
 from vocap import merge
+from xlm.common import artifacts
+from xlm.experiment import data as data_builders
+from xlm.training.metrics import read_metrics
+from xlm.training.sharding import AXES as AXIS_NAMES
 
 WORKER = pathlib.Path(__file__).with_name("multihost_worker.py")
 NUM_HOSTS, TIMEOUT = 2, 300.0

@@ -21,17 +21,17 @@ import jax
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from builders import evaluators, streams
-from builders import model as builders
-from builders.masked_lm import masked_lm_of
-from common import artifacts, entry_point
-from evaluation import examples
 from input_pipeline.dataset import StreamedData
 from tests import commands
 from tests.training import program_test
-from training.checkpoint import Checkpoints
-from training.loop import train
-from training.step import TrainFunctions
+from xlm.common import artifacts, entry_point
+from xlm.evaluation import examples
+from xlm.experiment import evaluators, streams
+from xlm.experiment import model as builders
+from xlm.experiment.masked_lm import masked_lm_of
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.loop import train
+from xlm.training.step import TrainFunctions
 
 VARIANT, HALF, WHOLE = "hosts", 4, 7
 

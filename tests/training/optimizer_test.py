@@ -9,9 +9,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests import factories
-from training.optimizer import Optimizer, OptimizerSettings, make_optimizer
-from training.schedules import learning_rate_schedule
-from training.stages import stage_optimizer, stages_of
+from xlm.training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from xlm.training.schedules import learning_rate_schedule
+from xlm.training.stages import stage_optimizer, stages_of
 
 SETTINGS = factories.optimizer_settings(
     learning_rate=0.5, warmup_steps=4, decay_power=2.0, weight_decay=0.1

@@ -6,8 +6,8 @@ from absl.testing import absltest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from training.parameters import parameter_table
-from training.sharding import MeshSettings, make_mesh
+from xlm.training.parameters import parameter_table
+from xlm.training.sharding import MeshSettings, make_mesh
 
 
 class ParameterTableTest(absltest.TestCase):

@@ -13,21 +13,21 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import Mesh
 
-from builders import data as data_builders
-from builders import evaluators as evaluator_builders
-from builders import model as builders
-from builders import objectives, streams
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, pack_rows
-from models.encoder import output_table
-from objectives.masked_lm import NEIGHBOURS, TABLE
-from training.checkpoint import Checkpoints, restore_latest
-from training.loop import train
-from training.metrics import read_metrics
-from training.sharding import AXES, MeshSettings, make_mesh
-from training.signals import Stopped
-from training.step import TrainFunctions
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators as evaluator_builders
+from xlm.experiment import model as builders
+from xlm.experiment import objectives, streams
+from xlm.models.encoder import output_table
+from xlm.objectives.masked_lm import NEIGHBOURS, TABLE
+from xlm.training.checkpoint import Checkpoints, restore_latest
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.sharding import AXES, MeshSettings, make_mesh
+from xlm.training.signals import Stopped
+from xlm.training.step import TrainFunctions
 
 VOCAB, PADDED, L = 509, 512, 16
 SINGLE = (1, 1, 1)

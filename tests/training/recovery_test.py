@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import pytest
 from absl.testing import absltest, parameterized
 
-from common import artifacts
 from tests.training import checkpoint_test
 from tests.training.checkpoint_test import abstract_after, change_a_bit, digest, state_of
-from training import checkpoint, digests, faults
-from training.checkpoint import Checkpoints, DamagedError, SaveError, restore_latest
-from training.faults import OtherStateError, UnreadableError
+from xlm.common import artifacts
+from xlm.training import checkpoint, digests, faults
+from xlm.training.checkpoint import Checkpoints, DamagedError, SaveError, restore_latest
+from xlm.training.faults import OtherStateError, UnreadableError
 
 # Of a checkpoint: all that Orbax writes besides the arrays.
 METADATA = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/array_metadatas/process_0")

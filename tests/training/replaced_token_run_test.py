@@ -14,19 +14,19 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from builders import data as data_builders
-from builders import evaluators, objectives, robust
-from builders import model as builders
-from builders.robust import RECORD
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
-from objectives.masked_lm import NEIGHBOURS
 from tests.training import program_test
-from training.loop import train
-from training.metrics import read_metrics
-from training.sharding import AXES, MeshSettings, make_mesh
-from training.signals import Stopped
-from training.step import TrainFunctions
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, objectives, robust
+from xlm.experiment import model as builders
+from xlm.experiment.robust import RECORD
+from xlm.objectives.masked_lm import NEIGHBOURS
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.sharding import AXES, MeshSettings, make_mesh
+from xlm.training.signals import Stopped
+from xlm.training.step import TrainFunctions
 
 
 def config(axes: tuple[int, int, int] = program_test.SINGLE) -> ConfigDict:

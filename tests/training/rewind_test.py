@@ -6,10 +6,10 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
-from objectives.batch import Batch
 from tests import factories
 from tests.training.toy_runs import NUM_STEPS, Data, TestCase, Toy, toy_functions, whole_run
-from training.rewind import advice, rewind
+from xlm.objectives.batch import Batch
+from xlm.training.rewind import advice, rewind
 
 
 def tearDownModule():

@@ -9,7 +9,7 @@ import optax
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
-from training.row_adamw import RowAdamW, Rows, _distinct, row_adamw
+from xlm.training.row_adamw import RowAdamW, Rows, _distinct, row_adamw
 
 V, E, R = 64, 4, 9
 STEPS = 120

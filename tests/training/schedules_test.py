@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from configs import quickstart, real_text, veco, vocap_paper, xy_lent
-from training.schedules import SCHEDULES, learning_rate_schedule
+from xlm.training.schedules import SCHEDULES, learning_rate_schedule
 
 NUM_STEPS = 100
 

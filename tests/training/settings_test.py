@@ -4,7 +4,7 @@ import dataclasses
 
 from absl.testing import absltest, parameterized
 
-from training.settings import TrainSettings
+from xlm.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(
     num_steps=10, batch_size=4, seed=0, log_every=2, evaluate_every=4, checkpoint_every=3,

@@ -10,8 +10,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec
 
-from training import sharding
-from training.sharding import (
+from xlm.training import sharding
+from xlm.training.sharding import (
     AXES,
     MeshSettings,
     host_parts,

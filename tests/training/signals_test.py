@@ -8,7 +8,7 @@ import jax
 from absl.testing import absltest, parameterized
 from jax.experimental import multihost_utils
 
-from training.signals import EXIT_STOPPED, Stopped, StopRequest
+from xlm.training.signals import EXIT_STOPPED, Stopped, StopRequest
 
 
 class StopRequestTest(parameterized.TestCase):

@@ -9,21 +9,21 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from objectives.batch import Batch
-from objectives.loss_and_metrics import means
 from tests import factories
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
-from training.accumulation import Accumulation
-from training.checkpoint import restore_latest, restore_latest_params
-from training.loop import train
-from training.memory import state_bytes
-from training.metrics import read_metrics
-from training.optimizer import OptimizerSettings
-from training.settings import TrainSettings
-from training.signals import Stopped
-from training.stages import stages_of
-from training.state import TrainState
-from training.step import TrainFunctions
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import means
+from xlm.training.accumulation import Accumulation
+from xlm.training.checkpoint import restore_latest, restore_latest_params
+from xlm.training.loop import train
+from xlm.training.memory import state_bytes
+from xlm.training.metrics import read_metrics
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.settings import TrainSettings
+from xlm.training.signals import Stopped
+from xlm.training.stages import stages_of
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
 
 V, NUM_STEPS, SWITCH = 30, 8, 3
 OPTIMIZER = factories.optimizer_settings(

@@ -7,10 +7,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
-from objectives.batch import Batch
-from objectives.masking import MaskSettings
 from tests import factories
-from training.accumulation import Accumulation
+from xlm.objectives.batch import Batch
+from xlm.objectives.masking import MaskSettings
+from xlm.training.accumulation import Accumulation
 
 SOME, ALL = MaskSettings(0.3, 1.0, 0.0), MaskSettings(0.99, 1.0, 0.0)
 # What is random about the loss of a batch, each alone: kind of output layer, dropout, masks.

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from objectives.objective import Objective
 from tests import factories
-from training.checkpoint import restore_latest
-from training.loop import train
-from training.metrics import read_metrics
-from training.settings import TrainSettings
-from training.state import TrainState
-from training.step import TrainFunctions
+from xlm.objectives.objective import Objective
+from xlm.training.checkpoint import restore_latest
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.settings import TrainSettings
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
 
 NUM_STEPS = 10
 SETTINGS = TrainSettings(

@@ -1,4 +1,4 @@
-"""Tests of the Beam pipeline: the tables of `tools.count_text`, byte for byte.
+"""Tests of the Beam pipeline: the tables of `xlm count`, byte for byte.
 
 Where Apache Beam is missing, its tests are skipped. To run them all, in an environment with
 requirements-beam.txt:
@@ -163,7 +163,7 @@ class CountBeamTest(_FolderTest):
                    "--direct_running_mode=multi_processing", "--direct_num_workers=2"]  # fmt: skip
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("tools.count_text --merge=", result.stdout)
+        self.assertIn("xlm count --merge=", result.stdout)
         expected = self.table_of(LINES[::3] + LINES[1::3])
         self.assertEqual(self.merged(self.folder / "parts"), expected)
         first, second = (

@@ -11,10 +11,10 @@ import tempfile
 from absl.testing import absltest
 from ml_collections import ConfigDict
 
-from builders import data as data_builders
 from configs import base
 from tests.vocap.explorer_test import BUILD, allocated, made_up_curves, made_up_data
 from vocap import explorer
+from xlm.experiment import data as data_builders
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 VIEWS = [(T, beta) for T in (700, 1500, 3000, 4321, 6000) for beta in (0.0, 0.3, 1.0)]

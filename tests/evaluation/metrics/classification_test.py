@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.metrics import classification
+from xlm.evaluation.metrics import classification
 
 
 def score(metric: str, gold, predicted) -> float:

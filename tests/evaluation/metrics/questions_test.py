@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.metrics import questions
 from input_pipeline.tasks.tasks import TASKS
+from xlm.evaluation.metrics import questions
 
 
 def scores(task: str, language: str, predicted: str, *gold: str) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from evaluation.metrics import retrieval
+from xlm.evaluation.metrics import retrieval
 
 
 def vectors(count: int, seed: int, size: int = 6) -> np.ndarray:

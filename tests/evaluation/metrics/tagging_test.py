@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from evaluation.metrics import tagging
+from xlm.evaluation.metrics import tagging
 
 
 def entities(gold: str, predicted: str) -> dict[str, float]:

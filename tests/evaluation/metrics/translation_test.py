@@ -5,8 +5,8 @@ import math
 
 from absl.testing import absltest, parameterized
 
-from evaluation.metrics import translation
 from input_pipeline.tasks.tasks import TASKS
+from xlm.evaluation.metrics import translation
 
 REFERENCES = [
     "The cat sat on the mat .",

@@ -9,7 +9,6 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from builders.task_kinds import KINDS, SEARCHES
 from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import (
     Answer,
@@ -20,6 +19,7 @@ from input_pipeline.tasks.examples import (
 )
 from input_pipeline.tasks.loading import available_languages, load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
+from xlm.experiment.task_kinds import KINDS, SEARCHES
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 

@@ -6,9 +6,9 @@ import pathlib
 
 from absl.testing import absltest, parameterized
 
-from builders.task_kinds import KINDS, SEARCHES
-from evaluation.metrics import questions, tagging
 from input_pipeline.tasks.tasks import TASKS
+from xlm.evaluation.metrics import questions, tagging
+from xlm.experiment.task_kinds import KINDS, SEARCHES
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The record, and the folder of a task's own configs. Studies and benchmarks are of chosen tasks.
@@ -16,9 +16,9 @@ KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchma
 # In the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
     *KNOW_NAMES,
-    "builders/task_kinds.py",
-    "evaluation/xtreme_submission.py",
-    "interop/task_heads.py",
+    "xlm/experiment/task_kinds.py",
+    "xlm/evaluation/xtreme_submission.py",
+    "xlm/interop/task_heads.py",
 )
 
 

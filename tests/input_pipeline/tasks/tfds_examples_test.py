@@ -7,10 +7,10 @@ import tempfile
 import tensorflow_datasets as tfds
 from absl.testing import absltest, parameterized
 
-from builders.task_kinds import KINDS, SEARCHES
 from input_pipeline.tasks.examples import Answer
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
+from xlm.experiment.task_kinds import KINDS, SEARCHES
 
 NLI = (
     "premise\thypothesis\tlabel\n"

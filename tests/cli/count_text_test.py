@@ -1,0 +1,268 @@
+"""Tests of counting and merging from the command line, and of being stopped in between."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest, flagsaver, parameterized
+
+from input_pipeline.corpus import load_corpus
+from input_pipeline.sources import CorpusSpec
+from tests.malformed import harness
+from vocap import run_tables, runs
+from xlm.cli import count_text
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
+
+
+# Whoever runs the tests may ignore the interrupt, and children inherit that.
+START = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("xlm", run_name="__main__")
+"""
+
+
+class CountTextTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.text, self.out = self.folder / "text", self.folder / "out"
+        self.text.mkdir()
+
+    def count(self, *args: str) -> None:
+        """The program as it runs within a process."""
+        with flagsaver.flagsaver():
+            count_text.main(flags.FLAGS(["count_text", *args]))
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", START, "count", *args],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def table_of(self, sentences) -> bytes:
+        path = self.folder / "expected"
+        run_tables.write_table(path, runs.count_runs(sentences))
+        return path.read_bytes()
+
+    def write_shards(self) -> None:
+        """The text in files of all kinds; one is a document a line."""
+        parts = ["\n".join(LINES[i::5]) + "\n" for i in range(4)]
+        (self.text / "sw-0.txt").write_text(parts[0], encoding="utf-8")
+        (self.text / "sw-1.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
+        (self.text / "sw-2.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
+        (self.text / "sw-3.txt.bz2").write_bytes(bz2.compress(parts[3].encode()))
+        record = json.dumps({"text": "\n".join(LINES[4::5])})
+        (self.text / "sw-4.jsonl").write_text(record, encoding="utf-8")
+
+    def test_shards_of_all_kinds_count_as_the_text_that_they_hold(self):
+        self.write_shards()
+        out, aside = self.out / "sw.runs.gz", self.out / "sw.heldout.runs.gz"
+        overlapping = (f"--input={self.text}/sw-*", f"--input={self.text}/*.gz")
+        process = self.start(*overlapping, f"--output={out}", "--heldout_fraction=0.2",
+                             "--heldout_by=sentence", f"--heldout_output={aside}",
+                             "--max_runs=500")  # fmt: skip
+        errors = process.communicate()[1]
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn("5/5", errors)
+        kept, held_out = run_tables.HeldOut(0.2).split(LINES)
+        self.assertEqual(out.read_bytes(), self.table_of(kept))
+        self.assertEqual(aside.read_bytes(), self.table_of(held_out))
+        self.assertEqual(sorted(os.listdir(self.out)), [aside.name, out.name])
+
+    def test_a_file_counts_once_however_it_is_spelled(self):
+        path = self.text / "sw.txt"
+        path.write_text("\n".join(LINES), encoding="utf-8")
+        spellings = (path, os.path.relpath(path), f"{self.text}/../text/*.txt")
+        self.count(*(f"--input={one}" for one in spellings), f"--output={self.out}/sw")
+        self.assertEqual((self.out / "sw").read_bytes(), self.table_of(LINES))
+
+    def test_tables_of_shards_merge_into_the_table_of_all(self):
+        self.write_shards()
+        self.count(f"--input={self.text}/*", f"--output={self.out}/all")
+        self.assertEqual((self.out / "all").read_bytes(), self.table_of(LINES))
+        for i, path in enumerate(self.text.iterdir()):
+            self.count(f"--input={path}", f"--output={self.out}/part-{i}-of-5")
+        self.count(f"--merge={self.out}/part-[0-2]-*", f"--merge={self.out}/part-[2-4]-*",
+                   f"--output={self.out}/merged")  # fmt: skip
+        self.assertEqual((self.out / "merged").read_bytes(), self.table_of(LINES))
+        with self.assertRaisesRegex(ValueError, r"parts \[4\] are missing"):
+            self.count(f"--merge={self.out}/part-[0-3]-*", f"--output={self.out}/other")
+
+    def test_a_pattern_never_merges_what_the_command_wrote_before(self):
+        self.write_shards()
+        for i, path in enumerate(sorted(self.text.iterdir())):
+            self.count(f"--input={path}", f"--output={self.out}/{i}.runs.gz")
+        table, spelled = self.out / "sw.runs.gz", f"{self.text}/../out/sw.runs.gz"
+        self.count(f"--merge={self.out}/*.runs.gz", f"--output={table}")
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+        for pattern, output in (("*.runs.gz", table), ("[a-z]?.runs.gz", spelled)):
+            with self.assertRaisesRegex(ValueError, "out/sw.runs.gz is an input, .*; choose ano"):
+                self.count(
+                    f"--merge={self.out}/0.runs.gz",
+                    f"--merge={self.out}/{pattern}",
+                    f"--output={output}",
+                )
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+
+    def test_text_is_added_to_a_table_that_is_named(self):
+        (self.text / "old.txt").write_text("\n".join(LINES[::2]), encoding="utf-8")
+        (self.text / "new.txt").write_text("\n".join(LINES[1::2]), encoding="utf-8")
+        table, new = self.out / "sw.runs.gz", self.folder / "new.runs.gz"
+        self.count(f"--input={self.text}/old.txt", f"--output={table}")
+        self.count(f"--input={self.text}/new.txt", f"--output={new}")
+        both = (f"--merge={table}", f"--merge={self.folder}/n*.gz", f"--output={table}")
+        with self.assertRaisesRegex(ValueError, "sw.runs.gz exists; .* add --overwrite"):
+            self.count(*both)
+        self.count(*both, "--overwrite")
+        self.assertEqual(table.read_bytes(), self.table_of(LINES))
+
+    def test_the_seed_picks_what_is_held_out(self):
+        self.write_shards()
+        for seed in (0, 7):
+            self.count(
+                f"--input={self.text}/*",
+                f"--output={self.out}/kept",
+                "--heldout_fraction=0.3",
+                "--heldout_by=sentence",
+                f"--heldout_output={self.out}/aside",
+                f"--heldout_seed={seed}",
+                "--overwrite",
+            )
+            aside = run_tables.HeldOut(0.3, seed).split(LINES)[1]
+            self.assertEqual((self.out / "aside").read_bytes(), self.table_of(aside))
+
+    def test_the_blocks_held_out_are_those_of_a_corpus(self):
+        self.write_shards()
+        for path in list(self.text.iterdir()):
+            path.rename(path.with_name(path.name.replace("sw-", "sw_")))
+        spec = CorpusSpec(
+            root=str(self.text), text=(".",), parallel=(), parallel_eval=(), languages=(),
+            language_codes={f"sw_{i}": "sw" for i in range(5)}, heldout_fraction=0.3,
+            parallel_heldout_fraction=0.0, max_train_bytes=0, seed=5, block_bytes=500,
+        )  # fmt: skip
+        corpus = load_corpus(spec)
+        self.count(f"--input={self.text}/*", f"--output={self.out}/kept", "--heldout_fraction=0.3",
+                   f"--heldout_output={self.out}/aside", "--heldout_seed=5",
+                   "--block_bytes=500")  # fmt: skip
+        for name, split in (("kept", "train"), ("aside", "heldout")):
+            expected = self.table_of(corpus.sentences("sw", split))
+            self.assertEqual((self.out / name).read_bytes(), expected)
+        self.assertGreater(len(corpus.heldout["sw"]), 1)
+
+    @parameterized.parameters("output", "heldout_output")
+    def test_a_text_is_never_an_output(self, flag: str):
+        self.write_shards()
+        text, link = self.text / "sw-0.txt", self.folder / "link.txt"
+        link.symlink_to(text)
+        hard, before = self.folder / "hard.txt", text.read_bytes()
+        hard.hardlink_to(text)
+        others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
+        for given in (text, os.path.relpath(text), f"{self.text}/../text/sw-0.txt", hard, link):
+            named = others | {flag: given}
+            with (
+                mock.patch.object(count_text, "_sentences", side_effect=AssertionError),
+                mock.patch.object(count_text, "_blocks", side_effect=AssertionError),
+                self.assertRaisesRegex(
+                    (ValueError, OSError), "is an input, .*sw-0|is a link; only"
+                ),
+            ):
+                self.count(
+                    f"--input={self.text}/sw-*",
+                    *("--heldout_fraction=0.5", "--overwrite"),
+                    *(f"--{name}={path}" for name, path in named.items()),
+                )
+        self.assertEqual(text.read_bytes(), before)
+        self.assertTrue(link.is_symlink())
+        self.assertFalse(self.out.exists())
+
+    @parameterized.parameters(
+        ((), "give either text with --input or tables with --merge"),
+        (("--input=a", "--merge=b"), "give either text with --input or tables with --merge"),
+        (("--input=FOLDER/en-*.txt",), "en-.*: no such file"),
+        (("--merge=FOLDER/en.runs.gz",), "en.runs.gz: no such file"),
+        (("--input=a", "b", "c"), r"unexpected \['b', 'c'\]; put patterns in quotes"),
+        (("--input=FOLDER/sw-0.txt", "--heldout_fraction=0.1"), "belong together"),
+        (("--input=FOLDER/sw-0.txt", "--heldout_output=a"), "belong together"),
+        (
+            (
+                "--input=FOLDER/sw-0.txt",
+                "--heldout_fraction=0.1",
+                "--heldout_output=FOLDER/../text/../out/t",
+            ),
+            "--output and --heldout_output are both .*/out/t, where one table would replace",
+        ),
+        (("--merge=FOLDER/*", "--heldout_fraction=0.1"), "cannot be split"),
+        (("--merge=FOLDER/*", "--heldout_output=a"), "cannot be split"),
+        (("--input=FOLDER/*", "--max_runs=0"), "max_runs is 0"),
+        (
+            (
+                "--input=FOLDER/*.xz",
+                "--max_runs=0",
+                "--heldout_fraction=0.1",
+                "--heldout_output=FOLDER/aside",
+            ),
+            "max_runs is 0",
+        ),
+        (("--merge=FOLDER/sw-0.txt",), "sw-0.txt, after line 0: cannot be read"),
+        (("--input=FOLDER/*",), "bad.txt, line 2: not UTF-8"),
+    )
+    def test_refusals(self, args, message):
+        self.write_shards()
+        (self.text / "bad.txt").write_bytes(b"a\n\xff\n")
+        with self.assertRaisesRegex(ValueError, message):
+            self.count(
+                *(arg.replace("FOLDER", str(self.text)) for arg in args), f"--output={self.out}/t"
+            )
+        self.assertFalse(self.out.exists() and os.listdir(self.out))
+
+    def test_errors_are_one_line_and_the_output_is_required(self):
+        for args, line in (
+            (
+                ["--input=a.txt", "--output=b"],
+                "error (-v 1 for the traceback): a.txt: no such file",
+            ),
+            (["--input=a.txt"], "flag --output=None: Flag --output must have a value"),
+        ):
+            done = harness.run("count_text", args)
+            self.assertEqual(done.status, 2)
+            self.assertIn(line, done.errors)
+            self.assertNotIn("Traceback", done.errors)
+
+    @parameterized.parameters(signal.SIGINT, signal.SIGKILL)
+    def test_stopped_in_the_middle_there_is_no_table(self, signal_number):
+        text = self.text / "sw.txt"
+        with text.open("w", encoding="utf-8") as file:
+            file.writelines(f"{i:x} {i * i:x}\n" for i in range(1_000_000))
+        process = self.start(f"--input={text}", f"--output={self.out}/sw.gz", "--max_runs=100000")
+        with process:
+            while not self.out.exists() or not any(self.out.glob(".sw.gz.*/new/*/*")):
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+            process.send_signal(signal_number)
+            process.communicate()
+        self.assertNotEqual(process.returncode, 0)
+        # What only a kill leaves is hidden and ends in no table's name.
+        self.assertEqual(self.out.exists(), signal_number == signal.SIGKILL)
+        self.assertEqual(list(self.out.glob("*")), [*self.out.glob(".*")])
+        text.write_text("moja\n")
+        self.count(f"--input={text}", f"--output={self.out}/sw.gz")
+        self.assertEqual(os.listdir(self.out), ["sw.gz"])
+
+
+if __name__ == "__main__":
+    absltest.main()

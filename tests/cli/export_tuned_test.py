@@ -1,0 +1,277 @@
+"""Finished runs of finetune.py by xlm export: folders, cards, and what is refused."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from safetensors.numpy import load_file
+
+from configs.finetune import text
+from input_pipeline.tasks.examples import TaggedExample, TextExample
+from tests import commands, tiny_tasks
+from tests.interop.xlm_roberta_parity_test import HAS_TORCH
+from xlm.common import artifacts
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment import model_card, prediction, tuned_export
+from xlm.experiment.model_card import Facts
+from xlm.experiment.task_settings import task_settings
+from xlm.interop import model_folder
+from xlm.interop.params_file import read_params
+from xlm.models.encoder import EncoderSettings
+
+SENTENCES = [("the", "catdog", "runs", "."), ("zebra",), ("a", "cat")]
+
+
+class ExportCase(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.output = self.parent / "out"
+
+    def export(self, workdir: pathlib.Path, *flags: str):
+        return commands.execute(
+            "export_model", f"--workdir={workdir}", f"--output={self.output}", *flags
+        )
+
+    def assert_refused(self, error: str, workdir: pathlib.Path, *flags: str):
+        result = self.export(workdir, *flags)
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr, error)
+        self.assertFalse(self.output.exists())
+
+    def card_of(self, name: str) -> str:
+        """Export a run and return its card, whose code is run if there is any for transformers."""
+        workdir = tiny_tasks.finished(name)
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEmpty(result.stderr)
+        return (self.output / "README.md").read_text(encoding="utf-8")
+
+    def run_code(self, card: str, **replaced: str) -> str:
+        """Output of the code of a card, with other texts in it."""
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        for old, new in replaced.items():
+            code = re.sub(rf"^{old} = .*$", f"{old} = {new}", code, flags=re.MULTILINE)
+        printed = io.StringIO()
+        with contextlib.chdir(self.output), contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), {})
+        return printed.getvalue()
+
+
+class CardTest(ExportCase):
+    def test_card_of_tags(self):
+        card = self.card_of("udpos")
+        results = artifacts.read_json(tiny_tasks.finished("udpos") / "results.json")
+        self.assertStartsWith(
+            card,
+            '---\nlanguage: ["en", "sw"]\nlibrary_name: transformers\n'
+            "pipeline_tag: token-classification\n---\n\n# tiny-xlmr-2, fine-tuned on udpos\n",
+        )
+        self.assertIn("Labels: `ADJ`, `ADP`, ", card)
+        for language, scores in results["test"].items():
+            shown = [f"{100 * scores[name]:.1f}" for name in ("accuracy", "f1")]
+            self.assertIn(f"\n| {language} | 24 | {' | '.join(shown)} |", card)
+        self.assertIn("| train.epochs | 16.0 |", card)
+        self.assertIn("| optimizer.learning_rate | 0.01 |", card)
+        self.assertIn("| trained on | udpos in en: `udpos/train/{language}.tsv.xz` |", card)
+        self.assertNotIn(str(tiny_tasks.scratch()), card)
+        config = artifacts.read_json(self.output / "config.json")
+        self.assertEqual(config["architectures"], ["XLMRobertaForTokenClassification"])
+        self.assertEqual(config["id2label"]["7"], "NOUN")
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_tags_words_as_the_run_does(self):
+        card = self.card_of("udpos")
+        model = prediction.FineTuned(tiny_tasks.finished("udpos"))
+        examples = [TaggedExample(str(i), words, ()) for i, words in enumerate(SENTENCES)]
+        (lines,) = model(examples)
+        for words, line in zip(SENTENCES, lines, strict=True):
+            printed = self.run_code(card, words=json.dumps(words))
+            expected = [f"{w} {tag}" for w, tag in zip(words, line["prediction"], strict=True)]
+            self.assertEqual(printed.splitlines(), expected)
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_classifies_as_the_run_does(self):
+        card = self.card_of("cola")
+        texts = ["the cat", "dog runs the cat", "zebra", "runs dog the", "the dog runs"]
+        model = prediction.FineTuned(tiny_tasks.finished("cola"))
+        (lines,) = model([TextExample(str(i), text, None, None) for i, text in enumerate(texts)])
+        expected = [line["prediction"] for line in lines]
+        self.assertEqual(self.run_code(card, texts=json.dumps(texts)), f"{expected}\n")
+
+    def test_card_of_pairs_and_numbers(self):
+        config = tiny_tasks.config("glue", "stsb,")
+        options = task_settings(config)
+        width = tiny_tasks.SETTINGS.hidden_size
+        params = {
+            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
+            for name, size in (("dense", width), ("output", 1))
+        }
+        results = {
+            "model": "mine", "seed": 3, "selected": {"step": 1, "metric": "pearson", "on": ["en"]},
+            "validation": {"en": {"pearson": 0.5}}, "test": {"en": {"pearson": 0.25}},
+            "examples": {"validation": {"en": 2}, "test": {"en": 2}},
+        }  # fmt: skip
+        head = tuned_export.task_head(options, params)
+        card = model_card.text(Facts(config, options, results, head, 2, width, "ab12", ""))
+        self.assertIn('texts, others = ["A text"], ["Another text"]\n', card)
+        self.assertIn("print(scores[:, 0].tolist())", card)
+        self.assertIn("Its output is a number.", card)
+        self.assertIn("| en | 2 | 25.0 |", card)
+
+        for reason, model in (("", "AutoModelForSequenceClassification"), ("Why", "load_file")):
+            bare = dataclasses.replace(head, class_suffix="" if reason else head.class_suffix)
+            facts = Facts(config, options, results, bare, 2, width, "ab12", reason, "its bytes")
+            card = model_card.text(facts)
+            self.assertIn("= sentencepiece.SentencePieceProcessor(", card)
+            self.assertIn(model, card)
+            for theirs in ("AutoTokenizer.from_pretrained", "import AutoTokenizer", "pipeline_tag"):
+                self.assertNotIn(theirs, card)
+
+    def card_of_own_texts(self, **changes) -> str:
+        """The card of a run on a user's own files, of which no key names the languages."""
+        config = text.get_config("/home/someone/mine")
+        config.task.labels = ("no", "yes")
+        width = tiny_tasks.SETTINGS.hidden_size
+        params = {
+            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
+            for name, size in (("dense", width), ("output", 2))
+        }
+        scores = {language: {"macro_f1": 0.5} for language in ("de", "tr")}
+        results = {
+            "model": "mine", "seed": 0, "setting": "trained_on:de+sw", "validation": scores,
+            "selected": {"step": 1, "metric": "macro_f1", "on": ["de", "tr"]}, "test": {},
+            "examples": {"validation": {"de": 2, "tr": 2}},
+        }  # fmt: skip
+        options = task_settings(config)
+        head = tuned_export.task_head(options, params)
+        return model_card.text(
+            Facts(config, options, {**results, **changes}, head, 2, width, "ab12", "")
+        )
+
+    def test_card_names_the_languages_that_there_were_files_for(self):
+        for setting, named, trained in (
+            ("trained_on:de+sw", '["de", "sw", "tr"]', "de, sw"),
+            ("transfer_from:sw", '["de", "sw", "tr"]', "sw"),
+            ("zero_shot", '["de", "en", "tr"]', "en"),
+        ):
+            card = self.card_of_own_texts(setting=setting)
+            self.assertStartsWith(card, f"---\nlanguage: {named}\n")
+            expected = f"| trained on | text_classes in {trained}: `train.{{language}}.*` |"
+            self.assertIn(expected, card)
+
+    def test_card_of_one_of_several_models_has_scores_of_the_others(self):
+        note = "The scores are not theirs, unless the step is the same"
+        self.assertNotIn(note, self.card_of_own_texts())
+        selected = {
+            "step": 3, "metric": "macro_f1", "on": ["de", "tr"], "steps": {"de": 3, "tr": 2}
+        }  # fmt: skip
+        card = self.card_of_own_texts(selected=selected)
+        self.assertIn(
+            "are those of step 3, the best by macro_f1 on the validation data in de", card
+        )
+        self.assertIn(note, card)
+        self.assertIn("best by its macro_f1 of the development data; steps: de 3, tr 2", card)
+
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_code_answers_as_the_run_does(self):
+        card = self.card_of("squad2")
+        self.assertIn("pipeline_tag: question-answering", card)
+        asked = [
+            # Not the one whose score is the threshold, where rounding would decide.
+            ("cat ?", "the dog sleeps . the cat runs . the dog sleeps"),
+            ("fox ?", "the dog runs"),
+        ]
+        path = self.parent / "asked.txt"
+        path.write_text("".join(f"{one}\t{two}\n" for one, two in asked))
+        model = prediction.FineTuned(tiny_tasks.finished("squad2"))
+        (lines,) = model(model.read(path))
+        self.assertEqual([line["prediction"] for line in lines], ["the cat runs", ""])
+        for pair, line in zip(asked, lines, strict=True):
+            printed = self.run_code(card, **{"question, context": json.dumps(pair)[1:-1]})
+            self.assertEqual(printed, line["prediction"] + "\n")
+
+
+class OwnFormTest(ExportCase):
+    def test_mean_states_keep_their_form(self):
+        finished, workdir = tiny_tasks.finished("cola"), self.parent / "run"
+        shutil.copytree(finished, workdir)
+        settings = artifacts.read_json(workdir / "settings.json")
+        settings["task"]["text_pooling"] = "mean"
+        artifacts.write_json(workdir / "settings.json", settings)
+        examples = [TextExample(str(i), text, None, None) for i, text in enumerate(("cat", "dog"))]
+        # Without layers the state of <s> is the same for all texts, but not the mean.
+        by_first, by_mean = (
+            [line["probabilities"] for line in lines]
+            for (lines,) in (prediction.FineTuned(one)(examples) for one in (finished, workdir))
+        )
+        self.assertEqual(by_first[0], by_first[1])
+        self.assertNotEqual(by_mean[0], by_mean[1])
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, "no class .* kind classification. .* head's tensors beside")
+        card = (self.output / "README.md").read_text(encoding="utf-8")
+        self.assertIn("Its head reads the mean of the last states of all tokens but padding", card)
+        self.assertNotIn("XLMRobertaForSequenceClassification", card)
+
+    def test_crossed_pairs_keep_their_form(self):
+        workdir = tiny_tasks.finished("pawsx")
+        result = self.export(workdir)
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(
+            result.stderr,
+            "cross_attention is True.*; no class .* kind classification. .* head's tensors beside",
+        )
+        trained, notes = read_params(workdir / "best.safetensors")
+        sizes, found = model_folder.read_model(self.output)
+        self.assertEqual(
+            EncoderSettings(**sizes, dtype="float32"), builders.encoder_of_notes(notes.encoder)
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, trained["encoder"])
+        tensors = load_file(self.output / "model.safetensors")
+        kernel = trained["task"]["output"]["kernel"]
+        np.testing.assert_array_equal(tensors["task.output.kernel"], kernel)
+        task = artifacts.read_json(self.output / "config.json")["task"]
+        self.assertEqual((task["kind"], task["labels"]), ("classification", ["0", "1"]))
+        card = (self.output / "README.md").read_text(encoding="utf-8")
+        self.assertNotIn("pipeline_tag", card)
+        with mock.patch.dict("sys.modules", transformers=mock.MagicMock()):
+            self.run_code(card)
+
+
+class RefusedTest(ExportCase):
+    def test_what_is_no_finished_run_of_fine_tuning(self):
+        workdir = self.parent / "run"
+        self.assert_refused("run is no run of finetune.py, and --config is missing", workdir)
+        shutil.copytree(tiny_tasks.finished("cola"), workdir)
+        config = "--config=configs/quickstart.py"
+        self.assert_refused("leave out --config and --part", workdir, config)
+        self.assert_refused("leave out --config and --part", workdir, "--part=generator")
+        (workdir / "results.json").unlink()
+        self.assert_refused("no results.json; --workdir must be that of a finished run", workdir)
+
+    def test_a_search_has_no_head(self):
+        workdir = tiny_tasks.finished("bucc")
+        self.assert_refused(
+            "run of bucc, of kind mining, which has no encoder with a head", workdir
+        )
+
+    def test_a_folder_with_files_is_kept(self):
+        workdir = tiny_tasks.finished("cola")
+        self.output.mkdir()
+        (self.output / "mine").touch()
+        self.assertIn("out is not empty", self.export(workdir).stderr)
+        self.assertEqual([path.name for path in self.output.iterdir()], ["mine"])
+
+
+if __name__ == "__main__":
+    absltest.main()

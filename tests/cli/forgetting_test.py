@@ -1,0 +1,265 @@
+"""Two checkpoints compared on rows: against the evaluators themselves, and what is refused."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import pathlib
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest
+
+from configs import xy_lent
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
+from tests import commands, factories, tiny_tasks
+from tests.task_results import task_results
+from xlm.common import artifacts
+from xlm.evaluation import forgetting
+from xlm.evaluation.forgetting import AUC, LOSS
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, model, objectives
+from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.experiment.pretrained import read_run
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.state import TrainState
+
+tool = commands.load("forgetting")
+
+SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
+LENGTH = 16
+
+
+def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: int) -> PackedDataset:
+    """Vocabulary and random rows of a working directory, some held out."""
+    folders = data_builders.Folders(workdir)
+    for folder in (folders.vocab, folders.rows):
+        folder.mkdir(parents=True)
+    folders.tokenizer.write_bytes(tokenizer)
+    rng, statistics = np.random.default_rng(seed), {}
+    for language in languages.split():
+        for split in ("train", "heldout"):
+            rows = rng.integers(5, tiny_tasks.VOCAB, (4, LENGTH)).astype(np.uint16)
+            rows[:, 0], rows[:, -1] = SPECIAL.bos, SPECIAL.eos
+            np.save(folders.rows / f"{language}.{split}.npy", rows)
+        np.save(folders.rows / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
+        one = {"rows": 4, "tokens": 56, "unknown": 0, "characters": 160}
+        statistics[language] = {"train": one, "heldout": one}
+    store = PackedDataset(
+        folders.rows, tiny_tasks.VOCAB, LENGTH, tokenizer_hash(tokenizer), SPECIAL, statistics, {}
+    )
+    store.write_meta()
+    artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+    return store
+
+
+def config_of(objective: str = "replaced_token", **changes):
+    config = xy_lent.get_config("runlocal")
+    config.objective = objective
+    config.model.update(num_layers=1, embedding_size=8, hidden_size=8, mlp_size=8, unroll=1)
+    config.data.pair_share = 0.0
+    config.store.length = LENGTH
+    config.mesh.data = 1
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def initial_state(objective: str, store: PackedDataset) -> TrainState:
+    """A random state, for all runs of an objective."""
+    config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+    made = objectives.objective(config, store, mesh)
+    functions = model.train_functions(config, made, mesh)
+    return factories.first_state(functions, factories.random_params(made))
+
+
+def write_run(workdir: pathlib.Path, config, state: TrainState, seed: int) -> None:
+    """A checkpoint of random parameters, away from zeros."""
+    folders = data_builders.Folders(workdir)
+    data_builders.open_train_stage(config, folders).claim()
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(
+        lambda x: x + 0.5 * rng.normal(size=x.shape).astype(x.dtype), state.params
+    )
+    with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
+        checkpoints.save(7 + seed, dataclasses.replace(state, params=params))
+
+
+class ForgettingTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.enterClassContext(mock.patch.object(tool, "read_run", functools.cache(read_run)))
+        tokenizer = tiny_tasks.tokenizer()
+        cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
+        # The second run's rows are of one of the first's languages, and other text.
+        cls.stores = {
+            cls.first: write_rows(cls.first, "aa bb", tokenizer, 0),
+            cls.second: write_rows(cls.second, "aa", tokenizer, 1),
+        }
+        cls.state = initial_state("replaced_token", cls.stores[cls.first])
+        for seed, workdir in enumerate(cls.stores):
+            write_run(workdir, config_of(), cls.state, seed)
+        store = write_rows(cls.masked, "aa", tokenizer, 1)
+        write_run(cls.masked, config_of("masked_lm"), initial_state("masked_lm", store), 2)
+
+    def report(self, before: pathlib.Path, after: pathlib.Path, *args: str, rows="") -> str:
+        printed = io.StringIO()
+        self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
+        rows = rows or f"{self.first},{self.second}"
+        given = (f"--before={before}", f"--after={after}", f"--rows={rows}")
+        with (
+            commands.parsed("forgetting", *given, f"--output={self.output}", *args) as rest,
+            contextlib.redirect_stdout(printed),
+        ):
+            tool.main(rest)
+        return printed.getvalue()
+
+    def test_scores_are_those_of_the_evaluators(self):
+        printed = self.report(self.first, self.second, rows=str(self.first))
+        changes = forgetting.read_changes(self.output)
+        self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
+        self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
+        # The second model on rows of the first's, in a language that its own do not have.
+        trained, store = tool.read_run(data_builders.Folders(self.second)), self.stores[self.first]
+        config, mesh = config_of(), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+        config.evaluation.max_sequences = 0
+        exact = evaluators.exact_masked_lm(
+            config, masked_lm_of(trained.objective), store, mesh, in_training=False
+        ).run(trained.params)
+        found = evaluators.detection(
+            config, encoder_of(trained.objective), store, mesh, in_training=False
+        ).run(trained.params)["unigram"]
+        for measure, by_language, name in ((LOSS, exact, "loss"), (AUC, found, "auc")):
+            change = changes["first", measure]
+            self.assertCountEqual(change, ("aa", "bb"))
+            for language, (before, after) in change.items():
+                self.assertAlmostEqual(after, getattr(by_language[language], name), places=5)
+                self.assertNotAlmostEqual(before, after, places=3)
+
+    def test_a_run_and_itself(self):
+        self.report(self.masked, self.masked, "--sequences=2", rows=str(self.second))
+        ((key, change),) = forgetting.read_changes(self.output).items()
+        self.assertEqual(key, ("second", LOSS))
+        before, after = change["aa"]
+        self.assertEqual(before, after)
+        self.report(self.masked, self.masked, rows=str(self.second))
+        self.assertNotEqual(forgetting.read_changes(self.output)[key]["aa"][0], before)
+
+    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
+    def test_scores_of_a_task(self):
+        for name, score in (("one", 0.5), ("two", 0.4)):
+            results = task_results("udpos", {"en": 0.8, "de": score})
+            artifacts.write_json(self.folder / name / "results.json", results)
+        both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
+        printed = self.report(self.masked, self.masked, both)
+        self.assertEqual(
+            [data for data, _ in forgetting.read_changes(self.output)], ["first", "second", "task"]
+        )
+        self.assertIn("## task: udpos, f1", printed)
+        self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
+        self.assertIn("| **mean** | 65.0 | 60.0 | +10.0 |", printed)
+        with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
+            self.report(self.masked, self.masked, "--tasks=x")
+
+    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
+    def test_scores_of_a_task_without_test_labels(self):
+        for name, score in (("cola_0", 0.5), ("cola_1", 0.4)):
+            results = task_results("cola", {"en": score}, "validation")
+            artifacts.write_json(self.folder / name / "results.json", results)
+        both = f"--tasks={self.folder / 'cola_0'},{self.folder / 'cola_1'}"
+        printed = self.report(self.masked, self.masked, both, rows=str(self.second))
+        self.assertIn("## task: cola, matthews, validation data", printed)
+        self.assertIn("| en | 50.0 | 40.0 | +20.0 |", printed)
+
+    def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
+        for name, results in (
+            ("en", task_results("xnli", {"en": 0.5})),
+            ("de", task_results("xnli", {"de": 0.5})),
+            ("dev", task_results("xnli", {"en": 0.5}, "validation")),
+            ("tags", task_results("udpos", {"en": 0.5})),
+            ("nothing", task_results("xnli", {})),
+            ("report", {"changes": []}),
+            ("mine", {**task_results("text_classes", {"en": 0.5}), "dataset": "mine"}),
+            ("yours", {**task_results("text_classes", {"en": 0.5}), "dataset": "yours"}),
+        ):
+            artifacts.write_json(self.folder / f"xnli_{name}" / "results.json", results)
+        for after, message in (
+            ("none", "xnli_none has no results.json; finish finetune.py there"),
+            ("de", "no language has a score in both .*, which have en and de; name runs"),
+            ("nothing", "xnli_nothing/results.json: has no scores"),
+            ("dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
+            ("tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
+            ("report", "results.json: the object has the unknown field changes; name the --w"),
+        ):
+            with (
+                mock.patch.object(tool, "read_model", side_effect=AssertionError),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                both = f"--tasks={self.folder / 'xnli_en'},{self.folder / f'xnli_{after}'}"
+                self.report(self.masked, self.masked, both)
+        with self.assertRaisesRegex(ValueError, "xnli_mine .*'mine', .*yours of 'yours'; name two"):
+            both = f"--tasks={self.folder / 'xnli_mine'},{self.folder / 'xnli_yours'}"
+            self.report(self.masked, self.masked, both)
+        self.assertFalse(self.output.exists())
+
+    def test_refusals(self):
+        other = self.folder / "other"
+        if not other.exists():
+            write_rows(other, "aa", tiny_tasks.tokenizer() + b"\0", 1)
+        with self.assertRaisesRegex(ValueError, "--after: .*other is no --workdir of train.py"):
+            self.report(self.first, other)
+        with self.assertRaisesRegex(ValueError, "--rows .*other: the vocabulary .* is not that of"):
+            self.report(self.first, self.second, rows=f"{self.first},{other}")
+        with self.assertRaisesRegex(ValueError, "of ReplacedToken and --after of MaskedLM"):
+            self.report(self.first, self.masked)
+        rate = self.folder / "rate"
+        write_rows(rate, "aa", tiny_tasks.tokenizer(), 1)
+        write_run(rate, config_of(**{"mask.rate": 0.5}), self.state, 3)
+        with self.assertRaisesRegex(ValueError, "mask.rate is 0.2 in --before and 0.5 in --after"):
+            self.report(self.first, rate)
+        empty = self.folder / "empty"
+        write_rows(empty, "aa", tiny_tasks.tokenizer(), 1)
+        data_builders.open_train_stage(config_of(), data_builders.Folders(empty)).claim()
+        with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
+            self.report(self.first, empty)
+        self.assertFalse(self.output.exists())
+
+
+class RelativeTest(absltest.TestCase):
+    def test_what_is_worse_is_positive(self):
+        # Table 6: XNLI of MLM + TLM in Swahili, 72.8 before and 45.8 after.
+        self.assertAlmostEqual(forgetting.relative("accuracy", 0.728, 0.458), 37.1, places=1)
+        self.assertAlmostEqual(forgetting.relative(LOSS, 4.0, 5.0), 25.0)
+        self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
+        self.assertAlmostEqual(forgetting.relative("matthews", -0.1, 0.2), -300.0)
+
+    def test_a_score_of_0_has_no_relative_change(self):
+        change = {"de": (0.5, 0.25), "sw": (0.0, 0.25)}
+        table = forgetting.change_table("f1", change).splitlines()
+        self.assertEqual(
+            table[2:],
+            [
+                "| de | 50.0 | 25.0 | +50.0 |",
+                "| sw | 0.0 | 25.0 |  |",
+                "| **mean** | 25.0 | 25.0 | +50.0 |",
+            ],
+        )
+        table = forgetting.change_table("f1", {"sw": (0.0, 0.25)}).splitlines()
+        self.assertEqual(table[3], "| **mean** | 0.0 | 25.0 |  |")
+
+    def test_what_has_no_common_language_is_left_out(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        changes = {("task", "f1"): {"sw": (0.0, 0.25)}, ("rows", LOSS): {}}
+        text = forgetting.write_report(changes, "made up", folder)
+        self.assertIn("task: f1", text)
+        self.assertNotIn("rows", text)
+        self.assertTrue((folder / forgetting.PLOT).exists())
+        with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
+            forgetting.write_report({("rows", LOSS): {}}, "made up", folder)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,223 @@
+"""The report on the sampling of language pairs, of a table of counts and of packed rows."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from configs import quickstart
+from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
+from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
+from input_pipeline.stream import MixedStream
+from tests import commands
+from tests.factories import SPECIAL_IDS, write_rows
+from xlm.evaluation import pair_sampling_report
+from xlm.experiment import streams
+
+pair_sampling = commands.load("pair_sampling")
+
+# The pair of German and English is two sets.
+ROWS = ("de\ten\t400", "en\tde\t40", "de\tfr\t90", "fr\ten\t250", "en\tsw\t20", "sw\tfr\t10")
+SIZES = {"de-en": 440, "de-fr": 90, "en-fr": 250, "en-sw": 20, "fr-sw": 10}
+
+
+class PairSamplingToolTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.table, self.out = self.folder / "pairs.tsv", self.folder / "out"
+        self.table.write_text("\n".join(ROWS) + "\n", encoding="utf-8")
+
+    def report(self, *args: str, **changes) -> str:
+        """Run the program in this process, with changes to `data`; return what it prints."""
+        config, printed = quickstart.get_config("runlocal"), io.StringIO()
+        config.corpus.languages = ()
+        config.data.update(changes)
+        with (
+            commands.parsed("pair_sampling", *args) as rest,
+            contextlib.redirect_stdout(printed),
+            # Reading the flag's file warns of a function that goes with Python 3.12.
+            mock.patch.object(pair_sampling, "_CONFIG", mock.Mock(value=config)),
+        ):
+            pair_sampling.main(rest)
+        return printed.getvalue()
+
+    def test_a_table_of_counts(self):
+        printed = self.report(
+            f"--counts={self.table}", f"--output={self.out}", "--examples=1620",
+            pair_sampling="m2m", pair_temperature=1.2,
+        )  # fmt: skip
+        names = ["density.png", "report.json", "report.md", "shares.png"]
+        self.assertEqual(sorted(path.name for path in self.out.iterdir()), names)
+        self.assertIn((self.out / "report.md").read_text(encoding="utf-8"), printed)
+        found = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
+        self.assertCountEqual(found, METHODS)
+        for method, one in found.items():
+            self.assertCountEqual(one["pairs"], SIZES)
+            self.assertAlmostEqual(sum(pair["share"] for pair in one["pairs"].values()), 1)
+            for name, pair in one["pairs"].items():
+                self.assertAlmostEqual(pair["epochs"], 1620 * pair["share"] / SIZES[name])
+            self.assertTrue(one["converged"], method)
+            self.assertLess(max(map(abs, one["residuals"].values())), 1e-9)
+            if method == "proportional":
+                self.assertAlmostEqual(min(p["epochs"] for p in one["pairs"].values()), 2.0)
+        # By set: the halves of German and English weigh more than the whole.
+        alpha = found["alpha"]["pairs"]
+        ratio = (400**0.5 + 40**0.5) / 250**0.5
+        self.assertAlmostEqual(alpha["de-en"]["share"] / alpha["en-fr"]["share"], ratio)
+        unsampled = [name for name, p in found["m2m"]["pairs"].items() if not p["share"]]
+        self.assertNotEmpty(unsampled)
+        self.assertIn(f"- m2m: {', '.join(unsampled)}\n", printed)
+        self.assertIn("- pivot: de-fr, fr-sw\n", printed)
+        self.assertNotIn("- sinkhorn: ", printed)
+        self.assertRegex(printed, r"\| \*\*m2m\*\* \| [\d.]+ \| 1 \| 1 \| 1,620 \|")
+        self.assertNotIn("no distribution", printed)
+        self.assertNotIn("miss their share", printed)
+
+    def test_marginals_that_cannot_be_met_are_told(self):
+        self.table.write_text("am\ten\t40\nen\tsw\t50\nen\tyo\t30\n", encoding="utf-8")
+        printed = self.report(
+            f"--counts={self.table}", f"--output={self.out}", "--examples=9",
+            pair_temperature=4.0,
+        )  # fmt: skip
+        for method in ("m2m", "sinkhorn"):
+            self.assertRegex(
+                printed, rf"\*\*{method}\*\*: .* \(en, wanted 0.3058\); no distribution has these"
+            )
+            # The hub has the half that all others leave it, and each of them less than it was to.
+            for line in ("en | 3 | 30.5776 | 50.0000", "sw | 1 | 24.5669 | 17.6938",
+                         "am | 1 | 23.2339 | 16.7337", "yo | 1 | 21.6216 | 15.5725"):  # fmt: skip
+                self.assertIn(f"\n| {method} | {line} |\n", printed)
+
+    def test_the_examples_of_a_table_are_those_of_the_longest_bucket(self):
+        settings = PairSamplingSettings("alpha", 0.5, 2.0, "en")
+        sizes = pair_sampling.read_counts(self.table)
+        self.assertEqual(sizes["de", "en"], [400, 40])
+        config = quickstart.get_config("runlocal")
+        changes = {"pair_share": 0.5, "pair_buckets": (32, 64)}
+        self.report(f"--counts={self.table}", f"--output={self.out}", **changes)
+        batch = config.train.batch_size * config.store.length // 64
+        examples = 0.5 * config.train.num_steps * batch
+        text = pair_sampling_report.page(
+            [sample_pairs(sizes, settings)], {"alpha": examples}, settings
+        )
+        self.assertIn(f" {examples:,.0f} |", text)
+        self.assertIn(f" {examples:,.0f} |", (self.out / "report.md").read_text(encoding="utf-8"))
+
+    def write_rows(self) -> PackedDataset:
+        """A working directory whose languages' sentences have lengths of their own."""
+        rows, model = self.folder / "rows", self.folder / "vocab" / "spm.model"
+        rows.mkdir()
+        model.parent.mkdir()
+        model.write_bytes(b"model")
+        for language, length in (("de", 5), ("en", 9), ("sw", 30)):
+            ends = np.arange(1, 21) * length
+            if language == "sw":
+                ends[8:] = ends[7]  # sentences that are missing
+            np.save(rows / f"set.{language}.bitext.npy", np.full(ends[-1], 7, np.uint16))
+            np.save(rows / f"set.{language}.ends.npy", ends)
+        store = PackedDataset(
+            rows, 600, 128, tokenizer_hash(b"model"), SPECIAL_IDS,
+            write_rows(rows, ("en",), 128), {}, {"set": ("de", "en", "sw")},
+        )  # fmt: skip
+        store.write_meta()
+        return store
+
+    def test_the_examples_of_rows_are_those_that_the_stream_draws(self):
+        store = self.write_rows()
+        changes = {"pair_share": 0.25, "contrast_share": 0.25, "pair_buckets": (32, 64)}
+        self.report(f"--workdir={self.folder}", **changes)
+        found = json.loads((self.folder / "pair_sampling" / "report.json").read_text("utf-8"))
+        config = quickstart.get_config("runlocal")
+        config.data.update(changes)
+        settings = streams.bitext_settings(config, 128, is_separate=False)
+        for method in ("alpha", "uniform"):
+            pairs = {"de-en": 20, "de-sw": 8, "en-sw": 8}
+            self.assertEqual(list(found[method]["pairs"]), list(pairs))
+            shares = {tuple(k.split("-")): p["share"] for k, p in found[method]["pairs"].items()}
+            mixed = MixedStream(*streams.pair_streams(store, settings, 0, shares), seed=0)
+            counts = np.zeros(3)
+            for step in range(500):
+                counts += np.bincount(mixed.batch(step)["pair"], minlength=3)
+            counts *= config.train.num_steps / 2 / 500  # half of the run's steps are on pairs
+            self.assertAlmostEqual(found[method]["examples"] / counts.sum(), 1, delta=0.02)
+            epochs = counts / list(pairs.values())
+            expected = [pair["epochs"] for pair in found[method]["pairs"].values()]
+            np.testing.assert_allclose(epochs, expected, rtol=0.06)
+
+    @parameterized.parameters(
+        ("aa\tbb\t3\naa\tbb\n", "pairs.tsv, line 2: 'aa.*bb' must be two different languages"),
+        ("lang1\tlang2\tn\n", "pairs.tsv, line 1: .* remove headers and other columns"),
+        ("English\tsw\t3\n", "line 1: 'English.* must be two .* languages, such as en and"),
+        ("aa\taa\t3\n", "line 1: .* two different languages"),
+        ("aa\tbb\t0\n", "line 1: .* 1 or more"),
+        ("aa\tbb\t1.5\n", "line 1: .* 1 or more"),
+        ("aa\tbb\t-1\n", "line 1: .* 1 or more"),
+        ("", "the file is empty"),
+    )
+    def test_tables_that_cannot_be_read(self, text, message):
+        self.table.write_text(text, encoding="utf-8")
+        with self.assertRaisesRegex(ValueError, message):
+            self.report(f"--counts={self.table}", f"--output={self.out}", "--examples=9")
+        self.assertFalse(self.out.exists())
+
+    def test_languages_that_the_run_lacks_are_left_out(self):
+        with self.assertLogs(level="INFO") as logs:
+            sizes = pair_sampling.read_counts(self.table, ("de", "en", "xx", "sw"))
+        self.assertEqual(sizes, {("de", "en"): [400, 40], ("en", "sw"): [20]})
+        self.assertRegex(logs.output[0], "pairs.tsv: left out languages .*lacks: fr$")
+        with self.assertNoLogs(level="INFO"):
+            pair_sampling.read_counts(self.table, ("de", "en", "fr", "sw"))
+        with self.assertRaisesRegex(
+            ValueError, "pairs.tsv: no pair .*corpus.languages, xx, yy; .* de, en, fr, sw: add them"
+        ):
+            pair_sampling.read_counts(self.table, ("xx", "yy"))
+
+    @parameterized.parameters(
+        ((), {}, "give either --workdir, with rows, or --counts"),
+        (("--workdir=DIR", "--counts=TABLE"), {}, "give either --workdir, with rows, or --counts"),
+        (("--counts=TABLE",), {}, "--counts needs --output"),
+        (("--counts=TABLE", "--output=DIR/out"), {}, "data.pair_share and .* 0, .* --examples"),
+        (("--counts=TABLE", "--output=DIR/out", "--examples=-1"), {}, "--examples is -1, must be"),
+        (("--workdir=DIR",), {}, "holds no finished packed dataset; run prepare_data.py"),
+        (
+            ("--counts=TABLE", "--output=DIR/out"),
+            {"pair_temperature": 0.0},
+            "data.pair_temperature is 0.0, must be above 0",
+        ),
+        (
+            ("--counts=TABLE", "--output=DIR/out", "--examples=9"),
+            {"pair_pivot": "xx", "pair_sampling": "pivot"},
+            "pair_pivot is 'xx', .* de, en, fr, sw",
+        ),
+    )
+    def test_refusals(self, args, changes, message):
+        args = [a.replace("DIR", str(self.folder)).replace("TABLE", str(self.table)) for a in args]
+        with self.assertRaisesRegex(ValueError, message):
+            self.report(*args, **changes)
+        self.assertFalse(self.out.exists())
+
+    def test_a_pivot_that_the_run_does_not_need_is_left_out(self):
+        with self.assertLogs(level="WARNING") as logs:
+            self.report(
+                f"--counts={self.table}", f"--output={self.out}", "--examples=9", pair_pivot="xx"
+            )
+        self.assertIn("no pairs with data.pair_pivot xx", logs.output[0])
+        found = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
+        self.assertCountEqual(found, set(METHODS) - {"pivot"})
+
+    def test_rows_without_bitext(self):
+        store = self.write_rows()
+        dataclasses.replace(store, bitexts={}).write_meta()
+        with self.assertRaisesRegex(ValueError, "the rows hold no bitext; .*corpus.parallel"):
+            self.report(f"--workdir={self.folder}")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,203 @@
+"""Tokenizers of each kind, read and scored by the command."""
+
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tokenizers
+from absl.testing import absltest, parameterized
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tests import commands
+from vocap import merge
+from xlm.common import artifacts
+from xlm.interop import huggingface
+from xlm.interop.segmenter import read_segmenter
+
+score_tokenizer = commands.load("score_tokenizer")
+SPACE = "\u2581"
+PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc"]
+MODEL = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
+LINES = ["ab cd", "abc abc", "h g f", "\u017e ab"]
+
+
+class SegmenterTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        (self.folder / "spm.model").write_bytes(MODEL)
+
+    def trained(self, model, trainer, **parts) -> pathlib.Path:
+        tokenizer = tokenizers.Tokenizer(model)
+        for name, part in parts.items():
+            setattr(tokenizer, name, part)
+        tokenizer.train_from_iterator(LINES * 10, trainer)
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+        return self.folder / "tokenizer.json"
+
+    def test_sentencepiece_and_its_export_are_alike(self):
+        of_model = read_segmenter(self.folder / "spm.model")
+        self.assertEqual((of_model.kind, of_model.size, of_model.unknown), ("unigram", 17, 3))
+        self.assertEqual(of_model.is_piece.tolist(), [False] * 5 + [True] * 12)
+        export = self.folder / "export"
+        huggingface.export_tokenizer(MODEL, export)
+        exported = read_segmenter(export)
+        self.assertEqual(exported.encode(LINES), of_model.encode(LINES))
+        np.testing.assert_array_equal(exported.is_piece, of_model.is_piece)
+        self.assertEqual((exported.kind, exported.unknown), ("unigram", 3))
+        (export / "spm.model").write_bytes(MODEL)
+        self.assertEqual(read_segmenter(export).encode(LINES), of_model.encode(LINES))
+
+    def test_wordpiece_has_an_unknown_and_no_alp(self):
+        trainer = trainers.WordPieceTrainer(vocab_size=40, special_tokens=["[UNK]", "[CLS]"])
+        path = self.trained(
+            models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizer=pre_tokenizers.Whitespace()
+        )
+        found = read_segmenter(path)
+        self.assertEqual((found.kind, found.unknown), ("wordpiece", 0))
+        self.assertEqual(found.is_piece[:3].tolist(), [False, False, True])
+        self.assertIn(0, found.encode(["q"])[0])
+
+    def test_bytes_have_no_unknown(self):
+        path = self.trained(
+            models.BPE(),
+            trainers.BpeTrainer(
+                vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+            ),
+            pre_tokenizer=pre_tokenizers.ByteLevel(),
+            decoder=decoders.ByteLevel(),
+        )
+        found = read_segmenter(path)
+        self.assertEqual((found.kind, found.unknown), ("bpe", None))
+        self.assertTrue(found.is_piece.all())
+        self.assertGreater(len(found.encode(["\u0e01"])[0]), 1)
+
+    def test_gaps_between_ids_are_no_pieces(self):
+        ids = {"[UNK]": 0, "ab": 1, "cd": 7}
+        tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        path = self.folder / "gaps.json"
+        tokenizer.save(str(path))
+        found = read_segmenter(path)
+        self.assertEqual(found.size, 8)
+        self.assertEqual(np.flatnonzero(found.is_piece).tolist(), [1, 7])
+        self.assertEqual(found.encode(["ab cd x"]), [[1, 7, 0]])
+
+    def test_what_is_no_tokenizer(self):
+        with self.assertRaisesRegex(ValueError, "none: no such file"):
+            read_segmenter(self.folder / "none")
+        for name in ("bad.json", "bad.model"):
+            (self.folder / name).write_text(json.dumps({"x": 1}), encoding="utf-8")
+            with self.assertRaisesRegex(ValueError, rf"{name}: .*Hugging Face"):
+                read_segmenter(self.folder / name)
+        empty = self.folder / "empty"
+        empty.mkdir()
+        with self.assertRaisesRegex(ValueError, "has none of spm.model, "):
+            read_segmenter(empty)
+
+
+class CommandTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        (self.folder / "spm.model").write_bytes(MODEL)
+        text = self.folder / "text"
+        text.mkdir()
+        (text / "en.txt").write_text("\n".join(LINES * 3), encoding="utf-8")
+        (text / "sw.txt").write_text("\n".join(["cd cd cd", "e f g h"] * 3), encoding="utf-8")
+        rows = "id\ten\tsw\n1\tab\tcd cd\n2\tabc\th\n"
+        (self.folder / "pairs.tsv").write_text(rows, encoding="utf-8")
+
+    def run_main(self, *flags: str) -> None:
+        named = (f"--text={self.folder / 'text'}", f"--output={self.folder / 'out'}", "--overwrite")
+        with commands.parsed("score_tokenizer", *named, *flags):
+            score_tokenizer.main([])
+
+    def test_report(self):
+        model = self.folder / "spm.model"
+        self.run_main(
+            f"--tokenizers=one={model},two={model}", f"--parallel={self.folder / 'pairs.tsv'}"
+        )
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        self.assertEqual(results["one"], results["two"])
+        processor = read_segmenter(model)
+        tokens = [sum(map(len, processor.encode(side)))
+                  for side in (["cd cd", "h"], ["ab", "abc"])]  # fmt: skip
+        self.assertEqual(results["one"]["tax"], {"sw": tokens[0] / tokens[1]})
+        self.assertEqual(list(results["one"]["texts"]), ["en", "sw"])
+        self.assertIn("tax against en", (self.folder / "out" / "report.md").read_text("utf-8"))
+
+    def test_the_text_may_be_the_parallel_text(self):
+        for language, lines in (("en", LINES), ("sw", ["cd", "", "e f", "h"])):
+            text = "\n".join(lines) + "\n"
+            (self.folder / "text" / f"{language}.txt").write_text(text, encoding="utf-8")
+        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", f"--parallel={self.folder}/text")
+        self.run_main(*flags)
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        encode = read_segmenter(self.folder / "spm.model").encode
+        tokens = [sum(map(len, encode(side)))
+                  for side in (["cd", "e f", "h"], [LINES[0], *LINES[2:]])]  # fmt: skip
+        self.assertEqual(results["a"]["tax"], {"sw": tokens[0] / tokens[1]})
+        self.assertEqual(
+            {name: one["sentences"] for name, one in results["a"]["texts"].items()},
+            {"en": 4, "sw": 3},
+        )
+
+    def test_a_pivot_without_parallel_text_is_refused_before_scoring(self):
+        lone = self.folder / "lone"
+        lone.mkdir()
+        (lone / "en.txt").write_text("ab\n", encoding="utf-8")
+        for path, message in (
+            ("pairs.tsv", "--pivot: no parallel text is in 'de'; there are en, sw; name one"),
+            ("lone", "--parallel=.*lone has no text in two languages; add the files"),
+        ):
+            with (
+                mock.patch.object(score_tokenizer, "_score", side_effect=AssertionError),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                self.run_main(
+                    f"--tokenizers=a={self.folder / 'spm.model'}",
+                    f"--parallel={self.folder / path}",
+                    "--pivot=de",
+                )
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_languages_that_lose_their_tax_are_named(self):
+        rows = "id\ten\tsw\tde\tfr\n1\tab\tcd cd\tabc\th\n"
+        (self.folder / "more.tsv").write_text(rows, encoding="utf-8")
+        (self.folder / "text" / "ta.txt").write_text("ab cd\n", encoding="utf-8")
+        (self.folder / "apart.tsv").write_text("id\tta\tsw\n1\tab\tcd\n", encoding="utf-8")
+        model = f"--tokenizers=a={self.folder / 'spm.model'}"
+        parallel = f"--parallel={self.folder / 'more.tsv'},{self.folder / 'apart.tsv'}"
+        with self.assertLogs(level="WARNING") as logs:
+            self.run_main(model, parallel)
+        without_text, without_pivot = logs.output
+        self.assertIn("no tax of de, fr, which --parallel has and --text has not", without_text)
+        self.assertIn("no tax of ta, of which --parallel has no text beside", without_pivot)
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        self.assertEqual(list(results["a"]["tax"]), ["sw"])
+        with self.assertNoLogs(level="WARNING"):
+            self.run_main(model, parallel, "--languages=sw")
+            self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
+
+    def test_languages(self):
+        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", "--languages=sw")
+        self.run_main(*flags)
+        results = artifacts.read_json(self.folder / "out" / "results.json")
+        self.assertEqual(list(results["a"]["texts"]), ["sw"])
+        with self.assertRaisesRegex(ValueError, "no text in de; there are en, sw"):
+            self.run_main(flags[0], "--languages=sw,de")
+
+    def test_names(self):
+        for value, message in (("spm.model", "must be NAME=PATH"), ("a=x.model", "no such file")):
+            with self.assertRaisesRegex(ValueError, message):
+                self.run_main(f"--tokenizers={value}")
+        model = self.folder / "spm.model"
+        with self.assertRaisesRegex(ValueError, "'a' is there twice"):
+            self.run_main(f"--tokenizers=a={model},a={model}")
+
+
+if __name__ == "__main__":
+    absltest.main()

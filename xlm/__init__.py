@@ -1,0 +1,1 @@
+"""Multilingual encoders: models, objectives, training, evaluation, and the way in."""

@@ -1,0 +1,133 @@
+"""Count the script runs of a text of any size into a table, or merge such tables.
+
+    xlm count --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
+    xlm count --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
+
+Text is read as a stream; memory is bounded by --max_runs. docs/counting.md has the details.
+"""
+
+import contextlib
+import glob
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from absl import flags, logging
+from tqdm import tqdm
+
+from input_pipeline import blocks, text_files
+from vocap import run_tables
+from xlm.common import entry_point, outputs
+
+_INPUT = flags.DEFINE_multi_string(
+    "input", [], "Text files, .txt or .jsonl, also compressed; a quoted pattern; repeatable."
+)
+_MERGE = flags.DEFINE_multi_string(
+    "merge", [], "Instead of text: tables to add up; a quoted pattern; repeatable."
+)
+_OUTPUT = outputs.define_flags("The table to write, <lang>.runs.gz.")
+_HELDOUT_FRACTION = flags.DEFINE_float(
+    "heldout_fraction", 0.0, "Share of the text that is counted separately."
+)
+_HELDOUT_OUTPUT = flags.DEFINE_string("heldout_output", None, "The table of what is held out.")
+_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Seed of the choice of what is held out.")
+_HELDOUT_BY = flags.DEFINE_enum(
+    "heldout_by",
+    "text",
+    ["text", "sentence"],
+    "text: hold out blocks of text, those that prepare_data.py holds out. sentence: hold out "
+    "sentences, as vocap.count_beam does.",
+)
+_BLOCK_BYTES = flags.DEFINE_integer(
+    "block_bytes", blocks.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
+)
+_MAX_RUNS = flags.DEFINE_integer(
+    "max_runs",
+    run_tables.DEFAULT_MAX_RUNS,
+    "Runs held in memory; the tables do not depend on it.",
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"unexpected {argv[1:4]}; put patterns in quotes: --input='DIR/en-*.txt'")
+    if bool(_INPUT.value) == bool(_MERGE.value):
+        raise ValueError("give either text with --input or tables with --merge")
+    if _MERGE.value:
+        if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
+            raise ValueError("tables cannot be split; hold text out when it is counted")
+        tables = _matching(_MERGE.value)
+        # Who adds to a table names it; by wildcards its text would count twice, unasked.
+        matched = [one for one in _MERGE.value if glob.has_magic(one)]
+        with outputs.file(_OUTPUT.value, _matching(matched)) as aside:
+            size = run_tables.merge_tables(tables, aside)
+        _log(_OUTPUT.value, size)
+        return
+    if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
+        raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
+    outs = [out for out in (_OUTPUT.value, _HELDOUT_OUTPUT.value) if out]
+    if len({pathlib.Path(out).resolve() for out in outs}) < len(outs):
+        raise ValueError(
+            f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "
+            "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
+        )
+    paths = _matching(_INPUT.value)
+    with contextlib.ExitStack() as stack:
+        asides = [stack.enter_context(outputs.file(out, paths)) for out in outs]
+        sizes = _count(paths, asides)
+    for out, size in zip(outs, sizes, strict=True):
+        _log(out, size)
+
+
+def _count(
+    paths: Sequence[pathlib.Path], outs: Sequence[pathlib.Path]
+) -> Sequence[run_tables.Size]:
+    """Count text into a table, or into it and that of what is held out."""
+    if len(outs) == 1:
+        return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value)]
+    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)  # checks it
+    if _HELDOUT_BY.value == "text":
+        return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value)
+    return run_tables.count_split(_sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value)
+
+
+def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:
+    """Yield the blocks of the text and whether each is held out."""
+    counts = [0, 0]
+    for path in tqdm(paths, desc="count", unit="file"):
+        for block in blocks.cut_blocks(text_files.read_marked(path), _BLOCK_BYTES.value):
+            digest = blocks.text_digest(block, _HELDOUT_SEED.value)
+            side = blocks.is_heldout(digest, _HELDOUT_FRACTION.value)
+            counts[side] += 1
+            yield block, side
+    if not counts[True]:
+        logging.warning(
+            "none of %d blocks is held out by its hash; of a language that is no larger, "
+            "prepare_data.py holds out one",
+            counts[False],
+        )
+
+
+def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
+    for path in tqdm(paths, desc="count", unit="file"):
+        yield from text_files.read_sentences(path)
+
+
+def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
+    """Files that match any of the patterns, each once, however it is spelled."""
+    found: dict[pathlib.Path, pathlib.Path] = {}
+    for pattern in patterns:
+        if not (files := glob.glob(pattern, recursive=True)):
+            raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
+        for path in map(pathlib.Path, sorted(files)):
+            found.setdefault(path.resolve(), path)
+    return sorted(found.values())
+
+
+def _log(path: str, size: run_tables.Size) -> None:
+    logging.info(
+        "wrote %s: %d sentences, %d distinct runs", path, size.num_sentences, size.num_runs
+    )
+
+
+def run() -> None:
+    entry_point.run(main, required=("output",))

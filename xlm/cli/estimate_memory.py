@@ -1,0 +1,85 @@
+"""Estimate the memory of each device before renting any: parameters, optimizer, activations.
+
+    xlm estimate-memory --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
+
+Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
+the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
+estimated (`xlm/training/memory.py`), and the compiler's temporary memory is not included: leave a
+fifth of the memory free. Nor is that of a refresh of the neighbour index, which has no activations
+beside it but copies of the table's rows (docs/output_layer.md). A run with `optimizer.stages` has a
+line for each stage. --layout adds a table with the sharding of every array.
+
+    xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
+
+Of fine-tuning, the sizes of the encoder are those of `init_from`, of which no weights are read, or
+of a published model. The numbers are for each length and each way to cut `train.batch_size` into
+parts, by default on one device; what a `train.accumulation_steps` costs is counted.
+"""
+
+import itertools
+
+from absl import flags
+from ml_collections import config_flags
+
+from xlm.common import entry_point
+from xlm.experiment import checks, fine_tuning_memory, memory, task_runs
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
+_DEVICES = flags.DEFINE_list(
+    "devices", None, "Numbers of devices, by default 1 and 8, of fine-tuning 1."
+)
+_ENCODER = flags.DEFINE_enum(
+    "encoder", None, fine_tuning_memory.ENCODERS, "Published encoder, in place of init_from."
+)
+_LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
+
+
+def main(_) -> None:
+    if wrong := [one for one in _DEVICES.value or () if not one.isdecimal() or not int(one)]:
+        raise ValueError(f"--devices: {wrong[0]!r} must be a whole number of at least 1")
+    if "task" in _CONFIG.value:
+        _print_fine_tuning()
+    elif _ENCODER.value:
+        raise ValueError("--encoder is for configs of configs/finetune; leave it out")
+    else:
+        _print_pretraining()
+
+
+def _print_fine_tuning() -> None:
+    config = task_runs.checked(_CONFIG.value)
+    if not (_ENCODER.value or config.init_from):
+        raise ValueError(
+            "no encoder; give --encoder, one of " + ", ".join(fine_tuning_memory.ENCODERS) + ", or "
+            "--config.init_from"
+        )
+    for number in map(int, _DEVICES.value or ["1"]):
+        found = fine_tuning_memory.estimate(config, number, _ENCODER.value or "")
+        model = config.model
+        print(
+            f"devices: {number}, train.batch_size: {config.train.batch_size}, model.dtype: "
+            f"{model.dtype}, model.remat: {model.remat}; GB of each device\n"
+        )
+        print(fine_tuning_memory.table(found) + "\n")
+
+
+def _print_pretraining() -> None:
+    config = checks.checked(_CONFIG.value)
+    print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
+    print("|" + "---:|" * (3 + len(memory.PARTS)))
+    layouts = []
+    devices = map(int, _DEVICES.value or ["1", "8"])
+    num_stages = len(config.optimizer.stages) + 1
+    for number, stage in itertools.product(devices, range(num_stages)):
+        estimate = memory.estimate(config, number, stage)
+        cells = [f"{estimate.bytes[part] / 1e9:.2f}" for part in memory.PARTS]
+        total = sum(estimate.bytes.values()) / 1e9
+        name = f" ({estimate.stage})" if num_stages > 1 else ""
+        print(f"| {number}{name} | {estimate.mesh} | {' | '.join(cells)} | {total:.2f} |")
+        if stage == num_stages - 1:
+            layouts.append(estimate.layout)
+    if _LAYOUT.value:
+        print("\n\n".join(["", *layouts]))
+
+
+def run() -> None:
+    entry_point.run(main, required=("config",))

@@ -1,0 +1,108 @@
+"""Export the model of a working directory, for `transformers` where possible.
+
+    xlm export --config=configs/quickstart.py --workdir=DIR --output=FOLDER
+    xlm export --workdir=RUN --output=FOLDER
+
+Of a run of train.py the latest checkpoint is written; of a finished run of finetune.py, which needs
+no --config, the best parameters with their head, the labels by name and a model card.
+
+An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
+For an encoder with other positions, pre-LN or half embedding `transformers` has no class, and the
+folder has a format of our own. xlm import, xlm prune, finetune.py, train.init_from
+and `AutoTokenizer` read both formats. Of replaced-token detection the discriminator's encoder is
+written, or with --part=generator its generator. Of VECO's objective the encoder is written, or with
+--part=encoder_decoder its cross-attention as well, in the format of our own. docs/interop.md has
+more.
+"""
+
+import dataclasses
+import pathlib
+
+import jax
+from absl import flags, logging
+from ml_collections import config_flags
+
+from xlm.common import entry_point, outputs
+from xlm.experiment import checks, objectives, tuned_export
+from xlm.experiment import data as data_builders
+from xlm.experiment import model as builders
+from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.experiment.pretrained import encoder_alone
+from xlm.interop import model_folder
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The config of train.py; none for a run of finetune.py."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
+_PART = flags.DEFINE_enum(
+    "part", "encoder", ("encoder", "generator", "encoder_decoder"),
+    "What to export. Replaced-token detection: the discriminator's encoder, or the generator, a "
+    "masked LM. VECO: the encoder, or with encoder_decoder also the cross-attention.",
+)  # fmt: skip
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+
+_READERS = "which xlm import, xlm prune, finetune.py and train.init_from read"
+_TUNED_READERS = (
+    "the head's tensors beside the encoder's, which alone xlm import, xlm prune "
+    "and finetune.py read"
+)
+
+
+def main(_) -> None:
+    workdir, output = pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value)
+    is_fine_tuned = tuned_export.is_fine_tuned(workdir)
+    _check_flags(workdir, is_fine_tuned)
+    export = tuned_export.export if is_fine_tuned else _export_pretrained
+    with outputs.folder(_OUTPUT.value, overwrite=False) as aside:
+        reason = export(workdir, aside)
+    logging.info("wrote the model to %s", output)
+    if reason:
+        readers = _TUNED_READERS if is_fine_tuned else _READERS
+        logging.warning(
+            "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
+            "(docs/interop.md)",
+            reason,
+            output,
+            readers,
+        )
+
+
+def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
+    """Raise ValueError unless the flags are those of a run of this kind."""
+    if is_fine_tuned and (_CONFIG.value is not None or _PART.value != "encoder"):
+        raise ValueError(
+            f"{workdir} is a run of finetune.py, which has its own config and one part; leave out "
+            "--config and --part"
+        )
+    if not is_fine_tuned and _CONFIG.value is None:
+        raise ValueError(
+            f"{workdir} is no run of finetune.py, and --config is missing; give the config of the "
+            "run of train.py, or the --workdir of one of finetune.py"
+        )
+
+
+def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
+    """Write the latest checkpoint; return the reason that `transformers` cannot load it, or ""."""
+    config, folders = checks.checked(_CONFIG.value), data_builders.Folders(workdir)
+    store = data_builders.open_packed_dataset(folders)
+    data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
+    part_of = masked_lm_of if _PART.value == "generator" else encoder_of
+    model = part_of(objectives.objective(config, store))
+    settings, keeps_decoder = model.encoder.settings, _PART.value == "encoder_decoder"
+    if keeps_decoder and not settings.cross_attention:
+        raise ValueError(
+            "--part is encoder_decoder, but this run's model.cross_attention is False; export its "
+            'encoder, or train with objective "veco"'
+        )
+    trained = builders.restore(config, store, folders)
+    params = jax.device_get(model.encoder_params(trained.params))
+    if not keeps_decoder:
+        settings, params = encoder_alone(settings, params)
+    sizes = dataclasses.asdict(settings)
+    model_folder.write_model(output, params, sizes, folders.read_tokenizer())
+    logging.info("the model is that of step %d", trained.step)
+    return model_folder.why_not_transformers(sizes, has_head="head" in params)
+
+
+def run() -> None:
+    entry_point.run(main, required=("workdir", "output"))

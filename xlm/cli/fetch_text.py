@@ -1,0 +1,62 @@
+"""Write text of tensorflow-datasets to a folder for a config's `corpus.root`.
+
+    xlm fetch --dataset=wiki40b --languages=de,en,th --output=DIR
+    xlm fetch --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
+
+Datasets: wiki40b, wikipedia, c4 (multilingual), or any with a feature `text`, as --dataset=NAME/{}
+with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data,
+of these three with Apache Beam (requirements-datasets.txt); files that are already written are
+skipped. Text goes from it to the files one document at a time; of large languages make several
+files, which prepare_data.py reads side by side: --shards=100.
+"""
+
+import pathlib
+
+from absl import flags, logging
+
+from input_pipeline.tfds_text import (
+    DATASETS,
+    TextDataset,
+    check_number_of_files,
+    file_name,
+    write_text,
+)
+from xlm.common import entry_point, outputs
+
+_DATASET = flags.DEFINE_string(
+    "dataset", None, f"One of {', '.join(DATASETS)}, or a name with {{}}."
+)
+_LANGUAGES = flags.DEFINE_list("languages", None, "Codes of languages, as the dataset has them.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
+_MAX_DOCUMENTS = flags.DEFINE_integer(
+    "max_documents", 0, "Documents of each language; 0 for all.", lower_bound=0
+)
+_SHARDS = flags.DEFINE_integer(
+    "shards", 1, "Files of each language, each written on its own.", lower_bound=1
+)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets keeps its data.")
+
+
+def main(_) -> None:
+    if _SHARDS.value > 1 and _MAX_DOCUMENTS.value:
+        raise ValueError(
+            f"--shards={_SHARDS.value} and --max_documents={_MAX_DOCUMENTS.value}: give one of them"
+        )
+    dataset = DATASETS.get(_DATASET.value) or TextDataset(_DATASET.value)
+    folder = pathlib.Path(_OUTPUT.value)
+    for language in _LANGUAGES.value:
+        for number in range(_SHARDS.value):
+            shard = (number, _SHARDS.value)
+            path = folder / file_name(language, shard)
+            if path.exists():
+                logging.info("%s is there already", path)
+                continue
+            check_number_of_files(folder, language, _SHARDS.value)
+            with outputs.file(str(path), overwrite=False) as aside:
+                options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)
+                count = write_text(dataset, language, aside.parent, *options)  # of the same name
+            logging.info("wrote %s: %d documents", path, count)
+
+
+def run() -> None:
+    entry_point.run(main, required=("dataset", "languages", "output"))

@@ -1,0 +1,223 @@
+"""Compare a model before and after continued training, language by language: what it has forgotten.
+
+    xlm forgetting --before=DIR --after=DIR --rows=DIR,... --output=FOLDER
+
+--before and --after are working directories of train.py, of which the latest checkpoints are read;
+--rows are working directories with packed rows of the same vocabulary, such as those of the first
+training, which show the loss, and of the second, which show the gain. Both models are scored on the
+held-out rows of each: by the exact loss of the masked LM or the generator, and, with
+discriminators, by their AUC on tokens replaced by unigram samples.
+
+--tasks=DIR,DIR adds the scores of a task: folders of finetune.py, before and after. They are of its
+test data or, where none are scored, of its validation data, as the report says.
+Writes report.md, its plot and results.json (XY-LENT Section 8, Table 6 and Figure 5).
+"""
+
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tasks.tasks import TASKS
+from xlm.common import declarations, entry_point, outputs
+from xlm.evaluation import forgetting
+from xlm.evaluation.forgetting import AUC, LOSS
+from xlm.evaluation.replaced_token import UNIGRAM
+from xlm.evaluation.task_results import read_results, reported_scores, reported_split
+from xlm.experiment import evaluators
+from xlm.experiment import model as builders
+from xlm.experiment.data import Folders, open_packed_dataset
+from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from xlm.experiment.pretrained import read_run, run_config
+from xlm.objectives.replaced_token import ReplacedToken
+from xlm.training.sharding import MeshSettings, make_mesh
+
+_BEFORE = flags.DEFINE_string("before", None, "The working directory that was started from.")
+_AFTER = flags.DEFINE_string("after", None, "The working directory of the continued training.")
+_ROWS = flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
+_OUTPUT = outputs.define_flags("The folder to write.")
+_OBJECTIVE = flags.DEFINE_string(
+    "allow_objective", "", "Objective of another package that is imported if the runs record it."
+)
+_TASKS = flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
+_SEQUENCES = flags.DEFINE_integer(
+    "sequences", 1000, "Held-out rows used per language; 0 for all.", lower_bound=0
+)
+
+_ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
+
+
+class Model(NamedTuple):
+    """Model of a run, and the tokenizer of its rows."""
+
+    name: str
+    config: ConfigDict
+    trained: builders.Trained
+    tokenizer: str
+
+
+def main(_) -> None:
+    if len(_TASKS.value) not in (0, 2):
+        raise ValueError(
+            f"--tasks names {len(_TASKS.value)} folders, must be two: before and after"
+        )
+    inputs = [_BEFORE.value, _AFTER.value, *_ROWS.value, *_TASKS.value]
+    with outputs.folder(_OUTPUT.value, inputs) as aside:
+        text = _report(aside)
+    print(text)
+    print(f"report: {(pathlib.Path(_OUTPUT.value) / forgetting.REPORT).absolute()}")
+
+
+def _report(folder: pathlib.Path) -> str:
+    """Score the models and write the report; return its text."""
+    # Read first: scoring the models takes long.
+    of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
+    before, after = (
+        read_model(flag, pathlib.Path(value), _SEQUENCES.value, _OBJECTIVE.value)
+        for flag, value in (("--before", _BEFORE.value), ("--after", _AFTER.value))
+    )
+    stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in _ROWS.value}
+    check_comparable(before, after, stores)
+    names = dict(zip(stores, _short_names(list(stores)), strict=True))
+    changes: dict[tuple[str, str], forgetting.Change] = {}
+    for path, store in stores.items():
+        found = [scores(model, store) for model in (before, after)]
+        for measure in found[0]:
+            changes[names[path], measure] = _both(*(one[measure] for one in found))
+    changes |= of_task
+    title = (
+        f"{before.name}, step {before.trained.step}, and {after.name}, step {after.trained.step}"
+    )
+    return forgetting.write_report(changes, title, folder)
+
+
+def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
+    """Read the latest checkpoint of a run, to be evaluated on so many sequences of a language.
+
+    `objective` is as of `run_config`.
+
+    Raises:
+      ValueError: there is none, or it is of an objective without a masked LM.
+    """
+    folders = Folders(workdir)
+    if not (folders.train / "settings.json").exists():
+        raise ValueError(f"{flag}: {workdir} is no --workdir of train.py; name one with train/")
+    trained = read_run(folders, objective)
+    if not has_masked_lm(trained.objective):
+        raise ValueError(
+            f"{flag}: the objective of {workdir}, {type(trained.objective).__name__}, has neither "
+            "a masked LM nor a generator, whose loss is compared; name a run that has"
+        )
+    config = run_config(folders, objective)
+    config.evaluation.max_sequences = max_sequences
+    return Model(str(workdir), config, trained, open_packed_dataset(folders).tokenizer)
+
+
+def check_comparable(before: Model, after: Model, stores: dict[str, PackedDataset]) -> None:
+    """Raise ValueError unless vocabularies are the same, and both models are of one kind."""
+    vocabularies = {"--after": (after.name, after.tokenizer)} | {
+        f"--rows {name}": (name, store.tokenizer) for name, store in stores.items()
+    }
+    for flag, (name, tokenizer) in vocabularies.items():
+        if tokenizer != before.tokenizer:
+            raise ValueError(
+                f"{flag}: the vocabulary of {name} ({tokenizer[:12]}) is not that of {before.name} "
+                f"({before.tokenizer[:12]}), so that its losses do not compare; copy the folder "
+                "vocab of the first and run prepare_data.py again"
+            )
+    encoders = [encoder_of(model.trained.objective) for model in (before, after)]
+    kinds = [type(encoder).__name__ for encoder in encoders]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"--before is a run of {kinds[0]} and --after of {kinds[1]}; compare runs of one "
+            "objective, with a generator both or neither"
+        )
+    rates = [one.generator.mask.rate for one in encoders if isinstance(one, ReplacedToken)]
+    if len(set(rates)) > 1:
+        raise ValueError(
+            f"mask.rate is {rates[0]} in --before and {rates[1]} in --after, so that another share "
+            "of the tokens would be replaced for each; continue with the same rate"
+        )
+
+
+def scores(model: Model, store: PackedDataset) -> dict[str, dict[str, float]]:
+    """Score a model on held-out rows: a value by measure and language."""
+    objective, params = model.trained.objective, model.trained.params
+    mesh = make_mesh(_ONE_DEVICE, jax.devices()[:1])
+    exact = evaluators.exact_masked_lm(
+        model.config, masked_lm_of(objective), store, mesh, in_training=False
+    )
+    found = {LOSS: {language: one.loss for language, one in exact.run(params).items()}}
+    detection = evaluators.detection(model.config, objective, store, mesh, in_training=False)
+    if detection is not None:
+        by_language = detection.run(params)[UNIGRAM]
+        found[AUC] = {language: one.auc for language, one in by_language.items()}
+    return found
+
+
+def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Join scores by language; an AUC of a language without replaced tokens is left out."""
+    both = {name: (before[name], after[name]) for name in before if name in after}
+    return {name: pair for name, pair in both.items() if not any(map(math.isnan, pair))}
+
+
+def _short_names(paths: list[str]) -> list[str]:
+    """Return the last folders of paths, or the paths where these are not distinct."""
+    names = [pathlib.Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else paths
+
+
+def _task_changes(
+    before: pathlib.Path, after: pathlib.Path
+) -> dict[tuple[str, str], forgetting.Change]:
+    """Read the reported metric of two runs of a task, by language.
+
+    Raises:
+      ValueError: a run has not finished, they are of different tasks or splits, or no language has
+        a score in both.
+    """
+    found = [_read_results(path) for path in (before, after)]
+    (name, split), other = ((one["task"], reported_split(one)) for one in found)
+    datasets = [one.get("dataset") for one in found]
+    if None not in datasets and len(set(datasets)) > 1:
+        raise ValueError(
+            f"--tasks: {before} is of the data {datasets[0]!r}, {after} of {datasets[1]!r}; name "
+            "two runs on the same data"
+        )
+    if (name, split) != other:
+        raise ValueError(
+            f"--tasks: {before} is of {name}, {split} data, and {after} of {other[0]}, {other[1]} "
+            "data, so that their scores do not compare; name two runs of one task and one data"
+        )
+    scores = [reported_scores(one) for one in found]
+    change = _both(*scores)
+    if not change:
+        languages = (", ".join(sorted(one)) or "none" for one in scores)
+        raise ValueError(
+            f"--tasks: no language has a score in both {before} and {after}, which have "
+            f"{' and '.join(languages)}; name runs that score the same languages"
+        )
+    # That of the test data is the name in reports so far.
+    data = "" if split == "test" else f", {split} data"
+    return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
+
+
+def _read_results(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the results of a run of finetune.py.
+
+    Raises:
+      ValueError: the run has not finished, or they are of something else.
+    """
+    path = folder / "results.json"
+    if not path.exists():
+        raise ValueError(f"--tasks: {folder} has no results.json; finish finetune.py there")
+    with declarations.of_file("--tasks"):
+        return read_results(path)
+
+
+def run() -> None:
+    entry_point.run(main, required=("before", "after", "rows", "output"))

@@ -1,0 +1,98 @@
+"""Convert a model to another vocabulary, for train.py to continue.
+
+    xlm import --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
+
+FOLDER is the output of `save_pretrained` of `XLMRobertaForMaskedLM` and its tokenizer, or of
+xlm export; the output has the same format. Of a folder without a masked-LM head, as of
+`XLMRobertaModel` or a classifier, the encoder is taken, for finetune.py. Pieces of both
+vocabularies keep their embeddings, new ones are initialised with the mean of their old pieces.
+Without --vocabulary the model keeps its pieces, in this project's order; the SentencePiece model
+that says how text is normalised is FOLDER's sentencepiece.bpe.model, or rebuilt from its
+tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments otherwise.
+docs/interop.md has more.
+"""
+
+import pathlib
+
+from absl import flags
+
+from input_pipeline import text_files
+from xlm.common import entry_point, outputs
+from xlm.interop import huggingface, model_folder, tokenizer_json, vocabulary
+
+_MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
+_VOCABULARY = flags.DEFINE_string("vocabulary", None, "The SentencePiece model of build_vocab.py.")
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+_CHECK = flags.DEFINE_string("check", None, "Text to compare the kept tokenizer on, line by line.")
+
+
+def main(_) -> None:
+    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
+    if _CHECK.value and _VOCABULARY.value:
+        raise ValueError(
+            "--check compares the tokenizer that is kept, and --vocabulary puts another in its "
+            "place; leave out one of them"
+        )
+    with outputs.folder(output, overwrite=False) as aside:
+        _import(folder, aside)
+
+
+def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
+    """Write the model of a folder with another vocabulary, and print what became of the pieces."""
+    old = vocabulary.read_vocabulary(folder)
+    if _VOCABULARY.value is None:
+        tokenizer = vocabulary.sentencepiece_model(folder)
+        vocabulary.check_kept(folder, old, tokenizer)
+        if _CHECK.value:
+            _check(tokenizer, old, folder, pathlib.Path(_CHECK.value))
+    else:
+        tokenizer = _read(pathlib.Path(_VOCABULARY.value))
+    new = vocabulary.vocabulary(tokenizer)
+    sizes, params = model_folder.read_model(folder)
+    swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
+    params = model_folder.with_table(params, swapped.table, swapped.bias)
+    model_folder.write_model(aside, params, sizes, tokenizer)
+    dropped = len(set(old.pieces) - set(new.pieces)) if _VOCABULARY.value is None else 0
+    if dropped:
+        print(f"{dropped} added tokens are left out, which SentencePiece matches in no text")
+    if "head" not in params:
+        print(
+            f"{folder} has no masked-LM head: {_OUTPUT.value} is an encoder, for finetune.py; "
+            "train.py cannot start from it"
+        )
+    print(
+        f"{len(new.pieces)} pieces: {swapped.copied} copied, {swapped.segmented} from their parts, "
+        f"{swapped.unknown} from the mean of all"
+    )
+
+
+def _check(
+    tokenizer: bytes, old: vocabulary.ModelVocabulary, folder: pathlib.Path, path: pathlib.Path
+) -> None:
+    """Print how many lines of a text the folder's tokenizer.json segments as `tokenizer` does."""
+    if not (folder / tokenizer_json.NAME).exists():
+        raise ValueError(
+            f"{folder} has no {tokenizer_json.NAME} to compare with; leave out --check, or write "
+            "the tokenizer into it with save_pretrained"
+        )
+    lines = list(text_files.read_sentences(path))
+    numbers = {piece: i for i, piece in enumerate(old.pieces)}
+    ids = [numbers[piece] for piece in vocabulary.vocabulary(tokenizer).pieces]
+    found = huggingface.compare(tokenizer, folder, lines, ids)
+    print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
+    print(huggingface.describe(found), end="")
+
+
+def _read(path: pathlib.Path) -> bytes:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path")
+    found = path.read_bytes()
+    try:
+        vocabulary.parse(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+def run() -> None:
+    entry_point.run(main, required=("model", "output"))

@@ -1,0 +1,76 @@
+"""The command `xlm VERB`, which imports what the verb needs and nothing else."""
+
+import importlib
+import importlib.util
+import sys
+from typing import NoReturn
+
+# Verb -> module of this package. The first lines of their docstrings are the overview.
+VERBS = {
+    "build-vocab": "build_vocab",
+    "prepare": "prepare_data",
+    "train": "train",
+    "evaluate": "evaluate",
+    "finetune": "finetune",
+    "predict": "predict",
+    "fetch": "fetch_text",
+    "count": "count_text",
+    "score-tokenizer": "score_tokenizer",
+    "export-tokenizer": "export_tokenizer",
+    "estimate-memory": "estimate_memory",
+    "pair-sampling": "pair_sampling",
+    "pair-weights": "pair_weights",
+    "import": "import_model",
+    "export": "export_model",
+    "prune": "prune_model",
+    "table": "xtreme_table",
+    "forgetting": "forgetting",
+}
+
+
+def main(verb: str = "") -> None:
+    """Run a command with the flags of this process.
+
+    Args:
+      verb: one of `VERBS`; by default the first argument of this process.
+    """
+    if not verb:
+        verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+        if verb in ("--help", "-h", "help"):
+            print(_overview())
+            return
+        if verb not in VERBS:
+            _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
+        sys.argv[0] = f"xlm {verb}"
+    try:
+        command = importlib.import_module(f"xlm.cli.{VERBS[verb]}")
+    except KeyboardInterrupt:
+        _fail("interrupted; run the same command again to resume", 130)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
+            raise
+        _fail(f"{verb} needs {error.name}: pip install 'vocap-jax[{_extra(verb)}]'", 2)
+    command.run()
+
+
+def _extra(verb: str) -> str:
+    return "vocab" if verb in ("build-vocab", "count", "score-tokenizer") else "train"
+
+
+def _overview() -> str:
+    lines = ["xlm VERB --help explains a verb.", ""]
+    lines += [f"  {verb:<18}{_purpose(module)}" for verb, module in VERBS.items()]
+    return "\n".join(lines)
+
+
+def _purpose(module: str) -> str:
+    """First line of a command's docstring; the command is not imported, which takes seconds."""
+    found = importlib.util.find_spec(f"xlm.cli.{module}")
+    assert found and found.origin
+    with open(found.origin, encoding="utf-8") as file:
+        return file.readline().strip().strip('"')
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)

@@ -1,0 +1,148 @@
+"""Compare the ways to sample language pairs, before training on them.
+
+    xlm pair-sampling --config=configs/bitext.py --workdir=DIR
+    xlm pair-sampling --config=configs/bitext.py --counts=pairs.tsv --output=DIR
+
+Reads the bitext in DIR/rows, or a table of counts with a row "one<TAB>other<TAB>sentence pairs" for
+each language pair, or for each set of one, so that a run can be planned before there is data; of
+those the pairs of languages of `corpus.languages`.
+Prints and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each
+method gives the pairs, which get nothing, how often each repeats in the run of the config.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from input_pipeline import text_files
+from input_pipeline.bitext import pair_sizes
+from input_pipeline.pair_sampling import (
+    METHODS,
+    Pair,
+    PairSampling,
+    PairSamplingSettings,
+    sample_pairs,
+)
+from xlm.common import entry_point, outputs
+from xlm.evaluation import pair_sampling_report
+from xlm.experiment import checks, streams
+from xlm.experiment import data as data_builders
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The run, e.g. configs/bitext.py.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows.")
+_COUNTS = flags.DEFINE_string("counts", None, "Instead of --workdir: a .tsv table of counts.")
+_OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps."
+)
+
+
+def main(_) -> None:
+    config = checks.checked(_CONFIG.value)
+    if bool(_WORKDIR.value) == bool(_COUNTS.value):
+        raise ValueError("give either --workdir, with rows, or --counts, a table")
+    if _COUNTS.value and not _OUTPUT.value:
+        raise ValueError("--counts needs --output, a folder to write to")
+    if _EXAMPLES.value < 0:
+        raise ValueError(f"--examples is {_EXAMPLES.value}, must be 1 or more, or 0 to derive them")
+    folder = _OUTPUT.value or str(pathlib.Path(_WORKDIR.value, "pair_sampling"))
+    inputs = [_WORKDIR.value or _COUNTS.value]
+    with outputs.folder(folder, inputs, overwrite=None if _OUTPUT.value else True) as aside:
+        path = _report(config, aside)
+    path = pathlib.Path(folder, path.name).absolute()
+    print(path.read_text(encoding="utf-8"))
+    print(f"report: {path}")
+
+
+def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
+    """Write the report; return its path."""
+    settings = data_builders.data_settings(config).pair_sampling_settings()
+    if _COUNTS.value:
+        sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
+        store = None
+    else:
+        folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
+        store = data_builders.open_packed_dataset(folders)
+        sizes = pair_sizes(store)
+    samplings = _samplings(sizes, settings)
+    examples = {one.method: _examples(config, store, one) for one in samplings}
+    return pair_sampling_report.write_report(folder, samplings, examples, settings)
+
+
+def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair, list[int]]:
+    """Read sentence pairs by language pair (a, b), a < b; rows of one pair are sets of it.
+
+    Args:
+      languages: of the run, as `corpus.languages`, to which the pairs are confined; empty for all.
+
+    Raises:
+      ValueError: a row is not two languages and a whole number of sentence pairs, or no pair is of
+        `languages`.
+    """
+    found: dict[Pair, list[int]] = {}
+    left_out: set[str] = set()
+    for number, line in enumerate(text_files.read_lines(path), start=1):
+        cells = line.split("\t")
+        is_row = len(cells) == 3 and cells[0] != cells[1]
+        is_row = is_row and all(map(text_files.is_language, cells[:2]))
+        if not (is_row and cells[2].isdecimal() and int(cells[2])):
+            raise ValueError(
+                f"{path}, line {number}: {line!r} must be two different languages, such as en and "
+                "zh_Hant, and their number of sentence pairs, 1 or more, between tabs; remove "
+                "headers and other columns"
+            )
+        one, two = sorted(cells[:2])
+        if unknown := {one, two}.difference(languages or (one, two)):
+            left_out |= unknown
+            continue
+        found.setdefault((one, two), []).append(int(cells[2]))
+    named = ", ".join(sorted(left_out))
+    if not found:
+        raise ValueError(
+            f"{path}: no pair is of two languages of corpus.languages, {', '.join(languages)}; the "
+            f"others are {named}: add them, or spell them as there"
+        )
+    if left_out:
+        logging.info("%s: left out languages that corpus.languages lacks: %s", path, named)
+    return found
+
+
+def _samplings(sizes: dict[Pair, list[int]], settings: PairSamplingSettings) -> list[PairSampling]:
+    """Sample by every method; without the pivot only if the run does not want it."""
+    if not sizes:
+        raise ValueError(
+            f"{_WORKDIR.value}: the rows hold no bitext; name parallel text to train on in "
+            "corpus.parallel and run prepare_data.py again"
+        )
+    methods = list(METHODS)
+    languages = {language for pair in sizes for language in pair}
+    if settings.pivot not in languages and settings.method != "pivot":
+        logging.warning("no pairs with data.pair_pivot %s: left out", settings.pivot)
+        methods.remove("pivot")
+    return [sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods]
+
+
+def _examples(
+    config: ConfigDict, store: data_builders.PackedDataset | None, sampling: PairSampling
+) -> float:
+    """Sentence pairs that the run draws; at least, where lengths are unknown."""
+    if _EXAMPLES.value:
+        return float(_EXAMPLES.value)
+    data = data_builders.data_settings(config)
+    steps = config.train.num_steps * (data.pair_share + data.contrast_share)
+    if not steps:
+        raise ValueError(
+            "data.pair_share and data.contrast_share are 0, so the run draws no pairs; set one, or "
+            "give their number with --examples"
+        )
+    if store is None:
+        return steps * config.train.batch_size * config.store.length / max(data.pair_buckets)
+    shares = None if sampling.method == "alpha" else sampling.shares()
+    return steps * streams.pairs_per_step(config, store, shares)
+
+
+def run() -> None:
+    entry_point.run(main, required=("config",))

@@ -1,0 +1,82 @@
+"""Report which language pairs robust sampling has re-weighted most, with examples of their text.
+
+    xlm pair-weights --config=configs/xy_lent.py:small_defects,DATA --workdir=DIR \\
+      --config.robust.num_phases=10
+
+Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
+its phases in DIR/train/pair_weights.json, which may still be training, and sentence pairs from
+DIR/rows. Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6,
+Figure 4), with the pairs whose losses their languages do not explain. The examples are drawn by
+`evaluation.seed`, whatever the weights are.
+"""
+
+import pathlib
+
+import numpy as np
+import sentencepiece as spm
+from absl import flags
+from ml_collections import config_flags
+
+from input_pipeline.bitext import language_pairs, pair_names
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_phases import load_pair_record
+from xlm.common import entry_point
+from xlm.evaluation import pair_report
+from xlm.experiment import checks
+from xlm.experiment import data as data_builders
+from xlm.experiment.robust import RECORD
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
+_PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs that are listed at each end.", lower_bound=1)
+
+
+def main(_) -> None:
+    config = checks.checked(_CONFIG.value)
+    folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
+    store = data_builders.open_packed_dataset(folders)
+    data_builders.open_train_stage(config, folders)  # refuses the record of another config
+    record = load_pair_record(folders.train / RECORD)
+    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
+    examples = pair_examples(store, processor, data_builders.evaluation_settings(config).seed)
+    languages = dict(zip(pair_names(store), language_pairs(store), strict=True))
+    folder = folders.report / "pairs"
+    print(pair_report.write_pair_report(record, languages, examples, folder, _PAIRS.value))
+    print(f"report: {(folder / pair_report.REPORT).absolute()}")
+
+
+def pair_examples(
+    store: PackedDataset, processor: spm.SentencePieceProcessor, seed: int
+) -> pair_report.Examples:
+    """Build a function that draws sentence pairs of a pair, from all sets uniformly, as text.
+
+    Args:
+      seed: of the choice, which depends on the pair alone besides.
+    """
+    pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(store))}
+
+    def examples(name: str, count: int) -> list[tuple[str, str]]:
+        number, (one, other) = pairs[name]
+        columns = [
+            (store.bitext(bitext, one), store.bitext(bitext, other))
+            for bitext, languages in store.bitexts.items()
+            if one in languages and other in languages
+        ]
+        full = [np.flatnonzero((a.lengths > 0) & (b.lengths > 0)) for a, b in columns]
+        ends = np.cumsum([len(sentences) for sentences in full])
+        rng = np.random.default_rng([seed, number])
+        found = []
+        for drawn in rng.choice(ends[-1], min(count, ends[-1]), replace=False):
+            place = int(np.searchsorted(ends, drawn, side="right"))
+            sentence = int(full[place][drawn - ends[place]])  # counted from the end of the set
+            first, second = (
+                processor.decode(column.sentence(sentence).tolist()) for column in columns[place]
+            )
+            found.append((first, second))
+        return found
+
+    return examples
+
+
+def run() -> None:
+    entry_point.run(main)

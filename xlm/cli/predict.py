@@ -1,0 +1,127 @@
+"""Predict on a user's own text with a fine-tuned model, translate it, or find translations.
+
+    python predict.py --workdir=DIR --input=FILE --output=FILE
+    python predict.py --config=configs/finetune/tatoeba.py --config.init_from=ENCODER \\
+        --input=FILE1,FILE2 --output=FILE
+
+DIR is the --workdir of a finished run of finetune.py. An input line is a text, or two separated by
+a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chinese and Japanese
+(tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD).
+Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
+translations; --language then takes the threshold of a run of BUCC. The output has one JSON object
+per line, with probabilities of classes, tags and answers; ids are line numbers, or those of objects
+where JSON has several on a line. A run on a user's own texts (configs/finetune/text.py) takes CSV,
+TSV or JSON with its columns, too. A run that translates writes one line of text for each line of
+FILE, in the direction --language if it has several; after a stop the same command goes on. On
+several hosts, start the same command on each with the flags that train.py has; the first writes.
+docs/fine_tuning.md and docs/translation.md have more.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import tqdm
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from input_pipeline.tasks import unlabelled
+from xlm.common import artifacts, entry_point, outputs
+from xlm.evaluation.tasks import Line
+from xlm.experiment import prediction, run_folder, task_runs
+from xlm.experiment.task_settings import task_settings
+from xlm.experiment.translation_prediction import TranslationRun
+from xlm.training import compilation, hosts
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "One of tatoeba or bucc, for no run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
+_INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
+_OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
+_LANGUAGE = flags.DEFINE_string("language", "", "Language of the input, or a direction, en-de.")
+_join_hosts = hosts.define_flags()
+# What may be read in the folders of runs and of encoders, where outputs may be as well.
+_READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
+         "model.safetensors")  # fmt: skip
+
+
+def main(_) -> None:
+    compilation.use_cache()
+    _join_hosts()
+    if (_CONFIG.value is None) == (_WORKDIR.value is None):
+        raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
+    workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
+    config = task_runs.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
+    paths = [pathlib.Path(name) for name in _INPUT.value]
+    task = task_settings(config).task
+    with contextlib.ExitStack() as stack:
+        if workdir is not None:
+            stack.enter_context(artifacts.locked(workdir, is_shared=True))
+        folders = filter(None, (workdir, config.init_from))
+        inputs = [*paths, *(pathlib.Path(one, name) for one in folders for name in _READ)]
+        aside = pathlib.Path(os.devnull)
+        if hosts.is_first():  # the others compute their shares of every batch
+            aside = stack.enter_context(outputs.file(_OUTPUT.value, inputs))
+        if task.is_search:
+            count = _write(_search(config, workdir, paths), aside)
+        elif workdir is None:
+            raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
+        elif task.is_translation:
+            count = _translate(workdir, paths, aside)
+        else:
+            count = _write(_predict(workdir, paths), aside)
+    logging.info("%d lines: %s", count, _OUTPUT.value)
+
+
+def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
+    """Write output lines; return their number."""
+    count = 0
+    with open(aside, "w", encoding="utf-8") as file:
+        for lines in chunks:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            count += len(lines)
+    return count
+
+
+def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
+    """Yield the output lines of chunks of examples, and show progress."""
+    model = prediction.FineTuned(workdir)
+    examples = model.read(_one(paths))
+    with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
+        for lines in model(examples, _LANGUAGE.value):
+            bar.update(len(lines))
+            yield lines
+
+
+def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
+    """Write the translations of a file, log how fast they were found, and return their number."""
+    run = TranslationRun(workdir)
+    with tqdm.tqdm(desc="translate", unit="line") as bar:
+        for count in run.translate_file(_one(paths), aside, _LANGUAGE.value):
+            bar.update(count - bar.n)
+    rates = run.throughput.rates()
+    speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
+    logging.info("translated %s", ", ".join(speeds))
+    return bar.n
+
+
+def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:
+    if len(paths) != 1:
+        raise ValueError(f"--input names {len(paths)} files, must name one")
+    return paths[0]
+
+
+def _search(
+    config: ConfigDict, workdir: pathlib.Path | None, paths: Sequence[pathlib.Path]
+) -> Iterator[list[Line]]:
+    """Yield all output lines of a retrieval or mining task."""
+    if len(paths) != 2:
+        raise ValueError(f"--input names {len(paths)} files, must name two: --input=FILE1,FILE2")
+    sources, targets = map(unlabelled.read_sentences, paths)
+    threshold = prediction.mining_threshold(config, workdir, _LANGUAGE.value)
+    yield prediction.search_lines(config, sources, targets, threshold, workdir)
+
+
+def run() -> None:
+    entry_point.run(main, required=("input", "output"))

@@ -1,0 +1,56 @@
+"""Prune a model's vocabulary to the pieces that given texts use, for deployment.
+
+    xlm prune --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
+
+FOLDER is the output of xlm export or xlm import. The given texts have the same
+segmentation before and after, and their pieces keep their embeddings; other text is segmented into
+the remaining pieces. Of a fine-tuned model the encoder is taken, without its head. docs/interop.md
+has more.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+from absl import flags
+
+from input_pipeline import text_files
+from xlm.common import entry_point, outputs
+from xlm.interop import model_folder, vocabulary
+
+_MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
+_TEXTS = flags.DEFINE_multi_string(
+    "texts", None, "A .txt or .jsonl file, also compressed, of what is to be read; repeatable."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+
+
+def main(_) -> None:
+    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
+    with outputs.folder(output, overwrite=False) as aside:
+        sizes, params = model_folder.read_model(folder)
+        tokenizer = model_folder.read_tokenizer(folder)
+        table, bias = model_folder.table_of(params)
+        vocabulary.check_sizes(folder, len(vocabulary.vocabulary(tokenizer).pieces), len(table))
+
+        texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
+        tokenizer, kept = vocabulary.prune(tokenizer, texts)
+        params = model_folder.with_table(params, table[kept], bias[kept])
+        model_folder.write_model(aside, params, sizes, tokenizer)
+    if "head" not in params:
+        print(
+            f"{folder} has no masked-LM head: {output} is an encoder, without the head of any "
+            "task, for finetune.py"
+        )
+    print(f"{len(kept)} of {len(table)} pieces")
+
+
+def _sentences(name: str) -> Iterator[str]:
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path")
+    return text_files.read_sentences(path)
+
+
+def run() -> None:
+    entry_point.run(main, required=("model", "texts", "output"))

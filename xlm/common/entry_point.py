@@ -1,0 +1,316 @@
+"""Startup and error reporting of the entry points."""
+
+import contextlib
+import errno
+import functools
+import gc
+import io
+import os
+import pathlib
+import re
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from absl import app, flags, logging
+
+from xlm.common import artifacts
+
+# Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
+# one of the program, which ends with its traceback and status 1.
+EXIT_USER_ERROR = 2
+EXIT_OUT_OF_MEMORY = 3
+# Ends by a signal, where nothing has to be saved; as shells report them.
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+
+# How ml_collections begins the message of an error in a config file, before its traceback.
+_OF_FILE = "Error whilst parsing config file"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk, or choose a folder on another one",
+    errno.EDQUOT: "make room in the quota, or choose a folder on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOENT: "correct the path",
+    errno.ENOTDIR: "a file is where a folder must be: move it, or choose another path",
+    errno.EEXIST: "a file is where a folder must be: move it, or choose another path",
+    errno.EISDIR: "a folder is where a file must be: move it, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+_OTHER_REMEDY = "check the disk and the path, and run the same command again"
+
+
+def run(
+    main: Callable[[list[str]], None],
+    required: Sequence[str] = ("config", "workdir"),
+    *,
+    may_be_remote: bool = False,
+    on_out_of_memory: Callable[[], str] = lambda: "",
+) -> None:
+    """Parse the flags, of which those in `required` must be given, and run `main`.
+
+    Every package reports invalid input as a ValueError with a remedy, a full disk as an OSError,
+    a non-finite loss as a FloatingPointError. The program then ends with that message and status
+    `EXIT_USER_ERROR`, of memory that runs out `EXIT_OUT_OF_MEMORY`; the traceback is shown with
+    -v 1 only.
+
+    Args:
+      main: the command; it takes the arguments that are no flags.
+      may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
+      on_out_of_memory: says what the command needs, and which keys reduce it.
+    """
+    collect_seldom()
+    raise_file_limit()
+    flags.mark_flags_as_required(required)
+    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+        print(_help(main))
+        return
+    parser = functools.partial(parse, may_be_remote=may_be_remote)
+    call_main = functools.partial(call, main, on_out_of_memory=on_out_of_memory)
+    app.run(call_main, flags_parser=parser)
+
+
+def _help(main: Callable[[list[str]], None]) -> str:
+    """The docstring of a command's module, and its flags."""
+    module = main.__globals__
+    lines = [module["__doc__"], "Flags:"]
+    for one in flags.FLAGS.get_key_flags_for_module(module["__name__"]):
+        lines.append(f"  --{one.name}: {one.help}")
+        if one.default not in (None, "", [], False):
+            lines.append(f"    (default: {one.default_as_str})")
+    return "\n".join(lines)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised so that temporary files go and workers end."""
+
+
+def _terminate(*_) -> NoReturn:
+    raise _Terminated
+
+
+def collect_seldom() -> None:
+    """Leave what is imported out of garbage collection, and begin one after more allocations.
+
+    Tracing makes many objects that stay, and the collector would go through them and through all
+    modules again and again: a tenth of what a short run takes.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def raise_file_limit() -> None:
+    """Allow this process, and those that it starts, as many open files as the system lets it.
+
+    The usual 1,024 are fewer than five files of each of 210 languages of one parallel text.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class _Shown(io.FileIO):
+    """Stream whose failure ends no command: results are files."""
+
+    fault: OSError | None = None  # of any of them
+
+    def write(self, content: Any) -> Any:
+        try:
+            return super().write(content)
+        except OSError as error:
+            _Shown.fault = error
+            return len(content)
+
+
+def _shown(stream: Any) -> Any:
+    """Return an output stream that shows what a terminal can, which may know ASCII alone."""
+    if type(stream) is not io.TextIOWrapper:  # of a test, or closed
+        return stream or open(os.devnull, "w", encoding="utf-8")
+    buffer = io.BufferedWriter(_Shown(stream.fileno(), "w", closefd=False))
+    lines = stream.line_buffering
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=lines)
+
+
+def call(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    on_out_of_memory: Callable[[], str] = lambda: "",
+) -> None:
+    """Run a command whose flags are parsed; see `run`."""
+    out, err = map(_shown, (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        _call(main, arguments, on_out_of_memory)
+
+
+def _call(
+    main: Callable[[list[str]], None], arguments: list[str], on_out_of_memory: Callable[[], str]
+) -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        main(arguments)
+        sys.stdout.flush()
+        fault = _Shown.fault
+        if fault and fault.errno != errno.EPIPE:  # the reader of a pipe wants no more
+            fault.filename = "standard output"
+            if not {"output", "workdir"} & set(flags.FLAGS):  # nor are there files
+                raise fault
+            logging.warning("%s; all files are written", describe(fault))
+    except KeyboardInterrupt:
+        fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
+    except _Terminated:
+        fail("terminated; run the same command again to resume", EXIT_TERMINATED)
+    except Exception as error:
+        if logging.level_debug():
+            traceback.print_exc()
+        if asked := out_of_memory(error):
+            try:
+                advice = on_out_of_memory() or "stop other programs, or take a larger machine"
+            except Exception as other:  # also for want of memory
+                advice = f"no estimate ({type(other).__name__})"
+            fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
+        if isinstance(error, ValueError | OSError | FloatingPointError):
+            fail(describe(error))
+        raise
+
+
+def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]:
+    """Parse the flags and the config that they name; see `run`.
+
+    Returns:
+      The arguments that are no flags, after the name of the program.
+    """
+    try:
+        rest = flags.FLAGS(arguments)
+        if not may_be_remote:
+            _check_local()
+        return rest
+    except SystemExit as ended:  # of --helpfull, which absl ends as an error
+        sys.exit(0 if ended.code == 1 else ended.code)
+    except Exception as error:  # a config file is a program of the user's, and may raise anything
+        given = [one for one in arguments if re.match("--?config[=.]", one)]
+        if isinstance(error, flags.Error) and _OF_FILE not in str(error):
+            if given and "--config=None" in str(error):
+                fail(f"{given[0]}: its get_config() returns nothing, must return a ConfigDict")
+            fail(f"{str(error).rstrip('.')}; --help lists the flags")
+        if "-v=1" in arguments or logging.level_debug():
+            traceback.print_exc()
+        fail(_of_config(error, given))
+
+
+def describe(error: BaseException) -> str:
+    """Message of an error; that of the system with its file and a remedy."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    # Packages give some their own message, with a remedy.
+    if error.strerror != os.strerror(error.errno):
+        return str(error)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    where = f"{' and '.join(names)}: " if names else ""
+    return f"{where}{error.strerror}; {_REMEDIES.get(error.errno, _OTHER_REMEDY)}"
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that have led to it, the first last."""
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Message of the memory that has run out, on the machine or a device, or "" if none has."""
+    for one in chain(error):
+        text = str(one)
+        # Tensorstore reports a full disk, and too many files, by the same word.
+        is_of_device = "RESOURCE_EXHAUSTED" in text and "os_error_code" not in text
+        is_of_library = "os_error_code='12'" in text or "std::bad_alloc" in text
+        is_of_system = isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM
+        if is_of_device or is_of_library or is_of_system:
+            return " ".join(text.split())[:200] or "more than there is"
+    return ""
+
+
+def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
+    """Print an error message and end the program."""
+    hint = " (-v 1 for the traceback)" if status < EXIT_INTERRUPTED else ""
+    print(f"error{hint}: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the strings in the value of a flag, with their names.
+
+    Raises:
+      OSError: the config file that it names could not be read.
+    """
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from strings(name, one)
+    elif isinstance(value, Mapping) or hasattr(value, "items"):
+        for key, one in value.items():
+            yield from strings(f"{name}.{key}", one)
+
+
+def _of_config(error: Exception, given: Sequence[str]) -> str:
+    """Message of an error of reading a config or setting its keys by the flags `given`."""
+    of_file = " ".join(one for one in given if "." not in one.partition("=")[0])
+    text = str(error)
+    if isinstance(error, OSError) and "Failed loading config" in text:
+        return f"{of_file}: no such config file, or it cannot be read; correct the path"
+    if isinstance(error, AttributeError) and "has no attribute 'get_config'" in text:
+        return f"{of_file}: has no function get_config, which must return its ConfigDict; add it"
+    if place := _place(error, of_file.partition("=")[2].partition(":")[0]):
+        # Some errors come with the whole traceback as their message.
+        fault = text.rstrip().splitlines()[-1].strip()
+        kind = "" if _OF_FILE in text else f"{type(error).__name__}: "
+        return f"{of_file}: {kind}{fault} ({place}); correct the config file"
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        found = re.search(r"lookup: ([\w.]+)", text) or re.search(r"'(\w+)\\*'", text)
+        key = found[1] if found else text
+        names = (one for one in given if f".{key}" in one.partition("=")[0])
+        return (
+            f"{next(names, key)}: the config has no key {key!r}; correct it, configs/base.py lists "
+            "those of train.py"
+        )
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{' '.join(given) or 'flags'}: {kind}{error}; correct the key or its value"
+
+
+def _place(error: BaseException | None, path: str) -> str:
+    """File and line in which the config file at `path`, or one that it builds on, has failed."""
+    if error is None:
+        return ""
+    if _OF_FILE in str(error):
+        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, str(frame.lineno)) for frame in frames]
+    own = [one for one in places if one[0] == path or "configs" in one[0].split(os.sep)]
+    return ", line ".join(own[-1]) if own else _place(error.__cause__ or error.__context__, path)
+
+
+def _check_local() -> None:
+    """End the program if a path is a URL, or that of --workdir is one that runs cannot have."""
+    for name in flags.FLAGS:
+        if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
+            continue
+        for key, value in strings(f"--{name}", flags.FLAGS[name].value):
+            if _URL.match(value):
+                fail(
+                    f"{key} is {value}, which is no path; files are read and written on disks "
+                    "only: mount the bucket (for example with gcsfuse) and give its folder"
+                )
+            if key == "--workdir":
+                try:
+                    artifacts.check_plain(pathlib.Path(value).absolute(), key)
+                except ValueError as error:
+                    fail(str(error))

@@ -1,0 +1,133 @@
+"""Outputs of commands: new, or replaced by --overwrite; never a link, a device or an input.
+
+A command enters `file` or `folder` before its work, and writes to the temporary path that this
+yields. The output is checked then and again before it is published, and no other process writes to
+it meanwhile. A hidden folder beside it has the lock and all that is not whole yet.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import flags
+
+from xlm.common import artifacts
+
+_Output = contextlib.AbstractContextManager[pathlib.Path]
+_Paths = Sequence[str | os.PathLike[str]]
+
+flags.disclaim_key_flags()  # those below are of the command that asks for them
+
+
+def define_flags(text: str) -> flags.FlagHolder[str | None]:
+    """Define --output, which `text` describes, and --overwrite; return the former."""
+    flags.DEFINE_bool("overwrite", False, "Replace files of --output that exist.")
+    return flags.DEFINE_string("output", None, text)
+
+
+def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _Output:
+    """Write a file, called `name` by the user, that is none of `inputs`.
+
+    Raises:
+      ValueError, OSError: it is one, exists and is not to be replaced, is a folder, a link or a
+        device, cannot be written, or another process writes it.
+    """
+    # Above, links may lead elsewhere, and ".." out of what is not there.
+    path = pathlib.Path(name).parent.resolve() / pathlib.Path(name).name
+
+    def check() -> None:
+        if name.endswith(("/", "/.")):
+            raise ValueError(f"{name} is a folder; name a file in it")
+        artifacts.check_replaceable(path)
+        for one in filter(os.path.exists, inputs if path.exists() else ()):
+            if path.samefile(one):
+                raise ValueError(f"{path} is an input, {one}; choose another path to write to")
+        if path.exists() and not (flags.FLAGS.overwrite if overwrite is None else overwrite):
+            raise ValueError(f"{path} exists; choose another path, or add --overwrite")
+
+    return _written(name, check, artifacts.publish)
+
+
+def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _Output:
+    """Write files to a folder, called `name` by the user, that neither is nor holds an input.
+
+    Raises:
+      ValueError, OSError: it does, is not empty and no file is to be replaced, has a link, folder
+        or device of a file's name, cannot be written, or another process writes to it.
+    """
+    path = pathlib.Path(name).resolve()
+
+    def check() -> None:
+        for one in map(pathlib.Path, inputs):
+            if path in (one.resolve(), *one.resolve().parents):
+                raise ValueError(f"{path} is or holds an input, {one}; choose another folder")
+        if os.path.ismount(path):
+            raise ValueError(f"{path}: a disk is mounted there; name a folder inside it")
+        if not (flags.FLAGS.overwrite if overwrite is None else overwrite):
+            more = ", or add --overwrite to replace files in it" if overwrite is None else ""
+            artifacts.check_empty(path, f"choose another folder{more}")
+
+    return _written(name, check, _publish_files)
+
+
+def parts(aside: pathlib.Path, key: str) -> pathlib.Path:
+    """Folder for parts of what is written to `aside`, which depend on `key`; kept until it is."""
+    return aside.parents[1] / "parts" / key
+
+
+@contextlib.contextmanager
+def _written(
+    name: str, check: Callable[[], None], publish: Callable[[pathlib.Path, pathlib.Path], None]
+) -> Iterator[pathlib.Path]:
+    if name in ("", "-"):
+        raise ValueError(f"--output is {name!r}, must be a path: results are written to files")
+    check()
+    path = pathlib.Path(name).resolve()
+    # Since it is removed, its name is none that a user's may have.
+    digest = artifacts.fingerprint(os.fsencode(path.name).hex())
+    hidden = path.with_name(f".{path.name}.{digest}.output")
+    try:
+        with artifacts.made_parents(hidden):
+            hidden.mkdir(exist_ok=True)
+            with artifacts.locked(hidden, flag="--output"), _emptied(hidden):
+                aside = hidden / "new" / path.name
+                check()
+                yield aside
+                check()
+                publish(aside, path)
+                shutil.rmtree(hidden / "parts", ignore_errors=True)
+    except OSError as error:
+        if error.errno and str(error.filename or hidden).startswith(str(hidden)):
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def _emptied(hidden: pathlib.Path) -> Iterator[None]:
+    """Remove what a killed process has left, and in the end all but parts."""
+    shutil.rmtree(hidden / "new", ignore_errors=True)
+    (hidden / "new").mkdir()
+    try:
+        yield
+    finally:
+        shutil.rmtree(hidden / "new", ignore_errors=True)
+        (hidden / artifacts.LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # parts are there
+            hidden.rmdir()
+
+
+def _publish_files(aside: pathlib.Path, folder: pathlib.Path) -> None:
+    """Move files to a folder, all at once if it is new; others of the same names are replaced."""
+    if not folder.exists():
+        artifacts.publish(aside, folder)
+        return
+    names = sorted(one.relative_to(aside) for one in aside.rglob("*") if one.is_file())
+    for name in names:
+        links = [one for one in list(name.parents)[:-1] if (folder / one).is_symlink()]
+        for one in (*links, name):  # links lead elsewhere, and are refused
+            artifacts.check_replaceable(folder / one)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        artifacts.publish(aside / name, folder / name)

@@ -1,0 +1,53 @@
+"""Batches of an evaluation: choice of sequences, and sharding over devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.array_files import ShardedRows
+from xlm.training import sharding
+
+
+def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarray:
+    """Return at most `max_sequences` of the sequences [N, L], evenly spaced; 0 for all.
+
+    The first ones would all come from the first text sources and so be a biased sample.
+    """
+    if not max_sequences or len(rows) <= max_sequences:
+        return np.asarray(rows)
+    return rows[np.arange(max_sequences) * len(rows) // max_sequences]
+
+
+class BatchLayout:
+    """Device layout of the batches of an evaluation: sharded inputs, replicated results."""
+
+    def __init__(self, mesh: Mesh | None, size: int):
+        """Set the batch size to `size`, rounded up to divide evenly over the devices of `mesh`."""
+        self._mesh = mesh
+        self.size = size if mesh is None else size + -size % sharding.num_batch_shards(mesh)
+
+    def jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile `function` with replicated results, so that every host can read them."""
+        if self._mesh is None:
+            return jax.jit(function)
+        traced = sharding.traced_on(self._mesh, function)
+        return jax.jit(traced, out_shardings=sharding.replicated(self._mesh))
+
+    def batches(self, *arrays: np.ndarray, fill: int) -> list[tuple[Any, ...]]:
+        """Cut arrays [N, L] into placed batches; `fill` completes the last one."""
+        count = len(arrays[0])
+        more = ((0, -count % self.size), (0, 0))
+        padded = [np.pad(array, more, constant_values=fill) for array in arrays]
+        return [
+            self.placed(*(array[start : start + self.size] for array in padded))
+            for start in range(0, count, self.size)
+        ]
+
+    def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
+        """Shard arrays [size, ...], which every host holds, over the devices."""
+        if self._mesh is None:
+            return arrays
+        return tuple(sharding.split(array, self._mesh) for array in arrays)

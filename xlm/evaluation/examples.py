@@ -1,0 +1,221 @@
+"""Examples of predictions: one held-out sentence of each language, with one piece masked."""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.packed_dataset import PackedDataset
+from knn_sampling.losses import ABSENT
+from xlm.evaluation import markdown
+from xlm.evaluation.batch_layout import BatchLayout
+from xlm.objectives.masked_lm import MaskedLM
+
+GAP = "[____]"
+# Limits of a sentence, in pieces.
+SHORTEST, LONGEST = 8, 48
+# Minimum occurrences of a masked piece in the language's training text.
+MIN_COUNT = 10
+NUM_LIKELIEST = 5
+
+_SPACE = "\u2581"  # SentencePiece's mark at the beginning of a word
+# A mark, with closing quotation marks, before a space; marks of scripts without spaces anywhere.
+_SENTENCE_END = re.compile(rf"[.!?…؟۔।॥။።។][\"'”’»)\]]*(?={_SPACE})|[。！？][”’」』)]*")
+_MAX_ROWS = 32  # sequences per language that a sentence is drawn from
+_BATCH = 16  # small, since logits [B, V] are materialised
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A sentence with a gap, and the model's predictions for the gap.
+
+    Attributes:
+      language: code of the language.
+      text: the model's whole input, a sentence with `GAP` in place of the masked piece.
+      truth: the masked piece.
+      probability: probability of the truth, in the softmax over the whole vocabulary.
+      rank: rank of the truth among all pieces, 1 for the likeliest.
+      likeliest: the likeliest pieces and their probabilities, in descending order.
+    """
+
+    language: str
+    text: str
+    truth: str
+    probability: float
+    rank: int
+    likeliest: Sequence[tuple[str, float]]
+
+
+class Cloze(NamedTuple):
+    """A sentence [n] of token ids without specials, and the position of the token to mask."""
+
+    language: str
+    tokens: np.ndarray
+    position: int
+
+
+class Examples:
+    """Cloze examples: prediction of the masked piece of one held-out sentence of each language."""
+
+    def __init__(
+        self,
+        objective: MaskedLM,
+        store: PackedDataset,
+        pieces: Sequence[str],
+        *,
+        seed: int,
+        mesh: Mesh | None = None,
+    ):
+        """Choose the sentences.
+
+        Args:
+          pieces: [V] pieces of the tokenizer, by id.
+          seed: of the choice of the sentences.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
+        """
+        self._objective = objective
+        self._special, self._length = store.special, store.length
+        self._pieces = pieces
+        self._batches = BatchLayout(mesh, _BATCH)
+        self._predict = self._batches.jit(self._predictions)
+        self.clozes = choose(store, pieces, seed)
+
+    def run(self, params) -> list[Example]:
+        """Return one example for each language with a suitable sentence."""
+        size = self._batches.size
+        found: list[Example] = []
+        for start in range(0, len(self.clozes), size):
+            clozes = self.clozes[start : start + size]
+            arrays = self._batches.placed(*self._arrays(clozes))
+            # Padding sequences fill the last batch.
+            predictions = zip(*jax.device_get(self._predict(params, *arrays)), strict=True)
+            found += map(self._example, clozes, predictions)
+        return found
+
+    def _arrays(self, clozes: Sequence[Cloze]) -> tuple[np.ndarray, ...]:
+        """Return masked tokens [B, L], positions [B] of the masks and targets [B], all int32."""
+        special, size = self._special, self._batches.size
+        tokens = np.full((size, self._length), special.pad, np.int32)
+        positions, targets = np.zeros((2, size), np.int32)
+        for i, (_, sentence, position) in enumerate(clozes):
+            # Ends with </s> even inside a sentence, like the segments of packed sequences.
+            tokens[i, : len(sentence) + 2] = [special.bos, *sentence, special.eos]
+            targets[i], positions[i] = sentence[position], position + 1
+            tokens[i, positions[i]] = special.mask
+        return tokens, positions, targets
+
+    def _predictions(self, params, tokens: jax.Array, positions: jax.Array, targets: jax.Array):
+        """Return top probabilities [B, 5], their ids, target probabilities [B] and ranks [B]."""
+        hidden = self._objective.predictions(params, tokens, positions[:, None])[:, 0]  # [B, E]
+        table, bias = self._objective.output_table(params)
+        is_piece = jnp.arange(len(bias)) < self._objective.exact_layer.num_valid
+        logits = jnp.dot(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
+        logits += jnp.where(is_piece, bias.astype(jnp.float32), ABSENT)[None, :]
+        probabilities = jax.nn.softmax(logits)
+        largest, ids = jax.lax.top_k(probabilities, NUM_LIKELIEST)
+        own = jnp.take_along_axis(probabilities, targets[:, None], axis=1)
+        # Ties go to the lowest id, as in `top_k`.
+        is_first = jnp.arange(len(bias))[None, :] < targets[:, None]
+        before = (probabilities > own) | ((probabilities == own) & is_first)
+        return largest, ids, own[:, 0], 1 + before.sum(axis=1)
+
+    def _example(self, cloze: Cloze, predictions) -> Example:
+        largest, ids, own, rank = predictions
+        language, tokens, position = cloze
+        shown = [self._pieces[token] for token in tokens]
+        truth = shown[position]
+        shown[position] = _SPACE * truth.startswith(_SPACE) + GAP
+        return Example(
+            language=language,
+            text="".join(shown).replace(_SPACE, " ").strip(),
+            truth=truth,
+            probability=float(own),
+            rank=int(rank),
+            likeliest=[(self._pieces[i], float(p)) for i, p in zip(ids, largest, strict=True)],
+        )
+
+
+def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
+    """Draw a held-out sentence of each language, and a piece of it, independently of any model.
+
+    The sentence is drawn from the whole sentences of `SHORTEST` to `LONGEST` pieces or, if there
+    are none, from parts of sentences of that length. The piece has a letter and occurs `MIN_COUNT`
+    times or more in the language's training text. Languages without such a piece are left out.
+
+    Args:
+      store: held-out sequences, and counts of the training text.
+      pieces: [V] pieces of the tokenizer, by id.
+      seed: of the choice of sequences, sentences and pieces.
+    """
+    is_word = np.array([_is_word(piece) for piece in pieces])
+    is_word[list(dataclasses.astuple(store.special))] = False
+    found = []
+    for i, language in enumerate(store.languages):
+        rng = np.random.default_rng([seed, i])
+        can_mask = is_word & (store.token_counts(language) >= MIN_COUNT)
+        rows = store.rows(language, "heldout")
+        sentences = [
+            (sentence, is_whole)
+            for row in rng.permutation(len(rows))[:_MAX_ROWS]
+            for sentence, is_whole in _sentences(rows[row], store, pieces)
+            if len(sentence) >= SHORTEST and can_mask[sentence].any()
+        ]
+        if sentences:
+            drawn = [one for one, is_whole in sentences if is_whole] or [
+                one for one, _ in sentences
+            ]
+            sentence = drawn[rng.integers(len(drawn))]
+            position = int(rng.choice(np.flatnonzero(can_mask[sentence])))
+            found.append(Cloze(language, sentence, position))
+    return found
+
+
+def _is_word(piece: str) -> bool:
+    return any(map(str.isalpha, piece)) and not piece.startswith("<0x")  # byte piece
+
+
+def _sentences(
+    row: np.ndarray, store: PackedDataset, pieces: Sequence[str]
+) -> list[tuple[np.ndarray, bool]]:
+    """Split a sequence [L] into sentences of at most `LONGEST` pieces; flag the whole ones."""
+    found: list[np.ndarray] = []
+    for segment in np.split(row, np.flatnonzero(row == store.special.bos)):
+        text = segment[~np.isin(segment, store.special.special_ids())].astype(np.int32)
+        shown = [pieces[token] for token in text]
+        ends = np.cumsum([len(piece) for piece in shown])
+        marks = [match.end() for match in _SENTENCE_END.finditer("".join(shown))]
+        parts = np.split(text, np.flatnonzero(np.isin(ends, marks)) + 1)
+        found += [part for part in parts if len(part)]
+    longest = min(LONGEST, store.length - 2)
+    # Documents continue across sequences, so the first and the last sentence may be incomplete.
+    return [
+        (sentence[:longest], 0 < i < len(found) - 1 and len(sentence) <= longest)
+        for i, sentence in enumerate(found)
+    ]
+
+
+def examples_table(examples: Sequence[Example]) -> str:
+    """Format examples as a Markdown table, with one row per example."""
+    lines = ["| language | sentence | likeliest pieces | truth | rank |", "|---|---|---|---|---:|"]
+    for one in examples:
+        likeliest = " · ".join(
+            f"**{_prediction(*pair)}**" if pair[0] == one.truth else _prediction(*pair)
+            for pair in one.likeliest
+        )
+        sentence = markdown.cell(one.text).replace(markdown.escaped(GAP), GAP)
+        truth = _prediction(one.truth, one.probability)
+        lines.append(f"| {one.language} | {sentence} | {likeliest} | {truth} | {one.rank} |")
+    return "\n".join(lines)
+
+
+def _prediction(piece: str, probability: float) -> str:
+    percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
+    # A combining mark is shown on a placeholder.
+    holder = "◌" * unicodedata.category(piece[0]).startswith("M")
+    return f"{markdown.cell(holder + piece.replace(_SPACE, '␣'))} {percent} %"

@@ -1,0 +1,168 @@
+"""Exact masked-LM loss per language: every held-out token predicted once, full softmax."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.objectives.masked_lm import MaskedLM
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageLoss:
+    """Held-out masked-LM loss of a language.
+
+    Attributes:
+      loss: mean negative log-likelihood of a masked token in nats, softmax over the vocabulary.
+      bits_per_character: the same in bits, times tokens per character of held-out text, which is
+        comparable across vocabularies. Each token is predicted from the others of its sequence, so
+        this is not the compression rate of a left-to-right model.
+      unigram: nats per token under the unigram distribution of the language's training text, the
+        loss of a model that knows the language's token frequencies but no context. Smoothed after
+        Witten and Bell (1991): of N tokens of T types, the share T / (N + T) is divided equally
+        among all pieces.
+      tokens: number of tokens predicted.
+    """
+
+    loss: float
+    bits_per_character: float
+    unigram: float
+    tokens: int
+
+
+class ExactMaskedLM:
+    """Evaluator of the masked-LM loss on held-out sequences.
+
+    The text tokens of a sequence are divided into `num_folds` folds at random; in pass f, all
+    tokens of fold f are replaced by `<mask>` and predicted. So every token counts once, and the
+    only randomness is the assignment to folds, which the seed determines.
+    """
+
+    def __init__(
+        self,
+        objective: MaskedLM,
+        store: PackedDataset,
+        *,
+        num_folds: int,
+        batch_size: int,
+        max_sequences: int,
+        seed: int,
+        mesh: Mesh | None = None,
+    ):
+        """Prepare the evaluation.
+
+        Args:
+          objective: the model and its special ids.
+          num_folds: number of passes; with 7, about 15 % of the tokens are masked at a time.
+          max_sequences: held-out sequences used per language, see `spread_rows`.
+          seed: of the assignment of tokens to folds.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
+
+        Raises:
+          ValueError: the packed dataset has no held-out sequences.
+        """
+        self._objective = objective
+        self._store = store
+        self._num_folds = num_folds
+        self._batches = BatchLayout(mesh, batch_size)
+        held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
+        self._rows = {
+            lang: np.asarray(spread_rows(rows, max_sequences), np.int32)
+            for lang, rows in held_out.items()
+            if len(rows)
+        }
+        if not self._rows:
+            raise ValueError(
+                f"{store.folder} has no held-out rows to evaluate on; set corpus.heldout_fraction "
+                "above 0 and prepare the data anew"
+            )
+        self._folds = {
+            lang: self._deal(rows, np.random.default_rng([seed, i]))
+            for i, (lang, rows) in enumerate(self._rows.items())
+        }
+        self._unigram: dict[str, float] = {}
+        self._batch_loss = self._batches.jit(self._masked_loss)
+
+    def __call__(self, state) -> Mapping[str, float]:
+        """Return the mean over languages and each language's loss, as metrics of a training run."""
+        results = self.run(state.params)
+        values = {f"eval/loss/{lang}": result.loss for lang, result in results.items()}
+        return {"eval/loss": float(np.mean(list(values.values()))), **values}
+
+    def run(self, params) -> dict[str, LanguageLoss]:
+        """Return the loss of each language."""
+        losses, tokens = self._totals(params)
+        results = {}
+        for i, lang in enumerate(self._rows):
+            loss = losses[i] / tokens[i]
+            statistics = self._store.statistics[lang]["heldout"]
+            tokens_per_character = statistics["tokens"] / statistics["characters"]
+            results[lang] = LanguageLoss(
+                loss=loss,
+                bits_per_character=loss / math.log(2) * tokens_per_character,
+                unigram=self._unigram_loss(lang),
+                tokens=int(tokens[i]),
+            )
+        return results
+
+    def _deal(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the fold of every token, [N, L]; -1 for tokens that are never masked."""
+        eligible = ~np.isin(rows, self._objective.special_ids)
+        order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
+        rank = np.empty_like(order)
+        np.put_along_axis(rank, order, np.arange(rows.shape[1])[None, :], axis=1)
+        return np.where(eligible, rank % self._num_folds, -1)
+
+    def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
+        """Return the summed loss of each sequence's masked tokens, [B]."""
+        slots = -(-tokens.shape[1] // self._num_folds)
+        weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
+        targets = jnp.take_along_axis(tokens, positions, axis=1)
+        inputs = jnp.where(masked, self._objective.mask_id, tokens)
+        hidden = self._objective.predictions(params, inputs, positions)
+        table, bias = self._objective.output_table(params)
+        losses = self._objective.exact_layer.loss(hidden, targets, weights, table, bias, None)
+        return losses.sum(axis=1)
+
+    def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
+        """Return the summed loss, float64, and the number of tokens of each language."""
+        rows = np.concatenate(list(self._rows.values()))
+        folds = np.concatenate(list(self._folds.values()))
+        language = np.repeat(np.arange(len(self._rows)), [len(r) for r in self._rows.values()])
+        # Padding sequences fill the last batch; their fold is -1, so they add nothing.
+        batch_size = self._batches.size
+        padding = -len(rows) % batch_size
+        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
+        folds = np.pad(folds, ((0, padding), (0, 0)), constant_values=-1)
+        row_losses = np.zeros(len(rows))
+        for start in range(0, len(rows), batch_size):
+            batch = slice(start, start + batch_size)
+            per_fold = [
+                self._batch_loss(params, *self._batches.placed(rows[batch], folds[batch] == fold))
+                for fold in range(self._num_folds)
+            ]
+            row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)
+        row_losses = row_losses[: len(language)]
+        row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
+        count = len(self._rows)
+        return (
+            np.bincount(language, row_losses, count),
+            np.bincount(language, row_tokens, count),
+        )
+
+    def _unigram_loss(self, language: str) -> float:
+        if language not in self._unigram:
+            counts = self._store.token_counts(language).astype(np.float64)
+            counts[np.array(self._objective.special_ids)] = 0
+            types = np.count_nonzero(counts)
+            probabilities = (counts + types / len(counts)) / (counts.sum() + types)
+            log_probs = np.log(probabilities)
+            held_out = self._rows[language][self._folds[language] >= 0]
+            self._unigram[language] = float(-log_probs[held_out].mean())
+        return self._unigram[language]

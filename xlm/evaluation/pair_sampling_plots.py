@@ -1,0 +1,112 @@
+"""Plots of distributions over language pairs."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import matplotlib.colors
+import matplotlib.patches
+import matplotlib.pyplot as plt
+import matplotlib.ticker
+import numpy as np
+
+from input_pipeline.pair_sampling import PairSampling
+from xlm.evaluation import figures
+
+TITLES = {
+    "alpha": "alpha: n^alpha, by set",
+    "proportional": "proportional: Q",
+    "uniform": "uniform",
+    "pivot": "pivot: pairs of one language",
+    "m2m": "m2m: Eq. 1, linear programme",
+    "sinkhorn": "sinkhorn: Eq. 2, with entropy",
+}
+_NO_DATA, _NO_SHARE = "0.88", "lightsalmon"
+_MAX_NAMES = 60  # languages whose names are legible beside a panel
+_DECADES = 8  # of a logarithmic scale; shares that underflow would leave the others no room
+
+
+def plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None:
+    """A panel a method: P over languages, those with most data first (XY-LENT, Figures 2 and 6)."""
+    counts, languages = samplings[0].counts, samplings[0].languages
+    order = np.argsort(-counts.sum(axis=1), kind="stable")
+    columns = min(3, len(samplings))
+    rows = math.ceil(len(samplings) / columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(5.2 * columns, 5.8 * rows), layout="constrained", squeeze=False
+    )
+    lowest, highest = _range([one.sampling.probabilities for one in samplings])
+    colours = matplotlib.colors.LogNorm(lowest, highest, clip=True)
+    for axes, one in zip(panels.flat, samplings, strict=False):
+        found = one.sampling.probabilities[np.ix_(order, order)]
+        is_pair = counts[np.ix_(order, order)] > 0
+        background = np.where(is_pair, 1.0, 0.0)
+        flat = matplotlib.colors.ListedColormap([_NO_DATA, _NO_SHARE])
+        axes.imshow(background, cmap=flat, vmin=0, vmax=1)
+        positive = np.ma.masked_less_equal(found, 0.0)
+        image = axes.imshow(positive, cmap="viridis_r", norm=colours)
+        without = np.count_nonzero(np.triu(is_pair) & (found == 0))
+        axes.set_title(f"{TITLES[one.method]}\n{without} of {is_pair.sum() // 2} pairs get nothing")
+        _name_languages(axes, [languages[i] for i in order])
+    for axes in panels.flat[len(samplings) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=panels, label="P, half the share of a pair", shrink=0.6, extend="min")
+    patches = [
+        matplotlib.patches.Patch(color=_NO_DATA, label="no sentence pairs"),
+        matplotlib.patches.Patch(color=_NO_SHARE, label="sentence pairs, but no share"),
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2)
+    figures.save(figure, path)
+
+
+def plot_shares(
+    samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndarray], path: pathlib.Path
+) -> None:
+    """Shares of the pairs, largest first, and how often each repeats against its size.
+
+    Args:
+      epochs: by method, [pairs] passes of a run over each pair, in the order of `shares()`.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    for one in samplings:
+        shares = np.sort(list(one.shares().values()))[::-1]
+        shares = shares[shares > 0]
+        line = left.plot(np.arange(1, len(shares) + 1), shares, label=TITLES[one.method])[0]
+        left.plot(len(shares), shares[-1], "o", ms=5, color=line.get_color())
+        sizes = one.counts[np.nonzero(np.triu(one.counts))]
+        drawn = epochs[one.method] > 0
+        right.plot(
+            sizes[drawn], epochs[one.method][drawn], ".", ms=4, alpha=0.6, color=line.get_color()
+        )
+    left.set(xscale="log", yscale="log", xlabel="pairs, largest share first", ylabel="share")
+    lowest, highest = _range([np.array(list(one.shares().values())) for one in samplings])
+    left.set_ylim(lowest / 2, 2 * highest)
+    left.set_title("Shares; a dot ends the pairs that get any")
+    right.axhline(1, color="black", lw=0.8, ls="--", label="one epoch")
+    lowest, highest = _range(list(epochs.values()))
+    right.set_ylim(lowest / 2, 2 * max(highest, 1))
+    right.set(xscale="log", yscale="log", xlabel="sentence pairs", ylabel="epochs in the run")
+    right.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    right.set_title("Repetition; a dot a language pair that gets any")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4)
+    figures.save(figure, path)
+
+
+def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The smallest positive value that is not negligible, and the largest."""
+    together = np.concatenate([one.ravel() for one in values])
+    highest = float(together.max())
+    is_shown = together >= highest / 10**_DECADES
+    return float(together[is_shown].min()), highest
+
+
+def _name_languages(axes: plt.Axes, languages: Sequence[str]) -> None:
+    axes.tick_params(length=0, labelsize=300 / max(len(languages), 30))
+    if len(languages) <= _MAX_NAMES:
+        axes.set_xticks(range(len(languages)), languages, rotation=90)
+        axes.set_yticks(range(len(languages)), languages)
+    else:
+        axes.set(xticks=[], yticks=[])
+        axes.set_xlabel(f"{len(languages)} languages, most sentence pairs first", fontsize=9)

@@ -1,0 +1,81 @@
+"""Published results of the papers, for comparison, and sizes of their corpora."""
+
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from xlm.common import declarations
+from xlm.common.declarations import Artefact
+from xlm.evaluation import xtreme_runs
+
+DEFAULT = pathlib.Path(__file__).with_name("published.json")
+# Minimum gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high
+# above 10, which no language has exactly): 24, 25 and 37 of the 86 languages of the table. Others
+# are "unlisted".
+GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
+UNLISTED = "unlisted"
+
+
+class Row(Artefact, frozen=True):
+    """Published results of one model in one table.
+
+    Attributes:
+      model, source, setting: the model, the publication and the evaluation setting.
+      scores: by task and metric, in per cent; averages over the paper's languages.
+      languages: scores by task, metric and language, where published.
+      gap: cross-lingual transfer gap by task, in points.
+    """
+
+    model: str
+    source: str
+    setting: str
+    scores: Mapping[str, Mapping[str, float]]
+    languages: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
+    gap: Mapping[str, float] = {}
+
+    def printed(self, task: str) -> float | None:
+        """Return the task's score as used in averages; None unless all its metrics are printed."""
+        return _mean(self.scores.get(task, {}), xtreme_runs.averaged_metrics(task))
+
+    def average(self, task: str, languages: Iterable[str]) -> float | None:
+        """Return the task's average over `languages`; None if one of them is not printed."""
+        printed = self.languages.get(task, {})
+        means = []
+        for language in languages:
+            of_language = {name: v[language] for name, v in printed.items() if language in v}
+            value = _mean(of_language, xtreme_runs.averaged_metrics(task))
+            if value is None:
+                return None
+            means.append(value)
+        return float(np.mean(means)) if means else None
+
+
+def _mean(scores: Mapping[str, float], metrics: Iterable[str]) -> float | None:
+    values = [scores.get(name) for name in metrics]
+    return None if None in values else float(np.mean([v for v in values if v is not None]))
+
+
+class Published(Artefact, frozen=True):
+    """Rows of the papers' tables, and gigabytes of text by language."""
+
+    rows: tuple[Row, ...]
+    corpus_gb: Mapping[str, float]
+    about: str = ""
+
+    def group(self, language: str) -> str:
+        """Return the resource group of a language: a key of `GROUPS`, or `UNLISTED`."""
+        if language not in self.corpus_gb:
+            return UNLISTED
+        size = self.corpus_gb[language]
+        return next(name for name, least in GROUPS.items() if size >= least)
+
+
+def read(path: pathlib.Path = DEFAULT) -> Published:
+    """Read published results.
+
+    Raises:
+      ValueError: the file is not in the format of published.json in this folder.
+    """
+    remedy = f"{DEFAULT.name} in xlm/evaluation/ shows the format"
+    return declarations.read(path, Published, remedy=remedy)

@@ -1,0 +1,185 @@
+"""Quality of a discriminator: how well it finds replaced tokens in held-out text.
+
+On samples of its own generator the task gets harder as the generator learns, so that scores fall
+while both improve. On a fixed corruption, of unigram samples or of a frozen generator's, they are a
+learning curve.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.objectives.replaced_token import ReplacedToken
+
+OWN, UNIGRAM, FROZEN = "own", "unigram", "frozen"
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """Scores of a discriminator on one corruption of a language's held-out text.
+
+    Attributes:
+      auc: area under the ROC curve: probability that a replaced token has a higher logit than an
+        original one; 0.5 is chance.
+      precision: share of replaced tokens among those with a positive logit; NaN if there are none.
+      recall: share of replaced tokens with a positive logit.
+      replaced: share of replaced tokens.
+      loss: binary cross-entropy, nats a token.
+      tokens: number of tokens classified.
+    """
+
+    auc: float
+    precision: float
+    recall: float
+    replaced: float
+    loss: float
+    tokens: int
+
+
+class ReplacedTokenDetection:
+    """Evaluator of a discriminator on corrupted held-out sequences of each language.
+
+    The positions that are replaced and the unigram samples depend on the seed alone. A token that
+    is replaced by itself counts as original.
+    """
+
+    def __init__(
+        self,
+        objective: ReplacedToken,
+        store: PackedDataset,
+        *,
+        rate: float,
+        batch_size: int,
+        max_sequences: int,
+        seed: int,
+        frozen: tuple[ReplacedToken, Any] | None = None,
+        mesh: Mesh | None = None,
+    ):
+        """Draw the corrupted text.
+
+        Args:
+          rate: share of the text tokens that unigram samples replace.
+          max_sequences: held-out sequences used per language, see `spread_rows`.
+          frozen: an objective whose generator corrupts the text, and its parameters; None for none.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
+        """
+        self._objective, self._seed = objective, seed
+        self._batches = BatchLayout(mesh, batch_size)
+        self._rows = {
+            lang: np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
+            for lang in store.languages
+            if len(store.rows(lang, "heldout"))
+        }
+        self._fixed = {
+            UNIGRAM: {
+                lang: unigram_corruption(
+                    rows, store.token_counts(lang), rate, objective.special_ids, [seed, i]
+                )
+                for i, (lang, rows) in enumerate(self._rows.items())
+            }
+        }
+        if frozen is not None:
+            self._fixed[FROZEN] = self._generated(*frozen)
+        self._corrupt = self._batches.jit(objective.corrupt)
+        self._logits = self._batches.jit(objective.logits)
+
+    def __call__(self, state) -> Mapping[str, float]:
+        """Return means over languages, and each one's AUC, precision and recall, as metrics.
+
+        What a language has no value of is left out: NaN is no JSON.
+        """
+        values = {}
+        for corruption, found in self.run(state.params).items():
+            for name in ("auc", "precision", "recall", "replaced", "loss"):
+                of_languages = np.array([getattr(one, name) for one in found.values()])
+                if not np.isnan(of_languages).all():
+                    values[f"rtd/{corruption}/{name}"] = float(np.nanmean(of_languages))
+            for language, one in found.items():
+                for name in ("auc", "precision", "recall"):
+                    if not np.isnan(value := getattr(one, name)):
+                        values[f"rtd/{corruption}/{name}/{language}"] = value
+        return values
+
+    def run(self, params) -> dict[str, dict[str, Detection]]:
+        """Return the scores by corruption and language."""
+        own = self._generated(self._objective, params, self._corrupt)
+        found = {OWN: own, **self._fixed}
+        return {
+            corruption: {
+                lang: self._scores(params, corrupted, self._rows[lang])
+                for lang, corrupted in by_language.items()
+            }
+            for corruption, by_language in found.items()
+        }
+
+    def _generated(
+        self, objective: ReplacedToken, params, corrupt: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Return the text of each language with samples of a generator, [N, L] int32."""
+        corrupt = corrupt or self._batches.jit(objective.corrupt)
+        found, pad = {}, self._objective.pad
+        for place, (language, rows) in enumerate(self._rows.items()):
+            key = jax.random.fold_in(jax.random.key(self._seed), place)
+            batches = [
+                corrupt(params, *placed, jax.random.fold_in(key, number))
+                for number, placed in enumerate(self._batches.batches(rows, fill=pad))
+            ]
+            found[language] = np.concatenate(jax.device_get(batches))[: len(rows)]
+        return found
+
+    def _scores(self, params, corrupted: np.ndarray, original: np.ndarray) -> Detection:
+        placed = self._batches.batches(corrupted, original, fill=self._objective.pad)
+        batches = [self._logits(params, *batch) for batch in placed]
+        logits = np.concatenate(jax.device_get(batches))[: len(original)]
+        is_text = ~np.isin(original, self._objective.special_ids)
+        return detection(logits[is_text], (corrupted != original)[is_text])
+
+
+def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:
+    """Score logits [N] against whether each token was replaced, [N] bool.
+
+    A language without replaced tokens, or without original ones, has an AUC of NaN.
+    """
+    from sklearn.metrics import roc_auc_score  # slow, and every train.py imports this file
+
+    logits = logits.astype(np.float64)
+    is_found = logits > 0
+    right = np.sum(is_found & is_replaced)
+    has_both = 0 < is_replaced.sum() < len(is_replaced)
+    return Detection(
+        auc=float(roc_auc_score(is_replaced, logits)) if has_both else float("nan"),
+        precision=float(right / is_found.sum()) if is_found.any() else float("nan"),
+        recall=float(right / is_replaced.sum()) if is_replaced.any() else float("nan"),
+        replaced=float(is_replaced.mean()),
+        loss=float(np.mean(np.logaddexp(0, logits) - logits * is_replaced)),
+        tokens=len(logits),
+    )
+
+
+def unigram_corruption(
+    rows: np.ndarray, counts: np.ndarray, rate: float, special_ids: tuple[int, ...], seed: list[int]
+) -> np.ndarray:
+    """Replace a share of the text tokens by samples of a language's unigram distribution.
+
+    Args:
+      rows: [N, L] int32 sequences.
+      counts: [V] of the tokens in the language's training text; special ones are not drawn.
+      rate: probability of each text token to be replaced.
+
+    Returns:
+      [N, L] int32.
+    """
+    rng = np.random.default_rng(seed)
+    weights = np.asarray(counts, np.float64).copy()
+    weights[list(special_ids)] = 0
+    # By inversion, as `Generator.choice` is slow for a large vocabulary.
+    cumulative = np.cumsum(weights / weights.sum())
+    drawn = np.searchsorted(cumulative, rng.random(rows.shape) * cumulative[-1], side="right")
+    is_chosen = (rng.random(rows.shape) < rate) & ~np.isin(rows, special_ids)
+    return np.where(is_chosen, drawn, rows).astype(np.int32)

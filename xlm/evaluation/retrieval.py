@@ -1,0 +1,138 @@
+"""Retrieval of translations between parallel sentences."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.metrics.retrieval import nearest_accuracy
+from xlm.evaluation.sentence_vectors import mean_states
+from xlm.models.encoder import Encoder
+from xlm.models.segments import packed_segments
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalResult:
+    """Retrieval between two languages of one parallel set.
+
+    Attributes:
+      forward: accuracy from the language to the pivot: share of sentences whose nearest neighbour,
+        by cosine, among all sentences of the pivot is their translation.
+      backward: accuracy from the pivot to the language.
+      chance: accuracy of a random choice, 1 / sentences.
+      sentences: number of pairs.
+    """
+
+    forward: float
+    backward: float
+    chance: float
+    sentences: int
+
+
+class HasEncoder(Protocol):
+    """Objective that trains an encoder of sentences, such as
+    `xlm.objectives.masked_lm.MaskedLM`."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    @property
+    def bos(self) -> int: ...
+
+    @property
+    def pad(self) -> int: ...
+
+    @property
+    def special_ids(self) -> tuple[int, ...]: ...
+
+    def encoder_params(self, params: Any) -> Any:
+        """Parameters of `encoder`, of those of the objective."""
+
+
+class Retrieval:
+    """Evaluator of retrieval on the parallel sets of a packed dataset."""
+
+    def __init__(
+        self,
+        objective: HasEncoder,
+        store: PackedDataset,
+        *,
+        layer: int,
+        pivot: str,
+        batch_size: int,
+        max_sentences: int,
+        mesh: Mesh | None = None,
+    ):
+        """Prepare the evaluation.
+
+        Args:
+          objective: the model and its special ids.
+          layer: layer whose states are averaged over a sentence's text tokens; 0 is the embeddings.
+          pivot: language to retrieve from and to; sets without it use their first language.
+          max_sentences: pairs used per set, see `spread_rows`; the cost of finding neighbours grows
+            with their square.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
+        """
+        self._objective = objective
+        self._store = store
+        self._layer = layer
+        self._pivot = pivot
+        self._batches = BatchLayout(mesh, batch_size)
+        self._max_sentences = max_sentences
+        self._encode = self._batches.jit(self._sentence_vectors)
+
+    def run(self, params) -> dict[str, dict[str, RetrievalResult]]:
+        """Return results by set and language, without languages with fewer than two pairs."""
+        results: dict[str, dict[str, RetrievalResult]] = {}
+        for name, languages in self._store.parallel.items():
+            pivot = self._pivot if self._pivot in languages else languages[0]
+            pivot_rows = self._rows(name, pivot)
+            pivot_vectors = self._vectors(params, pivot_rows)
+            results[name] = {}
+            for language in languages:
+                if language == pivot:
+                    continue
+                rows = self._rows(name, language)
+                both = (self._lengths(rows) > 0) & (self._lengths(pivot_rows) > 0)
+                if both.sum() < 2:
+                    continue
+                vectors = self._vectors(params, rows)[both]
+                results[name][language] = RetrievalResult(
+                    forward=nearest_accuracy(vectors, pivot_vectors[both]),
+                    backward=nearest_accuracy(pivot_vectors[both], vectors),
+                    chance=1 / int(both.sum()),
+                    sentences=int(both.sum()),
+                )
+        return results
+
+    def _rows(self, name: str, language: str) -> np.ndarray:
+        rows = self._store.parallel_rows(name, language)
+        return np.asarray(spread_rows(rows, self._max_sentences), np.int32)
+
+    def _lengths(self, rows: np.ndarray) -> np.ndarray:
+        return (rows != self._objective.pad).sum(axis=1)
+
+    def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
+        """Return [N, D] float32 sentence vectors of [N, L] tokens."""
+        placed = self._batches.batches(rows, fill=self._objective.pad)
+        batches = [self._encode(params, *batch) for batch in placed]
+        return np.concatenate(jax.device_get(batches))[: len(rows)]
+
+    def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:
+        """Return the mean state of each sentence's text tokens, without specials: [B, D]."""
+        segments, positions = packed_segments(
+            tokens, bos=self._objective.bos, pad=self._objective.pad, across_documents=False
+        )
+        return mean_states(
+            self._objective.encoder,
+            self._objective.encoder_params(params),
+            tokens,
+            segments,
+            positions,
+            num_layers=self._layer,
+            specials=self._objective.special_ids,
+        )

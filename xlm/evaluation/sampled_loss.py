@@ -1,0 +1,106 @@
+"""Sampled training loss against the exact loss, on the same held-out positions."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.stream import PACKED
+from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics, means
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import Extra, gathered_rows
+
+
+class SampledLoss:
+    """Evaluator of the bias of the sampled loss during a training run.
+
+    Held-out sequences of all languages, mixed into batches as large as those of training, are
+    masked once; their loss is computed as in training, without dropout, and over the whole
+    vocabulary. The difference is the underestimation by the sampled softmax.
+
+    What is left over when the batches are full is not used; sequences that do not fill a single
+    batch are repeated until they do, each time with masks of their own.
+    """
+
+    def __init__(
+        self,
+        objective: MaskedLM,
+        store: PackedDataset,
+        *,
+        batch_size: int,
+        max_sequences: int,
+        seed: int,
+        mesh: Mesh | None = None,
+    ):
+        """Draw the sequences.
+
+        Args:
+          objective: the model and its output layer.
+          max_sequences: held-out sequences used per language, see `spread_rows`.
+          seed: of the order of the sequences and of the masks.
+          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
+        """
+        # Converted one by one: as long as they are not, files of all languages would stay open.
+        held_out = [
+            np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
+            for lang in store.languages
+        ]
+        rows = np.concatenate(held_out)
+        rows = np.random.default_rng(seed).permutation(rows)
+        self._layout = BatchLayout(mesh, batch_size)
+        self._batches = _full_batches(rows, self._layout.size)
+        self._key = jax.random.key(seed)
+        # Without metrics per language.
+        self._objective = dataclasses.replace(objective, languages=())
+        self._losses = self._layout.jit(self._losses_of)
+
+    def __call__(self, state) -> Mapping[str, float]:
+        """Return both losses, |V'| and overflow; nothing if the output layer does not sample."""
+        is_exact = isinstance(self._objective.output_layer, FullSoftmax | BlockwiseSoftmax)
+        if is_exact or not len(self._batches):
+            return {}
+        totals: dict[str, tuple[float, float]] = {}
+        for number, batch in enumerate(self._batches):
+            key = jax.random.fold_in(self._key, number)
+            placed = self._layout.placed(batch)
+            losses = self._losses(state.params, state.extra, *placed, key, state.step)
+            found = jax.device_get(losses)
+            for name, (total, weight) in found.items():
+                before, weight_before = totals.get(name, (0.0, 0.0))
+                totals[name] = before + float(total), weight_before + float(weight)
+        return {f"sampling/{name}": value for name, value in means(totals).items()}
+
+    def _losses_of(
+        self, params, extra: Extra, tokens: jax.Array, key: jax.Array, step: jax.Array
+    ) -> LossAndMetrics:
+        """Return both losses of a batch [B, L] at the same masked positions, without dropout.
+
+        With the mask rate and the statistics of training at `step`, scalar int32.
+        """
+
+        def found(objective: MaskedLM) -> LossAndMetrics:
+            plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
+            return objective.loss(params, gathered_rows(params, touched), plan, None)[0]
+
+        sampled = found(self._objective)
+        return {
+            "sampled_loss": sampled["loss"],
+            "exact_loss": found(self._objective.exact)["loss"],
+            "candidates": sampled["candidates"],
+            "overflow": sampled["overflow"],
+        }
+
+
+def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
+    """Cut rows [N, L] into batches [n, size, L], as the class says."""
+    if not len(rows):
+        return rows.reshape(0, size, rows.shape[1])
+    # Not padded: V', and with it the sampled loss, would be those of fewer targets.
+    count = max(len(rows) // size, 1)
+    return np.resize(rows, (count, size, rows.shape[1]))

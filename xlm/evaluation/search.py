@@ -1,0 +1,138 @@
+"""Retrieval of translations by an encoder without fine-tuning: Tatoeba and BUCC 2018."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from jax.sharding import Mesh
+
+from input_pipeline.tasks.batches import length_batches
+from input_pipeline.tasks.examples import SentencePairs, Sentences
+from input_pipeline.tasks.features import Feature
+from xlm.evaluation.batch_layout import BatchLayout
+from xlm.evaluation.metrics import retrieval
+from xlm.evaluation.sentence_vectors import mean_states
+from xlm.evaluation.tasks import Line, in_order
+from xlm.models.encoder import Encoder
+
+
+class SentenceEncoder:
+    """Encoder of sentences to vectors: mean states of a layer, in batches of similar lengths."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        params: Any,
+        *,
+        layer: int,
+        batch_size: int,
+        buckets: Sequence[int],
+        pad: int,
+        specials: Sequence[int],
+        mesh: Mesh | None = None,
+    ):
+        """Prepare the encoder; see `xlm.evaluation.tasks.Predictor` and `mean_states`."""
+        self._params, self._buckets, self._pad = params, buckets, pad
+        self._layout = BatchLayout(mesh, batch_size)
+
+        def vectors(params, batch):
+            arrays = (batch[name] for name in ("tokens", "segments", "positions"))
+            return mean_states(encoder, params, *arrays, num_layers=layer, specials=specials)
+
+        self._vectors = self._layout.jit(vectors)
+
+    def __call__(self, features: Sequence[Feature]) -> np.ndarray:
+        """Return [N, D] float32 vectors of features, in their order."""
+        size = self._layout.size
+        batches = length_batches(features, size, self._buckets, self._pad)
+        total = -(-len(features) // size)
+        shown = tqdm.tqdm(batches, "encode", total, unit="batch", mininterval=1.0)
+        return np.stack(
+            in_order(shown, self._layout, lambda batch: self._vectors(self._params, batch))
+        )
+
+
+def retrieved(
+    pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray
+) -> tuple[dict[str, float], list[Line]]:
+    """Score the retrieval of the translation of each English sentence (XTREME's Tatoeba).
+
+    Args:
+      pairs: sentences of a language and of English, aligned.
+      sources, targets: [N, D] their vectors.
+
+    Returns:
+      Scores, and the sentence retrieved for each English sentence.
+    """
+    accuracy = retrieval.nearest_accuracy(targets, sources)
+    return {"accuracy": accuracy}, nearest(pairs.target, pairs.source, targets, sources)
+
+
+def nearest(
+    queries: Sentences, others: Sentences, query_vectors: np.ndarray, other_vectors: np.ndarray
+) -> list[Line]:
+    """Find the nearest of the other sentences for each query, by cosine.
+
+    Args:
+      queries, others: [N] and [M] sentences.
+      query_vectors, other_vectors: [N, D] and [M, D] their vectors.
+    """
+    cosines, found = retrieval.nearest_neighbours(query_vectors, other_vectors, 1)
+    return [
+        {"id": query, "prediction": others.ids[row], "score": float(cosine)}
+        for query, row, cosine in zip(queries.ids, found[:, 0], cosines[:, 0], strict=True)
+    ]
+
+
+def candidates(
+    pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray, margin: str
+) -> list[Line]:
+    """Mine candidate pairs of translations, best first.
+
+    Args:
+      sources, targets: [N, D] and [M, D] their vectors.
+      margin: see `xlm.evaluation.metrics.retrieval.mine`.
+
+    Raises:
+      ValueError: the margin is unknown.
+    """
+    (rows, alone), (columns, alone_too) = (
+        retrieval.distinct(side.texts) for side in (pairs.source, pairs.target)
+    )
+    found = retrieval.mine(sources[rows], targets[columns], margin=margin)
+    return [
+        {
+            "source": pairs.source.ids[rows[one]],
+            "target": pairs.target.ids[columns[two]],
+            "score": float(score),
+        }
+        for one, two, score in zip(found.sources, found.targets, found.scores, strict=True)
+        if alone[one] and alone_too[two]
+    ]
+
+
+def mined(
+    found: Sequence[Line], gold: Sequence[tuple[str, str]], threshold: float | None
+) -> tuple[dict[str, float], list[Line], float]:
+    """Select and score the pairs above a threshold, as BUCC does.
+
+    Args:
+      found: the result of `candidates`.
+      gold: ids of the pairs of translations.
+      threshold: minimum score; if None, the best one for these gold pairs, as on development data.
+
+    Returns:
+      Scores, the pairs, and the threshold.
+
+    Raises:
+      ValueError: there are no gold pairs.
+    """
+    known = set(gold)
+    if threshold is None:
+        scores = np.array([line["score"] for line in found])
+        right = np.array([(line["source"], line["target"]) in known for line in found], bool)
+        threshold, _ = retrieval.best_threshold(scores, right, len(known))
+    kept = [line for line in found if line["score"] >= threshold]
+    predicted = [(line["source"], line["target"]) for line in kept]
+    return retrieval.mining_scores(known, predicted), kept, threshold

@@ -1,0 +1,58 @@
+"""Model selection: the parameters of a run with the best scores on the development data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xlm.evaluation.tasks import TaskData
+from xlm.training.state import TrainState
+
+ALL = ""  # the choice by the mean over all languages
+
+
+class Selection:
+    """An evaluator of a training run that keeps the best parameters so far.
+
+    A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
+    lost if the best parameters were kept after that checkpoint.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        data: Sequence[TaskData],
+        predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]],
+        score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]],
+        keep: Callable[[str, Any, int, float], None],
+        best: Mapping[str, float],
+        by_language: bool = False,
+    ):
+        """Select by the mean of a metric over the languages, and if asked by each of them.
+
+        Args:
+          predictor: (parameters, features) -> their outputs, such as a `tasks.Predictor`.
+          score: outputs for the features of some data -> metrics.
+          keep: called with (choice, parameters, step, score) when a score is the best so far; the
+            choice is `ALL` or a language.
+          best: score of the parameters kept already, by choice.
+          by_language: whether each language is a choice too.
+        """
+        self._metric, self._data, self._predictor = metric, data, predictor
+        self._score, self._keep = score, keep
+        self._best, self._by_language = dict(best), by_language
+
+    def __call__(self, state: TrainState) -> Mapping[str, float]:
+        """Return scores by language and their mean, as metrics of the run."""
+        metric, scores = self._metric, {}
+        for data in self._data:
+            outputs = self._predictor(state.params, data.features)
+            scores[data.language] = self._score(data, outputs)[metric]
+        mean = float(np.mean(list(scores.values())))
+        choices = {ALL: mean, **scores} if self._by_language else {ALL: mean}
+        for choice, value in choices.items():
+            if value > self._best.get(choice, -np.inf):
+                self._best[choice] = value
+                self._keep(choice, state.params, int(state.step), value)
+        names = {f"validation/{metric}/{lang}": value for lang, value in scores.items()}
+        return {f"validation/{metric}": mean, **names}

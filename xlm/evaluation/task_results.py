@@ -1,0 +1,209 @@
+"""Predictions of a task on disk, and a table of its scores for the console."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from input_pipeline.tasks.tasks import TASKS, Task
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Name
+from xlm.evaluation.tasks import Line
+
+T = TypeVar("T")
+_ON_TEST = "†"
+_CEILING = 0.9995  # BLEU that is shown as 100.0
+_AGAIN = "run the evaluation again"
+Scores = dict[str, dict[str, float]]
+# A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
+_ROUNDING = 1e-9
+_CORRELATIONS = ("matthews", "pearson", "spearman")  # which may be negative
+_Score = Annotated[float, msgspec.Meta(ge=-1 - _ROUNDING, le=1 + _ROUNDING)]
+_Scores = dict[Name, dict[str, _Score]]
+_Plain = str | int | float | bool | None
+
+
+class Selected(Artefact, frozen=True, kw_only=True):
+    """How the parameters of a run were selected."""
+
+    step: Count
+    on: list[Name]
+    metric: str
+    value: float | None
+    rule: str = ""
+    steps: dict[Name, Count] = {}
+    averaged_steps: list[Count] | None = None
+
+
+class Results(Artefact, frozen=True, kw_only=True):
+    """The value of results.json of a run; what is absent is not of its kind of tasks."""
+
+    task: str
+    model: str
+    setting: str
+    seed: Count
+    hyperparameters: dict[str, _Plain]
+    test: _Scores
+    validation: _Scores = {}
+    examples: dict[str, dict[Name, Count]] = {}
+    selected: Selected | None = None
+    selected_on_test: list[Name] = []
+    held_out: float = 0.0
+    seen_in_training: dict[Name, Count] = {}
+    class_weights: dict[str, float] = {}
+    padding_ratio: float = 1.0
+    null_threshold: float = 0.0
+    thresholds: dict[Name, float] = {}
+    signatures: dict[Name, dict[str, str]] = {}
+    decoding: dict[str, _Plain] = {}
+    dataset: str = ""
+    ceilings: dict[str, dict[Name, _Score]] = {}
+
+
+def averaged_metrics(task: str) -> tuple[str, ...]:
+    """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
+    metrics = TASKS[task].metrics
+    return metrics if "exact_match" in metrics else metrics[:1]
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any]:
+    """Read the results of a finished run.
+
+    Raises:
+      ValueError: they are not as `Results`, of no task, or incomplete.
+    """
+    remedy = "name the --workdir of a finished run of finetune.py, or copy it again"
+    found: dict[str, Any] = declarations.read_plain(path, Results, remedy=remedy)
+    if problem := _problem(found):
+        raise ValueError(f"{path}: {problem}; {remedy}")
+    return found
+
+
+def _problem(found: Mapping[str, Any]) -> str:
+    """Fault of results that are as declared; "" for none."""
+    if found["task"] not in TASKS:
+        return f"task is {found['task']!r}, must be one of {', '.join(TASKS)}"
+    splits = [split for split in ("validation", "test") if found.get(split)]
+    for split in splits:
+        counts = found.get("examples", {}).get(split)
+        metrics = {*averaged_metrics(found["task"]), *next(iter(found[split].values()))}
+        for language, scores in found[split].items():
+            if lacking := metrics - set(scores):
+                return f"{split}.{language} lacks {min(lacking)}"
+            if counts is not None and language not in counts:
+                return f"examples.{split} lacks {language}"
+            for name, value in scores.items():
+                if value < -_ROUNDING and name not in _CORRELATIONS:
+                    return f"{split}.{language}.{name} is {value}, must be at least 0"
+    return "" if splits else "has no scores, neither of test nor of validation data"
+
+
+def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
+    """Write predictions, one JSON object per line."""
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
+    artifacts.write_text(path, text)
+
+
+def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
+    """Read predictions, each as declared by `kind`.
+
+    Raises:
+      ValueError: a line is not as declared, or the last one is cut off.
+    """
+    content = artifacts.read_bytes(path)
+    if content and not content.endswith(b"\n"):
+        raise ValueError(f"{path}: its last line is cut off; {_AGAIN}")
+    return list(declarations.parse_lines(content, kind, place=str(path), remedy=_AGAIN))
+
+
+def reported_split(results: Mapping[str, Any]) -> str:
+    """Return the split whose scores a run reports: "test", or "validation" where none is scored."""
+    return "test" if results.get("test") else "validation"
+
+
+def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the task's reported metric by language, of the results of a run.
+
+    These are of the test data or, where a task has none with labels, of the development data; see
+    `reported_split`.
+    """
+    # Not the first of the file, whose keys are sorted.
+    metric = TASKS[results["task"]].metrics[0]
+    scores: Scores = results.get(reported_split(results)) or {}
+    return {language: metrics[metric] for language, metrics in scores.items()}
+
+
+def table(task: Task, results: Mapping[str, Any]) -> str:
+    """Format the scores of a run as a Markdown table, in percent, by language."""
+    rows: list[str] = []
+    on_test = set(results.get("selected_on_test", ()))
+    reported = reported_split(results)
+    for split in ("validation", "test"):
+        scores: Scores = results.get(split) or {}
+        if not scores:
+            continue
+        metrics = list(next(iter(scores.values())))
+        rows += ["", f"| {task.name}, {split} | examples | {' | '.join(metrics)} |"]
+        rows += ["|---|---:|" + "---:|" * len(metrics)]
+        for language, values in scores.items():
+            mark = _ON_TEST if split == reported and language in on_test else ""
+            cells = [f"{100 * values[metric]:.1f}{mark}" for metric in metrics]
+            count = results.get("examples", {}).get(split, {}).get(language)
+            shown = "" if count is None else f"{count:,}"
+            rows.append(f"| {language} | {shown} | {' | '.join(cells)} |")
+        means = [sum(v[metric] for v in scores.values()) / len(scores) for metric in metrics]
+        rows.append(f"| mean | | {' | '.join(f'{100 * mean:.1f}' for mean in means)} |")
+    return "\n".join([*rows[1:], *_notes(results, on_test)])
+
+
+def described_choice(selected: Mapping[str, Any]) -> str:
+    """Describe the checkpoints that the parameters are of, from `selected` of results."""
+    if averaged := selected.get("averaged_steps"):
+        first, last = averaged[0], averaged[-1]
+        if first == last:
+            return f"checkpoint of step {last:,}, the last"
+        return f"mean of {len(averaged)} checkpoints, of steps {first:,} to {last:,}"
+    metric = selected["metric"]
+    if steps := selected.get("steps"):
+        each = ", ".join(f"{language} {step:,}" for language, step in steps.items())
+        return (
+            f"a checkpoint for each language, the best by its {metric} of the development data; "
+            f"steps: {each}"
+        )
+    on = ", ".join(selected["on"])
+    return (
+        f"checkpoint of step {selected['step']:,}, the best by {metric} of the development data "
+        f"in {on}"
+    )
+
+
+def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
+    """Notes on directions in which outputs that are normalised cannot reach 100 BLEU."""
+    return [
+        f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since outputs keep "
+        "the tokenizer's normalisation (NFKC), which changes characters of the references"
+        for split, ceilings in results.get("ceilings", {}).items()
+        for direction, bleu in ceilings.items()
+        if bleu < _CEILING
+    ]
+
+
+def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
+    """Notes on what the scores are of, and on the data that they were chosen on."""
+    notes = []
+    if "selected" in results:
+        notes += ["", described_choice(results["selected"])]
+    if "held_out" in results:
+        share = f"{100 * results['held_out']:g} % of the training examples"
+        notes.append(f"no development files: {share} were held out by a hash of their text")
+    if seen := results.get("seen_in_training"):
+        named = ", ".join(f"{language} {count:,}" for language, count in seen.items())
+        notes.append(f"test examples with a text of the training data, by language: {named}")
+    if on_test:
+        notes.append(f"{_ON_TEST} scores of the data that chose the checkpoint or a threshold")
+    notes += ceiling_notes(results)
+    for language, signatures in results.get("signatures", {}).items():
+        notes += [f"{language}, {name}: {signature}" for name, signature in signatures.items()]
+    return notes

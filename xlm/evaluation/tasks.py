@@ -1,0 +1,259 @@
+"""Decisions of a fine-tuned model on a task's examples, and their scores."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from scipy import special
+
+from input_pipeline.tasks.batches import length_batches
+from input_pipeline.tasks.examples import TaggedExample
+from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.tasks import Task
+from xlm.evaluation.batch_layout import BatchLayout
+from xlm.evaluation.metrics import questions
+from xlm.evaluation.metrics.questions import Found
+from xlm.objectives.fine_tuning import FineTuning
+
+Line = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """Examples of a task in a language, and their features.
+
+    Attributes:
+      language: code.
+      examples: those of the task's kind, such as `TextExample`.
+      features: their rows.
+    """
+
+    language: str
+    examples: Sequence[Any]
+    features: Sequence[Any]
+
+
+class Predictor:
+    """Outputs of a model for features: batches of similar lengths, one transfer at the end."""
+
+    def __init__(
+        self,
+        objective: FineTuning,
+        *,
+        batch_size: int,
+        buckets: Sequence[int],
+        pad: int,
+        mesh: Mesh | None = None,
+    ):
+        """Prepare predictions.
+
+        Args:
+          buckets: lengths that batches are padded to.
+          mesh: devices to split batches over, of all hosts; none for one device.
+        """
+        self._buckets, self._pad = buckets, pad
+        self._layout = BatchLayout(mesh, batch_size)
+        self._outputs = self._layout.jit(objective.outputs)
+
+    def __call__(self, params: Any, features: Sequence[Feature]) -> list[np.ndarray]:
+        """The head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
+        batches = length_batches(features, self._layout.size, self._buckets, self._pad)
+        return in_order(batches, self._layout, lambda batch: self._outputs(params, batch))
+
+
+def in_order(
+    batches: Iterable[tuple[dict[str, np.ndarray], np.ndarray]],
+    layout: BatchLayout,
+    run: Callable[[dict[str, Any]], jax.Array],
+) -> list[np.ndarray]:
+    """Outputs of `run` for each feature, in their order; all leave the devices at once.
+
+    Args:
+      batches: of `length_batches`.
+      run: arrays of a batch, placed -> [B, ...].
+    """
+    waiting, places = [], []
+    for batch, numbers in batches:
+        placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
+        waiting.append(run(placed))
+        places.append(numbers)
+    rows = {
+        int(number): row
+        for outputs, numbers in zip(jax.device_get(waiting), places, strict=True)
+        for row, number in zip(outputs, numbers, strict=True)
+        if number >= 0
+    }
+    return [rows[number] for number in range(len(rows))]
+
+
+def classes(outputs: Sequence[np.ndarray]) -> list[int]:
+    """The index into `Task.labels` that scores [C] are highest at, by example."""
+    return [int(np.argmax(row)) for row in outputs]
+
+
+def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
+    """The output [1] of each example of a regression."""
+    return [float(row[0]) for row in outputs]
+
+
+def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """The indices into `Task.labels` of the words of each sentence, by scores [L, C] of rows."""
+    found = [np.zeros(len(example.words), np.int64) for example in data.examples]
+    for feature, row in zip(data.features, outputs, strict=True):
+        words = slice(feature.first_word, feature.first_word + feature.num_words)
+        found[feature.example][words] = row[: feature.num_words].argmax(axis=1)
+    return [tuple(one.tolist()) for one in found]
+
+
+def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]:
+    """The probability of every class, by name: the softmax of scores [C], by example."""
+    return [
+        {"probabilities": dict(zip(task.labels, _rounded(special.softmax(row)), strict=True))}
+        for row in outputs
+    ]
+
+
+def tag_probabilities(data: TaskData, outputs: Sequence[np.ndarray]) -> list[Line]:
+    """The probability of each word's predicted tag, by scores [L, C] of rows."""
+    found = [np.zeros(len(example.words)) for example in data.examples]
+    for feature, row in zip(data.features, outputs, strict=True):
+        words = slice(feature.first_word, feature.first_word + feature.num_words)
+        found[feature.example][words] = special.softmax(row[: feature.num_words], 1).max(1)
+    return [{"probabilities": _rounded(one)} for one in found]
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return np.round(values.astype(np.float64), 6).tolist()
+
+
+def answers(
+    data: TaskData, outputs: Sequence[np.ndarray], *, max_answer_length: int, n_best: int
+) -> list[Found]:
+    """The best answer to each question by scores [L, 2] of rows as its first and last token.
+
+    Args:
+      max_answer_length: tokens of an answer.
+      n_best: starts and ends looked at in each window.
+    """
+    length = max((len(row) for row in outputs), default=0)
+
+    def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:
+        return np.stack([
+            np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)],
+                   constant_values=fill)
+            for array in arrays
+        ])  # fmt: skip
+
+    scores = stacked(outputs, -1e9)
+    answerable = stacked([feature.answerable for feature in data.features], False)
+    answerable[:, 0] = False  # `<s>`, which stands for no answer
+    return questions.best_answers(
+        scores[:, :, 0],
+        scores[:, :, 1],
+        offsets=stacked([feature.offsets for feature in data.features], 0),
+        answerable=answerable,
+        max_context=stacked([feature.has_max_context for feature in data.features], False),
+        examples=np.array([feature.example for feature in data.features]),
+        contexts=[example.context for example in data.examples],
+        n_best=n_best,
+        max_answer_length=max_answer_length,
+    )
+
+
+def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
+    """Margin of "no answer" over the best span from which on it is given, the best for this data.
+
+    None for tasks in which every question has an answer (all but SQuAD 2.0).
+    """
+    if not task.has_unanswerable:
+        return None
+    threshold, _ = questions.best_null_threshold(*_answered(data, decided))
+    return threshold
+
+
+def _answered(
+    data: TaskData, decided: Sequence[Found]
+) -> tuple[dict[str, list[str]], dict[str, str], dict[str, float]]:
+    """Gold answers, predicted answers, and their null differences, by id."""
+    pairs = list(zip(data.examples, decided, strict=True))
+    return (
+        {example.id: [answer.text for answer in example.answers] for example, _ in pairs},
+        {example.id: found.best.text for example, found in pairs},
+        {example.id: found.null_difference for example, found in pairs},
+    )
+
+
+def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str, float]:
+    """The task's metrics of classes or numbers.
+
+    Raises:
+      ValueError: an example has no label.
+    """
+    from xlm.evaluation.metrics import classification  # slow: scikit-learn, scipy.stats
+
+    labels = [example.label for example in data.examples]
+    if None in labels:
+        raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
+    return classification.scores(task.metrics, labels, decided)
+
+
+def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    """The metrics of tags by the task's scorer."""
+    from xlm.evaluation.metrics import tagging  # slow: scikit-learn
+
+    gold, found = (
+        [[task.labels[tag] for tag in sentence] for sentence in sentences]
+        for sentences in ([example.tags for example in data.examples], decided)
+    )
+    return tagging.SCORERS[task.scorer](gold, found)
+
+
+def answer_scores(
+    task: Task, data: TaskData, decided: Sequence[Found], threshold: float | None = None
+) -> dict[str, float]:
+    """F1 and exact match of answers by the task's rules.
+
+    Args:
+      decided: as from `answers`.
+      threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
+    """
+    gold_answers, texts, differences = _answered(data, decided)
+    if not task.has_unanswerable:
+        normalize = questions.normalizer(task.normalizer, data.language)
+        return questions.answer_scores(gold_answers, texts, normalize)
+    if threshold is None:
+        threshold = null_threshold(task, data, decided)
+        assert threshold is not None
+    return questions.squad2_scores(gold_answers, questions.withhold(texts, differences, threshold))
+
+
+def label_line(task: Task, decided: float) -> Line:
+    """A class by its name, or a number."""
+    return {"prediction": task.labels[int(decided)] if task.labels else decided}
+
+
+def tag_line(task: Task, example: TaggedExample, decided: Sequence[int]) -> Line:
+    """A sentence's words and their tags."""
+    return {"words": list(example.words), "prediction": [task.labels[tag] for tag in decided]}
+
+
+def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
+    """An answer, "" where "no answer" is above the threshold, and what it was chosen by.
+
+    Its probability is that among the best spans, and no answer where a task has such questions: the
+    softmax of their scores (Devlin et al. 2019, the baseline of SQuAD).
+    """
+    best = decided.best
+    is_withheld = threshold is not None and decided.null_difference > threshold
+    scores = [span.score for span in decided.spans] or [best.score]
+    chosen = special.softmax([*scores, decided.null_score] if task.has_unanswerable else scores)
+    return {
+        "prediction": "" if is_withheld else best.text,
+        "start": best.start,
+        "score": best.score,
+        "null_score": decided.null_score,
+        "probability": round(float(chosen[-1 if is_withheld else 0]), 6),
+    }

@@ -1,0 +1,399 @@
+"""Finished fine-tuning runs: read, put together over seeds, and averaged as the papers do."""
+
+import collections
+import dataclasses
+import glob
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from input_pipeline.tasks.tasks import TASKS
+from xlm.common import artifacts
+from xlm.evaluation.task_results import averaged_metrics, read_results, reported_split
+
+RESULTS, SETTINGS_FILE = "results.json", "settings.json"
+# The tasks of XTREME's average, in its order; the last two are retrieval, which VoCap leaves out.
+XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
+SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
+# Settings that name languages, before a colon, and these with + between them after it.
+_NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
+_NAMED = 5  # languages at most; of more it is their number
+_SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
+# Keys of a run's settings: where things lie and what they are called, what changes no score, and
+# the seed; and what is chosen by the score on development data.
+_WITHOUT_EFFECT = (
+    "init_from", "model_name", "task.dataset", "train.seed", "evaluation.batch_size",
+)  # fmt: skip
+# Settings that say what a user's own data are, which have no name.
+_DATA = ("root", "test", "validation", "text_column", "pair_column", "label_column")
+_TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
+_PIVOT = "en"
+
+Scores = Mapping[str, Mapping[str, float]]  # by language and metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+      folder: where its results are.
+      task, model, setting, seed, hyperparameters: what was run.
+      selected: the score on the development data that chose its checkpoint; None without one.
+      split: of the scores: "test", or "validation" for data without test labels.
+      scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
+      examples: of the split by language, where the run tells.
+      rule: of the selection of the checkpoint, see `xlm.experiment.task_settings`; "" without one.
+      selected_on_test: languages whose scores here are of data that chose something.
+      settings: all that the scores depend on but the seed, by dotted key, the digests of the
+        starting parameters and the tokenizer among them; empty where settings.json is missing.
+      table: task, and name of a user's own data: what scores compare and average within.
+      data: identity of a user's own data.
+    """
+
+    folder: pathlib.Path
+    task: str
+    model: str
+    setting: str
+    seed: int
+    hyperparameters: Mapping[str, Any]
+    selected: float | None
+    split: str
+    scores: Scores
+    examples: Mapping[str, int]
+    rule: str = ""
+    selected_on_test: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    table: str = ""
+    data: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A score over seeds: their mean or median, standard deviation (None for one), and number."""
+
+    center: float
+    spread: float | None
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Runs that differ in the seed alone; all have scores in the same languages."""
+
+    runs: tuple[Run, ...]
+    center: str
+
+    @property
+    def task(self) -> str:
+        return self.runs[0].task
+
+    @property
+    def table(self) -> str:
+        return self.runs[0].table
+
+    @property
+    def model(self) -> str:
+        return self.runs[0].model
+
+    @property
+    def setting(self) -> str:
+        return self.runs[0].setting
+
+    @property
+    def languages(self) -> list[str]:
+        """Languages with scores; English first."""
+        return all_languages(self.runs)
+
+    @property
+    def label(self) -> str:
+        """The model, and the setting unless it is cross-lingual transfer."""
+        return label(self.model, self.setting)
+
+    @property
+    def hyperparameters(self) -> str:
+        """Text of the hyperparameters, sorted by name."""
+        pairs = sorted(self.runs[0].hyperparameters.items())
+        return ", ".join(f"{name} {_plain(value)}" for name, value in pairs)
+
+    def over_seeds(
+        self, score: Callable[..., float | None], *arguments: object
+    ) -> Statistic | None:
+        """`score(run, *arguments)` of each run, together; None where it is None."""
+        values = [v for run in self.runs if (v := score(run, *arguments)) is not None]
+        if not values:
+            return None
+        center = np.median(values) if self.center == "median" else np.mean(values)
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Statistic(float(center), spread, len(values))
+
+
+def label(model: str, setting: str) -> str:
+    """Label of a model's runs in a setting."""
+    return model if setting == "zero_shot" else f"{model} ({_setting_name(setting)})"
+
+
+def _setting_name(setting: str) -> str:
+    name, _, languages = setting.partition(":")
+    if name not in _NAMED_SETTINGS:
+        return SETTINGS.get(setting, setting)
+    named = languages.split("+")
+    listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
+    return f"{_NAMED_SETTINGS[name]} {listed}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def selected(run: Run) -> float | None:
+    """A run's score on the development data."""
+    return run.selected
+
+
+def average(
+    run: Run, languages: Collection[str] | None = None, metric: str | None = None
+) -> float | None:
+    """The mean over languages, all or those of `languages` that the run has; None without one.
+
+    Of `metric`, or of what `averaged_metrics` says; None too where a language has no such metric.
+    """
+    metrics = averaged_metrics(run.task) if metric is None else (metric,)
+    members = [one for one in run.scores if languages is None or one in languages]
+    values = [run.scores[one].get(name) for one in members for name in metrics]
+    return None if None in values or not values else float(np.mean(values))  # type: ignore[arg-type]
+
+
+def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
+    """A name for each variant of a task: its model, and what tells it from the others."""
+    found = []
+    for one in of_task:
+        rivals = [v for v in of_task if (v.model, v.setting) == (one.model, one.setting)]
+        name = one.label + (f" [{_differences(one, rivals)}]" if len(rivals) > 1 else "")
+        found.append(name + (f", n = {len(one.runs)}" if seeds and len(one.runs) > 1 else ""))
+    return found
+
+
+def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
+    """Hyperparameters of a variant if they tell it from its rivals, and settings that do."""
+    parts = [one.hyperparameters] if len({v.hyperparameters for v in rivals}) > 1 else []
+    keys = sorted({key for v in rivals for key in v.runs[0].settings} - {*_TUNED})
+    for key in keys:
+        values = [str(v.runs[0].settings.get(key, "absent")) for v in rivals]
+        if len(set(values)) > 1:
+            shown = _told_apart(values)[rivals.index(one)]
+            parts.append(f"{key.removeprefix('task.')} {shown}")
+    return ", ".join(parts) or one.hyperparameters
+
+
+def _told_apart(values: Sequence[str]) -> list[str]:
+    """Shorten long values, such as paths of data, so that different ones stay different.
+
+    Rows are put together by these names: two that looked alike would be one.
+    """
+    is_long = any(len(value) > _SHOWN for value in values)
+    start, width = 0, _SHOWN
+    while is_long and (end := values[0].find("/", start) + 1):
+        if not all(value.startswith(values[0][:end]) for value in values):
+            break
+        start = end  # a folder that all lie in tells nothing
+    while len({value[start : start + width] for value in values}) < len(set(values)):
+        width += 1
+    return ["…" * (start > 0) + value[start : start + width] for value in values]
+
+
+def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
+    """The languages of a task that averages are over, the same for all of its variants.
+
+    Those in which all have scores, and of them those that the dataset's authors report, if any.
+    """
+    shared = [
+        language
+        for language in all_languages(run for one in of_task for run in one.runs)
+        if all(language in one.languages for one in of_task)
+    ]
+    reported = [one for one in shared if one in TASKS[of_task[0].task].languages]
+    return reported or shared
+
+
+def all_languages(runs: Iterable[Run]) -> list[str]:
+    """The languages that any of the runs has scores in; English first, the others in order."""
+    found = {language for run in runs for language in run.scores}
+    return sorted(found, key=lambda language: (language != _PIVOT, language))
+
+
+def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | None:
+    """English score minus the mean of the other languages' (XY-LENT Table 4: exact match for QA).
+
+    Of all languages of the run, or of those of `languages`. None where there is no English, nothing
+    else, or training was not on English alone.
+    """
+    known = run.scores if languages is None else languages
+    others = [language for language in run.scores if language != _PIVOT and language in known]
+    if run.setting != "zero_shot" or _PIVOT not in run.scores or not others:
+        return None
+    metric = averaged_metrics(run.task)[-1]
+    return run.scores[_PIVOT][metric] - float(np.mean([run.scores[one][metric] for one in others]))
+
+
+def find_runs(patterns: Sequence[str]) -> list[Run]:
+    """The runs in the folders that the patterns (as in a shell) name.
+
+    Raises:
+      ValueError: a pattern without folder, a folder without finished or with wrong results, or two
+        runs that are the same one; the message names the folders.
+    """
+    folders: list[pathlib.Path] = []
+    for pattern in patterns:
+        found = sorted(glob.glob(pattern))
+        if not found:
+            raise ValueError(f"{pattern}: no such run folder; correct --runs")
+        folders += map(pathlib.Path, found)
+    runs = _with_tables([read_run(folder) for folder in dict.fromkeys(folders)])
+    seen: dict[str, Run] = {}
+    for run in runs:
+        other = seen.setdefault(f"{_key(run)} seed {run.seed}", run)
+        if other is not run:
+            raise ValueError(
+                f"{other.folder} and {run.folder} are runs of the same task, model, setting, "
+                "hyperparameters and seed; a seed counts once, leave one of them out of --runs"
+            )
+    return runs
+
+
+def _with_tables(runs: Sequence[Run]) -> list[Run]:
+    """Tell the tables of different data with one name apart."""
+    data: dict[str, list[str]] = collections.defaultdict(list)
+    for table, one in sorted({(run.table, run.data) for run in runs}):
+        data[table].append(one)
+
+    def table_of(run: Run) -> str:
+        rivals = data[run.table]
+        shown = _told_apart(rivals)[rivals.index(run.data)]
+        return f"{run.table} [{shown}]" if len(rivals) > 1 else run.table
+
+    return [dataclasses.replace(run, table=table_of(run)) for run in runs]
+
+
+def _data(found: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Name of a user's own data, and what tells them from others, unless the user named them."""
+    keys = _DATA if found["test"] else (*_DATA, "train")
+    where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
+    name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
+    return name, settings.get("task.dataset") or where
+
+
+def read_run(folder: pathlib.Path) -> Run:
+    """Read a run's results.
+
+    Raises:
+      ValueError: the run is not finished, or its results are not what `finetune.py` writes.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ValueError(
+            f"{folder}: no {RESULTS}; the run has not finished (start it again to resume) or this "
+            "is no folder of a run"
+        )
+    found = read_results(path)
+    split = reported_split(found)
+    choice = found.get("selected") or {}
+    settings = _read_settings(folder / SETTINGS_FILE)
+    table, data = found["task"], ""
+    if TASKS[table].is_own:
+        name, data = _data(found, settings)
+        table = f"{table}: {name}"
+    return Run(
+        folder=folder,
+        task=found["task"],
+        model=found["model"],
+        setting=found["setting"],
+        seed=found["seed"],
+        hyperparameters=found["hyperparameters"],
+        selected=choice.get("value"),
+        split=split,
+        scores=found[split],
+        examples=found.get("examples", {}).get(split, {}),
+        rule=choice.get("rule", ""),
+        selected_on_test=tuple(found.get("selected_on_test", ())),
+        settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
+        table=table,
+        data=data,
+    )
+
+
+def _read_settings(path: pathlib.Path) -> dict[str, Any]:
+    """Settings of a run by dotted key."""
+    return dict(_flat(artifacts.read_object(path))) if path.is_file() else {}
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from _flat(one, f"{key}.{name}".removeprefix("."))
+    else:
+        yield key, value
+
+
+def _key(run: Run) -> str:
+    """Fingerprint that seeds share: of all other settings and of the starting parameters."""
+    varied = dict(run.hyperparameters)
+    return artifacts.fingerprint(run.table, run.model, run.setting, varied, dict(run.settings))
+
+
+def place(one: Variant) -> tuple[str, str, str, str]:
+    """Key of the variants of which one is chosen: all but the hyperparameters tried."""
+    fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
+    return one.table, one.model, one.setting, artifacts.fingerprint(fixed)
+
+
+def variants(runs: Iterable[Run], center: str) -> list[Variant]:
+    """The runs put together over seeds; by task, cross-lingual transfer first.
+
+    Args:
+      runs: see `find_runs`.
+      center: "mean" or "median" of the seeds.
+
+    Raises:
+      ValueError: seeds of one variant have scores in other languages or of other examples.
+    """
+    if center not in ("mean", "median"):
+        raise ValueError(f"seeds are put together by mean or median, not {center!r}")
+    groups: dict[str, list[Run]] = collections.defaultdict(list)
+    for run in runs:
+        groups[_key(run)].append(run)
+    for group in groups.values():
+        for run in group[1:]:
+            for what in ("split", "examples"):
+                _same(group[0], run, what, getattr(group[0], what), getattr(run, what))
+            _same(group[0], run, "languages", set(group[0].scores), set(run.scores))
+    order = list(TASKS)
+    made = [Variant(tuple(sorted(g, key=lambda r: r.seed)), center) for g in groups.values()]
+    return sorted(made, key=lambda one: (order.index(one.task), one.setting != "zero_shot"))
+
+
+def _same(one: Run, other: Run, what: str, here: Any, there: Any) -> None:
+    if here != there:
+        raise ValueError(
+            f"{one.folder} and {other.folder} differ in the seed alone, but their {what} differ: "
+            f"{here} and {there}; run both on the same data"
+        )
+
+
+def chosen(found: Iterable[Variant]) -> list[Variant]:
+    """Choose the best of the hyperparameters tried on the development data, as the papers do.
+
+    Of each task, model, setting and all else that is not tried, see `place`. Where a variant tells
+    no such score, all are kept.
+    """
+    groups: dict[tuple[str, str, str, str], list[Variant]] = collections.defaultdict(list)
+    for one in found:
+        groups[place(one)].append(one)
+    kept: list[Variant] = []
+    for group in groups.values():
+        found_scores = [one.over_seeds(selected) for one in group]
+        known = [score.center for score in found_scores if score is not None]
+        kept += [group[int(np.argmax(known))]] if len(known) == len(group) else group
+    return kept

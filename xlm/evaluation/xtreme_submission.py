@@ -1,0 +1,170 @@
+"""Predictions of runs as the folder that XTREME's evaluate.py reads.
+
+    predictions/TASK/test-LANGUAGE.tsv   json for questions
+
+by its README and reader functions: one label a line; one tag a line and an empty line after each
+sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a line, tab between
+them (BUCC); one object of answers by question id.
+
+XTREME's own tests have no labels: predict.py writes what a run predicts for them to
+`RUN/predictions/unlabelled.LANGUAGE.jsonl`. Where there are any, nothing else is taken of that
+task: what a run was scored on is then other text, such as development data.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from input_pipeline.tasks.tasks import TASKS
+from xlm.common import artifacts
+from xlm.evaluation import task_results
+from xlm.evaluation.xtreme_runs import XTREME, Run, Variant
+
+UNLABELLED = "unlabelled"
+
+
+def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
+    """Write the predictions of one model in one setting; of the best seed on development data.
+
+    Args:
+      folder: where "predictions" goes.
+      best: one variant of each task at most; tasks that XTREME does not have are left out.
+
+    Returns:
+      By XTREME's name of a task, the languages that it wants and that have no predictions.
+
+    Raises:
+      ValueError: predictions that are not those of the run's results.
+    """
+    runs: dict[str, Run] = {}
+    for one in (variant for variant in best if variant.task in XTREME):
+        if one.task in runs:
+            raise ValueError(
+                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task} between "
+                "which no score on development data chooses: they have none, or differ in more "
+                "than tuned hyperparameters; leave all but one out of --runs"
+            )
+        runs[one.task] = _best_seed([run for run in one.runs if _has_unlabelled(run)] or one.runs)
+    missing = {}
+    for task in XTREME:
+        name = TASKS[task].xtreme_name
+        run = runs.get(task)
+        written: list[str] = []
+        if run is not None:
+            written = list(_write_task(folder / "predictions" / name, run))
+        absent = [one for one in TASKS[task].languages if one not in written]
+        if absent:
+            missing[name] = absent
+    return missing
+
+
+def _best_seed(runs: Sequence[Run]) -> Run:
+    return max(runs, key=lambda run: -1 if run.selected is None else run.selected)
+
+
+def _has_unlabelled(run: Run) -> bool:
+    return any((run.folder / "predictions").glob(f"{UNLABELLED}.*.jsonl"))
+
+
+def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
+    """Write the languages of a run that XTREME has; yield each."""
+    is_scored = not _has_unlabelled(run)
+    for language in TASKS[run.task].languages:
+        path = run.folder / "predictions" / f"{UNLABELLED}.{language}.jsonl"
+        if is_scored:
+            path = path.with_name(f"{run.split}.{language}.jsonl")
+            if run.split != "test" or language not in run.scores:
+                continue
+        elif not path.is_file():
+            continue
+        form = _FORMATS[TASKS[run.task].kind]
+        lines = _read(path, run, language, form, is_scored=is_scored)
+        text = "\n".join(form.rows(lines, path))
+        artifacts.write_text(folder / f"test-{language}.{form.suffix}", text + "\n")
+        yield language
+
+
+# Lines of predictions, of which what is read is declared.
+class _Labelled(msgspec.Struct):
+    id: str
+    prediction: str
+
+
+class _Tagged(msgspec.Struct):
+    id: str
+    prediction: list[str]
+
+
+class _Pair(msgspec.Struct):
+    source: str
+    target: str
+
+
+class _Format(NamedTuple):
+    """Form of the predictions of a kind: from our lines and their file to lines of XTREME's."""
+
+    rows: Callable[[Sequence[Any], pathlib.Path], Iterable[str]]
+    suffix: str = "tsv"
+    line: type = _Labelled  # ours
+    is_per_example: bool = True
+
+
+def _read(
+    path: pathlib.Path, run: Run, language: str, form: _Format, *, is_scored: bool
+) -> list[Any]:
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
+            "again"
+        )
+    lines: list[Any] = task_results.read_lines(path, form.line)
+    wanted = run.examples.get(language, len(lines))
+    if is_scored and form.is_per_example and len(lines) != wanted:
+        raise ValueError(
+            f"{path}: {len(lines)} predictions for {wanted} examples; run the evaluation again"
+        )
+    return lines
+
+
+def _labels(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
+    yield from (line.prediction for line in lines)
+
+
+def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield from line.prediction
+        if number + 1 < len(lines):
+            yield ""
+
+
+def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
+    """The place, among the file's ids, of each id found: both sides have the same ids in order."""
+    places = {line.id: place for place, line in enumerate(lines)}
+    for number, line in enumerate(lines, 1):
+        if line.prediction not in places:
+            raise ValueError(
+                f"{path}:{number}: prediction {line.prediction!r} is not one of the file's ids"
+            )
+        yield str(places[line.prediction])
+
+
+def _pairs(lines: Iterable[_Pair], path: pathlib.Path) -> Iterator[str]:
+    yield from (f"{line.source}\t{line.target}" for line in lines)
+
+
+def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
+    found = {line.id: line.prediction for line in lines}
+    yield json.dumps(found, ensure_ascii=False, indent=1)
+
+
+# By kind; those of other kinds are in no submission.
+_FORMATS = {
+    "classification": _Format(_labels),
+    "tagging": _Format(_tags, line=_Tagged),
+    "extractive_qa": _Format(_answers, suffix="json"),
+    "retrieval": _Format(_positions),
+    "mining": _Format(_pairs, line=_Pair, is_per_example=False),
+}

@@ -1,0 +1,188 @@
+"""Builders of evaluators, during training and after it."""
+
+import pathlib
+from typing import Any
+
+import jax
+import sentencepiece as spm
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.evaluation.examples import Examples
+from xlm.evaluation.masked_lm import ExactMaskedLM
+from xlm.evaluation.replaced_token import ReplacedTokenDetection
+from xlm.evaluation.retrieval import HasEncoder, Retrieval
+from xlm.evaluation.sampled_loss import SampledLoss
+from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
+from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from xlm.experiment.pretrained import read_run
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import Objective
+from xlm.objectives.replaced_token import ReplacedToken
+from xlm.training.progress import Evaluator
+
+
+def training_evaluators(
+    config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh
+) -> list[Evaluator]:
+    """Build the evaluators during training, none for objectives without masked LM.
+
+    They are the exact and the sampled loss, and for replaced-token detection the scores of the
+    discriminator. Retrieval, which is evaluated after training alone, is checked here as well.
+
+    Raises:
+      ValueError: as `detection` and `retrieval`.
+    """
+    if not has_masked_lm(objective):
+        return []
+    _check_retrieval(config, encoder_of(objective), store)
+    masked_lm = masked_lm_of(objective)
+    evaluators: list[Evaluator] = [
+        exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
+        sampled_loss(config, masked_lm, store, mesh),
+    ]
+    if found := detection(config, objective, store, mesh, in_training=True):
+        evaluators.append(found)
+    return evaluators
+
+
+def detection(
+    config: ConfigDict,
+    objective: Objective,
+    store: PackedDataset,
+    mesh: Mesh,
+    *,
+    in_training: bool,
+) -> ReplacedTokenDetection | None:
+    """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
+
+    Returns:
+      The evaluator; None for an objective without a discriminator.
+
+    Raises:
+      ValueError: `evaluation.frozen_generator` is not the working directory of a run of
+        replaced-token detection on the same vocabulary.
+    """
+    options, found = evaluation_settings(config), encoder_of(objective)
+    if not isinstance(found, ReplacedToken):
+        return None
+    return ReplacedTokenDetection(
+        found,
+        store,
+        rate=found.generator.mask.rate,
+        batch_size=options.batch_size,
+        max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
+        seed=options.seed,
+        frozen=_frozen_generator(options.frozen_generator, config.objective, store),
+        mesh=mesh,
+    )
+
+
+def _frozen_generator(
+    path: str, objective: str, store: PackedDataset
+) -> tuple[ReplacedToken, Any] | None:
+    """Read the generator of another run, and its parameters; None if there is no path."""
+    if not path:
+        return None
+    folders = Folders(pathlib.Path(path))
+    if not (folders.train / "settings.json").exists():
+        raise ValueError(
+            f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "
+            "that of a run of replaced-token detection, or leave the key empty"
+        )
+    trained = read_run(folders, objective)
+    found = encoder_of(trained.objective)
+    if not isinstance(found, ReplacedToken):
+        raise ValueError(
+            f"evaluation.frozen_generator is {path!r}, a run without a generator: its objective is "
+            f"{type(found).__name__}; name one of replaced-token detection"
+        )
+    if open_packed_dataset(folders).tokenizer != store.tokenizer:
+        raise ValueError(
+            f"evaluation.frozen_generator is {path!r}, whose vocabulary differs from this run's "
+            f"({store.folder}); name a run on the same vocabulary"
+        )
+    return found, jax.device_get(trained.params)
+
+
+def exact_masked_lm(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh, *, in_training: bool
+) -> ExactMaskedLM:
+    """Build the exact evaluation, on fewer sequences if it is run during training."""
+    options = evaluation_settings(config)
+    return ExactMaskedLM(
+        masked_lm,
+        store,
+        num_folds=options.num_folds,
+        batch_size=options.batch_size,
+        max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
+        seed=options.seed,
+        mesh=mesh,
+    )
+
+
+def sampled_loss(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
+) -> SampledLoss:
+    """Build the comparison of sampled and exact loss on held-out batches like in training."""
+    options = evaluation_settings(config)
+    return SampledLoss(
+        masked_lm,
+        store,
+        # As many sequences as are planned together in training: more could exceed the capacity.
+        batch_size=config.train.batch_size // config.train.accumulation_steps,
+        max_sequences=options.max_sequences_in_training,
+        seed=options.seed,
+        mesh=mesh,
+    )
+
+
+def retrieval(
+    config: ConfigDict, encoder: HasEncoder, store: PackedDataset, mesh: Mesh
+) -> Retrieval:
+    """Build retrieval on the parallel sets of the packed dataset.
+
+    Raises:
+      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
+        fewer positions than their sentences have tokens.
+    """
+    _check_retrieval(config, encoder, store)
+    options = evaluation_settings(config)
+    return Retrieval(
+        encoder,
+        store,
+        layer=options.retrieval_layer,
+        pivot=options.retrieval_pivot,
+        batch_size=options.batch_size,
+        max_sentences=options.retrieval_max_sentences,
+        mesh=mesh,
+    )
+
+
+def _check_retrieval(config: ConfigDict, encoder: HasEncoder, store: PackedDataset) -> None:
+    layer = evaluation_settings(config).retrieval_layer
+    num_layers = encoder.encoder.settings.num_layers
+    if store.parallel and layer > num_layers:
+        raise ValueError(
+            f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "
+            "(model.num_layers); choose one of them, best in the middle, or 0 for the embeddings"
+        )
+    max_length = encoder.encoder.settings.max_length
+    for name, (language, *_) in store.parallel.items():
+        length = store.parallel_rows(name, language).shape[1]
+        if length > max_length:
+            raise ValueError(
+                f"model.max_length is {max_length}, but parallel sentences have {length} tokens in "
+                f"{store.folder} (store.parallel_length of prepare_data.py); raise the one or "
+                "prepare the rows with a smaller other"
+            )
+
+
+def examples(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
+) -> Examples:
+    """Build example predictions of masked pieces in held-out sentences."""
+    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
+    pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
+    return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)

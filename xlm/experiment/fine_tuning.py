@@ -1,0 +1,321 @@
+"""Builders of fine-tuning: the model, its program, what selects and what evaluates."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import msgspec
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import tokenizer_hash
+from input_pipeline.tasks.batches import FeatureStream, padding_ratio
+from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.features import sentence_features
+from xlm.evaluation.search import SentenceEncoder
+from xlm.evaluation.tasks import Predictor, TaskData
+from xlm.experiment import task_data
+from xlm.experiment.data import settings
+from xlm.experiment.model import check_batch
+from xlm.experiment.pretrained import Pretrained
+from xlm.experiment.task_kinds import KINDS, SEARCHES
+from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
+from xlm.interop.params_file import Encoder as Encoding
+from xlm.models.encoder import Encoder, EncoderSettings, init_params
+from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
+from xlm.training.accumulation import Accumulation
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.schedules import wsd_decay_steps
+from xlm.training.settings import TrainSettings
+from xlm.training.sharding import MeshSettings, host_parts, make_mesh
+from xlm.training.step import TrainFunctions, make_train_functions
+
+MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
+# What of the encoder can stay as it is.
+_GROUPS = ("embeddings", "layers")
+
+
+def objective(
+    config: ConfigDict, pretrained: Pretrained, class_weights: tuple[float, ...] = ()
+) -> FineTuning:
+    """The encoder with a new head; of classes that weigh differently with their weights.
+
+    Raises:
+      ValueError: rows are longer than the encoder's positions.
+    """
+    return with_head(config, encoder_settings(config, pretrained.settings), class_weights)
+
+
+def with_head(
+    config: ConfigDict, encoder: EncoderSettings, class_weights: tuple[float, ...] = ()
+) -> FineTuning:
+    """An encoder of these settings with the head of the task.
+
+    Raises:
+      ValueError: it has no cross-attention, which is to be used.
+    """
+    options = task_settings(config)
+    kind = KINDS[options.task.kind]
+    if options.cross_attention and not encoder.cross_attention:
+        raise ValueError(
+            f"task.cross_attention is True, but the encoder {config.init_from!r} (init_from) has "
+            'no cross-attention; start from a run of objective "veco", or its export with '
+            "--part=encoder_decoder, or set task.cross_attention to False"
+        )
+    made = CrossPairFineTuning if options.cross_attention else FineTuning
+    loss: TaskLoss = kind.loss
+    if class_weights:  # of a kind with classes
+        loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
+    by_rows = config.optimizer.embedding_update == "rows"
+    return made(Encoder(encoder), kind.head(options, encoder.dropout_rate), loss, by_rows)
+
+
+def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
+    """Settings of a pre-trained encoder, with those of the `model` section in their place.
+
+    Raises:
+      ValueError: rows are longer than the encoder's positions.
+    """
+    length = task_settings(config).max_length
+    if length > pretrained.max_length:
+        raise ValueError(
+            f"task.max_length is {length}, but the encoder has {pretrained.max_length} positions; "
+            "lower it (of questions lower task.stride and task.max_query_length with it)"
+        )
+    return dataclasses.replace(pretrained, **config.model.to_dict())
+
+
+def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
+    """Lengths and intervals of a run over so many features.
+
+    Raises:
+      ValueError: a batch does not divide evenly over the devices.
+    """
+    train = config.train
+    check_batch(train.batch_size, mesh())
+    steps_per_epoch = math.ceil(num_features / train.batch_size)
+    num_steps = max(round(train.epochs * steps_per_epoch), 1)
+    interval = max(num_steps // train.evaluations, 1)
+    return TrainSettings(
+        num_steps=num_steps,
+        batch_size=train.batch_size,
+        accumulation_steps=train.accumulation_steps,
+        seed=train.seed,
+        log_every=train.log_every,
+        evaluate_every=interval,
+        checkpoint_every=interval,
+        keep_checkpoints=train.keep_checkpoints,
+        tensorboard=train.tensorboard,
+    )
+
+
+def mesh() -> Mesh:
+    """All devices, which share out the batch."""
+    return make_mesh(MESH)
+
+
+def warmup_steps(optimizer: ConfigDict, num_steps: int) -> int:
+    """Derive the steps of warm-up from `optimizer.warmup_share`, at most what a decay leaves.
+
+    Raises:
+      ValueError: warm-up and decay are more than the run.
+    """
+    share, decay_steps = optimizer.warmup_share, 1
+    if optimizer.schedule == "wsd":
+        if share + optimizer.decay_fraction > 1:
+            raise ValueError(
+                f"optimizer.warmup_share is {share} and optimizer.decay_fraction "
+                f"{optimizer.decay_fraction}, together more than 1; lower one of them"
+            )
+        decay_steps = wsd_decay_steps(optimizer, num_steps)
+    return min(round(share * num_steps), num_steps - decay_steps)
+
+
+def train_functions(
+    config: ConfigDict, fine_tuning: FineTuning, mesh: Mesh | AbstractMesh, num_steps: int
+) -> TrainFunctions:
+    """The compiled functions of the run.
+
+    Raises:
+      ValueError: `optimizer.frozen` names something else than parts of the encoder.
+    """
+    if unknown := sorted(set(config.optimizer.frozen) - set(_GROUPS)):
+        raise ValueError(
+            f"optimizer.frozen names {unknown}, must be of {_GROUPS}; the head is never frozen"
+        )
+    optimizer = settings(
+        OptimizerSettings,
+        config.optimizer,
+        "optimizer",
+        read_elsewhere=("warmup_share",),
+        warmup_steps=warmup_steps(config.optimizer, num_steps),
+        kind="adamw",
+        muon_learning_rate=0.0,
+        muon_momentum=0.0,
+        stages=(),
+        restart_schedule=True,
+    )
+    accumulation = Accumulation(config.train.accumulation_steps, warmup_steps=0)
+    return make_train_functions(
+        fine_tuning, optimizer, MESH, mesh, num_steps=num_steps, accumulation=accumulation
+    )
+
+
+def initial_params(
+    fine_tuning: FineTuning, pretrained: Pretrained, seed: int, *, random: bool
+) -> Callable[[], Any] | None:
+    """Initialiser of the parameters: the encoder's and a random head; None for all random."""
+    if random:
+        return None
+
+    def make() -> Any:
+        encoder = {name: value for name, value in pretrained.params.items() if name != "head"}
+        return {"encoder": encoder, "task": fine_tuning.init_head(jax.random.key(seed))}
+
+    return make
+
+
+def training_data(
+    config: ConfigDict, data: Sequence[TaskData], pad: int, mesh: Mesh
+) -> StreamedData:
+    """This host's part of the training batches."""
+    options = task_settings(config)
+    features = [feature for one in data for feature in one.features]
+    stream = FeatureStream(
+        features, config.train.batch_size, options.lengths, config.train.seed, pad
+    )
+    return StreamedData(stream, "threads", *host_parts(mesh))
+
+
+def predictor(
+    config: ConfigDict, fine_tuning: FineTuning, pad: int, mesh: Mesh | None
+) -> Predictor:
+    """Predictor of scores for features."""
+    return Predictor(
+        fine_tuning,
+        batch_size=config.evaluation.batch_size,
+        buckets=task_settings(config).lengths,
+        pad=pad,
+        mesh=mesh,
+    )
+
+
+def run_metadata(config: ConfigDict) -> dict[str, Any]:
+    """Metadata of a run, with which its results begin."""
+    options = task_settings(config)
+    name = config.model_name or pathlib.Path(config.init_from).name
+    if options.task.is_search:
+        named = SEARCHES[options.task.kind].options
+        varied: dict[str, Any] = {name: getattr(options, name) for name in named}
+    else:
+        varied = {
+            "learning_rate": config.optimizer.learning_rate,
+            "batch_size": config.train.batch_size,
+            "epochs": config.train.epochs,
+        }
+        if config.optimizer.frozen:
+            varied["frozen"] = ", ".join(config.optimizer.frozen)
+        if options.reads_mean:
+            varied["text_pooling"] = options.text_pooling
+    dataset = options.dataset or pathlib.Path(options.root).absolute().name
+    return {
+        "task": options.name,
+        **({"dataset": dataset} if options.task.is_own else {}),
+        "model": f"{name}, random" if config.random_init else name,
+        "setting": _setting(options),
+        "seed": config.train.seed,
+        "hyperparameters": varied,
+    }
+
+
+def _setting(options: TaskSettings) -> str:
+    """Setting by the languages that are trained on, as `xlm.evaluation.xtreme_runs.SETTINGS` has
+    them.
+
+    Translate-train-all is training on translations of English into all languages that are tested,
+    which is what training data in other languages are of the datasets that come with such.
+    """
+    if options.task.is_search:
+        return "zero_shot"
+    trained = task_data.languages(options, "train")
+    if trained == ("en",):
+        return "zero_shot"
+    if len(trained) == 1:
+        return f"transfer_from:{trained[0]}"
+    tested = set(options.test_languages or options.task.languages)
+    if "translate_train" in (options.task.tfds or {}) and tested <= set(trained):
+        return "translate_train_all"
+    return f"trained_on:{'+'.join(sorted(trained))}"
+
+
+def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, Any]:
+    """Notes kept with the parameters: the encoder's settings and the tokenizer's hash."""
+    return {
+        "encoder": dataclasses.asdict(fine_tuning.encoder.settings),
+        "tokenizer": tokenizer_hash(pretrained.tokenizer),
+    }
+
+
+def encoder_of_notes(found: Encoding) -> EncoderSettings:
+    """Return the settings of an encoder of notes."""
+    return EncoderSettings(**msgspec.structs.asdict(found))
+
+
+def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
+    """Ratio of evaluated tokens padded to `task.max_length` to those padded to buckets."""
+    options, size = task_settings(config), config.evaluation.batch_size
+    rows = [feature for one in data for feature in one.features]
+    return padding_ratio(rows, size, options.lengths, options.max_length)
+
+
+def sentence_encoder(
+    config: ConfigDict, pretrained: Pretrained, tokenizer: Tokenizer
+) -> SentenceEncoder:
+    """Encoder of sentences as vectors.
+
+    Raises:
+      ValueError: the encoder has no such layer, or sentences are longer than its positions.
+    """
+    options, settings = task_settings(config), encoder_settings(config, pretrained.settings)
+    if not 0 <= options.layer <= settings.num_layers:
+        raise ValueError(
+            f"task.layer is {options.layer}, but the encoder has {settings.num_layers} layers; "
+            "choose one of them, best in the middle, or 0 for the embeddings"
+        )
+    encoder, params = Encoder(settings), pretrained.params
+    if config.random_init:
+        initial = init_params(encoder, jax.random.key(config.train.seed))
+        params = jax.device_get(nn.unbox(initial))
+    special = tokenizer.special
+    return SentenceEncoder(
+        encoder,
+        params,
+        layer=options.layer,
+        batch_size=config.evaluation.batch_size,
+        buckets=options.lengths,
+        pad=special.pad,
+        specials=special.special_ids(),
+        mesh=mesh(),
+    )
+
+
+def sentence_vectors(
+    options: TaskSettings, tokenizer: Tokenizer, encoder: SentenceEncoder, pairs: SentencePairs
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N, D] and [M, D] vectors of the two sides of a search."""
+    source, target = (
+        encoder(
+            sentence_features(
+                side.texts, tokenizer.processor, tokenizer.special, options.max_length
+            )
+        )
+        for side in (pairs.source, pairs.target)
+    )
+    return source, target

@@ -1,0 +1,321 @@
+"""Builder of masked language modelling, with terms on pairs of translations."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.stream import PACKED
+from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.output_layer import (
+    OutputLayerSettings,
+    TokenStatistics,
+    make_exact_layer,
+    make_output_layer,
+)
+from knn_sampling.working_rows import check_capacity
+from vocap.allocation import language_probabilities
+from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares
+from xlm.experiment.objectives import Setup
+from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.objectives.contrastive import ContrastSettings, SentenceContrast
+from xlm.objectives.cross_mlm import CrossMLM
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masking import MaskSettings
+from xlm.objectives.mixture import Mixture, Term
+from xlm.objectives.objective import Objective
+from xlm.objectives.replaced_token import ReplacedToken
+from xlm.objectives.translation_lm import TranslationLM
+
+
+def build(setup: Setup) -> Objective:
+    """Build masked LM on packed sequences, with TLM and sentence contrast if there are pairs.
+
+    Raises:
+      ValueError: settings do not fit the data; the message names the keys.
+    """
+    found = masked_lms(setup, encoder_settings(setup))
+    contrast = setup.settings(ContrastSettings, "contrast")
+    terms = {PACKED: Term(found[PACKED], "mlm")}
+    if PAIRS in found:
+        terms[PAIRS] = Term(found[PAIRS], "tlm")
+    if SEPARATE_PAIRS in found:
+        contrasted = SentenceContrast(found[SEPARATE_PAIRS], contrast)
+        terms[SEPARATE_PAIRS] = Term(contrasted, "mlm_and_contrast")
+    return found[PACKED] if len(terms) == 1 else Mixture(terms)
+
+
+def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
+    """Build masked LM for each kind of batch that the run has.
+
+    Args:
+      encoder: settings of the model that all share.
+      scope: key of its parameters, see `MaskedLM`.
+    """
+    data = data_settings(setup.config)
+    parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
+    first, *later = _packed_statistics(setup)
+    found: dict[str, MaskedLM] = {
+        PACKED: MaskedLM(
+            **parts,
+            name="mlm",
+            statistics=first[1],
+            later_statistics=tuple(later),
+            languages=setup.store.languages,
+        )
+    }
+    if not (data.pair_share or data.contrast_share):
+        return found
+    parts["mask"] = parts["mask"].of_pairs()
+    of_pairs = _pair_statistics(setup)._replace(languages=first[1].languages)
+    of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
+    if data.pair_share:
+        kind = kind_of_pairs(setup.config)
+        restart = kind == PAIRS and data.pair_positions == "restart"
+        found[kind] = dataclasses.replace(of_separate_pairs, positions_restart=restart)
+    if data.contrast_share:
+        found[SEPARATE_PAIRS] = of_separate_pairs
+    return found
+
+
+def has_masked_lm(objective: Objective) -> bool:
+    """Whether an objective is masked LM on packed sequences, or has it as a term or generator."""
+    return isinstance(_masked_lm(objective), MaskedLM)
+
+
+def masked_lm_of(objective: Objective) -> MaskedLM:
+    """Return an objective's masked LM on packed sequences: itself, a part, or the generator.
+
+    Raises:
+      ValueError: it has none.
+    """
+    found = _masked_lm(objective)
+    if not isinstance(found, MaskedLM):
+        raise ValueError(
+            f"the objective {type(objective).__name__} has no masked LM on packed sequences, so no "
+            "encoder with a masked-LM head to evaluate, to export or to start from"
+        )
+    return found
+
+
+def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
+    """Return the part of an objective with the encoder that is fine-tuned, and its parameters.
+
+    Raises:
+      ValueError: it has none.
+    """
+    found = packed_term(objective)
+    return found if isinstance(found, ReplacedToken) else masked_lm_of(objective)
+
+
+def _masked_lm(objective: Objective) -> Objective | None:
+    found = packed_term(objective)
+    if isinstance(found, CrossMLM):
+        return found.masked_lm
+    return found.generator if isinstance(found, ReplacedToken) else found
+
+
+def packed_term(objective: Objective) -> Objective | None:
+    """Return the objective of packed sequences: itself or a term; None if there is none."""
+    if not isinstance(objective, Mixture):
+        return objective
+    return objective.terms[PACKED].objective if PACKED in objective.terms else None
+
+
+def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
+    """Settings of the encoder in the config.
+
+    Args:
+      cross_attention: whether the objective trains cross-attention.
+
+    Raises:
+      ValueError: it has fewer positions than sequences or pairs have tokens, or cross-attention
+        that is not trained, or none that is.
+    """
+    found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
+    if found.cross_attention != cross_attention:
+        raise ValueError(
+            f"model.cross_attention is {found.cross_attention}, must be {cross_attention} with "
+            f'objective {setup.config.objective!r}; the objective that trains it is "veco"'
+        )
+    if found.max_length < setup.store.length:
+        raise ValueError(
+            f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
+            "tokens (store.length); raise it to that at least"
+        )
+    data = data_settings(setup.config)
+    longest = max(data.pair_buckets, default=0)
+    if (data.pair_share or data.contrast_share) and found.max_length < longest:
+        raise ValueError(
+            f"model.max_length is {found.max_length}, but pairs are padded to {longest} tokens "
+            "(data.pair_buckets); raise it to that at least, or leave longer buckets out"
+        )
+    return found
+
+
+def _parts(setup: Setup) -> dict[str, Any]:
+    """Common fields of masked LM on packed sequences and on pairs, but for the encoder."""
+    store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
+    mask = setup.settings(MaskSettings, "mask")
+    _check_capacity(setup, settings, mask)
+    _check_refresh_interval(setup, settings, mask)
+    vocab_axes, embed_axes = (
+        setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
+    )
+    layout: dict[str, Any] = {
+        "num_valid": store.vocab_size,
+        "mesh": setup.mesh,
+        "vocab_axes": vocab_axes,
+        "embed_axes": embed_axes,
+    }
+    full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
+    return {
+        "output_layer": make_output_layer(settings, **layout),
+        "exact_layer": make_exact_layer(settings, **layout),
+        "mask": mask,
+        "num_steps": setup.num_steps,
+        "bos": store.special.bos,
+        "pad": store.special.pad,
+        "mask_id": store.special.mask,
+        "special_ids": store.special.special_ids(),
+        "across_documents": data_settings(setup.config).across_documents,
+        "row_capacity": settings.row_capacity,
+        "frequency_bias": settings.frequency_bias,
+        "full_softmax_from": setup.num_steps - full_softmax_steps if settings.is_sampled else None,
+    }
+
+
+def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
+    """Raise ValueError if what a batch must keep can exceed a group's V', or a step's rows."""
+    data, length = data_settings(setup.config), setup.store.length
+    batches = [(setup.batch_size, length, mask)]
+    if data.pair_share or data.contrast_share:  # short pairs are more to a batch
+        tokens, of_pairs = setup.batch_size * length, mask.of_pairs()
+        batches += [(tokens // bucket, bucket, of_pairs) for bucket in data.pair_buckets]
+    groups = []
+    for size, length, masking in batches:
+        if settings.is_sampled and 0 < settings.row_capacity < setup.vocab_size:
+            num_targets = size * masking.slots(length)
+            check_capacity(settings.row_capacity, size * length, num_targets, setup.vocab_size)
+        sequences = size // max(settings.num_groups(size), 1)
+        groups.append((sequences * masking.slots(length), sequences, length))
+    targets, sequences, length = max(groups)
+    distinct = min(targets, setup.store.vocab_size)
+    if settings.kind == "knn" and settings.capacity < distinct:
+        raise ValueError(
+            f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
+            f"of {length} tokens can have {distinct} distinct targets, all of which must fit; "
+            "raise the capacity or lower output_layer.group_size or train.batch_size"
+        )
+
+
+def _check_refresh_interval(
+    setup: Setup, settings: OutputLayerSettings, mask: MaskSettings
+) -> None:
+    """Warn if |V| << n |W| (VoCap, Section 3.1) does not hold under any interpretation."""
+    targets = setup.config.train.batch_size * mask.slots(setup.store.length)
+    vocab_size, n = setup.store.vocab_size, settings.refresh_every
+    if settings.kind == "knn" and n * targets < vocab_size:
+        logging.warning(
+            "output_layer.refresh_every is %d: a refresh compares %d tokens with all others, and "
+            "the %d targets of these steps (%d each, train.batch_size x mask.rate x store.length) "
+            "are fewer, so the full softmax would cost less; set refresh_every to %d or more "
+            "(10 times the vocabulary), or raise train.batch_size",
+            n, vocab_size, n * targets, targets, math.ceil(10 * vocab_size / targets),
+        )  # fmt: skip
+
+
+def language_shares(
+    config: ConfigDict, store: PackedDataset, alpha: float | None = None
+) -> dict[str, float]:
+    """Share of each language in the training stream (Eq. 3), by default for `data.alpha`."""
+    tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
+    return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
+
+
+def _no_statistics() -> TokenStatistics:
+    """Token statistics of no tokens, for output layers that look at none."""
+    kinds = (jnp.float32, jnp.uint32, jnp.int32)
+    return TokenStatistics(*(jnp.zeros(0, kind) for kind in kinds))
+
+
+def _pair_statistics(setup: Setup) -> TokenStatistics:
+    """Token statistics of the pairs; all of the bitext is read, but not for an exact softmax."""
+    if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
+        return _no_statistics()
+    alpha = data_settings(setup.config).pair_alpha
+    counts = token_counts(setup.store, alpha, pair_shares(setup.config, setup.store))
+    return statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
+
+
+def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
+    """Token statistics of the packed sequences, with the first step of each phase.
+
+    An exact softmax has none, but for a bias that begins with the frequencies of the first phase.
+    """
+    layer = setup.settings(OutputLayerSettings, "output_layer")
+    if not (layer.is_sampled or layer.frequency_bias):
+        return [(0, _no_statistics())]
+    data = data_settings(setup.config)
+    # Phases count only steps on packed sequences.
+    share = 1 - data.pair_share - data.contrast_share
+    phases = ((0, data.alpha), *((round(step / share), a) for step, a in data.alpha_phases))
+    return [
+        (step, token_statistics(setup.store, language_shares(setup.config, setup.store, alpha),
+                                setup.vocab_size))
+        for step, alpha in (phases if layer.is_sampled else phases[:1])
+    ]  # fmt: skip
+
+
+def token_statistics(
+    store: PackedDataset, shares: Mapping[str, float], vocab_size: int
+) -> TokenStatistics:
+    """Token statistics of the training text, for a table of `vocab_size` rows.
+
+    Args:
+      store: packed dataset with the counts of each language.
+      shares: shares of the languages in the stream.
+    """
+    counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
+    return statistics_of(store, counts, vocab_size)
+
+
+def statistics_of(
+    store: PackedDataset, counts: Iterable[tuple[float, np.ndarray]], vocab_size: int
+) -> TokenStatistics:
+    """Token statistics of a mixture of sources.
+
+    A token's probability as a target is its add-one smoothed frequency in each source, weighted by
+    the sources' shares.
+
+    Args:
+      store: packed dataset, for the ids of special tokens.
+      counts: share and counts [pieces] of each source, read one after the other: those of hundreds
+        of languages and millions of pieces are gigabytes.
+    """
+    special_ids = np.array(store.special.special_ids())
+    mixed, highest = np.zeros(vocab_size), np.zeros(vocab_size)
+    languages, seen = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, bool)
+    for number, (share, of_source) in enumerate(counts):
+        own = np.zeros(vocab_size)
+        own[: store.vocab_size] = of_source
+        own[special_ids] = 0
+        seen |= own > 0
+        own[: store.vocab_size] += 1
+        own[special_ids] = 0
+        own = share * own / own.sum()
+        mixed += own
+        languages[own > highest] = number  # of equal ones the first
+        np.maximum(highest, own, out=highest)
+    return TokenStatistics(
+        jnp.asarray(mixed, jnp.float32),
+        cumulative_thresholds(mixed),
+        jnp.asarray(np.where(seen, languages, -1), jnp.int32),
+    )

@@ -1,0 +1,112 @@
+"""Builders of the mesh, the compiled functions, and the state of a finished run."""
+
+import logging
+from typing import Any, NamedTuple
+
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.experiment import objectives
+from xlm.experiment.data import Folders, settings
+from xlm.experiment.masked_lm import has_masked_lm, masked_lm_of
+from xlm.objectives.objective import Objective
+from xlm.training import compilation
+from xlm.training.checkpoint import restore_latest_params
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.settings import TrainSettings
+from xlm.training.sharding import MeshSettings, make_mesh, num_batch_shards
+from xlm.training.step import TrainFunctions, make_train_functions
+
+
+def set_up_compilation(config: ConfigDict) -> None:
+    """Set what a backend reads when it starts; call it before anything asks for devices."""
+    if config.train.deterministic:
+        compilation.use_deterministic_operations()
+    compilation.use_cache()
+
+
+def train_settings(config: ConfigDict) -> TrainSettings:
+    elsewhere = ("init_from",)
+    return settings(TrainSettings, config.train, "train", read_elsewhere=elsewhere, max_multiples=0)
+
+
+def mesh(config: ConfigDict) -> Mesh:
+    """Create the mesh of the config over all devices.
+
+    Raises:
+      ValueError: mesh, devices and batch do not fit.
+    """
+    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"))
+    check_batch(config.train.batch_size, mesh)
+    return mesh
+
+
+def train_functions(
+    config: ConfigDict, objective: Objective, mesh: Mesh | AbstractMesh
+) -> TrainFunctions:
+    """Build the compiled functions of the run on `mesh`."""
+    train = train_settings(config)
+    return make_train_functions(
+        objective,
+        settings(OptimizerSettings, config.optimizer, "optimizer", frozen=()),
+        settings(MeshSettings, config.mesh, "mesh"),
+        mesh,
+        num_steps=train.num_steps,
+        accumulation=train.accumulation,
+        prng=train.prng,
+    )
+
+
+def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
+    """Log which table rows a step reads and updates, for an objective with masked LM."""
+    if not has_masked_lm(objective):
+        return
+    if config.train.accumulation_steps > 1:
+        reads = "all rows in every step: each part (train.accumulation_steps) touches others"
+    else:
+        size = config.train.batch_size
+        reads = masked_lm_of(objective).describe_table_reads(size, store.length)
+    update = config.optimizer.embedding_update
+    logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
+
+
+def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
+    """Raise ValueError unless a batch divides evenly over the devices."""
+    shards = num_batch_shards(mesh)
+    if batch_size % shards:
+        raise ValueError(
+            f"train.batch_size is {batch_size}, must be a multiple of {shards}, over which the "
+            "mesh's data and fsdp axes split a batch"
+        )
+
+
+class Trained(NamedTuple):
+    """Latest checkpoint of a run.
+
+    Attributes:
+      objective: of its config.
+      step: steps taken.
+      params: parameters, all up to date.
+    """
+
+    objective: Objective
+    step: int
+    params: Any
+
+
+def restore(
+    config: ConfigDict, store: PackedDataset, folders: Folders, mesh: Mesh | None = None
+) -> Trained:
+    """Read the latest checkpoint of the run in a working directory.
+
+    Args:
+      mesh: mesh to place the parameters on; by default that of the config.
+
+    Raises:
+      ValueError: there is no checkpoint, or all are damaged.
+    """
+    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh")) if mesh is None else mesh
+    objective = objectives.objective(config, store, mesh)
+    functions = train_functions(config, objective, mesh)
+    return Trained(objective, *restore_latest_params(folders.train / "checkpoints", functions))

@@ -1,0 +1,177 @@
+"""Inference on other text with a finished run of finetune.py, or with an encoder."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import tokenizer_hash
+from input_pipeline.tasks.examples import SentencePairs, Sentences
+from xlm.common import artifacts, declarations
+from xlm.evaluation import task_results
+from xlm.evaluation.tasks import Line
+from xlm.experiment import checks, objectives, task_data
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment.pretrained import SETTINGS, Pretrained, read_pretrained
+from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
+from xlm.experiment.task_kinds import KINDS, SEARCHES, default_config
+from xlm.experiment.task_settings import Tokenizer, task_settings
+from xlm.interop.params_file import read_params
+
+# Examples per chunk: enough for batches of similar lengths, few enough to show progress.
+CHUNK = 1024
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """Those of the encoder, among the settings of a run; see `Pretrained.digests`."""
+
+    tokenizer: str = ""
+    parameters: str = ""
+
+
+_DIGESTS = Digests.__struct_fields__
+
+
+def run_config(workdir: pathlib.Path) -> ConfigDict:
+    """Read the config of a run of finetune.py.
+
+    Raises:
+      ValueError: there is no such run, or it has not ended.
+    """
+    if not (workdir / RESULTS).exists():
+        raise ValueError(
+            f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
+        )
+    path = workdir / SETTINGS
+    # Digests are no keys of the config, and a record permits no code.
+    sections = artifacts.read_object(path).items()
+    recorded = {name: value for name, value in sections if name not in ("objective", *_DIGESTS)}
+    task = recorded.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
+    with declarations.of_file(path):
+        config = checks.recorded(recorded, default_config(name))
+        task_settings(config)
+    return config
+
+
+class FineTuned:
+    """Model of a finished run: unlabelled examples -> lines of JSON."""
+
+    def __init__(self, workdir: pathlib.Path):
+        """Read the run in `workdir`.
+
+        Raises:
+          ValueError: it has not ended, or its files do not belong together.
+        """
+        config = run_config(workdir)
+        self._options = task_settings(config)
+        params, notes = read_params(workdir / BEST)
+        self._tokenizer = read_tokenizer(workdir, notes.tokenizer)
+        with declarations.of_file(workdir / BEST):
+            objective = builders.with_head(config, builders.encoder_of_notes(notes.encoder))
+            self._params = objectives.checked_params(objective, params)
+        pad = self._tokenizer.special.pad
+        self._predictor = builders.predictor(config, objective, pad, builders.mesh())
+        results = task_results.read_results(workdir / RESULTS)
+        self._threshold = results.get("null_threshold")
+        self._task, self._kind = self._options.task, KINDS[self._options.task.kind]
+
+    def read(self, path: pathlib.Path) -> list[Any]:
+        """Read a user's own examples; see `input_pipeline.tasks.unlabelled`."""
+        return self._kind.readers.unlabelled(path, self._task)
+
+    def __call__(self, examples: Sequence[Any], language: str = "") -> Iterator[list[Line]]:
+        """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`."""
+        for start in range(0, len(examples), CHUNK):
+            data = task_data.featured(
+                self._options, self._tokenizer, language, examples[start : start + CHUNK]
+            )
+            outputs = self._predictor(self._params, data.features)
+            decided = self._kind.decide(self._options, data, outputs)
+            yield self._kind.lines(self._task, data, outputs, decided, self._threshold)
+
+
+def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
+    """Read the tokenizer of a run, of which the hash is in the notes of its parameters.
+
+    Raises:
+      ValueError: it is missing, or another one.
+    """
+    path = workdir / TOKENIZER
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; copy the whole folder of the run")
+    model = path.read_bytes()
+    if tokenizer_hash(model) != expected:
+        raise ValueError(
+            f"{path} is tokenizer {tokenizer_hash(model)}, but {workdir / BEST} was "
+            f"trained with tokenizer {expected}; put the run's own tokenizer back"
+        )
+    return Tokenizer(model)
+
+
+def search_lines(
+    config: ConfigDict,
+    sources: Sentences,
+    targets: Sentences,
+    threshold: float | None,
+    workdir: pathlib.Path | None = None,
+) -> list[Line]:
+    """Search the second text for translations of the first with an encoder.
+
+    Args:
+      config: of a retrieval task, for the nearest sentence of the second text to each of the first;
+        or of a mining task, for pairs that may be translations, best first.
+      threshold: for mining, smallest score of a pair; None for all pairs.
+      workdir: of the run that config and threshold are of; None for none.
+
+    Raises:
+      ValueError: there is no such encoder, it has no such layer, or is not the one of the run.
+    """
+    options = task_settings(config)
+    pretrained = read_pretrained(config.init_from, objective=config.objective)
+    if workdir is not None:
+        _check_encoder(workdir, config.init_from, pretrained)
+    tokenizer = Tokenizer(pretrained.tokenizer)
+    encoder = builders.sentence_encoder(config, pretrained, tokenizer)
+    pairs = SentencePairs(sources, targets, ())
+    source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
+    return SEARCHES[options.task.kind].find(options, pairs, source, target, threshold)
+
+
+def read_digests(workdir: pathlib.Path) -> Digests:
+    """Read the digests that a run has recorded, as far as older ones have."""
+    return declarations.read(workdir / SETTINGS, Digests, remedy="copy the folder of the run again")
+
+
+def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained) -> None:
+    """Check that an encoder is the one of a run, as far as older runs recorded which it was."""
+    recorded, found = read_digests(workdir), pretrained.digests()
+    for name in _DIGESTS:
+        there = getattr(recorded, name)
+        if there not in ("", found[name]):
+            raise ValueError(
+                f"init_from is {init_from!r}, with {name} {found[name]}, but {workdir} was made "
+                f"with {name} {there}: the encoder has changed since; put that of the run "
+                "back, or run finetune.py in another --workdir, or give --config in place of it"
+            )
+
+
+def mining_threshold(
+    config: ConfigDict, workdir: pathlib.Path | None, language: str
+) -> float | None:
+    """Return the smallest score of a mined pair: the run's for the language, or the config's.
+
+    Raises:
+      ValueError: the run has thresholds, and none for the language.
+    """
+    thresholds: dict[str, Any] = {}
+    if workdir is not None:
+        thresholds = task_results.read_results(workdir / RESULTS).get("thresholds", {})
+    if thresholds and language not in thresholds:
+        raise ValueError(
+            f"--language is {language!r}; {workdir} has thresholds of {', '.join(thresholds)}: "
+            "choose one, or give --config with task.threshold, and init_from, instead"
+        )
+    return thresholds.get(language, config.task.threshold)

@@ -1,0 +1,166 @@
+"""Pre-trained encoders for fine-tuning, from runs of train.py or xlm export."""
+
+import dataclasses
+import hashlib
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import tokenizer_hash
+from xlm.common import artifacts, declarations
+from xlm.experiment import checks, model, objectives
+from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset, settings
+from xlm.experiment.masked_lm import encoder_of
+from xlm.interop import model_folder
+from xlm.models.encoder import EncoderSettings, without_cross_attention
+from xlm.training.checkpoint import restore_latest_params
+from xlm.training.sharding import MeshSettings, make_mesh
+
+# A single device: only the parameters are needed, and the batch may not divide over more.
+SETTINGS = "settings.json"
+_MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "slices": 1, "rules": ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """Pre-trained encoder, without any cross-attention unless that was asked for.
+
+    Attributes:
+      settings: its architecture.
+      params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
+        tokenizer's pieces are padding.
+      tokenizer: the serialised SentencePiece model.
+    """
+
+    settings: EncoderSettings
+    params: dict[str, Any]
+    tokenizer: bytes
+
+    def digests(self) -> dict[str, str]:
+        """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
+        return {"tokenizer": tokenizer_hash(self.tokenizer), "parameters": self._digest()}
+
+    def _digest(self) -> str:
+        """SHA-256 of all parameters, in hexadecimal, which differs between checkpoints of a run."""
+        hasher = hashlib.sha256()
+        for path, array in jax.tree.leaves_with_path(self.params):
+            hasher.update(f"{jax.tree_util.keystr(path)} {array.shape}".encode())
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
+
+
+def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = "") -> Pretrained:
+    """Read an encoder from a working directory of train.py, or a folder of
+    `xlm.interop.model_folder`.
+
+    Args:
+      keeps_decoder: whether to keep the cross-attention that there may be.
+      objective: as of `run_config`.
+
+    Raises:
+      ValueError: it is neither, or cannot be read.
+    """
+    folder = pathlib.Path(path)
+    if _is_model_folder(path):
+        sizes, params = model_folder.read_model(folder)
+        found = EncoderSettings(**sizes, dtype="float32")
+        part = (found, params) if keeps_decoder else encoder_alone(found, params)
+        return Pretrained(*part, model_folder.read_tokenizer(folder))
+    return _of_run(Folders(folder), keeps_decoder, objective)
+
+
+def read_settings(
+    path: str, *, keeps_decoder: bool = False, objective: str = ""
+) -> EncoderSettings:
+    """Read the architecture that `read_pretrained` would return, but no weights.
+
+    Raises:
+      ValueError: it is no encoder, or its settings cannot be read.
+    """
+    folder = pathlib.Path(path)
+    if _is_model_folder(path):
+        found = EncoderSettings(**model_folder.read_sizes(folder), dtype="float32")
+    else:
+        folders = Folders(folder)
+        config, store = run_config(folders, objective), open_packed_dataset(folders)
+        with declarations.of_file(folders.train / SETTINGS):
+            found = encoder_of(objectives.objective(config, store)).encoder.settings
+    return found if keeps_decoder else dataclasses.replace(found, cross_attention=False)
+
+
+def _is_model_folder(path: str) -> bool:
+    """Whether an encoder is in a model folder, or in a working directory of train.py.
+
+    Raises:
+      ValueError: it is in neither.
+    """
+    folder = pathlib.Path(path)
+    if (folder / "config.json").exists():
+        return True
+    if (folder / "train" / "settings.json").exists():
+        return False
+    raise ValueError(
+        f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
+        "train.py, or an --output of xlm export or xlm import"
+    )
+
+
+def _of_run(folders: Folders, keeps_decoder: bool, objective: str) -> Pretrained:
+    """Read the encoder of the latest checkpoint of a run of train.py."""
+    trained = read_run(folders, objective)
+    found = encoder_of(trained.objective)
+    params = jax.device_get(found.encoder_params(trained.params))
+    sizes = found.encoder.settings
+    if not keeps_decoder:
+        sizes, params = encoder_alone(sizes, params)
+    return Pretrained(sizes, params, folders.read_tokenizer())
+
+
+def encoder_alone(
+    found: EncoderSettings, params: dict[str, Any]
+) -> tuple[EncoderSettings, dict[str, Any]]:
+    """Leave out cross-attention, which tasks of understanding do without (VECO, Section 2.3)."""
+    return dataclasses.replace(found, cross_attention=False), without_cross_attention(params)
+
+
+def read_run(folders: Folders, objective: str = "") -> model.Trained:
+    """Read the latest checkpoint of a run of train.py, on one device of every host.
+
+    Args:
+      objective: as of `run_config`.
+    """
+    config, store = run_config(folders, objective), open_packed_dataset(folders)
+    with declarations.of_file(folders.train / SETTINGS):
+        mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.local_devices()[:1])
+        built = objectives.objective(config, store, mesh)
+        functions = model.train_functions(config, built, mesh)
+    return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
+
+
+def run_config(folders: Folders, objective: str = "") -> ConfigDict:
+    """Read the recorded config of a run of train.py, for one device.
+
+    Args:
+      objective: name of another package's, which the user gave; a record alone imports no code.
+
+    Raises:
+      ValueError: the record is no config, or its objective is neither built in nor that one.
+    """
+    path = folders.train / SETTINGS
+    # Sections of other stages are not of a record, and could name folders.
+    sections = artifacts.read_object(path).items()
+    recorded = {name: value for name, value in sections if name not in ("rows", *ELSEWHERE)}
+    name = recorded.get("objective", "")
+    if name not in (*objectives.OBJECTIVES, objective):
+        raise ValueError(
+            f"{path}: objective is {name!r}, which is not built in, and code is not imported "
+            "because a folder names it; if you trust it, name it yourself by --config.objective "
+            "(xlm forgetting: --allow_objective)"
+        )
+    with declarations.of_file(path):
+        config = checks.recorded(recorded)
+    config.mesh = {**config.mesh.to_dict(), **_MESH}
+    return config

@@ -1,0 +1,242 @@
+"""Robust sampling of language pairs: phases solved from the moving averages of their losses."""
+
+import dataclasses
+import logging
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.bitext import language_pairs, pair_names
+from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_phases import (
+    PairRecord,
+    Phase,
+    load_pair_record,
+    read_pair_record,
+    write_pair_record,
+)
+from xlm.experiment import streams
+from xlm.experiment.data import pair_shares, settings
+from xlm.objectives.best_response import RobustSettings, best_response
+from xlm.objectives.objective import Extra
+from xlm.objectives.pair_losses import PairSums, mean_pair_losses
+from xlm.objectives.replaced_token import PAIR_LOSSES
+
+RECORD = "pair_weights.json"  # in the folder of training
+
+
+def with_next_phase(
+    record: PairRecord,
+    step: int,
+    losses: Mapping[str, float],
+    settings: RobustSettings,
+    baseline: Mapping[str, float] | None = None,
+) -> PairRecord:
+    """Solve for the worst distribution, and add it to the record as the phase from `step` on.
+
+    Args:
+      step: steps taken.
+      losses: mean loss of each pair, NaN if it was not seen.
+      baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
+        without one counts as not seen.
+
+    Raises:
+      ValueError: losses of other pairs, an infinite loss, or a step that is not after the last.
+    """
+    if set(losses) != set(record.base):
+        differing = sorted(set(losses) ^ set(record.base))
+        raise ValueError(
+            f"losses and base distribution are of different pairs: {differing[:5]}; restore the "
+            "rows that the run began with"
+        )
+    pairs = sorted(record.base)
+    subtracted = [0.0 if baseline is None else baseline.get(pair, math.nan) for pair in pairs]
+    found = best_response(
+        [losses[pair] for pair in pairs],
+        [record.base[pair] for pair in pairs],
+        settings.rho,
+        baseline=np.array(subtracted),
+        min_ratio=settings.min_ratio,
+    )
+    phase = Phase(
+        step=step,
+        weights=dict(zip(pairs, found.weights.tolist(), strict=True)),
+        losses={pair: None if math.isnan(loss) else float(loss) for pair, loss in losses.items()},
+        divergence=found.divergence,
+        eta=found.eta if math.isfinite(found.eta) else None,
+    )
+    return record.extended(phase)
+
+
+def baseline_losses(path: pathlib.Path) -> dict[str, float]:
+    """Read the losses of the last phase of a run's record, of the pairs that it has seen.
+
+    Raises:
+      ValueError: the file is missing or damaged, or has no phases.
+    """
+    record = load_pair_record(path)
+    if not record.phases:
+        raise ValueError(
+            f"robust.baseline: {path} has no phases, and so no losses; finish that run first"
+        )
+    return {pair: loss for pair, loss in record.phases[-1].losses.items() if loss is not None}
+
+
+@dataclasses.dataclass
+class ReweightedData:
+    """Training data whose language pairs are re-weighted by what a run learns, in phases.
+
+    It is an input of the training loop (`xlm.training.loop.LearnedData`). The stream is a pure
+    function of the seed, the step and the recorded phases, so that a resumed run continues exactly.
+
+    Attributes:
+      config: of the run.
+      store: packed dataset.
+      mesh: of the run.
+      settings: of robust sampling.
+      path: file of the record, which the first host writes.
+      record: base distribution and phases so far.
+
+    Raises:
+      ValueError: a baseline is of other pairs, or cannot be read.
+    """
+
+    config: ConfigDict
+    store: PackedDataset
+    mesh: Mesh
+    settings: RobustSettings
+    path: pathlib.Path
+    record: PairRecord
+
+    def __post_init__(self):
+        self._phase_steps = self.settings.phase_steps(self.config.train.num_steps)
+        self._pairs = language_pairs(self.store)  # counts all bitext
+        path = self.settings.baseline
+        self._baseline = baseline_losses(pathlib.Path(path)) if path else None
+        if self._baseline is not None:
+            self._check_baseline(self._baseline)
+        self._data = self._make_data()
+
+    def _check_baseline(self, baseline: Mapping[str, float]) -> None:
+        """Check that there are pairs to compare, and warn of those that keep their share.
+
+        Raises:
+          ValueError: fewer than two pairs have a baseline, so that none would be re-weighted.
+        """
+        pairs = sorted(pair for pair, share in self.record.base.items() if share > 0)
+        missing = [pair for pair in pairs if pair not in baseline]
+        count, path = len(pairs) - len(missing), self.settings.baseline
+        if count < 2:
+            raise ValueError(
+                f"robust.baseline: {path} has losses of {count} of the {len(pairs)} language pairs "
+                f"of this run ({', '.join(pairs[:5])}), but of "
+                f"{', '.join(sorted(baseline)[:5]) or 'none'}; "
+                'at least 2 are needed: name the record of a run on the same pairs, or "" for none'
+            )
+        if missing:
+            logging.warning(
+                "robust.baseline: %s has no losses of %d of %d language pairs (%s), which keep "
+                "their shares", path, len(missing), len(pairs), ", ".join(missing[:5]),
+            )  # fmt: skip
+
+    def _make_data(self) -> StreamedData:
+        first = {0: self.record.base}
+        weights = first | {phase.step: phase.weights for phase in self.record.phases}
+        by_pair = {
+            step: {pair: of_names["-".join(pair)] for pair in self._pairs}
+            for step, of_names in weights.items()
+        }
+        return streams.training_data(self.config, self.store, self.mesh, by_pair)
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        return self._data.batches(steps)
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        return self._data.describe_batch(step)
+
+    def step_values(self, step: int) -> Mapping[str, float]:
+        return self._data.step_values(step)
+
+    def known_until(self, step: int) -> int:
+        later = (phase for phase in self._phase_steps if phase > step)
+        return min(later, default=self.config.train.num_steps)
+
+    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
+        """Forget phases of a future that was lost, and solve the one that begins with `step`.
+
+        Raises:
+          ValueError: an earlier phase, which the run has used, is not in the record.
+        """
+        record = self.record.as_of(step)
+        used = {phase for phase in self._phase_steps if phase < step}
+        if missing := sorted(used - {phase.step for phase in record.phases}):
+            raise ValueError(
+                f"{self.path} has no phases of steps {missing}, which the run of {step} steps has "
+                "used; restore the file, or train in another --workdir"
+            )
+        if step in self._phase_steps and step not in {phase.step for phase in record.phases}:
+            found = np.asarray(mean_pair_losses(PairSums(*learned()[PAIR_LOSSES])), np.float64)
+            losses = dict(zip(map("-".join, self._pairs), found.tolist(), strict=True))
+            record = with_next_phase(record, step, losses, self.settings, self._baseline)
+            logging.info(
+                "step %d: language pairs are re-weighted, divergence %.4g from the base",
+                step, record.phases[-1].divergence,
+            )  # fmt: skip
+            if jax.process_index() == 0:
+                write_pair_record(self.path, record)
+        if record != self.record:
+            self.record = record
+            self._data = self._make_data()
+
+
+def training_data(
+    config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
+) -> StreamedData | ReweightedData:
+    """Build this host's part of the training batches, re-weighted if the config asks for it.
+
+    Args:
+      folder: of training, for the record of the phases.
+
+    Raises:
+      ValueError: settings do not fit each other or the data, or a record belongs to another run.
+    """
+    robust = robust_settings(config)
+    if not robust.num_phases:
+        return streams.training_data(config, store, mesh)
+    streams.log_pair_sampling(config, store)
+    names, base = pair_names(store), pair_shares(config, store)
+    assert base is not None  # by `robust_settings`
+    record = read_pair_record(
+        folder / RECORD, {"-".join(pair): share for pair, share in base.items()}
+    )
+    assert sorted(record.base) == sorted(names)
+    return ReweightedData(config, store, mesh, robust, folder / RECORD, record)
+
+
+def robust_settings(config: ConfigDict) -> RobustSettings:
+    """Read the settings of robust sampling.
+
+    Raises:
+      ValueError: robust sampling is on in a run without what it needs.
+    """
+    robust = settings(RobustSettings, config.robust, "robust")
+    if not robust.num_phases:
+        return robust
+    if config.objective != "replaced_token" or not config.data.pair_share:
+        raise ValueError(
+            f"robust.num_phases is {robust.num_phases}, but robust sampling re-weights the pairs "
+            'of objective "replaced_token", which needs data.pair_share above 0; set '
+            "robust.num_phases to 0, or these keys"
+        )
+    if config.data.pair_sampling == "alpha":
+        raise ValueError(
+            'data.pair_sampling is "alpha", which weights pairs by set; robust sampling needs a '
+            'distribution over language pairs, such as "sinkhorn" or "proportional"'
+        )
+    return robust

@@ -1,0 +1,177 @@
+"""Builder of the training stream: packed sequences and, optionally, pairs of translations."""
+
+from collections.abc import Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import numpy as np
+from absl import logging
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.bitext import SEPARATE_PAIRS, BitextSettings, pair_streams
+from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_sampling import Pair
+from input_pipeline.stream import (
+    AlphaPhases,
+    MixedStream,
+    PhasedStream,
+    Stream,
+    TrainingStream,
+    row_cache,
+)
+from xlm.experiment.data import (
+    DataSettings,
+    data_settings,
+    kind_of_pairs,
+    pair_sampling,
+    pair_shares,
+)
+from xlm.experiment.masked_lm import language_shares
+from xlm.training.sharding import host_parts, num_batch_shards
+
+
+def training_data(
+    config: ConfigDict,
+    store: PackedDataset,
+    mesh: Mesh,
+    weights: Mapping[int, Mapping[Pair, float]] | None = None,
+) -> StreamedData:
+    """Build the stream of this host's part of the training batches on `mesh`.
+
+    Args:
+      weights: share of each language pair by the step from which on it is in force, among them 0;
+        None for those of the config, throughout.
+
+    Raises:
+      ValueError: a batch of pairs does not divide over the devices.
+    """
+    data = data_settings(config)
+    check_batches(config, store, mesh)
+    parts, num_parts = host_parts(mesh)
+    if data.block_bytes and data.lanes % num_parts:
+        logging.warning(
+            "data.lanes is %d, no multiple of the %d parts of a batch that hosts feed: hosts read "
+            "blocks of which others use sequences as well, up to %d times what a multiple needs",
+            data.lanes,
+            num_parts,
+            num_parts,
+        )
+    if weights is None:
+        stream = _training_stream(config, store)
+    else:
+        stream = _reweighted_stream(config, store, weights)
+    return StreamedData(stream, data.loader, parts, num_parts, data.prefetch, data.read_ahead)
+
+
+def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
+    """Raise ValueError unless batches of every kind divide into parts, and parts over devices."""
+    data, train = data_settings(config), config.train
+    shards = num_batch_shards(mesh)
+    sizes = {"train.batch_size": train.batch_size}
+    if data.pair_share or data.contrast_share:
+        tokens = train.batch_size * store.length
+        for length in data.pair_buckets:
+            key = f"data.pair_buckets {length}, of which a batch of {tokens} tokens holds so many"
+            sizes[key] = tokens // length
+    for key, size in sizes.items():
+        if size % (shards * train.accumulation_steps):
+            raise ValueError(
+                f"{key}: {size} must be a multiple of {shards * train.accumulation_steps}: the "
+                f"mesh's data and fsdp axes split each of the {train.accumulation_steps} parts "
+                f"(train.accumulation_steps) of a batch over {shards} devices"
+            )
+        if size % data.lanes:
+            raise ValueError(f"{key}: {size} must be a multiple of data.lanes, {data.lanes}")
+
+
+def _reading_threads(data: DataSettings) -> Executor | None:
+    """Create the threads that read blocks; None where nothing is read by blocks."""
+    if not (data.block_bytes and data.read_threads):
+        return None
+    return ThreadPoolExecutor(data.read_threads, "read_blocks")
+
+
+def _packed_stream(config: ConfigDict, store: PackedDataset, pool: Executor | None) -> Stream:
+    data, train = data_settings(config), config.train
+    blocks = data.block_settings()
+    cache = row_cache(store, pool, blocks) if pool else None
+    phases = {}
+    for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed):
+        shares = language_shares(config, store, alpha)
+        stream = TrainingStream(store, shares, train.batch_size, seed, blocks, cache)
+        phases[first] = alpha, stream
+    return AlphaPhases(phases) if data.alpha_phases else phases[0][1]
+
+
+def _reweighted_stream(
+    config: ConfigDict, store: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
+) -> Stream:
+    """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
+    data, seed = data_settings(config), config.train.seed
+    share, in_turns = data.pair_share, data.kinds_in_turns
+    pool = _reading_threads(data)
+    packed, kinds = _packed_stream(config, store, pool), np.array([1 - share, share])
+    bitext = bitext_settings(config, store.length, is_separate=False)
+    by_step: dict[int, Stream] = {}
+    for number, (first, of_pairs) in enumerate(sorted(weights.items())):
+        streams, shares = pair_streams(store, bitext, seed + number, of_pairs, pool)
+        by_step[first] = MixedStream(streams, shares, seed + number)
+    # Steps on pairs are counted on their own; which ones they are does not depend on weights.
+    order = MixedStream([packed, by_step[0]], kinds, seed, in_turns)
+    phases = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
+    return MixedStream([packed, PhasedStream(phases)], kinds, seed, in_turns)
+
+
+def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+    data, train = data_settings(config), config.train
+    pool = _reading_threads(data)
+    stream = _packed_stream(config, store, pool)
+    if not (data.pair_share or data.contrast_share):
+        return stream
+    log_pair_sampling(config, store)
+    of_languages = pair_shares(config, store)
+    streams: list[Stream] = [stream]
+    shares = [1 - data.pair_share - data.contrast_share]
+    kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
+    for number, (kind, share) in enumerate(kinds):
+        if share:
+            bitext = bitext_settings(config, store.length, is_separate=kind == SEPARATE_PAIRS)
+            pairs, of_pairs = pair_streams(store, bitext, train.seed + number, of_languages, pool)
+            if data.kinds_in_turns:  # kinds take turns, not lengths and sets of pairs
+                streams.append(MixedStream(pairs, of_pairs, train.seed + number))
+                shares.append(share)
+            else:
+                streams += pairs
+                shares += [share * one for one in of_pairs]
+    return MixedStream(streams, np.array(shares), train.seed, data.kinds_in_turns)
+
+
+def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> BitextSettings:
+    """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
+    data = data_settings(config)
+    return BitextSettings(
+        buckets=data.pair_buckets,
+        positions=data.pair_positions,
+        alpha=data.pair_alpha,
+        tokens=config.train.batch_size * length,
+        separate_segments=is_separate,
+        blocks=data.block_settings(),
+    )
+
+
+def pairs_per_step(
+    config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
+) -> float:
+    """Mean number of pairs in a batch of pairs; short ones are more to a batch."""
+    settings = bitext_settings(config, store.length, is_separate=False)
+    streams, of_steps = pair_streams(store, settings, config.train.seed, shares)
+    return float(np.dot([stream.batch_size for stream in streams], of_steps))
+
+
+def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
+    """Log how language pairs are sampled; warn if languages cannot have their shares."""
+    if sampling := pair_sampling(config, store):
+        logging.log(
+            logging.INFO if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
+        )

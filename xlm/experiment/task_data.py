@@ -1,0 +1,364 @@
+"""The data of a fine-tuning run: the examples of a task and their features, by language."""
+
+import collections
+import copy
+import pathlib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from input_pipeline.tasks import held_out, loading
+from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.tasks import Task
+from xlm.evaluation.tasks import TaskData
+from xlm.experiment.task_kinds import KINDS, SEARCHES
+from xlm.experiment.task_settings import (
+    BALANCED,
+    EACH_LANGUAGE,
+    TaskSettings,
+    Tokenizer,
+    task_settings,
+)
+
+SPLITS = ("train", "validation", "test")
+
+
+def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
+    """The config of a task of a user's own with the labels of its training data; others as is.
+
+    Args:
+      known: labels of the same run when it ended, which need not be looked up.
+
+    Raises:
+      ValueError: there are no files; see `loading.load_labels`.
+    """
+    options = task_settings(config)
+    if not options.task.is_own or options.labels:
+        return config
+    readers = KINDS[options.task.kind].readers
+    if readers.labels is None:
+        return config
+    completed = copy.deepcopy(config)
+    completed.task.labels = tuple(known) or _labels(options, readers)
+    return completed
+
+
+def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
+    """The labels of the training data in all languages, sorted."""
+    assert readers.labels is not None
+    readers = readers._replace(file=readers.labels)
+    counts: collections.Counter[str] = collections.Counter()
+    for language in languages(options, "train", readers):
+        counts.update(loading.load_labels(readers, *options.source("train", language)))
+    named = ", ".join(f"{label} {count}" for label, count in counts.most_common(20))
+    logging.info("%d labels in the training data: %s", len(counts), named)
+    _check_spelling(options.task, counts)
+    return tuple(sorted(counts, key=_number_or_name))
+
+
+def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
+    """Check that no two labels differ only in blanks, in what is not seen, or in capitals.
+
+    Capitals count in tags.
+
+    Raises:
+      ValueError: two do, of which one is likely a slip.
+    """
+    found: dict[str, str] = {}
+    capitals_count = KINDS[task.kind].capitals_count
+    for label in counts:
+        plain = unicodedata.normalize("NFC", label)
+        plain = "".join(one for one in plain if unicodedata.category(one) != "Cf")
+        plain = " ".join(plain.split())
+        other = found.setdefault(plain if capitals_count else plain.casefold(), label)
+        if other != label:
+            raise ValueError(
+                f"{task.name}: the labels {other!a} ({counts[other]} times) and {label!a} "
+                f"({counts[label]} times) of the training data differ only in capitals, blanks or "
+                "characters that are not seen; write them alike, or list all labels in task.labels"
+            )
+
+
+def _number_or_name(label: str) -> tuple[bool, int, str]:
+    """Key by which numbers come in their order, before names in theirs."""
+    is_number = label.isdecimal()
+    return not is_number, int(label) if is_number else 0, label
+
+
+def languages(
+    options: TaskSettings, split: str, readers: loading.Readers | None = None
+) -> tuple[str, ...]:
+    """The languages of a split; of development data those that the selection needs.
+
+    Args:
+      split: one of `SPLITS`.
+      readers: to look into files that no name tells the language of; those of the task's kind.
+
+    Raises:
+      ValueError: there are none.
+    """
+    named = getattr(options, f"{split}_languages")
+    if named:
+        return tuple(named)
+    if split == "validation" and options.selection == "english":
+        return ("en",)
+    if split == "validation" and holds_out(options):
+        return languages(options, "train", readers)
+    task, patterns = options.task, options.patterns(split)
+    if readers is None and task.kind in KINDS:
+        readers = KINDS[task.kind].readers
+    found = loading.available_languages(
+        readers, task, pathlib.Path(options.root), patterns, options.language_codes
+    )
+    if any(pattern.startswith("tfds:") for pattern in patterns):
+        found |= set(task.languages)
+    if not found:
+        raise ValueError(
+            f"task.{split}: there are no files {list(patterns)} below {options.root}"
+            f"{_there(pathlib.Path(options.root))}; rename files so that their language stands at "
+            "{language}, such as train.en.csv, or correct task.root or the patterns"
+        )
+    return tuple(sorted(found))
+
+
+def _there(root: pathlib.Path) -> str:
+    """Contents of a folder instead of the files looked for, in words, files first."""
+    if not root.is_dir():
+        return ", which is no folder"
+    names = [one.name for one in sorted(root.iterdir(), key=lambda one: (one.is_dir(), one))]
+    return f", which has {', '.join(names[:8]) or 'nothing'}{' and others' if names[8:] else ''}"
+
+
+def holds_out(options: TaskSettings) -> bool:
+    """Whether a part of the training examples is selected on, for want of a development file."""
+    root = pathlib.Path(options.root)
+    return options.task.is_own and not loading.has_files(root, options.validation)
+
+
+def _has_test(options: TaskSettings) -> bool:
+    """Whether there are test data, without which the development data are reported."""
+    return not options.task.is_own or loading.has_files(pathlib.Path(options.root), options.test)
+
+
+def featured(
+    options: TaskSettings, tokenizer: Tokenizer, language: str, examples: Sequence[Any]
+) -> TaskData:
+    """Examples with their features."""
+    args = (examples, tokenizer.processor, tokenizer.special, options.max_length)
+    return TaskData(language, examples, KINDS[options.task.kind].features(options, *args))
+
+
+def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[TaskData]:
+    """A split of the task in each of its languages.
+
+    Raises:
+      ValueError: an example has no label, or no rule scores a language; and see
+        `loading.load_examples`.
+    """
+    if split == "test" and not _has_test(options):
+        patterns, root = list(options.test), options.root
+        logging.warning("%s: no test files %s below %s", options.name, patterns, root)
+        return []
+    if split == "validation" and options.task.is_own:
+        _tell_undeveloped(options)
+    found = []
+    readers = KINDS[options.task.kind].readers
+    # Of a language that selects nothing all is trained on.
+    is_split = split != "test" and holds_out(options)
+    shared = languages(options, "validation") if is_split else ()
+    source = "train" if is_split else split
+    for language in languages(options, split):
+        _check_scored(options, split, language)
+        examples = loading.load_examples(readers, *options.source(source, language))
+        _check_labels(options, source, language, examples)
+        if language in shared:
+            is_out, where = split == "validation", f"{options.name}, {language}"
+            examples = held_out.part(
+                examples, options.validation_share, held_out=is_out, where=where
+            )
+            if is_out:
+                logging.info("%s: no development file; %d training examples are held out",
+                             where, len(examples))  # fmt: skip
+        found.append(featured(options, tokenizer, language, examples))
+    return found
+
+
+def _tell_undeveloped(options: TaskSettings) -> None:
+    """Warn of languages that are trained on without development data, where others have some."""
+    own = languages(options, "validation")
+    remedy = (
+        "name them in task.validation_languages, or set task.selection to all_languages, for a "
+        "part of their training data"
+        if holds_out(options)
+        else "add files, or leave out all of them for a part of each language's training data"
+    )
+    if without := [one for one in languages(options, "train") if one not in own]:
+        logging.warning(
+            "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
+            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
+        )  # fmt: skip
+
+
+def data_files(options: TaskSettings) -> list[pathlib.Path]:
+    """The files that a run reads; none of tensorflow-datasets.
+
+    Raises:
+      ValueError: there are none.
+    """
+    is_search = options.task.is_search  # without training, in the languages of its test
+    found = []
+    for split in SPLITS[1:] if is_search else SPLITS:
+        if split == "test" and not _has_test(options):
+            continue
+        for language in languages(options, "test" if is_search else split):
+            _, root, patterns, _, codes, _ = options.source(split, language)
+            found += loading.matching_files(root, patterns, language, codes)
+    return found
+
+
+def seen_in_training(
+    options: TaskSettings, data: Mapping[str, Sequence[TaskData]]
+) -> dict[str, int]:
+    """The number of test examples of each language of which the text is one of training.
+
+    Those that are held out of training as development data count: they select the checkpoint.
+
+    Args:
+      data: of each split. Languages without such are left out.
+    """
+    splits = ("train", "validation") if holds_out(options) else ("train",)
+    of_training = [one for split in splits for one in data[split]]
+    known = {example.content for one in of_training for example in one.examples}
+    counts = {
+        one.language: sum(example.content in known for example in one.examples)
+        for one in data["test"]
+    }
+    found = {language: count for language, count in counts.items() if count}
+    for language, count in found.items():
+        logging.warning("%d of the test examples in %s are training examples, too: their scores "
+                        "say little of other text", count, language)  # fmt: skip
+    return found
+
+
+def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:
+    """The development data of which the score selects the checkpoint.
+
+    Raises:
+      ValueError: English selects, and is not among them; or each language, and one has none.
+    """
+    if options.selection == EACH_LANGUAGE:
+        own = [one.language for one in data]
+        tested = languages(options, "test") if _has_test(options) else ()
+        if absent := [language for language in tested if language not in own]:
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but there are no development data in "
+                f"{', '.join(absent)} (task.validation, task.validation_languages); add them, "
+                "leave these out of task.test_languages, or set task.selection to all_languages"
+            )
+    if options.selection != "english":
+        return list(data)
+    found = [one for one in data if one.language == "en"]
+    if not found:
+        raise ValueError(
+            f"task.selection is 'english', but task.validation_languages are "
+            f"{[one.language for one in data]}; add en, or set task.selection to all_languages"
+        )
+    return found
+
+
+def selected_on_test(options: TaskSettings, chosen_on: Sequence[str]) -> list[str]:
+    """The languages whose reported scores are of data that something was chosen on.
+
+    Files are compared, not their names: links lead to the same file.
+    """
+    if not options.test or holds_out(options):
+        return []
+
+    def sources(split: str, language: str) -> set[tuple[Any, ...]]:
+        _, root, patterns, _, codes, _ = options.source(split, language)
+        return loading.sources(root, patterns, language, codes)
+
+    tested = set(languages(options, "test"))
+    return [
+        language
+        for language in dict.fromkeys(chosen_on)
+        if language in tested and sources("validation", language) & sources("test", language)
+    ]
+
+
+def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[float, ...]:
+    """The weight of each class in the loss; () where all weigh 1.
+
+    Balanced weights are N / (C n_c), of N labels n_c of class c among C (scikit-learn's rule).
+
+    Raises:
+      ValueError: the task has no classes, or another number than weights, or one is not positive.
+    """
+    given, labels = tuple(options.class_weights), options.task.labels
+    if not given:
+        return ()
+    classes = KINDS[options.task.kind].classes
+    if classes is None:
+        raise ValueError(
+            f"task.class_weights is {given}, but {options.name} has no classes; leave it empty"
+        )
+    if given == BALANCED:
+        examples = [example for one in data for example in one.examples]
+        counts = collections.Counter(label for one in examples for label in classes(one))
+        total = counts.total()
+        return tuple(total / (len(labels) * max(counts[i], 1)) for i in range(len(labels)))
+    are_numbers = all(isinstance(one, int | float) and one > 0 for one in given)
+    if len(given) != len(labels) or not are_numbers:
+        raise ValueError(
+            f"task.class_weights is {given}, must be {len(labels)} numbers above 0, one for each "
+            f"of {', '.join(labels)}; or 'balanced'"
+        )
+    return tuple(map(float, given))
+
+
+def _check_scored(options: TaskSettings, split: str, language: str) -> None:
+    """Check that a language can be scored, which else would fail after all of the training."""
+    if split == "train":
+        return
+    try:
+        KINDS[options.task.kind].check_scored(options.task, language)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; name languages of these in task.{split}_languages, or remove the files of "
+            "others"
+        ) from error
+
+
+def _check_labels(
+    options: TaskSettings, split: str, language: str, examples: Sequence[Any]
+) -> None:
+    """Check that every example can be trained or scored on, before any time is spent on it."""
+    task, kind = options.task, KINDS[options.task.kind]
+    without = [one.id for one in examples if not kind.is_labelled(task, one)]
+    if without:
+        raise ValueError(
+            f"{task.name}, {language}: {len(without)} of {len(examples)} examples of "
+            f"{', '.join(options.patterns(split, language))} have no {kind.target}, the first one "
+            f"is {without[0]!r}; name labelled files in task.{split} (predict.py is for those "
+            "without)"
+        )
+
+
+def read_pairs(options: TaskSettings, split: str, language: str) -> SentencePairs:
+    """The two sides of a search, with their gold pairs.
+
+    Raises:
+      ValueError: there are no gold pairs; and see `loading.load_pairs`.
+    """
+    patterns = options.patterns(split, language)
+    reader = SEARCHES[options.task.kind].reader
+    pairs = loading.load_pairs(reader, *options.source(split, language))
+    if not pairs.gold:
+        raise ValueError(
+            f"{options.name}, {language}: {', '.join(patterns)} have no gold pairs; name their "
+            f"file third in task.{split} (predict.py is for texts without)"
+        )
+    return pairs

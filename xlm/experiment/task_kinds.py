@@ -1,0 +1,228 @@
+"""The kinds of downstream tasks, a record each: the functions of all rooms that know one.
+
+A kind of one's own is its functions, in files of their own, and an entry here. No other code names
+a kind but that of XTREME's submissions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs.finetune import base, translation
+from input_pipeline.tasks import (
+    delimited,
+    features,
+    questions,
+    sentences,
+    tagged,
+    text_pairs,
+    tfds_examples,
+    unlabelled,
+)
+from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.loading import PairsReader, Readers
+from input_pipeline.tasks.question_features import question_features
+from input_pipeline.tasks.tasks import TASKS, Task
+from xlm.evaluation import search, tasks
+from xlm.evaluation.metrics.questions import normalizer
+from xlm.evaluation.tasks import Line, TaskData
+from xlm.experiment.task_settings import TaskSettings
+from xlm.interop import task_heads
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.objectives import fine_tuning
+from xlm.objectives.fine_tuning import TaskLoss
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskKind:
+    """Kind of tasks that an encoder is fine-tuned on.
+
+    Attributes:
+      readers: of its examples.
+      is_labelled: (task, example) -> whether it can be trained and scored on.
+      features: (options, examples, processor, special ids, maximum length) -> rows.
+      head: (options, dropout rate) -> module like those of `xlm.models.heads`.
+      loss: of the head's outputs and a batch's arrays; of kinds with `classes` it takes
+        `class_weights` too.
+      decide: (options, data, outputs by row) -> a decision on each example.
+      score: (task, data, decisions, threshold) -> the task's metrics, by name.
+      line: (task, example, decision, threshold) -> its prediction, besides the id.
+      probabilities: (task, data, outputs by row) -> what the line of each example says of how
+        probable its prediction is; nothing by default.
+      classes: example -> its labels, of kinds of which they are classes.
+      check_scored: (task, language) -> raises ValueError where no rule scores the language; nothing
+        by default.
+      threshold: (task, data, decisions) -> number that the first development data chooses for all
+        that is scored after it; None where there is nothing to choose.
+      target: name of what an example without label lacks.
+      capitals_count: whether labels that differ in capitals alone are different labels.
+      class_suffix: class of `transformers` that computes the head's outputs, see
+        `xlm.interop.task_heads.TaskHead`; "" if none does.
+    """
+
+    readers: Readers
+    is_labelled: Callable[[Task, Any], bool]
+    features: Callable[..., Sequence[Feature]]
+    head: Callable[[TaskSettings, float], nn.Module]
+    loss: TaskLoss
+    decide: Callable[[TaskSettings, TaskData, Sequence[np.ndarray]], list[Any]]
+    score: Callable[[Task, TaskData, Sequence[Any], float | None], dict[str, float]]
+    line: Callable[[Task, Any, Any, float | None], Line]
+    probabilities: Callable[[Task, TaskData, Sequence[np.ndarray]], list[Line]] = (
+        lambda task, data, outputs: [{}] * len(data.examples)
+    )
+    classes: Callable[[Any], Sequence[int]] | None = None
+    check_scored: Callable[[Task, str], Any] = lambda *_: None
+    threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
+    target: str = "label"
+    capitals_count: bool = False
+    class_suffix: str = ""
+
+    def lines(
+        self,
+        task: Task,
+        data: TaskData,
+        outputs: Sequence[np.ndarray],
+        decided: Sequence[Any],
+        threshold: float | None,
+    ) -> list[Line]:
+        """One JSON object an example: its id, what was predicted, and how probable it is."""
+        more = self.probabilities(task, data, outputs)
+        return [
+            {"id": example.id, **self.line(task, example, found, threshold), **probable}
+            for example, found, probable in zip(data.examples, decided, more, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchKind:
+    """Kind of searches for translations, by an encoder as it is.
+
+    Attributes:
+      reader: of the two sides.
+      search: (options, sides, vectors of both, threshold) -> metrics, predictions, and the
+        threshold of the language, None where there is nothing to choose.
+      find: the same arguments -> predictions, of sides without gold pairs.
+      options: keys of the `task` section that a run's results name.
+    """
+
+    reader: PairsReader
+    search: Callable[..., tuple[dict[str, float], list[Line], float | None]]
+    find: Callable[..., list[Line]]
+    options: tuple[str, ...]
+
+
+def _question_features(options, *args):
+    return question_features(*args, options.max_query_length, options.stride)
+
+
+def _mined(options, pairs, source, target, threshold):
+    found = search.candidates(pairs, source, target, options.margin)
+    return search.mined(found, pairs.gold, threshold)
+
+
+def _above(options, pairs, source, target, threshold):
+    found = search.candidates(pairs, source, target, options.margin)
+    return [line for line in found if threshold is None or line["score"] >= threshold]
+
+
+def _texts(path, task):
+    return (delimited.read_texts if task.is_own else text_pairs.read_text_pairs)(path, task)
+
+
+def _unlabelled_texts(path, task):
+    return (delimited.read_unlabelled if task.is_own else unlabelled.read_texts)(path, task)
+
+
+_CLASSIFICATION = TaskKind(
+    readers=Readers(
+        _texts, tfds_examples.text_examples, _unlabelled_texts, labels=delimited.read_labels
+    ),
+    is_labelled=lambda task, example: example.label is not None,
+    features=lambda options, *args: features.text_features(
+        *args, separate_segments=options.cross_attention
+    ),
+    head=lambda options, rate: ClassificationHead(
+        len(options.task.labels), rate, options.text_pooling
+    ),
+    loss=fine_tuning.classification_loss,
+    decide=lambda options, data, outputs: tasks.classes(outputs),
+    score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
+    line=lambda task, example, decided, _: tasks.label_line(task, decided),
+    probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
+    classes=lambda example: (example.label,),
+    class_suffix=task_heads.SEQUENCES,
+)
+KINDS: dict[str, TaskKind] = {
+    "classification": _CLASSIFICATION,
+    "regression": dataclasses.replace(
+        _CLASSIFICATION,
+        readers=_CLASSIFICATION.readers._replace(labels=None),
+        head=lambda options, rate: ClassificationHead(1, rate, options.text_pooling),
+        loss=fine_tuning.regression_loss,
+        decide=lambda options, data, outputs: tasks.numbers(outputs),
+        probabilities=lambda task, data, outputs: [{}] * len(outputs),
+        classes=None,
+    ),
+    "tagging": TaskKind(
+        readers=Readers(
+            tagged.read_tagged,
+            tfds_examples.tagged_examples,
+            tagged.read_untagged,
+            labels=tagged.read_tags,
+        ),
+        is_labelled=lambda task, example: bool(example.tags),
+        features=lambda options, *args: features.tagging_features(*args),
+        head=lambda options, rate: TaggingHead(len(options.task.labels), rate, options.pooling),
+        loss=fine_tuning.tagging_loss,
+        decide=lambda options, data, outputs: tasks.tags(data, outputs),
+        score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
+        line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
+        probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
+        classes=lambda example: example.tags,
+        capitals_count=True,
+        class_suffix=task_heads.TOKENS,
+    ),
+    "extractive_qa": TaskKind(
+        readers=Readers(
+            questions.read_questions, tfds_examples.question_examples, unlabelled.read_questions
+        ),
+        is_labelled=lambda task, example: bool(example.answers) or task.has_unanswerable,
+        features=_question_features,
+        head=lambda options, rate: SpanHead(),
+        loss=fine_tuning.span_loss,
+        decide=lambda options, data, outputs: tasks.answers(
+            data, outputs, max_answer_length=options.max_answer_length, n_best=options.n_best
+        ),
+        score=tasks.answer_scores,
+        check_scored=lambda task, language: normalizer(task.normalizer, language),
+        line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
+        threshold=tasks.null_threshold,
+        target="answer",
+        class_suffix=task_heads.SPANS,
+    ),
+}
+SEARCHES: dict[str, SearchKind] = {
+    "retrieval": SearchKind(
+        PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
+        search=lambda options, pairs, *args: (*search.retrieved(pairs, *args[:2]), None),
+        find=lambda options, pairs, *args: search.nearest(pairs.source, pairs.target, *args[:2]),
+        options=("layer",),
+    ),
+    "mining": SearchKind(
+        PairsReader(range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
+        search=_mined,
+        find=_above,
+        options=("layer", "margin"),
+    ),
+}
+
+
+def default_config(name: Any) -> ConfigDict:
+    """Return the config of a task of this name, with the default of every section and key."""
+    is_translation = isinstance(name, str) and name in TASKS and TASKS[name].is_translation
+    return translation.get_config() if is_translation else base.base("", "")

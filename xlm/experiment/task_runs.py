@@ -1,0 +1,307 @@
+"""Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
+
+import itertools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tqdm
+from absl import logging
+from ml_collections import ConfigDict
+
+from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.tasks import Task
+from xlm.common import artifacts
+from xlm.evaluation.selection import ALL, Selection
+from xlm.evaluation.task_results import Scores, read_results, write_lines
+from xlm.evaluation.tasks import Predictor, TaskData
+from xlm.experiment import checks, prediction, run_data, task_data, translation, translation_runs
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
+from xlm.experiment.task_kinds import KINDS, SEARCHES, default_config
+from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
+from xlm.interop.params_file import read_params, write_params
+from xlm.training import hosts
+from xlm.training.loop import train
+from xlm.training.signals import Stopped, StopRequest
+
+# Keys that change no result.
+_RECORDING = ("log_every", "keep_checkpoints", "tensorboard", "deterministic")
+
+
+def checked(config: ConfigDict) -> ConfigDict:
+    """Return a config that has all sections and keys of its kind of tasks; see `checks.checked`."""
+    section = config.get("task") if isinstance(config, ConfigDict) else None
+    name = section.get("name") if isinstance(section, ConfigDict) else None
+    return checks.checked(config, default_config(name))
+
+
+def run(
+    config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest
+) -> dict[str, Any]:
+    """Take a run to its end; one that has ended before does nothing.
+
+    Args:
+      stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
+
+    Returns:
+      What results.json holds.
+
+    Raises:
+      ValueError: the config, the encoder or the data are at fault, the folder belongs to another
+        config or other data, or another process is at work in it.
+      Stopped: it was asked to stop; the same call goes on.
+    """
+    config = task_data.with_labels(config, _labels_of_finished(folder))
+    options = task_settings(config)
+    procedure = _procedure(options.task)
+    pretrained = procedure.read(config)
+    stage = artifacts.open_stage(
+        folder,
+        _settings(config, pretrained),
+        defaults=default_config(config.task.name).to_dict(),
+        uncompared=["task.dataset"],
+    )
+    if stage.done:
+        run_data.check_ended(folder, lambda: procedure.files(options))
+        logging.info("%s is up to date", folder)
+        return read_results(folder / RESULTS)
+    # Before the folder is claimed, so that data that is at fault can be named anew.
+    work = procedure.prepare(config, pretrained, folder, stopping)
+    data = run_data.digests(procedure.files(options))
+    run_data.check_resumed(folder, data)
+    with hosts.held(stage):
+        run_data.check_resumed(folder, data)  # again: another process may have begun meanwhile
+        # Nor has a start that was cut off before its data were recorded any checkpoint.
+        is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
+        if is_new and hosts.is_first():
+            artifacts.write_json(folder / DATA, data)
+        results = {**procedure.metadata(config), **work()}
+        if hosts.is_first():
+            artifacts.write_json(folder / RESULTS, results)
+            stage.finish()
+    return results
+
+
+def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
+    """Labels of a run that has ended, so that its data need not be there any more."""
+    if not (folder / RESULTS).exists():
+        return ()
+    return tuple(prediction.run_config(folder).task.labels)
+
+
+class _Procedure(NamedTuple):
+    """Procedure of the runs of one kind of tasks.
+
+    Attributes:
+      read: config -> what the run starts from.
+      prepare: (config, what it starts from, folder, stopping) -> the work, after the data are read.
+      files: settings of the task -> files of its data, which `prepare` reads.
+      metadata: config -> that of the results.
+    """
+
+    read: Callable[[ConfigDict], Pretrained]
+    prepare: Callable[..., Callable[[], dict[str, Any]]]
+    files: Callable[[TaskSettings], Sequence[pathlib.Path]]
+    metadata: Callable[[ConfigDict], dict[str, Any]]
+
+
+def _procedure(task: Task) -> _Procedure:
+    if task.is_translation:
+        return _Procedure(
+            translation.read_start,
+            translation_runs.prepare,
+            translation_runs.data_files,
+            translation.metadata,
+        )
+    prepare = _search if task.is_search else _fine_tune
+    return _Procedure(_read_encoder, prepare, task_data.data_files, builders.run_metadata)
+
+
+def _read_encoder(config: ConfigDict) -> Pretrained:
+    keeps_decoder = task_settings(config).cross_attention
+    return read_pretrained(
+        config.init_from, keeps_decoder=keeps_decoder, objective=config.objective
+    )
+
+
+def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
+    """All that the results depend on."""
+    recorded = config.to_dict()
+    del recorded["objective"]  # a permission, and no setting
+    recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
+    return {**recorded, **pretrained.digests()}
+
+
+def _fine_tune(
+    config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
+) -> Callable[[], dict[str, Any]]:
+    """Read the data; return what trains, and evaluates the parameters that did best."""
+    options = task_settings(config)
+    task, kind = options.task, KINDS[options.task.kind]
+    tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
+    builders.encoder_settings(config, pretrained.settings)  # before the data, which take longer
+    data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
+    weights, selecting = (
+        task_data.class_weights(options, data["train"]),
+        task_data.selected_on(options, data["validation"]),
+    )
+    seen = task_data.seen_in_training(options, data) if task.is_own else {}
+    objective = builders.objective(config, pretrained, weights)
+    settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
+    predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
+    batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
+    functions = builders.train_functions(config, objective, mesh, settings.num_steps)
+    notes = builders.model_notes(objective, pretrained)
+    by_language = options.selection == EACH_LANGUAGE
+
+    def keep(choice: str, params: Any, step: int, value: float) -> None:
+        if hosts.is_first():
+            found = {**notes, "step": step, "value": value}
+            write_params(best_of(folder, choice), jax.device_get(params), found)
+
+    def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        return kind.score(task, one, kind.decide(options, one, outputs), None)
+
+    def work() -> dict[str, Any]:
+        choices = [ALL, *(one.language for one in selecting if by_language)]
+        kept = {
+            choice: value
+            for choice in choices
+            if (path := best_of(folder, choice)).exists()
+            and (value := read_params(path)[1].value) is not None
+        }
+        selection = Selection(
+            task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language
+        )
+        if hosts.is_first():
+            artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
+        with stopping() as should_stop:
+            train(
+                functions,
+                settings,
+                folder,
+                batches,
+                [selection],
+                initial_params=builders.initial_params(
+                    objective, pretrained, config.train.seed, random=config.random_init
+                ),
+                should_stop=should_stop,
+            )
+            found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
+        if seen:
+            found["seen_in_training"] = seen
+        if weights:
+            found["class_weights"] = dict(zip(task.labels, weights, strict=True))
+        reported = data["test"] or data["validation"]
+        return {**found, "padding_ratio": builders.padding(config, reported)}
+
+    return work
+
+
+def _evaluate(
+    options: TaskSettings,
+    data: dict[str, list[TaskData]],
+    predictor: Predictor,
+    folder: pathlib.Path,
+    should_stop: ShouldStop,
+    step: int,
+) -> dict[str, Any]:
+    """Scores and predictions of the best parameters, and how they were selected."""
+    hosts.wait_for_all("the best parameters are written")
+    params, notes = read_params(best_of(folder, ALL))
+    task, kind, threshold = options.task, KINDS[options.task.kind], None
+    polls = itertools.count()
+    chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
+    by_language = options.selection == EACH_LANGUAGE
+    results: dict[str, Any] = {
+        "selected": {
+            "step": notes.step,
+            "rule": options.selection,
+            "on": chosen_on,
+            "metric": task.metrics[0],
+            "value": notes.value,
+        },
+        "examples": {},
+    }
+    if by_language:
+        results["selected"]["steps"] = {}
+    for split in ("validation", "test"):
+        scores: Scores = {}
+        for one in tqdm.tqdm(data[split], split, unit="language"):
+            # Several hosts agree on where to stop by a number that grows.
+            if should_stop(step + next(polls)):
+                raise Stopped(step)
+            if by_language:
+                params, notes = read_params(best_of(folder, one.language))
+                results["selected"]["steps"][one.language] = notes.step
+            outputs = predictor(params, one.features)
+            decided = kind.decide(options, one, outputs)
+            if threshold is None:  # of the first development data
+                threshold = kind.threshold(task, one, decided)
+            if hosts.is_first():
+                path = folder / "predictions" / f"{split}.{one.language}.jsonl"
+                write_lines(path, kind.lines(task, one, outputs, decided, threshold))
+            scores[one.language] = kind.score(task, one, decided, threshold)
+        results[split] = scores
+        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
+    if threshold is not None:
+        results["null_threshold"] = threshold
+        chosen_on.append(data["validation"][0].language)
+    results["selected_on_test"] = (
+        task_data.selected_on_test(options, chosen_on)
+        if data["test"]
+        else list(dict.fromkeys(chosen_on))  # development data are what is reported then
+    )
+    if task_data.holds_out(options):
+        results["held_out"] = options.validation_share
+    return results
+
+
+def _search(
+    config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
+) -> Callable[[], dict[str, Any]]:
+    """Read the data; return what finds translations by the encoder as it is."""
+    del stopping  # nothing is saved on the way, so it ends at once
+    options, tokenizer = task_settings(config), Tokenizer(pretrained.tokenizer)
+    kind = SEARCHES[options.task.kind]
+    encoder = builders.sentence_encoder(config, pretrained, tokenizer)
+    has_other_data = options.validation and tuple(options.validation) != tuple(options.test)
+    splits = ("validation", "test") if has_other_data else ("test",)
+    languages = task_data.languages(options, "test")
+    data = {
+        split: {language: task_data.read_pairs(options, split, language) for language in languages}
+        for split in splits
+    }
+    chooses_elsewhere = has_other_data and options.threshold is None
+    shared = task_data.selected_on_test(options, languages) if chooses_elsewhere else ()
+
+    def work() -> dict[str, Any]:
+        thresholds: dict[str, float | None] = dict.fromkeys(languages, options.threshold)
+        results: dict[str, Any] = {"examples": {}, "selected_on_test": []}
+        for split in splits:
+            scores: Scores = {}
+            for language, pairs in data[split].items():
+                source, target = builders.sentence_vectors(options, tokenizer, encoder, pairs)
+                given = thresholds[language]
+                scores[language], lines, thresholds[language] = kind.search(
+                    options, pairs, source, target, given
+                )
+                is_chosen_there = given is not None and language in shared
+                if split == "test" and (given != thresholds[language] or is_chosen_there):
+                    results["selected_on_test"].append(language)
+                if hosts.is_first():
+                    write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
+            results[split] = scores
+            results["examples"][split] = _sizes(data[split])
+        has_thresholds = None not in thresholds.values()
+        return results | ({"thresholds": thresholds} if has_thresholds else {})
+
+    return work
+
+
+def _sizes(pairs: dict[str, SentencePairs]) -> dict[str, int]:
+    return {language: len(one.gold) for language, one in pairs.items()}

@@ -1,0 +1,209 @@
+"""The `task` section of a config, and the tokenizer that a task's texts go through."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import sentencepiece as spm
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.tasks.tasks import TASKS, Columns, Task
+from input_pipeline.tokenization import special_ids
+from xlm.common import declarations
+from xlm.evaluation.metrics.retrieval import MARGINS
+from xlm.experiment.data import settings
+
+# Rules of selection: by the score in English, as XTREME; by the mean over all languages, as VoCap
+# and VECO; for each language by its own, as many models as languages (XLM-R, #M = N).
+EACH_LANGUAGE = "each_language"
+SELECTION = ("english", "all_languages", EACH_LANGUAGE)
+# `class_weights` that give all classes the same weight together.
+BALANCED = ("balanced",)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSettings:
+    """A task and its data; the `task` section of a config.
+
+    Attributes:
+      name: a key of `input_pipeline.tasks.tasks.TASKS`.
+      dataset: name of a user's own data in tables, which says that they are the same there; "" for
+        the last folder of `root`.
+      root: folder that the patterns start from.
+      train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
+        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
+      train_languages: what is trained on; empty for all that there are files for; of translation
+        directions such as "en-de".
+      validation_languages: in which development data are scored; empty for those that the selection
+        needs.
+      test_languages: what is reported; empty for all that there are files for.
+      selection: what the checkpoint is selected on, one of `SELECTION`.
+      validation_share: of training examples to select on, in the languages of development data,
+        where a task of a user's own has no development file.
+      labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
+        empty for those of the training data.
+      class_weights: of classification and tagging, the weight of each class in the loss, in the
+        order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
+      text_column, pair_column, label_column: of a task of a user's own, see
+        `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
+        `pair_column` of single texts.
+      language_codes: other names of a language in files, such as {"deu": "de"}.
+      data_dir: where tensorflow-datasets keeps its data; "" for its own default.
+      max_length: tokens of a row.
+      buckets: lengths that batches are padded to, below `max_length`, which is one more.
+      stride, max_query_length: of questions, see `question_features`.
+      max_answer_length, n_best: of questions, see `xlm.evaluation.tasks.answers`.
+      cross_attention: whether the two texts of a pair are segments of their own that attend to each
+        other by the cross-attention of the encoder, see `xlm.objectives.fine_tuning`; for
+        classification and regression of pairs.
+      pooling: of tagging, see `xlm.models.heads.TaggingHead`.
+      text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`.
+      layer: of retrieval and mining, whose states make a sentence's vector.
+      margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
+      threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
+        validation data, or of the data at hand where there is none.
+    """
+
+    name: str
+    dataset: str
+    root: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+    train_languages: tuple[str, ...]
+    validation_languages: tuple[str, ...]
+    test_languages: tuple[str, ...]
+    selection: str
+    validation_share: float
+    labels: tuple[str | int, ...]
+    class_weights: tuple[Any, ...]
+    text_column: str
+    pair_column: str
+    label_column: str
+    language_codes: dict[str, str]
+    data_dir: str
+    max_length: int
+    buckets: tuple[int, ...]
+    stride: int
+    max_query_length: int
+    max_answer_length: int
+    n_best: int
+    pooling: str
+    text_pooling: str
+    cross_attention: bool
+    layer: int
+    margin: str
+    threshold: float | None
+
+    def __post_init__(self):
+        if self.name not in TASKS:
+            raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
+        if self.dataset:
+            declarations.check_name(self.dataset, "task.dataset", "choose another name")
+        self._check_selection()
+        if self.labels and not self.task.is_own:
+            raise ValueError(
+                f"task.labels is {self.labels[:3]}, but {self.name} has labels of its own; leave "
+                "it empty"
+            )
+        # Other kinds without classes are refused where the weights are computed.
+        if self.class_weights and (self.task.is_search or self.task.is_translation):
+            raise ValueError(
+                f"task.class_weights is {tuple(self.class_weights)}, but {self.name} has no "
+                "classes; set it to ()"
+            )
+        for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
+            if value not in ("mean", "first"):
+                raise ValueError(f"task.{key} is {value!r}, must be mean or first")
+        if self.buckets and min(self.buckets) < 1:
+            raise ValueError(
+                f"task.buckets is {tuple(self.buckets)}, in which {min(self.buckets)} must be at "
+                "least 1, the tokens of a row; remove it"
+            )
+        if self.margin not in MARGINS:
+            raise ValueError(f"task.margin is {self.margin!r}, must be one of {', '.join(MARGINS)}")
+        if self.cross_attention and self.text_pooling != "first":
+            raise ValueError(
+                f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "
+                "head reads the first states of both texts; set either back"
+            )
+        if self.cross_attention and not self.task.is_of_pairs:
+            raise ValueError(
+                f"task.cross_attention is True, but {self.name} is no classification or regression "
+                "of pairs of texts; set it to False"
+            )
+
+    def _check_selection(self) -> None:
+        if self.selection not in SELECTION:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
+            )
+        if self.selection != "all_languages" and self.task.is_translation:
+            raise ValueError(
+                f"task.selection is {self.selection!r}, but a model of translation is selected by "
+                "the mean over its directions; set it to all_languages"
+            )
+        # The other rules are those of a whole table, whose searches have nothing to select.
+        if self.selection == EACH_LANGUAGE and self.task.is_search:
+            raise ValueError(
+                f"task.selection is {EACH_LANGUAGE!r}, but {self.name} trains no model for any "
+                "language; set it to english"
+            )
+
+    @property
+    def task(self) -> Task:
+        """The task's record; of one of a user's own with its labels and columns."""
+        task = TASKS[self.name]
+        if not task.is_own:
+            return task
+        pair = (self.pair_column,) if self.pair_column else ()
+        columns = Columns((self.text_column,), pair, (self.label_column,))
+        return task.with_labels(tuple(map(str, self.labels)), columns)
+
+    @property
+    def reads_mean(self) -> bool:
+        """Whether the head reads the mean state of a text, or pair of texts."""
+        return self.task.is_of_texts and self.text_pooling == "mean"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All lengths that rows are padded to."""
+        return (*(one for one in self.buckets if one < self.max_length), self.max_length)
+
+    def patterns(self, split: str, language: str = "en") -> tuple[str, ...]:
+        """Source of a split of a language.
+
+        Raises:
+          ValueError: tensorflow-datasets, which is asked for, does not have it.
+        """
+        named = getattr(self, split)
+        if tuple(named) != ("tfds",):
+            return tuple(named)
+        known = self.task.tfds or {}
+        if split == "train" and language != "en" and "translate_train" in known:
+            return (known["translate_train"],)
+        if split not in known:
+            raise ValueError(
+                f"task.{split} is 'tfds', but tensorflow-datasets has no {split} split of "
+                f"{self.name}; name files"
+            )
+        return (known[split],)
+
+    def source(self, split: str, language: str) -> tuple[Any, ...]:
+        """A split in a language, as `loading.load_examples` and `load_pairs` want it."""
+        root, data_dir = pathlib.Path(self.root), self.data_dir or None
+        patterns = self.patterns(split, language)
+        return self.task, root, patterns, language, self.language_codes, data_dir
+
+
+def task_settings(config: ConfigDict) -> TaskSettings:
+    return settings(TaskSettings, config.task, "task")
+
+
+class Tokenizer:
+    """A SentencePiece model and what of it features need."""
+
+    def __init__(self, model: bytes):
+        self.processor = spm.SentencePieceProcessor(model_proto=model)
+        self.special: SpecialIds = special_ids(self.processor)

@@ -1,0 +1,468 @@
+"""Builders of translation: what a run starts from, its model, its data and its search."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.dataset import StreamedData
+from input_pipeline.tasks import loading, translation
+from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.token_batches import TokenStream
+from input_pipeline.tasks.translation_features import (
+    Unit,
+    language_symbols,
+    translation_features,
+)
+from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from xlm.evaluation.decoding import DecodingSettings, TokenIds
+from xlm.evaluation.metrics import translation as metrics
+from xlm.evaluation.tasks import TaskData
+from xlm.evaluation.translating import Translator
+from xlm.experiment import fine_tuning
+from xlm.experiment.data import Folders, settings
+from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
+from xlm.interop import vocabulary
+from xlm.interop.params_file import Notes
+from xlm.models.encoder import CROSS_ATTENTION, Encoder
+from xlm.models.settings import EncoderSettings
+from xlm.objectives.translation import Translation
+from xlm.training.optimizer import OptimizerSettings
+from xlm.training.settings import TrainSettings
+from xlm.training.sharding import host_parts, num_batch_shards
+from xlm.training.step import TrainFunctions, make_train_functions
+
+End = Literal["first", "last"]
+_LAYERS = {"full": FullSoftmax, "blockwise": BlockwiseSoftmax}
+
+Examples = Mapping[str, Sequence[TranslationExample]]  # by direction
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationSettings:
+    """Model of a translation; the `translation` section of a config.
+
+    Attributes:
+      decoder_layers: n, layers of the decoder; the encoder has all.
+      decoder_from: layers of the checkpoint that they start from, the "first" n or the "last"
+        (VECO, Table 4).
+      needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
+        starting with a random one.
+      label_smoothing: e, see `xlm.objectives.label_smoothing`.
+      output_layer: "full", or "blockwise" for the same loss without its logits in memory.
+      language_pieces: piece of the vocabulary that is the symbol of a target language, such as
+        {"de": "<2de>"}; other languages get a table row of their own.
+      prune: whether to keep only the embeddings of pieces that the training data use.
+    """
+
+    decoder_layers: int
+    decoder_from: End
+    needs_cross_attention: bool
+    label_smoothing: float
+    output_layer: Literal["full", "blockwise"]
+    language_pieces: dict[str, str]
+    prune: bool
+
+    def __post_init__(self):
+        if self.decoder_layers < 1:
+            raise ValueError(
+                f"translation.decoder_layers is {self.decoder_layers}, must be at least 1"
+            )
+        for name, choices in (("decoder_from", get_args(End)), ("output_layer", tuple(_LAYERS))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"translation.{name} is {getattr(self, name)!r}, must be one of {choices}"
+                )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"translation.label_smoothing is {self.label_smoothing}, must be from 0 to below 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationModel:
+    """Architecture and vocabulary of a translation.
+
+    Attributes:
+      encoder, decoder: settings of both, with as many table rows.
+      tokenizer: the vocabulary, whose pieces are the classes.
+      symbols: id of the symbol of each target language.
+    """
+
+    encoder: EncoderSettings
+    decoder: EncoderSettings
+    tokenizer: Tokenizer
+    symbols: Mapping[str, int]
+
+    def token_ids(self) -> TokenIds:
+        """Ids for the search. Neither specials nor symbols of languages are generated."""
+        processor, special = self.tokenizer.processor, self.tokenizer.special
+        num_pieces = processor.get_piece_size()
+        never = {*special.special_ids(), processor.unk_id(), *self.symbols.values()} - {special.eos}
+        return TokenIds(special.eos, special.pad, tuple(sorted(never)), num_pieces)
+
+
+def translation_settings(config: ConfigDict) -> TranslationSettings:
+    return settings(TranslationSettings, config.translation, "translation")
+
+
+def read_start(config: ConfigDict) -> Pretrained:
+    """Read what a run starts from: an encoder, with cross-attention if it has any, or a vocabulary.
+
+    A working directory that has a vocabulary and no encoder gives a model of the `architecture`
+    section, without parameters; `random_init` must be set.
+
+    Raises:
+      ValueError: it is neither, or cannot be read.
+    """
+    folder = pathlib.Path(config.init_from)
+    is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
+    if is_encoder or not config.random_init:
+        return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
+    tokenizer = Folders(folder).read_tokenizer()
+    sizes = settings(
+        EncoderSettings, config.architecture, "architecture",
+        vocab_size=Tokenizer(tokenizer).processor.get_piece_size(), cross_attention=True,
+        **config.model.to_dict(),
+    )  # fmt: skip
+    return Pretrained(sizes, {}, tokenizer)
+
+
+def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
+    """Directions of a split; by default those that are trained on.
+
+    Raises:
+      ValueError: there are none, or one is no direction.
+    """
+    found = tuple(getattr(options, f"{split}_languages")) or tuple(options.train_languages)
+    if not found:
+        raise ValueError("task.train_languages is empty; name directions, such as ('en-de',)")
+    for one in found:
+        translation.direction(one)
+    return found
+
+
+def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
+    """Examples of a split by direction; see `loading.load_translations`.
+
+    Raises:
+      ValueError: two directions have the same text; and see there.
+    """
+    found = directions(options, split)
+    texts = {one: loading.translation_files(*options.source(split, one)[:-1]) for one in found}
+    translation.check_distinct(texts, options.language_codes, f"task.{split}")
+    languages = {
+        code
+        for some in ("train", "validation", "test")
+        for one in directions(options, some)
+        for code in translation.direction(one)
+    }
+    return {
+        one: loading.load_translations(*options.source(split, one), languages=languages)
+        for one in found
+    }
+
+
+def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
+    """Reduce the vocabulary to the pieces of the examples and the symbols of languages.
+
+    The embeddings are reduced with it.
+    """
+    texts = (
+        text
+        for some in examples.values()
+        for one in some
+        for text in (one.source, one.target)
+        if text
+    )
+    symbols = translation_settings(config).language_pieces.values()
+    tokenizer, kept = vocabulary.prune(pretrained.tokenizer, texts, symbols)
+    logging.info("%d of %d pieces are kept", len(kept), pretrained.settings.vocab_size)
+    params = dict(pretrained.params)
+    if params:
+        table = params["embeddings"]["table"][kept]
+        params["embeddings"] = {**params["embeddings"], "table": table}
+    if "head" in params:
+        params["head"] = {**params["head"], "bias": params["head"]["bias"][kept]}
+    sizes = dataclasses.replace(pretrained.settings, vocab_size=len(kept))
+    return Pretrained(sizes, params, tokenizer)
+
+
+def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
+    """Build the architecture of a run.
+
+    Raises:
+      ValueError: rows or hypotheses are longer than the positions, a decoder has more layers than
+        what it starts from, a language has no piece of its own, or cross-attention is missing and
+        needed.
+    """
+    options, chosen = task_settings(config), translation_settings(config)
+    found = fine_tuning.encoder_settings(config, pretrained.settings)
+    longest = decoding_settings(config).max_length
+    if longest > found.max_length:
+        raise ValueError(
+            f"decoding.max_length is {longest}, but the model has {found.max_length} positions; "
+            "lower it"
+        )
+    if pretrained.params and not config.random_init:
+        _check_start(config, chosen, pretrained.settings)
+    tokenizer = Tokenizer(pretrained.tokenizer)
+    num_pieces = tokenizer.processor.get_piece_size()
+    targets = [translation.direction(one)[1] for one in directions(options, "train")]
+    symbols = language_symbols(
+        targets,
+        num_pieces,
+        chosen.language_pieces,
+        tokenizer.processor.piece_to_id,
+        tokenizer.special,
+    )
+    num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
+    encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
+    decoder = dataclasses.replace(encoder, num_layers=chosen.decoder_layers, cross_attention=True)
+    return TranslationModel(encoder, decoder, tokenizer, symbols)
+
+
+def _check_start(config: ConfigDict, chosen: TranslationSettings, found: EncoderSettings) -> None:
+    if chosen.decoder_layers > found.num_layers:
+        raise ValueError(
+            f"translation.decoder_layers is {chosen.decoder_layers}, but {config.init_from} has "
+            f"{found.num_layers} layers to start from; lower it"
+        )
+    if found.cross_attention:
+        return
+    message = (
+        f"{config.init_from} has no cross-attention; to start with one, pre-train with objective "
+        '"veco" and take its --workdir, or a folder of xlm export --part=encoder_decoder'
+    )
+    if chosen.needs_cross_attention:
+        raise ValueError(
+            f"{message}; translation.needs_cross_attention=False starts with a random one"
+        )
+    logging.warning("%s. The decoder starts with random cross-attention", message)
+
+
+def objective(config: ConfigDict, found: TranslationModel) -> Translation:
+    """Build the objective of a run."""
+    chosen = translation_settings(config)
+    layer = _LAYERS[chosen.output_layer](found.tokenizer.processor.get_piece_size())
+    return Translation(
+        Encoder(found.encoder), Encoder(found.decoder), layer, chosen.label_smoothing
+    )
+
+
+def initial_params(
+    config: ConfigDict, pretrained: Pretrained, found: TranslationModel
+) -> Callable[[], Any] | None:
+    """Build the initial parameters: those of a checkpoint, as far as it has them; None for random.
+
+    The decoder gets the checkpoint's layers, its head and what else it has besides embeddings.
+    Symbols of languages in rows of their own are random, like an embedding of the table.
+    """
+    if config.random_init:
+        return None
+    chosen, params = translation_settings(config), pretrained.params
+    count = chosen.decoder_layers
+    part = slice(count) if chosen.decoder_from == "first" else slice(-count, None)
+
+    def make() -> Any:
+        shared = {name: value for name, value in params.items() if name not in ("head", "layers")}
+        layers = {k: v for k, v in params["layers"].items() if k not in CROSS_ATTENTION}
+        rows = found.encoder.vocab_size
+        table = _with_symbols(params["embeddings"]["table"], found, config.train.seed)
+        decoder = {name: value for name, value in shared.items() if name != "embeddings"}
+        decoder["layers"] = jax.tree.map(lambda x: x[part], params["layers"])
+        if "head" in params:
+            # Without those of the rows that pad a run's table; symbols are no classes.
+            bias = params["head"]["bias"][: found.tokenizer.processor.get_piece_size()]
+            decoder["head"] = {**params["head"], "bias": np.pad(bias, (0, rows - len(bias)))}
+        embeddings = {**params["embeddings"], "table": table}
+        return {
+            "encoder": {**shared, "embeddings": embeddings, "layers": layers},
+            "decoder": decoder,
+        }
+
+    return make
+
+
+def _with_symbols(table: np.ndarray, found: TranslationModel, seed: int) -> np.ndarray:
+    """Embeddings of all pieces, and random ones of symbols with a row of their own."""
+    pieces = table[: found.tokenizer.processor.get_piece_size()]
+    shape = (found.encoder.vocab_size - len(pieces), table.shape[1])
+    symbols = pieces.std() * np.random.default_rng(seed).normal(size=shape)
+    return np.concatenate([pieces, symbols]).astype(np.float32)
+
+
+def featured(
+    options: TaskSettings,
+    found: TranslationModel,
+    direction: str,
+    examples: Sequence[Any],
+    unit: Unit = "example",
+) -> TaskData:
+    """Examples of a direction with their features; `unit` as of `translation_features`."""
+    tokenizer = found.tokenizer
+    args = tokenizer.processor, tokenizer.special, options.max_length, found.symbols, unit
+    return TaskData(direction, examples, translation_features(examples, *args))
+
+
+def train_settings(config: ConfigDict) -> TrainSettings:
+    """Lengths and intervals of a run.
+
+    Raises:
+      ValueError: there are fewer checkpoints than are to be averaged.
+    """
+    train = config.train
+    count = train.averaged_checkpoints
+    if count < 0:
+        raise ValueError(f"train.averaged_checkpoints is {count}, must be at least 0")
+    found = settings(
+        TrainSettings, train, "train",
+        read_elsewhere=("batch_tokens", "averaged_checkpoints"),
+        batch_size=train.accumulation_steps,  # rows vary; they are multiples of it
+        keep_checkpoints=1,
+        # Those to average, besides the one of a stop.
+        keep_every=train.checkpoint_every if count else 0, max_multiples=count,
+        batch_warmup_steps=0, peak_flops=0.0, profile_from=0, profile_steps=0,
+        verify_checkpoints="first_and_last",
+        prng="threefry2x32",
+    )  # fmt: skip
+    made = found.num_steps // found.checkpoint_every
+    if count > made:
+        raise ValueError(
+            f"train.averaged_checkpoints is {count}, but {found.num_steps} steps give {made} "
+            f"checkpoints; lower it, or train.checkpoint_every, which is {found.checkpoint_every}"
+        )
+    return found
+
+
+def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFunctions:
+    """Build the compiled functions of a run.
+
+    Raises:
+      ValueError: `optimizer.frozen` names something else than the embeddings.
+    """
+    if unknown := sorted(set(config.optimizer.frozen) - {"embeddings"}):
+        raise ValueError(
+            f'optimizer.frozen names {unknown}, must be () or ("embeddings",) of a translation'
+        )
+    train = train_settings(config)
+    optimizer = settings(
+        OptimizerSettings, config.optimizer, "optimizer",
+        read_elsewhere=("warmup_share",),
+        warmup_steps=fine_tuning.warmup_steps(config.optimizer, train.num_steps),
+        embedding_update="dense", stages=(), restart_schedule=True,
+    )  # fmt: skip
+    return make_train_functions(
+        one, optimizer, fine_tuning.MESH, mesh,
+        num_steps=train.num_steps, accumulation=train.accumulation,
+    )  # fmt: skip
+
+
+def training_data(
+    config: ConfigDict, data: Sequence[TaskData], found: TranslationModel, mesh: Mesh
+) -> StreamedData:
+    """Build this host's part of the training batches."""
+    stream = TokenStream(
+        [feature for one in data for feature in one.features],
+        config.train.batch_tokens,
+        task_settings(config).lengths,
+        config.train.seed,
+        found.tokenizer.special.pad,
+        num_batch_shards(mesh) * config.train.accumulation_steps,
+    )
+    return StreamedData(stream, "threads", *host_parts(mesh))
+
+
+def decoding_settings(config: ConfigDict) -> DecodingSettings:
+    return settings(DecodingSettings, config.decoding, "decoding")
+
+
+def translator(
+    config: ConfigDict,
+    one: Translation,
+    found: TranslationModel,
+    mesh: Mesh | None,
+    beams: int | None = None,
+) -> Translator:
+    """Build the search, with `decoding.beams` hypotheses or another number."""
+    decoding = decoding_settings(config)
+    return Translator(
+        one,
+        decoding if beams is None else dataclasses.replace(decoding, beams=beams),
+        found.token_ids(),
+        batch_tokens=config.evaluation.batch_tokens,
+        buckets=task_settings(config).lengths,
+        pad=found.tokenizer.special.pad,
+        mesh=mesh,
+    )
+
+
+def detokenized(found: TranslationModel, outputs: Sequence[np.ndarray]) -> list[str]:
+    """Texts of tokens [n]."""
+    return found.tokenizer.processor.decode([row.tolist() for row in outputs])
+
+
+def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, float]:
+    """BLEU of references as the tokenizer normalises them, which a perfect model reaches."""
+    normalize = found.tokenizer.processor.normalize
+    result = {}
+    for one in data:
+        references = [example.target for example in one.examples]
+        outputs = [text.replace("\u2581", " ").strip() for text in map(normalize, references)]
+        target = translation.direction(one.language)[1]
+        result[one.language] = metrics.scores(references, outputs, target)["bleu"]
+    return result
+
+
+def metadata(config: ConfigDict) -> dict[str, Any]:
+    """Metadata of a run, with which its results begin."""
+    name = config.model_name or pathlib.Path(config.init_from).name
+    train, chosen = config.train, config.translation
+    return {
+        "task": config.task.name,
+        "model": f"{name}, random" if config.random_init else name,
+        "setting": "supervised",
+        "seed": train.seed,
+        "hyperparameters": {
+            "learning_rate": config.optimizer.learning_rate,
+            "batch_tokens": train.batch_tokens,
+            "num_steps": train.num_steps,
+            "decoder": f"{chosen.decoder_from} {chosen.decoder_layers}",
+            "averaged_checkpoints": train.averaged_checkpoints,
+        },
+    }
+
+
+def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:
+    """Notes kept with the parameters, from which `model_of_notes` makes the model."""
+    return {
+        "encoder": dataclasses.asdict(found.encoder),
+        "decoder": dataclasses.asdict(found.decoder),
+        "symbols": dict(found.symbols),
+        "tokenizer": tokenizer_hash,
+    }
+
+
+def model_of_notes(notes: Notes, tokenizer: Tokenizer) -> TranslationModel:
+    """Architecture and vocabulary of parameters that were written with `notes`.
+
+    Raises:
+      ValueError: they have no decoder, or fewer table rows than pieces and symbols.
+    """
+    if notes.decoder is None:
+        raise ValueError("has no decoder; name the --workdir of a run that translates")
+    encoder, decoder = map(fine_tuning.encoder_of_notes, (notes.encoder, notes.decoder))
+    last = max(tokenizer.processor.get_piece_size() - 1, *notes.symbols.values())
+    if last >= encoder.vocab_size:
+        raise ValueError(
+            f"its table has {encoder.vocab_size} rows, but pieces and symbols are up to {last}; "
+            "copy the whole folder of the run"
+        )
+    return TranslationModel(encoder, decoder, tokenizer, notes.symbols)

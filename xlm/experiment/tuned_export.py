@@ -1,0 +1,101 @@
+"""Export of finished runs of finetune.py: the best parameters, their head, and a model card."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from xlm.common import artifacts, declarations
+from xlm.evaluation import task_results
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment import model_card, objectives, prediction
+from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
+from xlm.experiment.task_kinds import KINDS
+from xlm.experiment.task_settings import TaskSettings, task_settings
+from xlm.interop import huggingface, model_folder
+from xlm.interop.params_file import read_params
+from xlm.interop.task_heads import TaskHead
+
+
+def is_fine_tuned(workdir: pathlib.Path) -> bool:
+    """Whether a working directory is one of finetune.py, whose files lie at its top."""
+    return any((workdir / name).exists() for name in (RESULTS, BEST, "settings.json"))
+
+
+def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
+    """Write the model of a finished run as a folder; see `xlm.interop.model_folder.write_model`.
+
+    An XLM-R or XLM-R XL is written as the class of `transformers` with its head, other encoders and
+    heads in our own form.
+
+    Args:
+      output: folder to write, absent or empty.
+
+    Returns:
+      The reason that `transformers` cannot load it; "" if it can.
+
+    Raises:
+      ValueError: the run has not ended, has no head, or its files do not belong together; or the
+        folder is not empty.
+    """
+    config = prediction.run_config(workdir)
+    options = task_settings(config)
+    if options.task.kind not in KINDS:
+        raise ValueError(
+            f"{workdir} is a run of {options.name}, of kind {options.task.kind}, which has no "
+            f"encoder with a head to export; only {', '.join(sorted(KINDS))} have one"
+        )
+    params, notes = read_params(workdir / BEST)
+    prediction.read_tokenizer(workdir, notes.tokenizer)  # refuses another one
+    tokenizer = artifacts.read_bytes(workdir / TOKENIZER)
+    with declarations.of_file(workdir / BEST):
+        encoder = builders.encoder_of_notes(notes.encoder)
+        params = objectives.checked_params(builders.with_head(config, encoder), params)
+        head = task_head(options, params["task"])
+    sizes = dataclasses.asdict(encoder)
+    reason = model_folder.why_not_transformers(sizes, task_head=head)
+    facts = _facts(workdir, config, head, sizes, reason, huggingface.why_not_exported(tokenizer))
+    model_folder.write_model(
+        output,
+        params["encoder"],
+        sizes,
+        tokenizer,
+        task_head=head,
+        card=model_card.text(facts),
+    )
+    return reason
+
+
+def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
+    """Return the head of a task with its parameters.
+
+    The class of token classification scores tokens. With `task.pooling` "first" a word's scores are
+    those of its first token, with "mean" the mean of its tokens' scores: a dense layer of a mean is
+    the mean of the dense layers.
+    """
+    kind = KINDS[options.task.kind]
+    # No class reads the two states of crossed pairs, or a text's mean state.
+    suffix = "" if options.cross_attention or options.reads_mean else kind.class_suffix
+    return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params)
+
+
+def _facts(
+    workdir: pathlib.Path,
+    config: ConfigDict,
+    head: TaskHead,
+    sizes: dict[str, Any],
+    reason: str,
+    tokenizer_reason: str,
+) -> model_card.Facts:
+    return model_card.Facts(
+        config=config,
+        options=task_settings(config),
+        results=task_results.read_results(workdir / RESULTS),
+        head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
+        num_layers=sizes["num_layers"],
+        hidden_size=sizes["hidden_size"],
+        start=prediction.read_digests(workdir).parameters,
+        reason=reason,
+        tokenizer_reason=tokenizer_reason,
+    )

@@ -1,0 +1,306 @@
+"""Model folders, with config.json, safetensors and a tokenizer, in one of two formats.
+
+An encoder that is an XLM-R of `transformers` is stored as one (`xlm.interop.xlm_roberta`), any
+other in a format of our own (`xlm.interop.vocap_encoder`); `model_type` in config.json
+distinguishes them. Nothing is unpickled, and neither torch nor transformers is needed.
+"""
+
+import functools
+import logging
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import sentencepiece as spm
+
+from xlm.common import artifacts, declarations
+from xlm.interop import huggingface, parameters, vocap_encoder, weights, xlm_roberta
+from xlm.interop.task_heads import TaskHead
+from xlm.interop.vocabulary import TOKENIZER, parse
+from xlm.interop.weights import WEIGHTS, read_seal
+
+_CONFIG, _CARD = "config.json", "README.md"
+
+# Settings that a run must share with its initial model, and further ones by `position`.
+_ARCHITECTURE = (
+    "embedding_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_length",
+    "norm_position", "embedding_norm", "norm_epsilon", "position",
+)  # fmt: skip
+_OF_POSITION = {
+    "learned": (),
+    "rotary": ("rotary_theta",),
+    "relative": ("distance_buckets", "max_distance"),
+    "gated": ("distance_buckets", "max_distance"),
+}
+_NO_HEAD = (
+    "{} holds an encoder without a masked-LM head, with which masked LM cannot start; of a "
+    "fine-tuned model, start from the one that it was made from; of a discriminator, export the "
+    "generator (xlm export --part=generator) or start from the --workdir of the run; or "
+    "import a folder of XLMRobertaForMaskedLM"
+)
+
+
+class _Form(Protocol):
+    """Interface of the modules of the two formats.
+
+    Sizes are named as in `EncoderSettings`, arrays as in `xlm.interop.parameters`, and `config` is
+    the value of config.json.
+    """
+
+    @property
+    def MODEL_TYPE(self) -> str: ...
+    @property
+    def DECLARATION(self) -> type[Any]: ...  # of config.json
+    @property
+    def REMEDY(self) -> str: ...  # of a config.json that is not as declared
+
+    def config(
+        self, sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None
+    ) -> dict[str, Any]: ...
+
+    def tensors(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Any],
+        task_head: TaskHead | None,
+    ) -> dict[str, np.ndarray]: ...
+
+    def read_sizes(self, config: Any, path: pathlib.Path) -> dict[str, Any]: ...
+
+    def has_head(self, folder: pathlib.Path) -> bool: ...
+
+    def read_arrays(self, folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]: ...
+
+
+_OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL)
+_FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS, vocap_encoder)}
+
+
+def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R with or without a head.
+
+    Heads of other tasks than masked LM, such as classifiers, are left out.
+
+    Args:
+      folder: with config.json, and model.safetensors or its shards and their index; float32,
+        float16 or bfloat16.
+
+    Returns:
+      The sizes, named as in `EncoderSettings`, without the settings of how to compute, and the
+      parameters of `Encoder`, nested dicts of float32 arrays, with "head" if the folder has one.
+
+    Raises:
+      ValueError: a file is missing or damaged, a setting is not supported by the format, or a
+        tensor is missing, unknown, or of a different shape.
+    """
+    form, config = _read_config(folder)
+    sizes = form.read_sizes(config, folder / _CONFIG)
+    arrays = form.read_arrays(folder, config)
+    if (path := folder / TOKENIZER).exists():
+        read_seal(folder / WEIGHTS).check(TOKENIZER, artifacts.read_bytes(path), path)
+    return sizes, parameters.nested(arrays)
+
+
+def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
+    form, config = _read_config(folder)
+    return form.read_sizes(config, folder / _CONFIG)
+
+
+def why_not_transformers(
+    sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
+) -> str:
+    """Return the reason that `transformers` cannot load a model, or "" if it can.
+
+    The reason is a sentence without its full stop.
+    """
+    found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
+    if task_head is None and not has_head:
+        found.append("this encoder has no masked-LM head")
+    if task_head is not None and not task_head.class_suffix:
+        found.append(f"no class of theirs computes the head of this task, of kind {task_head.kind}")
+    if not found:
+        return ""
+    return (
+        "transformers cannot load this model: its only classes that models are exported to are "
+        f"XLM-R, and XLM-R XL with its order of LayerNorms, and {'; '.join(found)}"
+    )
+
+
+def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
+    """Return the class of `transformers` that has these settings, None if none has."""
+    return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
+
+
+def write_model(
+    folder: pathlib.Path,
+    params: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    tokenizer: bytes,
+    *,
+    task_head: TaskHead | None = None,
+    card: str = "",
+) -> None:
+    """Write a model folder; commands write it to one of `outputs.folder`.
+
+    `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
+    class of its task head. Of a tokenizer that cannot be exported (`huggingface.why_not_exported`),
+    such as one with bytes to fall back to, the SentencePiece model alone is written, and a warning
+    logged.
+
+    Args:
+      folder: the destination; absent or empty.
+      params: the parameters of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of the
+        table and of the bias beyond the tokenizer's pieces are padding and left out.
+      sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
+      tokenizer: the serialised SentencePiece model, with the special tokens of this project. It is
+        stored beside the files for `transformers`.
+      task_head: head of a fine-tuned encoder, which has no masked-LM head.
+      card: text of README.md; "" for none.
+
+    Raises:
+      ValueError: the folder is not empty, the tokenizer is no unigram or BPE model, or the shape of
+        a parameter does not match the sizes.
+    """
+    artifacts.check_empty(folder)
+    reason = huggingface.why_not_exported(tokenizer)
+    num_pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
+    sizes = {**sizes, "vocab_size": num_pieces}
+    has_head = "head" in params
+    is_theirs = not why_not_transformers(sizes, has_head=has_head, task_head=task_head)
+    form: _Form = (_class_of(sizes) if is_theirs else None) or vocap_encoder
+    tensors = form.tensors(parameters.flat(params, sizes), sizes, task_head)
+    config = form.config(sizes, has_head=has_head, task_head=task_head)
+    if reason:
+        huggingface.mark_unreadable(folder)
+        logging.warning(
+            "AutoTokenizer cannot read the model's folder: %s. Its tokenizer is %s alone, for "
+            "sentencepiece; the commands of this project need no other",
+            reason,
+            TOKENIZER,
+        )
+    else:
+        huggingface.export_tokenizer(tokenizer, folder, sizes["max_length"])
+    artifacts.write_bytes(folder / TOKENIZER, tokenizer)
+    # transformers wants to know the layout.
+    weights.write(folder / WEIGHTS, tensors, {"format": "pt"}, {TOKENIZER: tokenizer})
+    artifacts.write_json(folder / _CONFIG, config)
+    if card:
+        artifacts.write_text(folder / _CARD, card)
+
+
+def read_tokenizer(folder: pathlib.Path) -> bytes:
+    """Read the SentencePiece model of a folder of `write_model`.
+
+    Raises:
+      ValueError: the folder has no SentencePiece model, or it cannot be read.
+    """
+    path = folder / TOKENIZER
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist; give a folder of xlm export or of xlm import, "
+            "which makes one of a model of other origin"
+        )
+    found = artifacts.read_bytes(path)
+    read_seal(folder / WEIGHTS).check(TOKENIZER, found, path)
+    with declarations.of_file(path):
+        parse(found)
+    return found
+
+
+def table_of(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the embedding table [V, E] of parameters, and the output bias [V], or zeros."""
+    table = params["embeddings"]["table"]
+    return table, params["head"]["bias"] if "head" in params else np.zeros(len(table), np.float32)
+
+
+def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
+    """Return the parameters with the table [V, E] and any output bias [V] replaced."""
+    changed = {**params, "embeddings": {**params["embeddings"], "table": table}}
+    return {**changed, "head": {**params["head"], "bias": bias}} if "head" in params else changed
+
+
+def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
+    """Raise ValueError if a run cannot start from a folder; read all but the weights' values.
+
+    Args:
+      folder, settings, tokenizer: as of `initial_params`.
+    """
+    if read_tokenizer(folder) != tokenizer:
+        raise ValueError(
+            f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "
+            "the model this vocabulary: xlm import --vocabulary=WORKDIR/vocab/spm.model"
+        )
+    form, config = _read_config(folder)
+    sizes = form.read_sizes(config, folder / _CONFIG)
+    keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
+    differing = [key for key in keys if settings[key] != sizes[key]]
+    if differing:
+        lines = (f"  model.{key}: there {sizes[key]!r}, now {settings[key]!r}" for key in differing)
+        raise ValueError(
+            f"{folder} holds a model of other settings:\n" + "\n".join(lines) + "\n"
+            "Set these keys as there, or start from another model."
+        )
+    if not form.has_head(folder):
+        raise ValueError(_NO_HEAD.format(folder))
+
+
+def initial_params(
+    folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes
+) -> dict[str, Any]:
+    """Read the initial parameters of a run from a folder, those of an encoder and its head.
+
+    Cross-attention is read if both the run and the folder have it. A folder without it starts a run
+    with it, whose cross-attention then is not among the parameters.
+
+    Args:
+      folder: a folder written by `write_model` or xlm import.
+      settings: settings of the run's encoder, named as in `EncoderSettings`; its `vocab_size` is
+        the number of table rows, padding included.
+      tokenizer: the SentencePiece model of the run's packed dataset.
+
+    Returns:
+      The parameters of `Encoder`, nested dicts of float32 arrays. Padding is zero.
+
+    Raises:
+      ValueError: as `read_model`; the folder has no masked-LM head, or the settings or the
+        vocabulary of its model differ from those of the run.
+    """
+    check_initial(folder, settings, tokenizer)
+    sizes, params = read_model(folder)
+    if "head" not in params:  # or the run would go on with a random one
+        raise ValueError(_NO_HEAD.format(folder))
+    if sizes["cross_attention"] and not settings["cross_attention"]:
+        encoder = {**sizes, "cross_attention": False}
+        params = parameters.nested(parameters.flat(params, encoder))
+    table, bias = table_of(params)
+    missing = settings["vocab_size"] - len(table)
+    return with_table(params, np.pad(table, ((0, missing), (0, 0))), np.pad(bias, (0, missing)))
+
+
+class _AnyConfig(msgspec.Struct, frozen=True):
+    """What tells the format of a config.json."""
+
+    model_type: Any = None
+
+
+def _read_config(folder: pathlib.Path) -> tuple[_Form, Any]:
+    """Return the format of a folder, and its config.json as that declares it."""
+    path = folder / _CONFIG
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist; give the folder that save_pretrained or xlm export wrote"
+        )
+    content = artifacts.read_bytes(path)
+    parse_as = functools.partial(declarations.parse, content, place=str(path))
+    model_type = parse_as(_AnyConfig, remedy=xlm_roberta.REMEDY).model_type
+    if model_type not in tuple(_FORMS):  # a list is not hashable
+        raise ValueError(
+            f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
+            "masked language models of XLM-R's architecture, and those that xlm export "
+            "wrote, can be read"
+        )
+    form = _FORMS[model_type]
+    return form, parse_as(form.DECLARATION, remedy=form.REMEDY)

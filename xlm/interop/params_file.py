@@ -1,0 +1,93 @@
+"""Parameters with notes in one safetensors file: an encoder and the head of a task."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import safetensors
+
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest, Name
+from xlm.interop import parameters, weights
+from xlm.interop.weights import Seal
+
+_NOTES = "notes"
+# A finished run does nothing, and a resumed one begins after its last evaluation.
+_REMEDY = (
+    "copy it again, or move it, DONE and checkpoints out of the folder of the run, and run "
+    "finetune.py with this --workdir, which trains anew"
+)
+
+
+class Encoder(parameters.Architecture, frozen=True, kw_only=True):
+    """Settings of an encoder, also those of how it computes."""
+
+    dtype: str
+    attention: str = "xla"
+    remat: str = "none"
+    unroll: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+
+
+class Notes(Artefact, frozen=True, kw_only=True):
+    """Notes kept with the parameters that did best.
+
+    Attributes:
+      encoder, decoder: settings of both; None without a decoder.
+      tokenizer: SHA-256 of the SentencePiece model.
+      step: steps taken.
+      value: score that selected them; None of a mean of checkpoints.
+      symbols: table row of the symbol of each target language.
+    """
+
+    encoder: Encoder
+    tokenizer: Digest
+    step: Count
+    value: float | None
+    decoder: Encoder | None = None
+    symbols: dict[Name, Count] = {}
+
+
+def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+    """Write nested dicts of arrays with `Notes`, atomically.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    tensors, text = dict(_flat(params)), json.dumps(dict(notes), allow_nan=False)
+    with artifacts.atomic_path(path) as aside, declarations.of_file(path):
+        weights.write(aside, tensors, {_NOTES: text}, {_NOTES: text.encode()})
+
+
+def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
+    """Read the parameters and the notes of a file of `write_params`.
+
+    Raises:
+      ValueError: the file is missing or damaged, or was not written by `write_params`.
+    """
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; {_REMEDY}") from None
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: cannot be read ({error}); {_REMEDY}") from None
+    text, seal = metadata.get(_NOTES, ""), Seal(path, metadata)
+    for name, array in arrays.items():
+        seal.check(name, array)
+    seal.check(_NOTES, text.encode())
+    # Older files of a mean of checkpoints have "NaN" for the score that there is none of.
+    text = text.replace('"value": NaN', '"value": null')
+    notes = declarations.parse(text, Notes, place=f"{path}, {_NOTES}", remedy=_REMEDY)
+    with declarations.of_file(path):
+        return parameters.nested(arrays, "/"), notes
+
+
+def _flat(params: Mapping[str, Any], prefix: str = ""):
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,124 @@
+"""Tokenizers of any origin as functions from texts to ids, to be compared."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from xlm.common import artifacts, declarations, packages
+from xlm.common.declarations import Count
+from xlm.interop.vocabulary import TOKENIZER_FILES, tokenizer_file
+
+
+class _Model(msgspec.Struct, frozen=True):
+    type: str = "unknown"
+    unk_id: Count | None = None
+    unk_token: str | None = None
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    """What of a tokenizer.json is read here, and not by `tokenizers`."""
+
+    model: _Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmenter:
+    """Tokenizer without the special tokens that it adds.
+
+    Attributes:
+      kind: "unigram", "bpe", "wordpiece", "wordlevel", "word" or "char".
+      size: V, number of ids, those included that no piece has.
+      is_piece: [V] bool, ids that text can be segmented into: no special tokens, no unknown.
+      unknown: id of unknown text; None if there is none, as with bytes to fall back to.
+      encode: ids of each text.
+    """
+
+    kind: str
+    size: int
+    is_piece: np.ndarray
+    unknown: int | None
+    encode: Callable[[Sequence[str]], list[list[int]]]
+
+
+def read_segmenter(path: pathlib.Path) -> Segmenter:
+    """Read a SentencePiece model or a tokenizer.json.
+
+    Args:
+      path: of the file, or a folder with one: spm.model, sentencepiece.bpe.model or tokenizer.json,
+        the first of these.
+
+    Raises:
+      ValueError: there is no such file, it is neither, or `tokenizers` is not installed.
+    """
+    if path.is_dir():
+        found = tokenizer_file(path)
+        if found is None:
+            raise ValueError(
+                f"{path} has none of {', '.join(TOKENIZER_FILES)}; name the file itself"
+            )
+        path = found
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path")
+    return _of_json(path) if path.suffix == ".json" else _of_sentencepiece(path)
+
+
+def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
+    try:
+        processor = spm.SentencePieceProcessor(model_file=str(path))
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give "
+            "the file of a tokenizer"
+        ) from None
+    ids = range(processor.get_piece_size())
+    is_piece = [
+        not (processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i))
+        for i in ids
+    ]
+    model = model_pb2.ModelProto.FromString(path.read_bytes())
+    kind = model_pb2.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
+    has_bytes = any(processor.is_byte(i) for i in ids)
+    return Segmenter(
+        kind=kind.lower(),
+        size=len(ids),
+        is_piece=np.array(is_piece, bool),
+        unknown=None if has_bytes else processor.unk_id(),
+        encode=lambda texts: processor.encode(list(texts)),
+    )
+
+
+def _of_json(path: pathlib.Path) -> Segmenter:
+    with packages.needed(str(path)):
+        import tokenizers
+    remedy = "give a tokenizer.json of Hugging Face, or a SentencePiece model"
+    content = artifacts.read_bytes(path)
+    model = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy).model
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # tokenizers raises Exception itself
+        fault = " ".join(str(error).split())
+        raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({fault}); {remedy}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+    size = int(ids.max(initial=-1)) + 1  # ids may have gaps
+    unknown = model.unk_id
+    if model.unk_token is not None:
+        unknown = tokenizer.token_to_id(model.unk_token)
+    added = tokenizer.get_added_tokens_decoder()
+    is_piece = np.zeros(size, bool)
+    is_piece[ids] = True
+    is_piece[[i for i, token in added.items() if token.special]] = False
+    if unknown is not None and unknown < size:
+        is_piece[unknown] = False
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    return Segmenter(model.type.lower(), size, is_piece, unknown, encode)

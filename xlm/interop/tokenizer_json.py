@@ -1,0 +1,287 @@
+"""Unigram tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json."""
+
+import base64
+import binascii
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from xlm.common import declarations
+from xlm.common.declarations import Count
+from xlm.interop import charsmap
+
+NAME = "tokenizer.json"
+
+_SPACE = "\u2581"
+# The characters at which `tokenizers` splits words, Unicode's White_Space, but for the blank.
+_WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + (
+    "\u2028\u2029\u202f\u205f\u3000"
+)  # fmt: skip
+# Steps that together are nmt_nfkc.
+_NMT_NFKC = {"Nmt", "NFKC"}
+_BLANKS = {"Regex": " {2,}"}  # of a step that makes one blank of several
+_REMEDY = (
+    "put the model's sentencepiece.bpe.model into the folder, which tells how text is normalised"
+)
+
+
+class Unigram(NamedTuple):
+    """Pieces by id, and their scores: -inf for added tokens, which match before segmentation."""
+
+    pieces: list[str]
+    scores: list[float]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Step of a normaliser or a pre-tokenizer; of others than those read here, its type."""
+
+    type: str
+    normalizers: list["Step"] = []
+    pretokenizers: list["Step"] = []
+    precompiled_charsmap: str | None = None
+    pattern: Any = None
+    content: str = ""
+    replacement: str = _SPACE
+    add_prefix_space: bool = True
+    prepend_scheme: str | None = None
+    split: bool = True
+    strip_left: bool = True
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: list[tuple[str, float]]
+    byte_fallback: bool = False
+
+
+class _Added(msgspec.Struct, frozen=True):
+    id: Count
+    content: str
+
+
+class Tokenizer(msgspec.Struct, frozen=True):
+    """What of a tokenizer.json of the Unigram kind is read."""
+
+    model: _Model
+    added_tokens: list[_Added] | None = None
+    normalizer: Step | None = None
+    pre_tokenizer: Step | None = None
+
+
+class _AnyModel(msgspec.Struct, frozen=True):
+    type: Any = None
+
+
+class _AnyTokenizer(msgspec.Struct, frozen=True):
+    model: _AnyModel = _AnyModel()
+
+
+def read(text: bytes) -> Tokenizer:
+    """Parse a tokenizer.json.
+
+    Raises:
+      ValueError: it is not as declared, or of another model than Unigram.
+    """
+    given = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
+    kind = declarations.parse(text, _AnyTokenizer, **given).model.type
+    if kind != "Unigram":
+        raise ValueError(
+            f"the model is of type {kind!r}, must be Unigram as XLM-R's; a WordPiece or BPE "
+            "tokenizer, such as multilingual BERT's, has no SentencePiece model"
+        )
+    found: Tokenizer = declarations.parse(text, Tokenizer, **given)
+    if found.model.byte_fallback:
+        raise ValueError(
+            "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
+        )
+    return found
+
+
+def unigram(value: Tokenizer) -> Unigram:
+    """Return the pieces of the Unigram model, then added tokens.
+
+    Raises:
+      ValueError: an added token has the id of another piece, or leaves a gap.
+    """
+    pieces = [piece for piece, _ in value.model.vocab]
+    scores = [score for _, score in value.model.vocab]
+    for token in sorted(value.added_tokens or (), key=lambda token: token.id):
+        number, piece = token.id, token.content
+        if number == len(pieces):
+            pieces.append(piece)
+            scores.append(-np.inf)
+        if number > len(pieces) or pieces[number] != piece:
+            raise ValueError(
+                f"the added token {piece!r} has id {number}, which is another piece's or leaves a "
+                "gap; write the tokenizer again with save_pretrained"
+            )
+        scores[number] = -np.inf
+    return Unigram(pieces, scores)
+
+
+def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
+    """Return SentencePiece's equivalent of the normaliser and the pre-tokenizer.
+
+    Text is segmented alike but for white space at its end, which SentencePiece drops with what is
+    extra, and where a \u2581 of its own is beside a blank. Some files that transformers made of
+    SentencePiece's models keep a blank at the end as a piece.
+
+    Raises:
+      ValueError: SentencePiece has no equivalent.
+    """
+    content = ""  # what several blanks become; "" where they stay
+    found: bytes | None = None
+    steps = list(_steps(value.normalizer))
+    names = {step.type for step in steps}
+    for step in steps:
+        if step.type == "Precompiled" and found is None:
+            found = _decoded(step)
+            content = ""  # it makes blanks of other white space, as do those of _NMT_NFKC
+        elif step.type in _NMT_NFKC:
+            content = ""
+        elif step.type == "Replace" and step.pattern == _BLANKS:
+            content = step.content
+            if content not in (" ", _SPACE):
+                raise ValueError(
+                    f"the normaliser replaces several blanks by {content!r}, must be ' ' or "
+                    f"{_SPACE!r}; {_REMEDY}"
+                )
+        elif step.type != "Strip":
+            raise ValueError(
+                f"the normaliser has a step {step.type!r}, for which SentencePiece has none; "
+                f"{_REMEDY}"
+            )
+    splits = list(_steps(value.pre_tokenizer))
+    kinds = [step.type for step in splits]
+    if kinds not in (["WhitespaceSplit", "Metaspace"], ["Metaspace"]):
+        raise ValueError(
+            f"the pre-tokenizer is {' and '.join(kinds) or 'none'}, must be Metaspace, with or "
+            f"without WhitespaceSplit before it; {_REMEDY}"
+        )
+    splits_words = len(splits) > 1
+    if splits_words and content == _SPACE:
+        raise ValueError(
+            f"the normaliser replaces several blanks by {_SPACE!r}, at which WhitespaceSplit does "
+            f"not split, must be ' '; {_REMEDY}"
+        )
+    scheme = _prepend_scheme(splits[-1], splits_words=splits_words, collapses=bool(content))
+    spec = model_pb2.NormalizerSpec()
+    spec.add_dummy_prefix = scheme != "never"
+    spec.remove_extra_whitespaces = splits_words or bool(content)
+    spec.escape_whitespaces = True
+    if not spec.remove_extra_whitespaces:
+        _check_kept_blanks(value, names, splits[-1])
+    # Strip takes white space of all kinds, and "first" takes what is behind it for no beginning.
+    is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
+    if not is_safe and any(_strips_left(step) for step in steps):
+        raise ValueError(
+            "the normaliser strips the left of a text, which needs WhitespaceSplit, or "
+            f"prepend_scheme 'always' and a character map; {_REMEDY}"
+        )
+    if found is None and names >= _NMT_NFKC:
+        found = charsmap.standard()
+    elif found is None and names & _NMT_NFKC:
+        raise ValueError(
+            f"the normaliser is {' and '.join(sorted(names))}, must have both of Nmt and NFKC, "
+            f"which are SentencePiece's nmt_nfkc, or neither; {_REMEDY}"
+        )
+    if found is None:
+        # SentencePiece itself takes no other white space for a blank, and neither does Metaspace.
+        # A \u2581 of the text's own is a blank to Metaspace.
+        blanks = _SPACE + _WHITE_SPACE if splits_words else _SPACE
+        found = charsmap.compiled(dict.fromkeys(blanks, " "))
+    spec.precompiled_charsmap = found
+    spec.name = charsmap.STANDARD if charsmap.is_standard(found) else "user_defined"
+    return spec
+
+
+def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> str:
+    """Return before what Metaspace puts a blank; see `normalizer_spec`.
+
+    Args:
+      metaspace: the step.
+      splits_words: whether WhitespaceSplit stands before it.
+      collapses: whether the normaliser makes one blank of several.
+
+    Raises:
+      ValueError: SentencePiece does not segment so.
+    """
+    if metaspace.replacement != _SPACE:
+        raise ValueError(
+            f"Metaspace replaces a blank by {metaspace.replacement!r}, must be {_SPACE!r}; "
+            f"{_REMEDY}"
+        )
+    # Before there was prepend_scheme there was add_prefix_space.
+    default = "always" if metaspace.add_prefix_space else "never"
+    scheme = metaspace.prepend_scheme or default
+    allowed: tuple[str, ...]
+    if splits_words:
+        allowed, where = ("always",), "after WhitespaceSplit, since Metaspace sees single words"
+    elif collapses:
+        # SentencePiece drops the blank at the beginning that "never" keeps.
+        allowed, where = ("always", "first"), "where the normaliser merges blanks"
+    else:
+        # SentencePiece puts a blank before one that is there, Metaspace does not.
+        allowed, where = ("never",), "where nothing merges blanks"
+    if scheme not in allowed:
+        raise ValueError(
+            f"prepend_scheme of Metaspace is {scheme!r}, must be "
+            f"{' or '.join(map(repr, allowed))} {where}; {_REMEDY}"
+        )
+    return scheme
+
+
+def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step) -> None:
+    """Raise ValueError if SentencePiece, keeping all blanks, treats them otherwise.
+
+    Args:
+      names: the steps of its normaliser.
+    """
+    if "Strip" in names:
+        raise ValueError(
+            "the normaliser has a step 'Strip', which SentencePiece does only where several blanks "
+            f"become one; {_REMEDY}"
+        )
+    pieces = [piece for piece, _ in value.model.vocab]
+    several = [piece for piece in pieces if len(piece) > 1 and not piece.strip(_SPACE)]
+    if several and metaspace.split:
+        raise ValueError(
+            f"the piece {several[0]!r} is of several blanks, between which the pre-tokenizer "
+            f"splits and SentencePiece would not; {_REMEDY}"
+        )
+
+
+def _strips_left(step: Step) -> bool:
+    return step.type == "Strip" and step.strip_left
+
+
+def _steps(value: Step | None) -> Iterator[Step]:
+    """Yield the steps of a normaliser or a pre-tokenizer, also of nested sequences."""
+    if value is None:
+        return
+    if value.type != "Sequence":
+        yield value
+    for part in (*value.normalizers, *value.pretokenizers):
+        yield from _steps(part)
+
+
+def _decoded(step: Step) -> bytes:
+    """Return the character map of a step."""
+    try:
+        found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its character map is not in base64 ({error}); {_REMEDY}") from None
+    charsmap.read_charsmap(found)
+    return found
+
+
+def check_pieces(pieces: Sequence[str]) -> None:
+    """Raise ValueError if a piece crosses words: SentencePiece would match it, they do not."""
+    crossing = [piece for piece in pieces if _SPACE in piece[1:] and piece.strip(_SPACE)]
+    if crossing:
+        raise ValueError(
+            f"{len(crossing)} pieces have a blank inside, such as {crossing[0]!r}, which the "
+            f"pre-tokenizer never lets match and SentencePiece would; {_REMEDY}"
+        )

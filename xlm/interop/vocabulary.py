@@ -1,0 +1,417 @@
+"""Replacement of a model's vocabulary by another, and pruning to the pieces that texts use.
+
+A vocabulary is defined by its pieces in the order of their ids. Replacing it means computing a row
+of the embedding table, and an entry of the output bias, for every piece of the new one; the rest of
+the model is unchanged.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap.merge import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
+from xlm.common import artifacts, declarations
+from xlm.interop import tokenizer_json
+
+TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
+_JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
+# Files of a folder's tokenizer, those first that say best how text is segmented.
+TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
+# The same files, those first that say best which id a piece has.
+_ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
+_KINDS = model_pb2.ModelProto.SentencePiece
+# The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
+# both ends.
+_FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
+_BATCH = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelVocabulary:
+    """Pieces of a model by id, including the five special tokens.
+
+    Attributes:
+      pieces: [V] strings.
+      scores: [V] float64 scores of the model's kind; -inf for pieces that no segmentation uses.
+      kind: "unigram" or "bpe".
+    """
+
+    pieces: tuple[str, ...]
+    scores: np.ndarray
+    kind: str = UNIGRAM
+
+    def __post_init__(self):
+        missing = [token for token in SPECIALS if token not in self.pieces]
+        if missing:
+            raise ValueError(
+                f"the vocabulary has no {' '.join(missing)}; a masked language model needs "
+                f"{' '.join(SPECIALS)}"
+            )
+        if len(set(self.pieces)) < len(self.pieces):
+            raise ValueError("the vocabulary has a piece twice; each must have one id")
+
+
+@dataclasses.dataclass(frozen=True)
+class Swapped:
+    """Embeddings and biases of a new vocabulary, and the number of pieces by provenance.
+
+    Attributes:
+      table: [V', D] float32.
+      bias: [V'] float32.
+      copied: number of pieces of both vocabularies, special tokens included.
+      segmented: number of pieces with the mean of their segmentation into old pieces.
+      unknown: number of pieces without any known part, with the mean of all old pieces.
+    """
+
+    table: np.ndarray
+    bias: np.ndarray
+    copied: int
+    segmented: int
+    unknown: int
+
+
+def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
+    """Read the vocabulary of a model's folder, with the model's ids.
+
+    Args:
+      folder: with spm.model, as this project writes it, with a tokenizer.json of the Unigram kind,
+        or with sentencepiece.bpe.model, with fairseq's ids; the first of these is used.
+
+    Raises:
+      ValueError: none of these files exists, or the file cannot be read.
+    """
+    readers = (vocabulary, _of_json, _of_fairseq)
+    for name, read in zip(_ID_FILES, readers, strict=True):
+        path = folder / name
+        if path.exists():
+            with declarations.of_file(path):
+                return read(artifacts.read_bytes(path))
+    raise ValueError(
+        f"{folder} has no {TOKENIZER}, {_JSON} or {_FAIRSEQ}; write the model's tokenizer into it "
+        "with save_pretrained"
+    )
+
+
+def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None:
+    """Raise ValueError if a folder's own tokenizer has pieces that the folder's model has not.
+
+    Args:
+      old: its `read_vocabulary`.
+      model: its `sentencepiece_model`, which may be of another file.
+    """
+    known = set(old.pieces)
+    unknown = [piece for piece in vocabulary(model).pieces if piece not in known]
+    if unknown:
+        ids = next(folder / name for name in _ID_FILES if (folder / name).exists())
+        raise ValueError(
+            f"{tokenizer_file(folder)} has {len(unknown)} pieces that {ids} lacks, such as "
+            f"{unknown[0]!r}: they are not of one model; remove the one that is not this model's, "
+            "or write both again with save_pretrained"
+        )
+
+
+def check_sizes(folder: pathlib.Path, num_pieces: int, num_rows: int) -> None:
+    """Raise ValueError unless a folder's SentencePiece model has a piece for each embedding."""
+    if num_pieces != num_rows:
+        raise ValueError(
+            f"{folder / TOKENIZER} has {num_pieces} pieces, but the model {num_rows} embeddings; "
+            "copy the tokenizer of this model, or, if the table is padded, let xlm import "
+            "write the folder again without the padding"
+        )
+
+
+def vocabulary(model: bytes) -> ModelVocabulary:
+    """Return the vocabulary of a SentencePiece model, with the model's ids."""
+    proto = parse(model)
+    matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
+    return _vocabulary(
+        [piece.piece for piece in proto.pieces],
+        [piece.score if piece.type in matched else -np.inf for piece in proto.pieces],
+        kind(proto),
+    )
+
+
+def kind(proto: model_pb2.ModelProto) -> str:
+    """Return the kind of a SentencePiece model, "unigram" or "bpe".
+
+    Raises:
+      ValueError: the model is of another kind.
+    """
+    name = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+    if name.lower() not in (UNIGRAM, BPE):
+        raise ValueError(f"the model is of type {name}, must be UNIGRAM as XLM-R's, or BPE")
+    return name.lower()
+
+
+def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the first of a folder's files in `TOKENIZER_FILES`; None without one."""
+    paths = (folder / name for name in TOKENIZER_FILES)
+    return next((path for path in paths if path.exists()), None)
+
+
+def sentencepiece_model(path: pathlib.Path) -> bytes:
+    """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
+
+    Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first. Added tokens of a
+    tokenizer.json are left out, since SentencePiece does not match them in text.
+
+    Args:
+      path: a SentencePiece model, of this project or with the special tokens of SentencePiece
+        itself, a tokenizer.json of the Unigram kind, or a folder with one of spm.model,
+        sentencepiece.bpe.model or tokenizer.json; the first of these is used.
+
+    Raises:
+      ValueError: none of these files exists, the file cannot be read, or is of another kind than
+        unigram and BPE.
+    """
+    if path.is_dir():
+        found = tokenizer_file(path)
+        if found is None:
+            raise ValueError(
+                f"{path} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer "
+                "into it with save_pretrained, or give a --vocabulary for the model to continue "
+                "with"
+            )
+        path = found
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; correct the path")
+    content = artifacts.read_bytes(path)
+    with declarations.of_file(path):
+        if path.suffix == ".json":
+            return _of_this_project(_parse_json(content))
+        proto = parse(content)
+        kind(proto)
+        if tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)]) == SPECIALS:
+            return content
+        return _of_this_project(_parse_fairseq(content))
+
+
+def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
+    """Serialise a model, without its first special tokens, as one that has `SPECIALS` first.
+
+    Raises:
+      ValueError: as `parse`.
+    """
+    # Models of others may have <pad> and <mask> among their pieces.
+    pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
+    del proto.pieces[:]
+    for i, token in enumerate(SPECIALS):
+        kind = _KINDS.UNKNOWN if i == UNK_ID else _KINDS.CONTROL
+        proto.pieces.add(piece=token, score=0.0, type=kind)
+    proto.pieces.extend(pieces)
+    spec = proto.trainer_spec
+    spec.vocab_size = len(proto.pieces)
+    spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
+    spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:MASK_ID]
+    spec.control_symbols.append(SPECIALS[MASK_ID])
+    model = proto.SerializeToString()
+    parse(model)  # a tokenizer.json can have a piece twice
+    return model
+
+
+def swap(
+    old: ModelVocabulary, new: ModelVocabulary, table: np.ndarray, bias: np.ndarray
+) -> Swapped:
+    """Initialise the embeddings of a new vocabulary from those of the old one.
+
+    Pieces of both vocabularies and special tokens keep their embedding and bias. Other pieces get
+    the mean embedding, and the mean bias, of their best segmentation under the old scores; parts
+    unknown to the old vocabulary are left out.
+
+    Args:
+      old: the vocabulary of `table`.
+      table: [>= V, D] embeddings; table rows beyond the old vocabulary are not read.
+      bias: [>= V] output bias.
+
+    Raises:
+      ValueError: the table has fewer rows than the old vocabulary has pieces.
+    """
+    if len(table) < len(old.pieces) or len(table) != len(bias):
+        raise ValueError(
+            f"the vocabulary has {len(old.pieces)} pieces, but the model {len(table)} embeddings "
+            f"and {len(bias)} biases; the tokenizer is not this model's"
+        )
+    # One array, so that embeddings and biases are always treated alike.
+    rows = np.concatenate([table, bias[:, None]], axis=1, dtype=np.float32)[: len(old.pieces)]
+    old_ids = {piece: i for i, piece in enumerate(old.pieces)}
+    sources = np.array([old_ids.get(piece, -1) for piece in new.pieces], np.int64)
+    result = np.empty((len(sources), rows.shape[1]), np.float32)
+    result[sources >= 0] = rows[sources[sources >= 0]]
+
+    fallback = rows[np.isfinite(old.scores)].mean(axis=0, dtype=np.float64)
+    processor, num_unknown = _segmenter(old), 0
+    made = np.flatnonzero(sources < 0)
+    for batch in np.array_split(made, range(_BATCH, len(made), _BATCH)):
+        segmented = processor.encode([new.pieces[i] for i in batch])
+        unknown = processor.unk_id()
+        for i, parts in zip(batch, segmented, strict=True):
+            known = [part for part in parts if part != unknown]
+            num_unknown += not known
+            result[i] = rows[known].mean(axis=0, dtype=np.float64) if known else fallback
+    return Swapped(
+        table=np.ascontiguousarray(result[:, :-1]),
+        bias=np.ascontiguousarray(result[:, -1]),
+        copied=len(sources) - len(made),
+        segmented=len(made) - num_unknown,
+        unknown=num_unknown,
+    )
+
+
+def prune(
+    model: bytes, texts: Iterable[str], keep: Collection[str] = ()
+) -> tuple[bytes, np.ndarray]:
+    """Prune a vocabulary to the pieces that some texts use; their segmentations do not change.
+
+    The special tokens, the pieces of the texts' segmentations, all their characters that are
+    pieces, the piece of the lowest score, and given pieces are kept.
+
+    Args:
+      model: a SentencePiece model as written by `vocap.merge.write_model`.
+      texts: text that is representative of the model's future input.
+      keep: pieces that stay, whatever the texts use; those that there are not are passed over.
+
+    Returns:
+      The smaller model, and the old ids [V'] int64 of its pieces, ascending.
+
+    Raises:
+      ValueError: there is no text, or `model` is not a unigram model of SentencePiece.
+    """
+    proto = parse(model)
+    if kind(proto) == BPE:
+        # A piece that no text uses may be a step on the way to one that is used.
+        raise ValueError(
+            "the model is of type BPE, whose pieces are made of each other; only "
+            "unigram models can be pruned"
+        )
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    used = np.zeros(len(proto.pieces), bool)
+    for batch in batches(texts, _BATCH):
+        for ids in processor.encode(batch):
+            used[ids] = True
+    if not used.any():
+        raise ValueError("the texts are empty; give text in the languages that are to stay")
+    # The characters of an unknown are not pieces, so these are all the relevant characters.
+    wanted = set(keep).union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    types = np.array([piece.type for piece in proto.pieces])
+    used |= types != _KINDS.NORMAL
+    used |= np.array([piece.piece in wanted for piece in proto.pieces])
+    # SentencePiece scores an unknown character by the lowest score of the vocabulary. If that score
+    # changed, so might the choice between a piece and an unknown.
+    scores = np.array([piece.score for piece in proto.pieces])
+    used[np.argmin(np.where(types == _KINDS.NORMAL, scores, np.inf))] = True
+
+    kept = np.flatnonzero(used)
+    pieces = [proto.pieces[i] for i in kept.tolist()]
+    pruned = model_pb2.ModelProto()
+    pruned.CopyFrom(proto)
+    del pruned.pieces[:]
+    pruned.pieces.extend(pieces)
+    pruned.trainer_spec.vocab_size = len(pieces)
+    return pruned.SerializeToString(), kept
+
+
+def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the texts in lists of `size`; the last one may be shorter."""
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, size)):
+        yield batch
+
+
+def parse(model: bytes) -> model_pb2.ModelProto:
+    """Parse the proto of a serialised SentencePiece model.
+
+    Raises:
+      ValueError: the bytes are not a SentencePiece model.
+    """
+    try:
+        spm.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(
+            f"not a SentencePiece model: {error}; copy or download it again"
+        ) from error
+    proto = model_pb2.ModelProto.FromString(model)
+    if not proto.pieces:
+        raise ValueError("not a SentencePiece model: it has no pieces; copy or download it again")
+    return proto
+
+
+def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
+    """Parse a model of fairseq, without the special tokens at its beginning.
+
+    Raises:
+      ValueError: the model begins with other pieces.
+    """
+    proto = parse(model)
+    first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
+    if first != _FAIRSEQ_SKIPPED:
+        raise ValueError(
+            f"the model begins with {' '.join(first)}, must begin with "
+            f"{' '.join(_FAIRSEQ_SKIPPED)} as XLM-R's; one of this project is called {TOKENIZER}"
+        )
+    del proto.pieces[: len(_FAIRSEQ_SKIPPED)]
+    return proto
+
+
+def _parse_json(text: bytes) -> model_pb2.ModelProto:
+    """Build a SentencePiece model without special tokens from a tokenizer.json.
+
+    Raises:
+      ValueError: SentencePiece has no equivalent of the tokenizer.
+    """
+    value = tokenizer_json.read(text)
+    pieces = tokenizer_json.unigram(value)
+    normal = [
+        (piece, score)
+        for piece, score in zip(*pieces, strict=True)
+        if np.isfinite(score) and piece not in SPECIALS
+    ]
+    tokenizer_json.check_pieces([piece for piece, _ in normal])
+    proto = model_pb2.ModelProto()
+    proto.trainer_spec.model_type = model_pb2.TrainerSpec.UNIGRAM
+    for piece, score in normal:
+        proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
+    proto.normalizer_spec.CopyFrom(tokenizer_json.normalizer_spec(value))
+    return proto
+
+
+def _of_fairseq(model: bytes) -> ModelVocabulary:
+    """Return the vocabulary of a SentencePiece model with fairseq's ids."""
+    normal = _parse_fairseq(model).pieces
+    return _vocabulary(
+        [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal), SPECIALS[MASK_ID]],
+        [*[0.0] * MASK_ID, *(piece.score for piece in normal), 0.0],
+    )
+
+
+def _of_json(text: bytes) -> ModelVocabulary:
+    """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
+    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
+
+
+def _vocabulary(pieces: list[str], scores: list[float], kind: str = UNIGRAM) -> ModelVocabulary:
+    """Build a vocabulary; special tokens lose the scores that some formats give them."""
+    is_special = np.array([piece in SPECIALS for piece in pieces], bool)
+    return ModelVocabulary(
+        tuple(pieces), np.where(is_special, -np.inf, np.array(scores, np.float64)), kind
+    )
+
+
+def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
+    """Build a processor without normalisation over the pieces of `old`, with its ids."""
+    proto = model_pb2.ModelProto()
+    proto.trainer_spec.model_type = model_pb2.TrainerSpec.ModelType.Value(old.kind.upper())
+    for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
+        if np.isfinite(score):
+            proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
+        else:  # never matched in a text
+            kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
+            proto.pieces.add(piece=piece, type=kind)
+    spec = proto.normalizer_spec
+    spec.name = "identity"
+    spec.add_dummy_prefix = spec.remove_extra_whitespaces = False
+    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())

@@ -1,0 +1,120 @@
+"""Our own format of a model folder, for encoders without a class in `transformers`.
+
+config.json holds the settings, named as in `xlm.models.encoder.EncoderSettings`, all but those of
+how to compute (`dtype`, `attention`, `remat`, `unroll`), and `masked_lm_head`, false for an encoder
+without one, such as a discriminator. `cross_attention` is there if it is true, `embedding_norm` if
+it is false, `norm_epsilon` if it is not 1e-5. Each tensor is a parameter with its name and shape in
+`xlm.interop.parameters`. A fine-tuned encoder has `task`, with the kind of its task, the labels and
+the names of the head's tensors, which begin with "task."; readers of encoders leave them out.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from xlm.common.declarations import Artefact, one_of
+from xlm.interop import parameters
+from xlm.interop.task_heads import TaskHead
+from xlm.interop.weights import Weights
+
+MODEL_TYPE = "vocap-encoder"
+_VERSION = 1
+_HEAD = "head."  # beginning of the tensors of the masked-LM head
+REMEDY = "write the folder again with xlm export"
+
+
+class _Task(Artefact, frozen=True):
+    """Head of a task, which readers of encoders leave out."""
+
+    kind: str
+    labels: list[str]
+    tensors: list[str]
+
+
+class Config(parameters.Architecture, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of config.json."""
+
+    model_type: Annotated[str, one_of(MODEL_TYPE)]
+    format_version: int
+    masked_lm_head: bool = True
+    task: _Task | None = None
+    # Without defaults, other than in older notes of parameters.
+    position: parameters.Position
+    rotary_theta: parameters.Positive
+    distance_buckets: parameters.Size
+    max_distance: parameters.Size
+    distance_slope: parameters.Slope
+    initializer: parameters.Initializer
+
+
+DECLARATION = Config
+_ARCHITECTURE = parameters.Architecture.__struct_fields__
+
+
+def config(
+    sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
+) -> dict[str, Any]:
+    """Return the value of config.json."""
+    # A folder of XLM-R lacks settings that its positions and weights need none of.
+    whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
+    found = Config(
+        model_type=MODEL_TYPE,
+        format_version=_VERSION,
+        masked_lm_head=has_head,
+        task=_Task(**task_head.config()) if task_head else None,
+        **msgspec.structs.asdict(whole),
+    )
+    return msgspec.to_builtins(found)
+
+
+def tensors(
+    arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any], task_head: TaskHead | None = None
+) -> dict[str, np.ndarray]:
+    """Return all tensors of the file, for parameters by name, and those of a task head."""
+    del sizes
+    found = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return found | (task_head.tensors() if task_head else {})
+
+
+def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
+    """Return the settings of config.json.
+
+    Raises:
+      ValueError: the version is not supported, or heads do not divide the width.
+    """
+    if config.format_version != _VERSION:
+        raise ValueError(
+            f"{path}: format_version is {config.format_version}, must be {_VERSION}; read it with "
+            "the version of this project that wrote it, or export the run again with this one"
+        )
+    if config.hidden_size % config.num_heads:
+        raise ValueError(
+            f"{path}: num_heads is {config.num_heads}, must be a divisor of hidden_size "
+            f"{config.hidden_size}; {REMEDY}"
+        )
+    return {key: getattr(config, key) for key in _ARCHITECTURE}
+
+
+def has_head(folder: pathlib.Path) -> bool:
+    """Whether a folder has a masked-LM head, by the names of its tensors."""
+    with Weights.open(folder, REMEDY) as weights:
+        return any(name.startswith(_HEAD) for name in weights.names)
+
+
+def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
+    """Read the parameters by name, float32.
+
+    Args:
+      config: the value of config.json, validated by `read_sizes`.
+
+    Raises:
+      ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of a different
+        shape.
+    """
+    shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
+    with Weights.open(folder, REMEDY) as weights:
+        weights.check_names(shapes, config.task.tensors if config.task else ())
+        return {name: weights.read(name, shape) for name, shape in shapes.items()}

@@ -1,0 +1,214 @@
+"""Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import safetensors
+
+from xlm.common import declarations
+from xlm.common.declarations import Digest, Name
+
+WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+_DIGESTS = "sha256"  # in the metadata of a file
+_COPY = "copy or download it again"
+_NOT_FINITE = "numbers that are not finite, as of a training that failed; take another checkpoint"
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The index of shards; Hugging Face's has further fields."""
+
+    weight_map: dict[str, Name]
+
+
+def write(
+    path: pathlib.Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    files: Mapping[str, bytes],
+) -> None:
+    """Write float32 tensors as safetensors, with the SHA-256 of each and of `files` beside them.
+
+    Equal content gives equal bytes: safetensors' own writer puts metadata in any order.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    arrays = {name: np.asarray(tensors[name], np.float32, order="C") for name in sorted(tensors)}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} has {_NOT_FINITE}")
+    digests = {name: _digest(value) for name, value in (*arrays.items(), *files.items())}
+    header: dict[str, Any] = {"__metadata__": {**metadata, _DIGESTS: json.dumps(digests)}}
+    end = 0
+    for name, array in arrays.items():
+        place = [end, end := end + array.nbytes]
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(array.data)
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    hasher = hashlib.sha256(f"{value.dtype} {value.shape}".encode())
+    hasher.update(np.ascontiguousarray(value).data)
+    return hasher.hexdigest()
+
+
+class Seal:
+    """Digests that a safetensors file has of its tensors, and of files beside it."""
+
+    def __init__(self, path: pathlib.Path, metadata: Mapping[str, str] | None):
+        """Read them; a file of others, or an older one, has none."""
+        text = (metadata or {}).get(_DIGESTS, "{}")
+        place = f"{path}, {_DIGESTS}"
+        self._path = path
+        self._found = declarations.parse(text, dict[str, Digest], place=place, remedy=_COPY)
+
+    def check(self, name: str, value: np.ndarray | bytes, path: pathlib.Path | None = None) -> None:
+        """Raise ValueError if a tensor, or the file `path`, is not finite or not as written."""
+        where = f"{self._path}: {name}" if path is None else f"{path}"
+        if name in self._found and _digest(value) != self._found[name]:
+            raise ValueError(f"{where} is damaged, its SHA-256 is another one; {_COPY}")
+        if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+            raise ValueError(f"{where} has {_NOT_FINITE}")
+
+
+def read_seal(path: pathlib.Path) -> Seal:
+    """Read the digests of a safetensors file, none without a file."""
+    if not path.exists():
+        return Seal(path, None)
+    with _opened(path) as file:
+        return Seal(path, file.metadata())
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: cannot be read ({error}); {_COPY}") from None
+
+
+class Weights:
+    """Tensors of a folder by name."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        files: Mapping[pathlib.Path, Any],
+        remedy: str,
+        tied: Mapping[str, str],
+    ):
+        """Initialise from opened `files`; see `open`."""
+        self._folder, self._remedy, self._tied = folder, remedy, tied
+        self._files = {
+            name: (path, file, seal)
+            for path, file in files.items()
+            for seal in [Seal(path, file.metadata())]
+            for name in file.keys()  # noqa: SIM118
+        }
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
+    ) -> Iterator["Weights"]:
+        """Open model.safetensors, or the shards that its index lists.
+
+        Args:
+          remedy: instruction for writing such a folder again, for error messages.
+          tied: tensor -> alias of the same tensor, which files may hold in addition or instead.
+
+        Raises:
+          ValueError: a file is missing or damaged.
+        """
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for path in _weight_files(folder, remedy):
+                if not path.exists():
+                    raise ValueError(
+                        f"{path} does not exist, but {folder / _INDEX} lists it; {_COPY}"
+                    )
+                files[path] = stack.enter_context(_opened(path))
+            yield cls(folder, files, remedy, tied)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the tensors."""
+        return self._files.keys()
+
+    def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
+        """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""
+        found = set(self._files)
+        missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
+        unknown = found - {*wanted, *unused, *self._tied.values()}
+        for fault, names in (("lacks", missing), ("has unknown", unknown)):
+            if names:
+                shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+                raise ValueError(
+                    f"{self._folder} {fault} tensors, {len(names)}: {shown}. It must hold one "
+                    f"model, that of its config.json; {self._remedy}"
+                )
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Read a tensor as float32.
+
+        Raises:
+          ValueError: the tensor has another shape, is not floating point, or differs from the one
+            that it is tied to.
+        """
+        tied = self._tied.get(name, name)
+        if name not in self._files:
+            name = tied
+        array = self._read(name, shape)
+        if tied != name and tied in self._files and (array != self._read(tied, shape)).any():
+            raise ValueError(
+                f"{self._folder}: {name} and {tied} differ, but XLM-R's output layer is tied to "
+                "its embeddings; such a model cannot be read"
+            )
+        return array
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        path, file, seal = self._files[name]
+        array = file.get_tensor(name)
+        if array.shape != shape:
+            raise ValueError(
+                f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
+                "of one model?"
+            )
+        if array.dtype not in _TYPES:
+            raise ValueError(
+                f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
+                f"{self._remedy}"
+            )
+        seal.check(name, array)
+        return array.astype(np.float32)
+
+
+def _weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    index = folder / _INDEX
+    if not index.exists():
+        raise ValueError(
+            f"{folder} has neither {WEIGHTS} nor {_INDEX}; other kinds of files, such as pickled "
+            f"pytorch_model.bin, are never read: {remedy}"
+        )
+    names = declarations.read(index, _Index, remedy=_COPY).weight_map.values()
+    return [folder / name for name in sorted(set(names))]

@@ -1,0 +1,361 @@
+"""XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`.
+
+XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
+our parameters differ in layout only:
+
+- Theirs have kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
+- Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
+- Theirs add the embedding of the single token type everywhere. Here it is added to the position
+  embeddings on reading, and zeros are written in its place.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from vocap.merge import BOS_ID, EOS_ID, PAD_ID
+from xlm.common.declarations import Count
+from xlm.interop import parameters
+from xlm.interop.parameters import Layers, Positive, Rate, Size
+from xlm.interop.task_heads import TaskHead
+from xlm.interop.weights import Weights
+
+REMEDY = "write the folder again with save_pretrained"
+_SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
+
+_PREFIX = "roberta."  # of an encoder's tensors, but in a folder of the encoder alone
+_EMBEDDINGS = _PREFIX + "embeddings."
+_TABLE = _EMBEDDINGS + "word_embeddings.weight"
+_POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
+_TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
+_BIAS = "lm_head.bias"
+_TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
+# Tensors that the masked language model does not use: the pooler of classifiers, and a constant.
+_UNUSED = (
+    "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
+)  # fmt: skip
+
+# Beginnings of tensors of the masked-LM head, and of other heads, in whose place there is none.
+_HEAD = "lm_head."
+_OTHER_HEADS = ("classifier.", "qa_outputs.")
+
+
+class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of config.json with their only supported value."""
+
+    hidden_act: str = "gelu"
+    position_embedding_type: str = "absolute"
+    tie_word_embeddings: bool = True
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+
+class Config(_Fixed, frozen=True, kw_only=True):
+    """The keys of config.json that are read; `transformers` writes many others."""
+
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size
+    pad_token_id: Count
+    hidden_dropout_prob: Rate
+    attention_probs_dropout_prob: Rate
+    # None for the default of the class.
+    type_vocab_size: Size | None = None
+    layer_norm_eps: Positive | None = None
+
+
+_FIXED = msgspec.structs.asdict(_Fixed())
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_size": "intermediate_size",
+}
+_RATES = {
+    "dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+}
+
+_LAYER = "roberta.encoder.layer.{}."
+# Our modules and theirs, with {} for the number of a layer.
+_MODULES = {
+    "layers.attention.query": _LAYER + "attention.self.query",
+    "layers.attention.key": _LAYER + "attention.self.key",
+    "layers.attention.value": _LAYER + "attention.self.value",
+    "layers.attention.output": _LAYER + "attention.output.dense",
+    "layers.mlp.wide": _LAYER + "intermediate.dense",
+    "layers.mlp.output": _LAYER + "output.dense",
+    "head.dense": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+}
+_POST_NORMS = {
+    "embeddings.norm": _EMBEDDINGS + "LayerNorm",
+    "layers.attention_norm": _LAYER + "attention.output.LayerNorm",
+    "layers.mlp_norm": _LAYER + "output.LayerNorm",
+}
+_PRE_NORMS = {
+    "layers.attention_norm": _LAYER + "attention.self_attn_layer_norm",
+    "layers.mlp_norm": _LAYER + "LayerNorm",
+    "final_norm": "roberta.encoder.LayerNorm",
+}
+_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_TENSORS = {"embeddings.table": _TABLE, "head.bias": _BIAS}
+
+
+class _Parameter(NamedTuple):
+    """One of our parameters, and its tensors in `transformers`."""
+
+    ours: str
+    theirs: str  # with {} for the number of a layer
+    shape: tuple[int, ...]  # ours
+
+    @property
+    def is_layered(self) -> bool:
+        return self.ours.startswith("layers.")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors, one for each layer if the parameter has layers."""
+        return [self.theirs.format(i) for i in range(self.shape[0] if self.is_layered else 1)]
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        shape = self.shape[1:] if self.is_layered else self.shape
+        return shape[::-1] if self._is_kernel else shape
+
+    def turned(self, array: np.ndarray) -> np.ndarray:
+        """Convert between their order of axes and ours, in either direction."""
+        return array.T if self._is_kernel else array
+
+    @property
+    def _is_kernel(self) -> bool:
+        return self.ours.endswith(".kernel")
+
+
+@dataclasses.dataclass(frozen=True)
+class XLMRoberta:
+    """Format of the folders of a class.
+
+    Attributes:
+      MODEL_TYPE: in config.json.
+      prefix: beginning of the names of its classes in `transformers`.
+      norms: our LayerNorms and theirs, besides the head's.
+      fixed: settings that all models of the class have, named as in `EncoderSettings`.
+      defaults: values of the class for missing keys of config.json.
+    """
+
+    MODEL_TYPE: str
+    prefix: str
+    norms: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    DECLARATION = Config
+    REMEDY = REMEDY
+
+    @property
+    def class_name(self) -> str:
+        """Class of the masked language model."""
+        return f"{self.prefix}ForMaskedLM"
+
+    def differences(self, sizes: Mapping[str, Any]) -> str:
+        """Describe the settings of a model that the class does not support; "" for none."""
+        found = [
+            f"model.{key} is {sizes.get(key, theirs)!r}, there {theirs!r}"
+            for key, theirs in self.fixed.items()
+            if sizes.get(key, theirs) != theirs
+        ]
+        if sizes["embedding_size"] != sizes["hidden_size"]:
+            found.append(
+                f"model.embedding_size is {sizes['embedding_size']} and model.hidden_size "
+                f"{sizes['hidden_size']}, there equal"
+            )
+        return "; ".join(found)
+
+    def has_head(self, folder: pathlib.Path) -> bool:
+        """Whether a folder has a masked-LM head, by the names of its tensors."""
+        with self._open(folder) as weights:
+            return _has_head(weights)
+
+    def _open(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
+        return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
+
+    def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
+        """Read the parameters by name, float32; those of the masked-LM head if there is one.
+
+        Args:
+          folder: with model.safetensors, or its shards and their index.
+          config: the value of config.json, validated by `read_sizes`.
+
+        Raises:
+          ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a
+            different shape.
+        """
+        sizes, first = self._sizes(config), config.pad_token_id + 1
+        width = sizes["hidden_size"]
+        with self._open(folder) as weights:
+            has_head = _has_head(weights)
+            found = self._parameters(sizes, has_head=has_head)
+            drop = _dropped_prefix(weights.names)
+            names = {name for parameter in found for name in parameter.names}
+            others = [] if has_head else [n for n in weights.names if n.startswith(_OTHER_HEADS)]
+            weights.check_names(
+                {name.removeprefix(drop) for name in (*names, _POSITIONS, _TOKEN_TYPE)},
+                {*(name.removeprefix(drop) for name in _UNUSED), *others},
+            )
+            arrays = {one.ours: _read_parameter(weights, one, drop) for one in found}
+            shape = (first + sizes["max_length"], width)
+            positions = weights.read(_POSITIONS.removeprefix(drop), shape)[first:]
+            # A single text, or pair of texts, of XLM-R is of type 0 throughout.
+            types = config.type_vocab_size or self.defaults["type_vocab_size"]
+            token_type = weights.read(_TOKEN_TYPE.removeprefix(drop), (types, width))[:1]
+        # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
+        arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
+        return arrays
+
+    def tensors(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Any],
+        task_head: TaskHead | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return all tensors of the file, for parameters by name, and those of a task head."""
+        found = {} if task_head is None else task_head.their_tensors()
+        for parameter in self._parameters(sizes, has_head=task_head is None):
+            array = arrays[parameter.ours]
+            layers = array if parameter.is_layered else array[None]
+            for name, layer in zip(parameter.names, layers, strict=True):
+                found[name] = np.ascontiguousarray(parameter.turned(layer))
+        found[_POSITIONS] = np.pad(arrays["embeddings.positions"], ((PAD_ID + 1, 0), (0, 0)))
+        found[_TOKEN_TYPE] = np.zeros((1, sizes["hidden_size"]), np.float32)
+        return found
+
+    def config(
+        self,
+        sizes: Mapping[str, Any],
+        *,
+        has_head: bool = True,
+        task_head: TaskHead | None = None,
+    ) -> dict[str, Any]:
+        """Return the value of config.json; the special ids are those of all exported tokenizers."""
+        del has_head  # there is one or a task head, or the model has another format
+        name = f"{self.prefix}For{task_head.class_suffix}" if task_head else self.class_name
+        return {
+            "architectures": [name],
+            "model_type": self.MODEL_TYPE,
+            **_FIXED,
+            **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
+            "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
+            "type_vocab_size": 1,
+            "layer_norm_eps": sizes.get("norm_epsilon", 1e-5),
+            "bos_token_id": BOS_ID,
+            "pad_token_id": PAD_ID,
+            "eos_token_id": EOS_ID,
+            **(task_head.their_config() if task_head else {}),
+        }
+
+    def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
+        """Return the sizes of config.json.
+
+        Raises:
+          ValueError: a setting is not one of the class's.
+        """
+        _check(config, path)
+        return self._sizes(config)
+
+    def _sizes(self, config: Config) -> dict[str, Any]:
+        sizes = {ours: getattr(config, theirs) for ours, theirs in (_SIZES | _RATES).items()}
+        return sizes | {
+            "embedding_size": config.hidden_size,
+            "max_length": config.max_position_embeddings - config.pad_token_id - 1,
+            "norm_epsilon": config.layer_norm_eps or self.defaults["layer_norm_eps"],
+            **self.fixed,
+        }
+
+    def _parameters(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> list[_Parameter]:
+        """Return all parameters except the positions, which include the token type."""
+        found, modules = [], {**_MODULES, **self.norms}
+        for ours, shape in parameters.shapes(sizes, has_head=has_head).items():
+            if ours != "embeddings.positions":
+                module, _, kind = ours.rpartition(".")
+                theirs = _TENSORS.get(ours) or f"{modules[module]}.{_KINDS[kind]}"
+                found.append(_Parameter(ours, theirs, shape))
+        return found
+
+
+XLM_R = XLMRoberta(
+    "xlm-roberta",
+    "XLMRoberta",
+    _POST_NORMS,
+    {
+        "position": "learned",
+        "norm_position": "post",
+        "embedding_norm": True,
+        "cross_attention": False,
+    },
+    {"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+)
+XLM_R_XL = XLMRoberta(
+    "xlm-roberta-xl",
+    "XLMRobertaXL",
+    _PRE_NORMS,
+    {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
+    {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+)
+
+
+def _has_head(weights: Weights) -> bool:
+    return any(name.startswith(_HEAD) for name in weights.names)
+
+
+def _dropped_prefix(names: Collection[str]) -> str:
+    """The prefix that an encoder saved alone, such as `XLMRobertaModel`, has not."""
+    return "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
+
+
+def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
+    def read(name: str) -> np.ndarray:
+        return parameter.turned(weights.read(name.removeprefix(drop), parameter.their_shape))
+
+    if not parameter.is_layered:
+        return np.ascontiguousarray(read(*parameter.names))
+    # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
+    # After the first one is read, whose shape may be another than config.json says.
+    layers = map(read, parameter.names)
+    first = next(layers, None)
+    stack = np.empty(parameter.shape, np.float32)
+    for number, layer in enumerate(itertools.chain([] if first is None else [first], layers)):
+        stack[number] = layer
+    return stack
+
+
+def _check(config: Config, path: pathlib.Path) -> None:
+    """Raise ValueError if a setting of config.json is not one of XLM-R's."""
+    for key, wanted in _FIXED.items():
+        if (found := getattr(config, key)) != wanted:
+            raise ValueError(
+                f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models of "
+                "XLM-R's architecture can be read"
+            )
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
+            f"{config.num_attention_heads}; the file is not the one of these weights: copy both "
+            "again"
+        )
+    if config.max_position_embeddings < config.pad_token_id + 2:
+        raise ValueError(
+            f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
+            f"pad_token_id {config.pad_token_id} and those before leave none for text; the file "
+            "is not the one of these weights: copy both again"
+        )

@@ -1,0 +1,287 @@
+"""Multi-head attention: self- and cross-attention with masks, biases and a decoding cache."""
+
+import functools
+from typing import Literal, NamedTuple, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from xlm.models.layers import dense
+from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
+from xlm.models.masks import causal_mask
+from xlm.models.positions import DistanceBias, RowGate, rotate
+from xlm.models.segment_attention import segment_attention
+from xlm.models.softmax_attention import attend, attention_weights
+
+Kernel = Literal["xla", "cudnn", "splash"]
+KERNELS = get_args(Kernel)
+
+# Queries per block where attention is computed block by block.
+_BLOCK = 128
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of a sequence, each [B, K, H, D / H]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens decoded so far, in arrays of fixed capacity.
+
+    Heads come before tokens, as the product with a single query reads them: on a CPU attention of
+    one query to arrays [160, 96, 4, 32] takes six times as long as to [160, 4, 96, 32].
+
+    Attributes:
+      keys, values: [B, H, C, D / H]; entries after the first `length` are not read. Of several
+        layers they have a leading axis.
+      length: scalar int32, tokens so far; the caller ensures that it does not exceed C.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    length: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """C, tokens that there is room for."""
+        return self.keys.shape[-2]
+
+    def keys_values(self) -> KeysValues:
+        """Return all keys and values, those that are not read among them."""
+        return KeysValues(self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2))
+
+    def appended(self, new: KeysValues) -> "Cache":
+        """Return a copy with T more tokens, [B, T, H, D / H]."""
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2)
+        return Cache(
+            keys=put(self.keys, new.keys.swapaxes(1, 2), self.length),
+            values=put(self.values, new.values.swapaxes(1, 2), self.length),
+            length=self.length + new.keys.shape[1],
+        )
+
+    def grown(self, capacity: int) -> "Cache":
+        """Return a copy with room for `capacity` tokens, C or more."""
+        room = [(0, 0)] * (self.keys.ndim - 2) + [(0, capacity - self.capacity), (0, 0)]
+        return self._replace(keys=jnp.pad(self.keys, room), values=jnp.pad(self.values, room))
+
+
+class Attention(nn.Module):
+    """Attention with queries of one sequence, and keys and values of the same or another.
+
+    Attributes:
+      hidden_size: D.
+      num_heads: H, divides D.
+      dropout_rate: on attention weights.
+      dtype: of activations, "float32" or "bfloat16".
+      kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and
+        has no gradient for a gated bias; on a TPU "splash" for `segment_attention`, which is for
+        self-attention within segments without a bias. "cudnn" is for even lengths; other attention
+        of such a module is plain. With dropout both compute attention by blocks of queries instead.
+      rotary_theta: of `positions.rotate`, 0 for none.
+      is_gated: whether the bias is scaled by a `positions.RowGate`.
+      initializer: of kernels, see `layers.dense`.
+    """
+
+    hidden_size: int
+    num_heads: int
+    dropout_rate: float
+    dtype: str
+    kernel: Kernel
+    rotary_theta: float = 0.0
+    is_gated: bool = False
+    initializer: str = "normal"
+
+    def setup(self):
+        self.query, self.key, self.value = (
+            dense(self.hidden_size, ("embed", "heads"), self.dtype, self.initializer)
+            for _ in range(3)
+        )
+        self.output = dense(self.hidden_size, ("heads", "embed"), self.dtype, self.initializer)
+        if self.is_gated:
+            self.gate = RowGate()
+
+    def empty_cache(self, batch_size: int, capacity: int) -> Cache:
+        """Return an empty cache for `capacity` tokens of each of `batch_size` sequences."""
+        head_size = self.hidden_size // self.num_heads
+        shape = (batch_size, self.num_heads, capacity, head_size)
+        return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.int32(0))
+
+    def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
+        """Project a sequence [B, K, D] to keys and values, for repeated attention to it.
+
+        Args:
+          positions: [B, K] int32 to rotate the keys by; None for no rotation.
+        """
+        keys = self._by_head(self.key(x))
+        return KeysValues(self._rotated(keys, positions), self._by_head(self.value(x)))
+
+    def _rotated(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+        if positions is None or not self.rotary_theta:
+            return x
+        return rotate(x, positions, self.rotary_theta)
+
+    @nn.compact  # for the name of the dropout, which is part of its random key
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        context: jax.Array | KeysValues | None = None,
+        mask: jax.Array | None = None,
+        bias: jax.Array | DistanceBias | None = None,
+        positions: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        cache: Cache | None = None,
+        deterministic: bool,
+    ) -> tuple[jax.Array, Cache | None]:
+        """Apply attention of `x` to itself, to `context`, or to the tokens in `cache` and itself.
+
+        Args:
+          x: [B, Q, D].
+          context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
+          mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.masks`.
+          bias: float that broadcasts to [B, H, Q, K], added to the scores, or its factors; scaled
+            by the gate if there is one.
+          positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
+          segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else; kernels
+            that mask by segments read them in place of the mask. None for any other mask.
+          cache: of the tokens before `x`; attention over `x` is then causal, and K is the
+            capacity C.
+          deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
+
+        Returns:
+          [B, Q, D]; the cache extended by the tokens of `x`, None without one.
+
+        Raises:
+          ValueError: both a context and a cache are given.
+        """
+        if context is not None and cache is not None:
+            raise ValueError("attention to another sequence takes its keys_values, not a cache")
+        source = x if context is None else context
+        query = self._by_head(self.query(x))
+        gate = self.gate(query) if self.is_gated and bias is not None else None
+        query = self._rotated(query, positions)
+        pair = source if isinstance(source, KeysValues) else self.keys_values(source, positions)
+        if cache is not None:
+            so_far = causal_mask(x.shape[1], cache.capacity, first=cache.length)
+            mask = so_far if mask is None else mask & so_far
+            cache = cache.appended(pair)
+            pair = cache.keys_values()
+        # GPU kernels are skipped for initialisation, so that shapes can be derived without a GPU,
+        # and in decoding, where a single query has no [Q, K] array to avoid.
+        kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
+        mixed = self._mixed(query, pair, mask, bias, gate, segments, deterministic, kernel)
+        return self.output(mixed.reshape(x.shape)), cache
+
+    def _mixed(
+        self,
+        query: jax.Array,
+        pair: KeysValues,
+        mask: jax.Array | None,
+        bias: jax.Array | DistanceBias | None,
+        gate: jax.Array | None,
+        segments: jax.Array | None,
+        deterministic: bool,
+        kernel: Kernel,
+    ) -> jax.Array:
+        """Attention output [B, Q, H, D / H], values averaged by their weights."""
+        has_dropout = self.dropout_rate and not deterministic
+        if kernel == "splash" and segments is not None and bias is None and not has_dropout:
+            return _splash(query, pair, segments)
+        if isinstance(bias, DistanceBias):
+            # One for all examples, to which JAX adds the mask before it calls cuDNN's kernel: that
+            # has a bias [B, H, Q, K] and a gradient as large.
+            bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
+        if bias is not None:
+            _, num_queries, num_heads, _ = query.shape
+            shape = (len(bias), num_heads, num_queries, pair.keys.shape[1])
+            bias = jnp.broadcast_to(bias, shape)
+        inputs = (query, *pair, mask, bias, gate)
+        if has_dropout and kernel == "xla":
+            weights = attention_weights(query, pair.keys, mask, bias, gate)
+            weights = nn.Dropout(self.dropout_rate)(weights, deterministic=False)
+            return jnp.einsum("bhqk,bkhd->bqhd", weights, pair.values)
+        if has_dropout:
+            return _blockwise(*inputs, self.make_rng("dropout"), self.dropout_rate)
+        # JAX refuses the kernel's gradient for odd lengths.
+        is_even = query.shape[1] % 2 == 0 and pair.keys.shape[1] % 2 == 0
+        return _cudnn(*inputs) if kernel == "cudnn" and is_even else attend(*inputs)
+
+    def _by_head(self, projected: jax.Array) -> jax.Array:
+        """[B, L, D] -> [B, L, H, D / H]."""
+        return projected.reshape(*projected.shape[:2], self.num_heads, -1)
+
+
+def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array) -> jax.Array:
+    """Attention [B, Q, H, D / H] within segments by the splash kernel, on each device's shard."""
+    by_head = (SEQUENCES, None, HEADS)
+    axes = (by_head, by_head, by_head, (SEQUENCES,))
+    return on_each_shard(segment_attention, (query, *pair, segments), axes, out_axes=by_head)
+
+
+def _cudnn(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    mask: jax.Array | None,
+    bias: jax.Array | None,
+    gate: jax.Array | None,
+) -> jax.Array:
+    """Attention [B, Q, H, D / H] by the fused kernel, which has no gradient for a gated bias."""
+    assert gate is None
+    # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
+    bias = None if bias is None else bias.astype(query.dtype)
+    mask = None if mask is None else _of_all_queries(mask, query)
+    return jax.nn.dot_product_attention(
+        query, keys, values, bias=bias, mask=mask, implementation="cudnn"
+    )
+
+
+def _blockwise(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    mask: jax.Array | None,
+    bias: jax.Array | None,
+    gate: jax.Array | None,
+    key: jax.Array,
+    dropout_rate: float,
+) -> jax.Array:
+    """Attention [B, Q, H, D / H] with dropout, holding the weights of one block at a time.
+
+    The backward pass recomputes the weights of a block of queries, with the same dropout key. This
+    replaces the dropout of cuDNN's kernel, which depends on the number of calls on the device
+    instead of a key: the backward pass of a scan over layers, which starts at the last layer, would
+    get the dropout mask of another layer than the forward pass.
+    """
+    num_queries = query.shape[1]
+    size = max(n for n in range(1, min(num_queries, _BLOCK) + 1) if num_queries % n == 0)
+
+    def blocks(x: jax.Array, axis: int) -> jax.Array:
+        """[..., Q, ...] -> [Q / size, ..., size, ...]."""
+        shape = (*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def of_block(block) -> jax.Array:
+        query, (mask, bias, gate), key = block
+        weights = attention_weights(query, keys, mask, bias, gate)
+        is_kept = jax.random.bernoulli(key, 1 - dropout_rate, weights.shape)
+        weights = jnp.where(is_kept, weights / (1 - dropout_rate), 0)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
+
+    rows = (
+        None if mask is None else blocks(_of_all_queries(mask, query), 2),
+        None if bias is None else blocks(bias, 2),
+        None if gate is None else blocks(gate, 1),
+    )
+    by_block = (blocks(query, 1), rows, jax.random.split(key, num_queries // size))
+    mixed = jnp.moveaxis(jax.lax.map(of_block, by_block), 0, 1)  # [B, Q / size, size, H, D / H]
+    return mixed.reshape(*query.shape[:2], *mixed.shape[3:])
+
+
+def _of_all_queries(mask: jax.Array, query: jax.Array) -> jax.Array:
+    """Broadcast a mask [., ., ., K] to [., ., Q, K]."""
+    return jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], mask.shape[3]))

@@ -1,0 +1,277 @@
+"""XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings.
+
+With cross-attention in its layers the same parameters are a decoder as well (VECO, Section 2.1).
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.spmd import with_logical_partitioning
+
+from xlm.models.attention import Cache
+from xlm.models.layers import INIT_STDDEV, dense, gelu, layer_norm
+from xlm.models.layout import embedded, split_batch
+from xlm.models.masks import causal_mask, segment_mask
+from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
+from xlm.models.settings import EncoderSettings
+from xlm.models.transformer import Context, LayerCache, Order, layer_loop, make_layer
+
+# Rows [R, E] of token embeddings, or several tables of them whose sum they are.
+Tables = jax.Array | tuple[jax.Array, ...]
+
+# Parameters of layers that only a decoder reads.
+CROSS_ATTENTION = ("cross_attention", "cross_attention_norm")
+
+
+class Embeddings(nn.Module):
+    """Embeddings of tokens, projected to the model width where that differs, and of positions."""
+
+    settings: EncoderSettings
+
+    def setup(self):
+        s = self.settings
+        if s.position == "learned":
+            self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
+            nn.share_scope(self, self.learned_positions)  # their table is beside that of tokens
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        deterministic: bool,
+        table: Tables | None = None,
+    ) -> jax.Array:
+        s = self.settings
+        if table is None:
+            table = self.param(
+                "table",
+                with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), ("vocab", "embed")),
+                (s.vocab_size, s.embedding_size),
+            )
+        first, *others = table if isinstance(table, tuple) else (table,)
+        x = embedded(first, tokens)  # [B, L, E]
+        for other in others:
+            x = x + embedded(other, tokens)
+        x = x.astype(s.dtype)
+        if s.embedding_size != s.hidden_size:
+            x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
+        if s.position == "learned":
+            x = x + self.learned_positions(positions)  # [B, L, D]
+        if s.embedding_norm:
+            x = layer_norm(s.dtype, s.norm_epsilon, "norm")(x)
+        return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, GELU and LayerNorm in front of the output layer, and the output layer's bias."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        s = self.settings
+        self.param(
+            "bias",
+            with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
+            (s.vocab_size,),
+        )
+        hidden = split_batch(hidden)
+        hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, s.initializer, "dense")(
+            hidden
+        )
+        return split_batch(layer_norm(s.dtype, s.norm_epsilon, "norm")(gelu(hidden)))
+
+
+class Encoder(nn.Module):
+    """Encoder with its masked-LM head; `init` through `__call__` creates all parameters."""
+
+    settings: EncoderSettings
+
+    def setup(self):
+        s = self.settings
+        self.embeddings = Embeddings(s)
+        if s.num_layers:
+            self.layers = make_layer(s)
+        if s.num_layers and s.has_bias:
+            self.distances = DistanceTable(
+                s.num_heads, s.distance_buckets, s.max_distance, s.distance_slope, s.max_length
+            )
+        if self.settings.norm_position == "pre":
+            self.final_norm = layer_norm(s.dtype, s.norm_epsilon)
+        self.head = MaskedLMHead(self.settings)
+
+    def encode(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array,
+        positions: jax.Array,
+        *,
+        deterministic: bool,
+        num_layers: int | None = None,
+        table: Tables | None = None,
+        positions_restart: bool = False,
+    ) -> jax.Array:
+        """Hidden states [B, L, D] after `num_layers` layers, all by default.
+
+        Args:
+          tokens: [B, L] int32 ids.
+          segments: [B, L] int32; tokens attend within their segment only.
+          positions: [B, L] int32 position of each token in its segment.
+          deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
+          num_layers: number of layers applied; 0 gives the embeddings.
+          table: [R, E] rows indexed by `tokens`, in place of the token embeddings; of several
+            tables the sum of the rows.
+          positions_restart: whether positions restart within a segment. Distances are then taken
+            from positions; otherwise from indices, which is equivalent and cheaper.
+
+        Raises:
+          ValueError: the encoder has fewer layers.
+        """
+        total = self.settings.num_layers
+        num_layers = total if num_layers is None else num_layers
+        if not 0 <= num_layers <= total:
+            raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
+        x = self.embeddings(tokens, positions, deterministic, table)
+        if num_layers:
+            layers = layer_loop(self.settings, num_layers)
+            order = self._order(segments, positions, positions_restart)
+            x, _ = layers(self.layers, x, order, deterministic, None, None)
+        if num_layers == total and self.settings.norm_position == "pre":
+            x = self.final_norm(x)
+        return x
+
+    def decode(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array,
+        positions: jax.Array,
+        context: Context,
+        *,
+        is_causal: bool = True,
+        deterministic: bool,
+        table: Tables | None = None,
+        positions_restart: bool = False,
+    ) -> jax.Array:
+        """Hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
+
+        Each layer is self-attention with the encoder's position encoding, cross-attention without
+        any, and feed-forward. Kernels that mask by segments alone leave causal attention, and that
+        to the context, to the plain one.
+
+        Args:
+          tokens, segments, positions, deterministic, table, positions_restart: as of `encode`.
+          context: states to attend to, and who sees which of them. A token that sees none has a
+            uniform mixture of all, of which no loss may be taken.
+          is_causal: whether tokens see themselves and earlier tokens of their segment only.
+
+        Raises:
+          ValueError: the layers have no cross-attention.
+        """
+        s = self.settings
+        if not s.cross_attention:
+            raise ValueError(
+                "model.cross_attention is False, and layers without it cannot decode; set it, and "
+                "start from a model that has it or train it"
+            )
+        x = self.embeddings(tokens, positions, deterministic, table)
+        if s.num_layers:
+            order = self._order(segments, positions, positions_restart)
+            if is_causal:
+                mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
+                order = order._replace(mask=mask, segments=None)
+            layers = layer_loop(s, s.num_layers)
+            x, _ = layers(self.layers, x, order, deterministic, context, None)
+        return self.final_norm(x) if s.norm_position == "pre" else x
+
+    def decode_next(
+        self, tokens: jax.Array, index: jax.Array, context_mask: jax.Array, cache: LayerCache
+    ) -> tuple[jax.Array, Cache]:
+        """Hidden states of the next token of N hypotheses of each example, as `decode` has them.
+
+        Args:
+          tokens: [B, N] int32 last token of each hypothesis.
+          index: scalar int32, their index in the hypotheses.
+          context_mask: [B, 1, 1, K] bool, which states of the context they see.
+          cache: of all layers, with the tokens before `index`; its capacity is at most the
+            encoder's positions.
+
+        Returns:
+          [B, N, D]; the cache's `own` part with these tokens.
+        """
+        s = self.settings
+        positions = jnp.broadcast_to(index, tokens.shape)
+        x = self.embeddings(tokens, positions, True)
+        order = self._order_of_next(index, tokens.size, cache.own.capacity)
+        layers = layer_loop(s, s.num_layers)
+        x, own = layers(self.layers, x, order, True, Context(None, context_mask), cache)
+        return self.final_norm(x) if s.norm_position == "pre" else x, own
+
+    def _order_of_next(self, index: jax.Array, num_sequences: int, capacity: int) -> Order:
+        """Position information of one token of each sequence, of which `capacity` are cached."""
+        s, bias, positions = self.settings, None, None
+        if s.has_bias:
+            by_distance = self.distances()  # [H, 2 N - 1], that of 0 in the middle
+            first = by_distance.shape[1] // 2 - index
+            bias = jax.lax.dynamic_slice_in_dim(by_distance, first, capacity, axis=1)[None, :, None]
+        if s.position == "rotary":
+            positions = jnp.broadcast_to(index, (num_sequences, 1))
+        return Order(None, bias, positions, None)  # the cache has no tokens but those before
+
+    def _order(self, segments: jax.Array, positions: jax.Array, positions_restart: bool) -> Order:
+        s, bias = self.settings, None
+        if s.has_bias:
+            bias = DistanceBias(
+                self.distances(), segments, positions if positions_restart else None
+            )
+        rotated_by = positions if s.position == "rotary" else None
+        return Order(segment_mask(segments), bias, rotated_by, segments)
+
+    def predict(self, hidden: jax.Array) -> jax.Array:
+        """Apply the masked-LM head, [..., D] -> [..., E], the input of the output layer."""
+        return self.head(hidden)
+
+    def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
+        hidden = self.encode(tokens, segments, positions, deterministic=True)
+        if self.is_initializing() and self.settings.cross_attention:
+            context = Context(hidden, segment_mask(segments))
+            self.decode(tokens, segments, positions, context, deterministic=True)
+        return self.predict(hidden)
+
+
+# Traced once for all runs and stages of these settings.
+@functools.partial(jax.jit, static_argnums=0, static_argnames="has_head", inline=True)
+def init_params(
+    encoder: Encoder, key: jax.Array, table: jax.Array | None = None, *, has_head: bool = True
+) -> dict[str, Any]:
+    """Initialise an encoder's parameters, boxed with their logical axis names.
+
+    Args:
+      table: [R, E] token embeddings of another model, in place of a table of its own; without a
+        head only.
+      has_head: also those of the masked-LM head, and of a decoder where the settings have one.
+    """
+    row = jnp.zeros((1, 1), jnp.int32)
+    if has_head:
+        return encoder.init(key, row, row, row)["params"]
+    encode = {"deterministic": True, "table": table, "method": "encode"}
+    return encoder.init(key, row, row, row, **encode)["params"]
+
+
+def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the encoder alone, for settings without cross-attention."""
+    layers = {
+        name: value
+        for name, value in params.get("layers", {}).items()
+        if name not in CROSS_ATTENTION
+    }
+    return {**params, "layers": layers} if layers else dict(params)
+
+
+def output_table(params) -> tuple[jax.Array, jax.Array]:
+    """Output embeddings [V, E], tied to the input embeddings, and output bias [V]."""
+    return params["embeddings"]["table"], params["head"]["bias"]

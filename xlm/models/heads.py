@@ -1,0 +1,100 @@
+"""Task heads on top of an encoder: classification, regression, tagging and spans."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from xlm.models.pooling import mean_state
+
+_INIT_STDDEV = 0.02
+
+
+def _dense(features: int, name: str) -> nn.Dense:
+    # In float32: heads are small, and rounding could change the order of their logits.
+    return nn.Dense(
+        features,
+        dtype=jnp.float32,
+        kernel_init=nn.initializers.normal(_INIT_STDDEV),
+        name=name,
+    )
+
+
+class ClassificationHead(nn.Module):
+    """Scores of classes from one state: dropout, dense, tanh, dropout, dense (RoBERTa).
+
+    Attributes:
+      num_outputs: number of classes, or 1 for a regression.
+      dropout_rate: before each dense layer.
+      pooling: "first", the state of `<s>`, or "mean" of the states of all tokens but padding.
+    """
+
+    num_outputs: int
+    dropout_rate: float
+    pooling: str = "first"
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states, `segments` [B, L] for the mean -> [B, num_outputs] float32."""
+        dropout = nn.Dropout(self.dropout_rate, deterministic=deterministic)
+        is_mean = self.pooling == "mean"
+        state = mean_state(hidden, batch["segments"] > 0) if is_mean else hidden[:, 0]
+        x = dropout(state.astype(jnp.float32))
+        x = jnp.tanh(_dense(x.shape[-1], "dense")(x))
+        return _dense(self.num_outputs, "output")(dropout(x))
+
+
+class TaggingHead(nn.Module):
+    """Scores of the tags of each word: pooling over its tokens, dropout, dense.
+
+    Attributes:
+      num_outputs: number of tags.
+      dropout_rate: before the dense layer.
+      pooling: "mean" of a word's tokens, or "first" token.
+    """
+
+    num_outputs: int
+    dropout_rate: float
+    pooling: str
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states and `words` [B, L] -> [B, L, num_outputs] float32, by word."""
+        words = pooled_words(hidden.astype(jnp.float32), batch["words"], self.pooling)
+        words = nn.Dropout(self.dropout_rate, deterministic=deterministic)(words)
+        return _dense(self.num_outputs, "output")(words)
+
+
+def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array:
+    """Pool the states of the tokens of each word.
+
+    Args:
+      hidden: [B, L, D] states of tokens.
+      words: [B, L] int32 index of each token's word in its sequence, ascending; -1 for none.
+      pooling: "mean" of the word's tokens, or "first".
+
+    Returns:
+      [B, L, D] by word, of which a sequence has at most L; zeros for the others.
+    """
+    length = words.shape[1]
+    is_of = words[:, None, :] == jnp.arange(length)[None, :, None]  # [B, word, token]
+    if pooling == "first":
+        before = jnp.pad(words, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        is_of &= (words != before)[:, None, :]
+    weights = is_of / jnp.maximum(is_of.sum(axis=2, keepdims=True), 1)
+    return jnp.einsum("bwl,bld->bwd", weights.astype(hidden.dtype), hidden)
+
+
+class SpanHead(nn.Module):
+    """Scores of each token as the first and the last token of the answer: dense."""
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """[B, L, D] hidden states -> [B, L, 2] float32; very low at invalid positions."""
+        scores = _dense(2, "output")(hidden.astype(jnp.float32))
+        return jnp.where(batch["answerable"][:, :, None], scores, -1e9)

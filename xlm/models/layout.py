@@ -1,0 +1,119 @@
+"""Sharding of activations on a mesh: by sequences, like the batch.
+
+Parameters are sharded over the mesh by rules (`xlm.training.sharding`), including `fsdp`. Without
+constraints the compiler may shard activations like the parameters, and hold those of all sequences
+on every device. Constraints at layer boundaries make it gather the parameters of a layer instead.
+
+The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
+constrained without a mesh, if the mesh does not shard batches, or if it does not divide the current
+batch, such as the single sequence for parameter initialisation. Inside `jax.shard_map` the current
+batch is a shard's, and is sharded over the axes that are left to the compiler.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.lax import with_sharding_constraint
+from jax.sharding import PartitionSpec as P
+
+# Mesh axes that batches are sharded over, and those of attention heads.
+SEQUENCES = ("data", "fsdp")
+HEADS = "model"
+
+
+def split_batch(x: jax.Array) -> jax.Array:
+    """Constrain `x` [B, ...] to be sharded by sequences."""
+    if not _splits(x.shape[0]):
+        return x
+    others = [P.UNCONSTRAINED] * (x.ndim - 1)
+    return with_sharding_constraint(x, P(_auto_axes(), *others))
+
+
+def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences.
+
+    To avoid communicating the large table, a device looks up its own columns for the sequences of
+    all devices with the same `data` index, which then exchange the results: B L E elements.
+    """
+    if not _splits(tokens.shape[0]):
+        return jnp.take(table, tokens, axis=0)
+    data, fsdp = (axis if axis in _auto_axes() else None for axis in SEQUENCES)
+    if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
+        fsdp = None
+    tokens = with_sharding_constraint(tokens, P(data))
+    rows = jnp.take(table, tokens, axis=0)
+    rows = with_sharding_constraint(rows, P(data, None, fsdp))
+    return split_batch(rows)
+
+
+def on_each_shard(
+    function: Callable[..., jax.Array], inputs: Sequence[jax.Array | None], axes: Sequence, out_axes
+) -> jax.Array:
+    """Apply a function that the compiler cannot partition, such as a kernel, on each device.
+
+    Args:
+      function: of arrays, independent across sequences and heads.
+      inputs: arguments of `function`.
+      axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, up to the last sharded.
+    """
+    query = inputs[0]
+    assert query is not None
+    if _num_shards() == 1 and _mesh_size(HEADS) == 1:
+        return function(*inputs)
+    sequences = _auto_axes() if _splits(len(query)) else None
+    heads = HEADS if query.shape[2] % _mesh_size(HEADS) == 0 else None
+    split_over = {SEQUENCES: sequences, HEADS: heads, None: None}
+
+    def spec(names) -> P:
+        return P(*(split_over[name] for name in names))
+
+    return jax.shard_map(
+        function,
+        in_specs=tuple(
+            None if x is None else spec(names) for x, names in zip(inputs, axes, strict=True)
+        ),
+        out_specs=spec(out_axes),
+        axis_names={*_auto_axes(), HEADS},
+        check_vma=False,
+    )(*inputs)
+
+
+def gathered(parameter: jax.Array) -> jax.Array:
+    """Constrain a small parameter to be replicated on every device."""
+    if _num_shards() == 1:
+        return parameter
+    return with_sharding_constraint(parameter, P())
+
+
+def num_batch_shards(batch_size: int) -> int:
+    """Number of consecutive parts into which the devices split a batch."""
+    return _num_shards() if batch_size % _num_shards() == 0 else 1
+
+
+def only_data_is_split() -> bool:
+    """Whether no axis of the mesh in context but `data` has more than one device."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return all(size == 1 for axis, size in shape.items() if axis != "data")
+
+
+def _splits(batch_size: int) -> bool:
+    return num_batch_shards(batch_size) > 1
+
+
+def _num_shards() -> int:
+    """Number of parts into which the compiler splits the current batch."""
+    return math.prod(map(_mesh_size, SEQUENCES))
+
+
+def _auto_axes() -> tuple[str, ...]:
+    """Batch axes of the mesh in context that are left to the compiler."""
+    auto_axes = jax.sharding.get_abstract_mesh().auto_axes
+    return tuple(axis for axis in SEQUENCES if axis in auto_axes)
+
+
+def _mesh_size(axis: str) -> int:
+    """Devices along an axis of the mesh in context, 1 for axes not left to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[axis] if axis in mesh.auto_axes else 1

@@ -1,0 +1,211 @@
+"""Architecture of an encoder, and of a decoder with the same layers."""
+
+import dataclasses
+import functools
+import logging
+from typing import Literal
+
+import jax
+
+from xlm.models.attention import KERNELS, Kernel
+from xlm.models.layers import INITIALIZERS
+from xlm.models.layout import only_data_is_split
+
+POSITIONS = ("learned", "rotary", "relative", "gated")
+
+# Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of
+# this, up to the first on any GPU that has the kernel, up to the second on Hopper and later ones.
+CUDNN_HEAD_MULTIPLE = 8
+CUDNN_HEAD_SIZES = (128, 256)
+
+# Rematerialisation policies of a layer, see `xlm.models.transformer`.
+REMAT = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """Architecture of an encoder; the `model` section of a config plus the vocabulary size.
+
+    Attributes:
+      vocab_size: V, number of rows of the embedding table, padding included.
+      embedding_size: E, width of token embeddings and of the output layer; half of `hidden_size`
+        is the half embedding of paper Section 3.2.
+      hidden_size: D.
+      num_layers: number of Transformer layers.
+      num_heads: number of attention heads; divides `hidden_size`.
+      mlp_size: width of the feed-forward layer.
+      max_length: longest sequence in tokens, number of positions.
+      norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
+        for LayerNorm before each sub-layer and once at the end, which converges earlier.
+      embedding_norm: whether there is a LayerNorm after the embeddings; XLM-R XL has none.
+      norm_epsilon: added to the variance by LayerNorm; 1e-5 in XLM-R.
+      dropout_rate: after embeddings and after each sub-layer.
+      attention_dropout_rate: on attention weights.
+      dtype: of activations, "float32" or "bfloat16"; parameters are float32.
+      attention: attention kernel: "xla", plain, on any backend; on a GPU "cudnn" for its fused
+        kernel, in bfloat16, without a gated bias and with heads of a multiple of 8, at most 256, or
+        on a TPU "splash" for JAX's, without a bias by distance; "auto" for
+        one of these by the backend, see `kernel`.
+        With dropout on its weights by blocks of queries, see `xlm.models.attention`.
+      remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
+        matrix products and recomputes the rest, "full" stores the layer's input alone.
+      unroll: layers per iteration of the scan over layers; unrolling all takes longer to compile
+        and runs faster where layers are small.
+      position: position encoding (`xlm.models.positions`): "learned" position embeddings, "rotary"
+        queries and keys, a "relative" bias of the scores by distance, or that bias "gated" by the
+        query.
+      rotary_theta: bound of the wavelengths of rotary embeddings, over 2 pi; see
+        `positions.rotate`.
+      distance_buckets, max_distance: of a bias, see `positions.distance_buckets`.
+      distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
+        zeros.
+      initializer: of kernels of dense layers, "normal" or "fan_in", see `layers.dense`.
+      cross_attention: whether layers have cross-attention as well, so that they can `decode`.
+    """
+
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+    max_length: int
+    norm_position: str
+    dropout_rate: float
+    attention_dropout_rate: float
+    dtype: str
+    attention: Kernel | Literal["auto"] = "xla"
+    remat: str = "none"
+    unroll: int = 1
+    position: Literal["learned", "rotary", "relative", "gated"] = "learned"
+    rotary_theta: float = 10_000.0
+    distance_buckets: int = 32
+    max_distance: int = 128
+    distance_slope: float = 0.0
+    initializer: str = "normal"
+    cross_attention: bool = False
+    embedding_norm: bool = True
+    norm_epsilon: float = 1e-5
+
+    @property
+    def head_size(self) -> int:
+        """D / H, width of an attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether positions are a bias of the attention scores."""
+        return self.position in ("relative", "gated")
+
+    @property
+    def kernel(self) -> Kernel:
+        """Attention kernel: `attention`, and where that is "auto" the backend's.
+
+        These are the kernels of the platforms' makers: "splash" on a TPU without a bias by
+        distance, "cudnn" on a GPU in bfloat16 without a gated bias, with heads of a multiple of 8
+        and at most 128, which it takes on any GPU. Everything else is "xla".
+        """
+        if self.attention == "auto":
+            backend = jax.default_backend()
+            return _kernel_of(backend, self.dtype, self.position, self.head_size)
+        return self.attention
+
+    def __post_init__(self):
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"model.hidden_size is {self.hidden_size}, must be a multiple of model.num_heads, "
+                f"{self.num_heads}"
+            )
+        if self.norm_position not in ("post", "pre"):
+            raise ValueError(f"model.norm_position is {self.norm_position!r}, must be post or pre")
+        if not self.norm_epsilon > 0:
+            raise ValueError(f"model.norm_epsilon is {self.norm_epsilon}, must be above 0")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype is {self.dtype!r}, must be float32 or bfloat16")
+        if self.remat not in REMAT:
+            raise ValueError(f"model.remat is {self.remat!r}, must be one of {REMAT}")
+        if self.unroll < 1:
+            raise ValueError(f"model.unroll is {self.unroll}, must be at least 1")
+        if self.initializer not in INITIALIZERS:
+            raise ValueError(
+                f"model.initializer is {self.initializer!r}, must be one of {INITIALIZERS}"
+            )
+        self._check_positions()
+        self._check_attention()
+
+    def _check_attention(self):
+        if self.attention not in ("auto", *KERNELS):
+            raise ValueError(
+                f"model.attention is {self.attention!r}, must be one of {('auto', *KERNELS)}"
+            )
+        if self.attention == "cudnn" and self.dtype != "bfloat16":
+            raise ValueError(
+                f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
+            )
+        if self.attention == "cudnn" and self.position == "gated":
+            raise ValueError(
+                'model.attention "cudnn" has no gradient for the bias of model.position "gated"; '
+                'set model.attention to "xla"'
+            )
+        if self.attention == "cudnn" and not _cudnn_takes(self.head_size, CUDNN_HEAD_SIZES[1]):
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
+                f'{self.head_size}, but model.attention "cudnn" needs heads of a multiple of '
+                f"{CUDNN_HEAD_MULTIPLE}, at most {CUDNN_HEAD_SIZES[1]}; change one of the two, or "
+                'set model.attention to "xla"'
+            )
+        if self.attention == "splash" and self.has_bias:
+            raise ValueError(
+                'model.attention "splash" has no bias of the scores, which model.position '
+                f'{self.position!r} is; set model.attention to "xla", or model.position to '
+                '"learned" or "rotary"'
+            )
+
+    def _check_positions(self):
+        if self.position not in POSITIONS:
+            raise ValueError(f"model.position is {self.position!r}, must be one of {POSITIONS}")
+        if self.position == "rotary" and self.head_size % 2:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
+                'odd; model.position "rotary" turns pairs of elements'
+            )
+        if self.rotary_theta <= 1:
+            raise ValueError(f"model.rotary_theta is {self.rotary_theta}, must be above 1")
+        if self.distance_buckets < 4 or self.distance_buckets % 4:
+            raise ValueError(
+                f"model.distance_buckets is {self.distance_buckets}, must be a multiple of 4"
+            )
+        if self.max_distance <= self.distance_buckets // 4:
+            raise ValueError(
+                f"model.max_distance is {self.max_distance}, must be above "
+                f"{self.distance_buckets // 4}, a fourth of model.distance_buckets"
+            )
+        if self.distance_slope < 0:
+            raise ValueError(f"model.distance_slope is {self.distance_slope}, must be at least 0")
+
+    def can_map_shards(self) -> bool:
+        """Whether shards of a batch can be encoded separately, by `jax.shard_map` over `data`.
+
+        This depends on the mesh in context: inside `jax.shard_map` JAX cannot partition a fused
+        kernel over axes that are left to the compiler.
+        """
+        return self.kernel == "xla" or only_data_is_split()
+
+
+def _cudnn_takes(head_size: int, largest: int) -> bool:
+    return head_size % CUDNN_HEAD_MULTIPLE == 0 and head_size <= largest
+
+
+@functools.cache
+def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kernel:
+    """Kernel of `EncoderSettings.kernel`, logged where it is first asked for."""
+    kernel: Kernel = "xla"
+    if backend == "tpu" and position in ("learned", "rotary"):
+        kernel = "splash"
+    if backend == "gpu" and dtype == "bfloat16" and position != "gated":
+        kernel = "cudnn" if _cudnn_takes(head_size, CUDNN_HEAD_SIZES[0]) else "xla"
+    logging.info(
+        'model.attention "auto" is %s for %s positions and heads of %d in %s on this backend, %s',
+        kernel, position, head_size, dtype, backend,
+    )  # fmt: skip
+    return kernel

@@ -1,0 +1,233 @@
+"""Layers of an encoder and of a decoder, and the scan over them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from xlm.models.attention import Attention, Cache, KeysValues
+from xlm.models.layers import dense, gelu, layer_norm
+from xlm.models.layout import split_batch
+from xlm.models.positions import DistanceBias
+from xlm.models.settings import EncoderSettings
+
+# Rematerialisation policy of a layer, by model.remat.
+_POLICIES = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class FeedForward(nn.Module):
+    """Dense, GELU, dense, position by position."""
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s = self.settings
+        hidden = dense(s.mlp_size, ("embed", "mlp"), s.dtype, s.initializer, "wide")(x)
+        return dense(s.hidden_size, ("mlp", "embed"), s.dtype, s.initializer, "output")(
+            gelu(hidden)
+        )
+
+
+class Order(NamedTuple):
+    """Position information of a batch, as passed to the layers.
+
+    Attributes:
+      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.masks`; None for all that there
+      is. bias: of the scores; None if the position encoding has none.
+      positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
+      segments: [B, L] int32, if tokens see their segment and the mask says nothing else; None
+        otherwise.
+    """
+
+    mask: jax.Array | None
+    bias: DistanceBias | jax.Array | None
+    positions: jax.Array | None
+    segments: jax.Array | None
+
+
+class Context(NamedTuple):
+    """Sequence that a decoder attends to.
+
+    Attributes:
+      states: [B, K, D] states of an encoder; None where a cache has what layers need of them.
+      mask: bool that broadcasts to [B, H, L, K], see `xlm.models.masks`.
+    """
+
+    states: jax.Array | None
+    mask: jax.Array
+
+
+class LayerCache(NamedTuple):
+    """Memory of a layer, or with a leading axis of all layers, in decoding token by token.
+
+    N hypotheses of each of B examples are decoded side by side.
+
+    Attributes:
+      own: keys and values of the tokens so far, of B N sequences.
+      context: keys and values of the context, of B sequences.
+    """
+
+    own: Cache
+    context: KeysValues
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, cross-attention to any context, and feed-forward.
+
+    Each has a residual sum and a LayerNorm. The parameters of cross-attention are neither created
+    nor read without a context.
+    """
+
+    settings: EncoderSettings
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        order: Order,
+        deterministic: bool,
+        context: Context | None = None,
+        cache: LayerCache | None = None,
+    ) -> tuple[jax.Array, Cache | None]:
+        """Apply the layer, as a step of `nn.scan`; return the hidden states after it.
+
+        Args:
+          x: [B, L, D] hidden states before it; with a cache those of L hypotheses of an example,
+            one token of each.
+          context: of a decoder; None for an encoder.
+          cache: of the tokens before, which a decoder then does not see again.
+
+        Returns:
+          [B, L, D]; the cache's `own` part with the tokens of `x`, None without a cache.
+        """
+        s = self.settings
+        attention = Attention(
+            s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
+            rotary_theta=s.rotary_theta if s.position == "rotary" else 0.0,
+            is_gated=s.position == "gated", initializer=s.initializer, name="attention",
+        )  # fmt: skip
+        feed_forward = FeedForward(s, name="mlp")
+        dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
+
+        own = None if cache is None else cache.own
+
+        def attend(x: jax.Array) -> jax.Array:
+            nonlocal own
+            sequences = x if cache is None else x.reshape(-1, 1, s.hidden_size)
+            mixed, own = attention(
+                sequences, **order._asdict(), cache=own, deterministic=deterministic
+            )
+            return mixed.reshape(x.shape)
+
+        sublayers: list[tuple[str, Callable[[jax.Array], jax.Array]]]
+        sublayers = [("attention_norm", attend), ("mlp_norm", feed_forward)]
+        if context is not None:
+            attend_across = cross_attention(s, name="cross_attention")
+
+            def attend_to_context(x: jax.Array) -> jax.Array:
+                # Hypotheses of an example are queries of one context, which is not repeated.
+                states = context.states if cache is None else cache.context
+                return attend_across(
+                    x, context=states, mask=context.mask, deterministic=deterministic
+                )[0]
+
+            sublayers.insert(1, ("cross_attention_norm", attend_to_context))
+
+        x = split_batch(x)
+        for name, sublayer in sublayers:
+            norm = layer_norm(s.dtype, s.norm_epsilon, name)
+            if s.norm_position == "pre":
+                x = x + dropout(sublayer(norm(x)))
+            else:
+                x = norm(x + dropout(sublayer(x)))
+        return split_batch(x), own
+
+
+def cross_attention(settings: EncoderSettings, name: str | None = None) -> Attention:
+    """Attention of a decoder's layer to its context."""
+    s = settings
+    return Attention(
+        s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
+        initializer=s.initializer, name=name,
+    )  # fmt: skip
+
+
+def context_keys_values(
+    settings: EncoderSettings, params: Mapping[str, Any], states: jax.Array
+) -> KeysValues:
+    """Keys and values of a context for the cross-attention of each layer, [layers, B, K, H, D / H].
+
+    Args:
+      params: its "layers".
+      states: [B, K, D] of an encoder.
+    """
+    attention = cross_attention(settings)
+
+    def of_layer(params: Any) -> KeysValues:
+        return attention.apply({"params": params}, states, method="keys_values")
+
+    return jax.vmap(of_layer)(params["cross_attention"])
+
+
+def empty_cache(
+    settings: EncoderSettings,
+    params: Mapping[str, Any],
+    states: jax.Array,
+    num_hypotheses: int,
+    capacity: int,
+) -> LayerCache:
+    """Cache of all layers before the first token of N hypotheses of each example.
+
+    Args:
+      params: its "layers".
+      states: [B, K, D] of an encoder.
+      capacity: tokens of the longest hypothesis, the first one included.
+    """
+    one = cross_attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
+    own = jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_layers, *x.shape)), one)
+    return LayerCache(own, context_keys_values(settings, params, states))
+
+
+def make_layer(settings: EncoderSettings) -> nn.Module:
+    """Encoder layer with its rematerialisation policy."""
+    if settings.remat == "none":
+        return EncoderLayer(settings)
+    # XLA does not merge a loop with its recomputation, so `prevent_cse` is not needed.
+    remat = nn.remat(
+        EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3,)
+    )
+    return remat(settings)
+
+
+def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
+    """Scan over the first `num_layers` layers, as a function of the layer and its arguments.
+
+    The layer is compiled once; its parameters have a leading axis of layers.
+    """
+
+    def step(layer: nn.Module, *args):
+        return layer(*args)
+
+    loop = nn.scan(
+        step,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches are of a layer each
+        length=num_layers,
+        unroll=min(settings.unroll, num_layers),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+        # Checked, each layer would be traced twice; no variable is broadcast out of the loop.
+        check_constancy_invariants=False,
+    )
+    if num_layers == settings.num_layers:
+        return loop
+    return nn.map_variables(
+        loop, "params", lambda params: jax.tree.map(lambda x: x[:num_layers], params)
+    )

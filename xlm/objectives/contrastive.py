@@ -1,0 +1,113 @@
+"""Cross-lingual contrastive learning of sentence vectors, beside masked LM."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xlm.models.pooling import mean_state
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.masked_lm import MaskedLM, Plan
+from xlm.objectives.objective import Extra, Touched
+from xlm.objectives.on_masked_lm import OnMaskedLM
+
+# Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
+_EPSILON = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastSettings:
+    """Cross-lingual contrast; the `contrast` section of a config.
+
+    Attributes:
+      weight: of the contrastive loss, relative to the masked-LM loss.
+      temperature: divisor of the cosines.
+    """
+
+    weight: float
+    temperature: float
+
+    def __post_init__(self):
+        if self.weight < 0:
+            raise ValueError(f"contrast.weight is {self.weight}, must be at least 0")
+        if self.temperature <= 0:
+            raise ValueError(f"contrast.temperature is {self.temperature}, must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SentenceContrast(OnMaskedLM):
+    """Masked LM on the separate sentences of a pair, with a contrastive loss between the two.
+
+    A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
+    terms share one encoder pass over the same masked batch.
+
+    Attributes:
+      masked_lm: on batches of pairs with two segments (`translation_lm`).
+      settings: weight and temperature of the contrast.
+    """
+
+    masked_lm: MaskedLM
+    settings: ContrastSettings
+
+    def init(self, key: jax.Array):
+        return self.masked_lm.init(key)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        return self.masked_lm.plan(extra, batch, key, step)
+
+    def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
+        """Masked-LM loss plus the weighted contrastive loss; a pair weighs its masked tokens."""
+        states = self.masked_lm.states(params, rows, plan, key)
+        hidden = self.masked_lm.predicted(params, states, plan.masked.positions)
+        losses = self.masked_lm.token_losses(params, rows, plan, hidden)
+        found = self.masked_lm.metrics_of(losses, plan)
+        masked_total, weight = found["loss"]
+        is_text = ~jnp.isin(plan.masked.inputs, jnp.array(self.masked_lm.special_ids))
+        one, two = (mean_state(states, is_text & (plan.segments == i)) for i in (1, 2))
+        losses, accuracies = contrastive_loss(one, two, self.settings.temperature)
+        weights = plan.masked.weights.sum(axis=1)  # [B]
+        contrast = (losses * weights).sum()
+        return {
+            **found,
+            "loss": (masked_total + self.settings.weight * contrast, weight),
+            "separate_mlm_loss": (masked_total, weight),
+            "contrast_loss": (contrast, weight),
+            "contrast_accuracy": ((accuracies * weights).sum(), weight),
+        }, None
+
+    @functools.cached_property
+    def exact(self) -> "SentenceContrast":
+        return dataclasses.replace(self, masked_lm=self.masked_lm.exact)
+
+
+def contrastive_loss(
+    one: jax.Array, two: jax.Array, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """Negative log-probability of each sentence's translation among all of the batch.
+
+    For unit vectors a_i and b_i of a pair, the mean of -log softmax_j(a_i . b_j / temperature)[i]
+    and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834) with in-batch
+    negatives in place of a queue, and in both directions.
+
+    Args:
+      one, two: [B, D] float32 vectors of sentences and their translations.
+
+    Returns:
+      [B] float32 losses; [B] float32 accuracies, 0, 1/2 or 1 if none, one or both sentences of a
+      pair retrieve the other.
+    """
+    scores = _unit(one) @ _unit(two).T / temperature  # [B, B]
+    both = jnp.stack([scores, scores.T])
+    own = jnp.broadcast_to(jnp.arange(len(scores)), both.shape[:2])
+    losses = optax.softmax_cross_entropy_with_integer_labels(both, own)
+    return losses.mean(axis=0), (jnp.argmax(both, axis=2) == own).mean(axis=0)
+
+
+def _unit(vectors: jax.Array) -> jax.Array:
+    squares = jnp.sum(vectors**2, axis=1, keepdims=True)
+    return vectors * jax.lax.rsqrt(squares + _EPSILON)

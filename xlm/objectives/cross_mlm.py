@@ -1,0 +1,219 @@
+"""Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, beside TLM.
+
+VECO is of an anonymous submission to ICLR 2021, Section 2.2; the form published later, at ACL 2021,
+lets both masked sequences see all of themselves, which is `context` "full" here.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from xlm.models.encoder import Context
+from xlm.models.segments import split_in_halves
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import Plan as MaskedPlan
+from xlm.objectives.masking import Masked
+from xlm.objectives.objective import Extra, Touched
+from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.translation_lm import TranslationLM
+
+Visible = Literal["causal", "full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class VecoSettings:
+    """Terms of VECO's objective; the `veco` section of a config.
+
+    Attributes:
+      is_weight, cs_weight, tlm_weight: of the terms. CS-MLM and TLM of weight 0 are not computed;
+        IS-MLM is, since CS-MLM needs its states, and its loss is a metric.
+      context: tokens of its own sequence that CS-MLM sees at a position: "causal" for those up to
+        the position (Eq. 7), "full" for all.
+      flip: whether CS-MLM predicts the first of two adjacent segments of text from the second one
+        as well (footnote 4); without it only the second one is predicted. Pairs of translations
+        always have both directions.
+    """
+
+    is_weight: float
+    cs_weight: float
+    tlm_weight: float
+    context: Visible
+    flip: bool
+
+    def __post_init__(self):
+        for name in ("is_weight", "cs_weight", "tlm_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"veco.{name} is {getattr(self, name)}, must be at least 0")
+        if self.context not in get_args(Visible):
+            raise ValueError(f"veco.context is {self.context!r}, must be in {get_args(Visible)}")
+
+
+class Plan(NamedTuple):
+    """Plan of a step.
+
+    Attributes:
+      masked_lm: IS-MLM's plan; no segment crosses from one side to the other.
+      sides: [B, L] int32, 1 for tokens of x, 2 for those of y, 0 for padding.
+    """
+
+    masked_lm: MaskedPlan
+    sides: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CrossMLM(OnMaskedLM):
+    """VECO's objective on sequences with two sides x and y (Eq. 8), for one kind of batch.
+
+    - IS-MLM: masked LM within each side (Eq. 5).
+    - CS-MLM: the same masked tokens of y, from y up to them and, by cross-attention, from IS-MLM's
+      detached states of x (Eq. 7); and of x, from y.
+    - TLM: the same masked tokens from both sides as one segment, for translations.
+
+    Both directions are one pass of [B, L] each, and the terms share masks, candidates and table
+    rows. Eq. 8 is symmetric in x and y and each side has its own positions, so swapping the sides
+    of an example changes nothing.
+
+    Attributes:
+      masked_lm: on packed sequences, of which the halves are the sides; or, on pairs whose
+        sentences are separate segments, `TranslationLM`.
+      settings: weights and directions.
+      translation_lm: TLM of a pair as one segment, by the layout of its positions; None for packed
+        sequences.
+    """
+
+    masked_lm: MaskedLM
+    settings: VecoSettings
+    translation_lm: TranslationLM | None = None
+
+    def init(self, key: jax.Array):
+        return self.masked_lm.init(key)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        """Mask a batch once for all terms; split packed sequences into halves."""
+        plan, touched = self.masked_lm.plan(extra, batch, key, step)
+        if self.translation_lm is not None:
+            return Plan(plan, plan.segments), touched
+        segments, positions, sides = split_in_halves(plan.segments, plan.positions)
+        return Plan(plan._replace(segments=segments, positions=positions), sides), touched
+
+    def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
+        """Axes of the sequences; None if masked LM has none."""
+        axes = self.masked_lm.example_axes(plan.masked_lm, num_shards)
+        by_sequence: Any = 0
+        return None if axes is None else Plan(axes, by_sequence)
+
+    def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
+        """Weighted sum of the terms over the masked tokens; no dropout without a key."""
+        one, settings = self.masked_lm, self.settings
+        states = one.states(params, rows, plan.masked_lm, key)
+        losses = self._losses(one, params, rows, plan.masked_lm, states)
+        found = one.metrics_of(losses, plan.masked_lm)
+        inner, weight = found["loss"]
+        found |= _by_side("is_loss", losses, plan.masked_lm, plan.sides)
+        total = settings.is_weight * inner
+        if settings.cs_weight:
+            cross_plan = self._cross_plan(plan)
+            # Detached, as IS-MLM alone is to train the encoder (VECO, Section 2.2).
+            decoded = self.decoded(params, rows, plan, jax.lax.stop_gradient(states), key)
+            losses = self._losses(one, params, rows, cross_plan, decoded)
+            found |= _by_side("cs_loss", losses, cross_plan, plan.sides)
+            total += settings.cs_weight * found["cs_loss"][0]
+        if self.translation_lm is not None and settings.tlm_weight:
+            joined, tlm = self._joined_plan(plan), self.translation_lm
+            states = tlm.states(params, rows, joined, _of_pass(key, 1))
+            translation = self._losses(tlm, params, rows, joined, states).sum()
+            found["tlm_loss"] = translation, weight
+            total += settings.tlm_weight * translation
+        return {**found, "loss": (total, weight)}, None
+
+    @staticmethod
+    def _losses(one: MaskedLM, params, rows, plan: MaskedPlan, states: jax.Array) -> jax.Array:
+        """Losses [B, M] of the masked tokens, given the states [B, L, D]."""
+        hidden = one.predicted(params, states, plan.masked.positions)
+        return one.token_losses(params, rows, plan, hidden)
+
+    def decoded(
+        self, params, rows, plan: Plan, states: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
+        """States [B, L, D] of both sides, each decoded with those of the other one as context.
+
+        Args:
+          params, rows, plan, key: as of `loss`.
+          states: [B, L, D] of IS-MLM.
+        """
+        one, sides = self.masked_lm, plan.sides
+        sees = (sides[:, :, None] != sides[:, None, :]) & (sides > 0)[:, None, :]
+        rngs = None if key is None else {"dropout": _of_pass(key, 0)}
+        return one.encoder.apply(
+            {"params": one.encoder_params(params)},
+            plan.masked_lm.tokens,
+            plan.masked_lm.segments,
+            plan.masked_lm.positions,
+            Context(states, sees[:, None]),
+            is_causal=self.settings.context == "causal",
+            deterministic=rngs is None,
+            table=rows.get(one.table_path, one.output_table(params)[0]),
+            method="decode",
+            rngs=rngs,
+        )
+
+    def _cross_plan(self, plan: Plan) -> MaskedPlan:
+        """Plan of CS-MLM, without targets of sides that have no other one to be predicted from."""
+        masked = plan.masked_lm.masked
+        sides = _sides_of_targets(masked, plan.sides)
+        has_one, has_two = ((plan.sides == side).any(axis=1)[:, None] for side in (1, 2))
+        if self.translation_lm is None and not self.settings.flip:
+            has_two = jnp.zeros_like(has_two)  # from which the first side would be predicted
+        weights = masked.weights * jnp.where(sides == 1, has_two, has_one)
+        return plan.masked_lm._replace(masked=masked._replace(weights=weights))
+
+    def _joined_plan(self, plan: Plan) -> MaskedPlan:
+        """Plan of TLM: each pair as one segment `<s> a </s> </s> b </s>`, as in batches of it."""
+        found = plan.masked_lm
+        is_second = plan.sides == 2
+        starts = is_second & (jnp.roll(plan.sides, 1, axis=1) == 1)  # its <s>, after an </s>
+        tokens = jnp.where(starts, jnp.roll(found.tokens, 1, axis=1), found.tokens)
+        positions = found.positions
+        assert self.translation_lm is not None
+        if not self.translation_lm.positions_restart:
+            index = jnp.arange(positions.shape[1], dtype=positions.dtype)
+            positions = jnp.broadcast_to(index, positions.shape)
+        segments = (plan.sides > 0).astype(plan.sides.dtype)
+        return found._replace(tokens=tokens, segments=segments, positions=positions)
+
+    @functools.cached_property
+    def exact(self) -> "CrossMLM":
+        tlm = self.translation_lm
+        exact = None if tlm is None else dataclasses.replace(tlm, output_layer=tlm.exact_layer)
+        return dataclasses.replace(self, masked_lm=self.masked_lm.exact, translation_lm=exact)
+
+
+def _sides_of_targets(masked: Masked, sides: jax.Array) -> jax.Array:
+    """Sides [B, M] of the masked tokens, given those [B, L] of all tokens."""
+    return jnp.take_along_axis(sides, masked.positions, axis=1)
+
+
+def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -> LossAndMetrics:
+    """Sums and weights of losses [B, M] as `name`, and as name/x and name/y of each side.
+
+    Those of a side are the terms of Eq. 8, with the side that is predicted.
+    """
+    weights, of_targets = plan.masked.weights, _sides_of_targets(plan.masked, sides)
+    found = {name: (losses.sum(), weights.sum())}
+    for side, letter in ((1, "x"), (2, "y")):
+        here = of_targets == side
+        found[f"{name}/{letter}"] = (losses * here).sum(), (weights * here).sum()
+    return found
+
+
+def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:
+    """Key of a further pass with dropout; None without one."""
+    # Masked LM splits the key into three, which may be the first three keys folded from it.
+    return None if key is None else jax.random.fold_in(key, 3 + number)

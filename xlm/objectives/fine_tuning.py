@@ -1,0 +1,226 @@
+"""Fine-tuning of an encoder and a task head on labelled examples."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from xlm.models.encoder import Context, Encoder, init_params
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.objective import Extra, Objective, Touched
+
+TABLE = "encoder/embeddings/table"
+# Indices of a batch's tokens in the rows that it touches, beside the arrays of the batch.
+_ROW_INDICES = "row_indices"
+
+# (outputs of the head, arrays of the batch) -> loss and metrics
+TaskLoss = Callable[[jax.Array, Mapping[str, jax.Array]], LossAndMetrics]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FineTuning(Objective):
+    """Task loss on batches of `input_pipeline.tasks.batches`.
+
+    Parameters are {"encoder": encoder without its masked-LM head, "task": task head}.
+
+    Attributes:
+      encoder: the model.
+      head: see `xlm.models.heads`.
+      task_loss: one of the functions below, or of a kind of tasks of one's own.
+      by_rows: whether a step reads those rows of the embedding table alone that its tokens need.
+    """
+
+    encoder: Encoder
+    head: nn.Module
+    task_loss: TaskLoss
+    by_rows: bool = False
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Paths of tables that are read by rows."""
+        return (TABLE,) if self.by_rows else ()
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Initialise random parameters, boxed with their logical axis names."""
+        encoder_key, head_key = jax.random.split(key)
+        encoder = init_params(self.encoder, encoder_key)
+        del encoder["head"]
+        return {"encoder": encoder, "task": self.init_head(head_key)}
+
+    @property
+    def head_width(self) -> int:
+        """Width of the states that the head is given."""
+        return self.encoder.settings.hidden_size
+
+    def init_head(self, key: jax.Array) -> dict[str, Any]:
+        """Initialise random parameters of the head."""
+        hidden = jnp.zeros((1, 1, self.head_width))
+        # Shapes alone count, and all arrays that a head reads are [B, L].
+        row = jnp.zeros((1, 1), jnp.int32)
+        batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
+        return self.head.init(key, hidden, batch, deterministic=True)["params"]
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Batch, Touched]:
+        """Find the distinct tokens of a batch, and where each token is among them."""
+        tokens, vocab_size = batch["tokens"], self.encoder.settings.vocab_size
+        if not self.by_rows or tokens.size >= vocab_size:
+            return batch, {}
+        ids = jnp.unique(tokens, size=tokens.size, fill_value=vocab_size)
+        indices = jnp.searchsorted(ids, tokens).astype(jnp.int32)
+        return Batch({**batch.arrays, _ROW_INDICES: indices}, batch.kind), {TABLE: ids}
+
+    def example_axes(self, plan: Batch, num_shards: int) -> int | None:
+        """Return 0, the axis of the examples in all arrays."""
+        return 0 if self.encoder.settings.can_map_shards() else None
+
+    def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
+        """Loss of a batch by the task's function."""
+        outputs = self.outputs(params, plan.arrays, key, rows.get(TABLE))
+        return self.task_loss(outputs, plan.arrays), None
+
+    def outputs(
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:
+        """Outputs of the head for a batch, float32; without dropout if there is no key.
+
+        Args:
+          rows: [R, E] embeddings of a planned batch's tokens, in place of the table.
+        """
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        hidden = self.hidden(params["encoder"], batch, keys[0], rows)
+        rngs = None if keys[1] is None else {"dropout": keys[1]}
+        return self.head.apply(
+            {"params": params["task"]}, hidden, batch, deterministic=rngs is None, rngs=rngs
+        )
+
+    def hidden(
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:
+        """Hidden states [B, L, D] of the encoder with parameters `params`; see `outputs`."""
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        return self.encoder.apply(
+            {"params": params},
+            _tokens_of(batch, rows),
+            batch["segments"],
+            batch["positions"],
+            deterministic=rngs is None,
+            table=rows,
+            method="encode",
+            rngs=rngs,
+        )
+
+
+class CrossPairFineTuning(FineTuning):
+    """Task loss on pairs of texts that attend to each other by cross-attention.
+
+    The plug-in form of VECO, in which cross-attention is kept. Both texts are encoded as segments
+    of their own; each is then decoded, without a causal mask, with the states of the other one as
+    context. The head is given the two states of `<s>` side by side, [B, 1, 2 D].
+    """
+
+    @property
+    def head_width(self) -> int:
+        return 2 * self.encoder.settings.hidden_size
+
+    def hidden(
+        self,
+        params: Any,
+        batch: dict[str, jax.Array],
+        dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:
+        """States [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        states = super().hidden(params, batch, keys[0], rows)
+        segments = batch["segments"]
+        sees = (segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :]
+        decoded = self.encoder.apply(
+            {"params": params},
+            _tokens_of(batch, rows),
+            segments,
+            batch["positions"],
+            Context(states, sees[:, None]),
+            is_causal=False,
+            deterministic=keys[1] is None,
+            table=rows,
+            method="decode",
+            rngs=None if keys[1] is None else {"dropout": keys[1]},
+        )
+        second = jnp.argmax(segments == 2, axis=1)
+        of_second = jnp.take_along_axis(decoded, second[:, None, None], axis=1)
+        return jnp.concatenate([decoded[:, :1], of_second], axis=2)
+
+
+def _tokens_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> jax.Array:
+    """Ids of the tokens [B, L] in the table, or in the given rows of a planned batch."""
+    return batch["tokens" if rows is None else _ROW_INDICES]
+
+
+def classification_loss(
+    outputs: jax.Array,
+    batch: Mapping[str, jax.Array],
+    class_weights: tuple[float, ...] = (),
+) -> LossAndMetrics:
+    """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples.
+
+    The loss is a mean by the weights of the examples' classes, 1 each by default; accuracy is not.
+    """
+    return _class_loss(outputs, batch["labels"], batch["weights"], class_weights)
+
+
+def tagging_loss(
+    outputs: jax.Array,
+    batch: Mapping[str, jax.Array],
+    class_weights: tuple[float, ...] = (),
+) -> LossAndMetrics:
+    """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words.
+
+    Class weights as of `classification_loss`.
+    """
+    tags = batch["tags"]
+    weights = batch["weights"][:, None] * (tags >= 0)
+    return _class_loss(outputs, tags, weights, class_weights)
+
+
+def _class_loss(
+    outputs: jax.Array, labels: jax.Array, weights: jax.Array, class_weights: tuple[float, ...]
+) -> LossAndMetrics:
+    known = jnp.maximum(labels, 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, known)
+    is_right = jnp.argmax(outputs, axis=-1) == labels
+    of_loss = weights * jnp.asarray(class_weights)[known] if class_weights else weights
+    return {"loss": _weighted(losses, of_loss), "accuracy": _weighted(is_right, weights)}
+
+
+def regression_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Squared error of outputs [B, 1] from `labels` [B] float32, over examples."""
+    return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, batch["weights"])}
+
+
+def span_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
+    """Mean negative log-likelihood of `starts` and `ends` [B] by [B, L, 2], over answers."""
+    found = [
+        optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
+        for end, name in enumerate(("starts", "ends"))
+    ]
+    return {"loss": _weighted((found[0] + found[1]) / 2, batch["weights"])}
+
+
+def _weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return (values * weights).sum(), weights.sum()

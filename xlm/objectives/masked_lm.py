@@ -1,0 +1,379 @@
+"""Masked language modelling (MLM) on packed sequences."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
+from knn_sampling.samples import example_axes
+from knn_sampling.working_rows import num_distinct_rows, working_rows
+from xlm.models.encoder import Encoder, init_params, output_table
+from xlm.models.segments import packed_segments
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.masking import Masked, MaskSettings, mask_tokens
+from xlm.objectives.objective import Extra, Objective, Touched
+
+TABLE = "embeddings/table"
+# Part of the extra state shared by all terms of a mixture: the neighbours [V, K] of each token.
+NEIGHBOURS = "neighbours"
+
+
+class Plan(NamedTuple):
+    """Masked batch and the classes of its softmax.
+
+    Attributes:
+      masked: the masked batch.
+      segments: [B, L] int32, tokens attend within their segment.
+      positions: [B, L] int32, of tokens.
+      tokens: [B, L] int32, `masked.inputs` as indices of the rows given to the loss.
+      sample: the classes of the softmax; None for the whole vocabulary.
+      num_rows: scalar int32, number of table rows that the step needs; None without sampling.
+      language: [B] int32 index of each sequence's language; None without metrics by language.
+      mask_rate: scalar float32; None if it is constant.
+    """
+
+    masked: Masked
+    segments: jax.Array
+    positions: jax.Array
+    tokens: jax.Array
+    sample: Sample | None
+    num_rows: jax.Array | None
+    language: jax.Array | None
+    mask_rate: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskedLM(Objective):
+    """Masked LM of packed sequences, on batches with `tokens` [B, L] and `language` [B].
+
+    Attributes:
+      encoder: the model.
+      output_layer: loss over the vocabulary.
+      exact_layer: the same without sampling, for evaluation and the full-softmax phase.
+      mask: rates of masking.
+      num_steps: number of steps of the run, over which the mask rate changes.
+      bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
+      special_ids: ids of special tokens, which are never masked.
+      across_documents: whether attention crosses the documents of a sequence.
+      name: of the objective, unique within a mixture; names its part of the extra state.
+      statistics: of the tokens as targets, for a sampled output layer and the frequency bias; of no
+        tokens where neither looks at them.
+      later_statistics: (step, statistics) pairs for changes from a step on.
+      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
+        can need, V or more to always read the whole table.
+      languages: names of the languages, for metrics by language; empty for none.
+      frequency_bias: whether the output bias is initialised with log frequencies.
+      full_softmax_from: step from which on the softmax is not sampled; None for no such phase.
+      scope: key of the model's parameters among those of a larger objective; "" if they are all.
+    """
+
+    encoder: Encoder
+    output_layer: OutputLayer
+    exact_layer: OutputLayer
+    mask: MaskSettings
+    num_steps: int
+    bos: int
+    pad: int
+    mask_id: int
+    special_ids: tuple[int, ...]
+    across_documents: bool
+    statistics: TokenStatistics
+    name: str = "mlm"
+    later_statistics: tuple[tuple[int, TokenStatistics], ...] = ()
+    row_capacity: int = 0
+    languages: tuple[str, ...] = ()
+    frequency_bias: bool = False
+    full_softmax_from: int | None = None
+    scope: str = ""
+
+    positions_restart = False
+
+    @property
+    def table_path(self) -> str:
+        """Path of the embedding table in the parameters."""
+        return f"{self.scope}/{TABLE}" if self.scope else TABLE
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.table_path,)
+
+    def encoder_params(self, params):
+        """Parameters of the encoder and its head, among all parameters."""
+        return params[self.scope] if self.scope else params
+
+    def output_table(self, params) -> tuple[jax.Array, jax.Array]:
+        """Output embeddings [V, E] and output bias [V]."""
+        return output_table(self.encoder_params(params))
+
+    def init(self, key: jax.Array):
+        """Initialise the model's parameters, boxed with their logical axis names."""
+        params = init_params(self.encoder, key)
+        if self.frequency_bias:
+            bias = params["head"]["bias"]
+            # Padding rows have probability zero, and an unused logit.
+            log_frequency = jnp.log(jnp.maximum(self.statistics.probabilities, 1e-10))
+            params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
+        return {self.scope: params} if self.scope else params
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        """Mask a batch; select the classes of its softmax and the table rows that it reads."""
+        mask_key, _, sample_key = jax.random.split(key, 3)
+        rate = self.mask.rate_at(step, self.num_steps)
+        masked = mask_tokens(
+            mask_key,
+            batch["tokens"],
+            self.mask,
+            vocab_size=self.output_layer.num_valid,
+            mask_id=self.mask_id,
+            special_ids=self.special_ids,
+            rate=rate,
+        )
+        segments, positions = self.layout(batch)
+        sample = self.output_layer.sample(
+            sample_key,
+            masked.targets,
+            masked.weights,
+            self.statistics_at(step),
+            self._index(extra),
+        )
+        language = batch["language"] if self.languages else None
+        plan = Plan(masked, segments, positions, masked.inputs, sample, None, language, rate)
+        if sample is None:
+            return plan, {}
+        return self._with_rows(plan, sample)
+
+    def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Segments and positions [B, L] int32 of the tokens of a batch."""
+        return self._packed(batch["tokens"])
+
+    def _packed(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return packed_segments(
+            tokens, bos=self.bos, pad=self.pad, across_documents=self.across_documents
+        )
+
+    def _with_rows(self, plan: Plan, sample: Sample) -> tuple[Plan, Touched]:
+        """Re-index the plan to the table rows that it touches, if they are few."""
+        vocab_size = self.encoder.settings.vocab_size
+        ids, tokens = sample.candidates.ids, plan.masked.inputs
+        if not reads_few_rows(ids.size, tokens.size, vocab_size, self.row_capacity):
+            num_rows = num_distinct_rows(ids, tokens, vocab_size)
+            return plan._replace(num_rows=num_rows), {}
+        rows = working_rows(
+            ids, tokens, vocab_size, self.row_capacity, required=plan.masked.targets
+        )
+        sample = sample._replace(candidate_rows=rows.candidates)
+        plan = plan._replace(tokens=rows.tokens, sample=sample, num_rows=rows.num_needed)
+        return plan, {self.table_path: rows.ids}
+
+    def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
+        """Axes of the sequences; None if a shard cannot hold whole groups or be encoded alone."""
+        sample = None if plan.sample is None else example_axes(plan.sample, num_shards)
+        crosses_shards = plan.sample is not None and sample is None
+        if crosses_shards or not self.encoder.settings.can_map_shards():
+            return None
+        by_sequence: Any = 0
+        return Plan(
+            masked=by_sequence,
+            segments=by_sequence,
+            positions=by_sequence,
+            tokens=by_sequence,
+            sample=sample,
+            num_rows=None,
+            language=by_sequence,
+            mask_rate=None,
+        )
+
+    def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
+        """Negative log-likelihood of the masked tokens; without dropout if there is no key."""
+        states = self.states(params, rows, plan, key)
+        hidden = self.predicted(params, states, plan.masked.positions)
+        return self.metrics_of(self.token_losses(params, rows, plan, hidden), plan), None
+
+    def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
+        """Hidden states [B, L, D] of the encoder."""
+        rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
+        return self.encoder.apply(
+            {"params": self.encoder_params(params)},
+            plan.tokens,
+            plan.segments,
+            plan.positions,
+            deterministic=rngs is None,
+            table=rows.get(self.table_path, self.output_table(params)[0]),
+            positions_restart=self.positions_restart,
+            method="encode",
+            rngs=rngs,
+        )
+
+    def token_losses(self, params, rows, plan: Plan, hidden: jax.Array) -> jax.Array:
+        """Losses [B, M] of the masked tokens, given the output layer's inputs [B, M, E]."""
+        masked = plan.masked
+        table, bias = self.output_table(params)
+        return self.output_layer.loss(
+            hidden,
+            masked.targets,
+            masked.weights,
+            rows.get(self.table_path, table),
+            bias,
+            plan.sample,
+        )
+
+    def metrics_of(self, losses: jax.Array, plan: Plan) -> LossAndMetrics:
+        """Loss and metrics, given the losses [B, M] of the masked tokens."""
+        masked, one = plan.masked, jnp.float32(1)
+        found = {
+            "loss": (losses.sum(), masked.weights.sum()),
+            **{name: (value, one) for name, value in self.sampling_metrics(plan).items()},
+        }
+        if plan.mask_rate is not None:
+            found["mask_rate"] = (plan.mask_rate, one)
+        if plan.language is not None:
+            found |= self._by_language(losses, masked.weights, plan.language)
+        return found
+
+    def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
+        """Inputs [B, M, E] of the output layer from the states at `positions` [B, M]."""
+        chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
+        return self.encoder.apply({"params": self.encoder_params(params)}, chosen, method="predict")
+
+    def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
+        """Metrics of sampling: candidates per group, overflow of V', table rows needed."""
+        if plan.sample is None:
+            classes = jnp.float32(self.output_layer.num_valid)
+            return {"candidates": classes, "overflow": jnp.float32(0)}
+        found = plan.sample.candidates
+        assert plan.num_rows is not None
+        return {
+            "candidates": found.union_size.mean(dtype=jnp.float32),
+            "overflow": found.overflow().mean(dtype=jnp.float32),
+            "table_rows": plan.num_rows.astype(jnp.float32),
+        }
+
+    def describe_table_reads(self, batch_size: int, length: int) -> str:
+        """Describe which table rows a step on packed sequences reads and updates, and why."""
+        vocab_size = self.encoder.settings.vocab_size
+        tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+        language = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+        batch = Batch({"tokens": tokens, "language": language}, "packed")
+        key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
+        plan, touched = jax.eval_shape(self.plan, jax.eval_shape(self.init_extra), batch, key, step)
+        if plan.sample is None:
+            return f"all {vocab_size:,} table rows in every step: the softmax is over all of them"
+        groups, slots = plan.sample.candidates.ids.shape
+        most = f"{groups} x {slots:,} candidates and {batch_size * length:,} tokens"
+        if not touched:
+            why = f"output_layer.row_capacity is {self.row_capacity:,}, not fewer"
+            if not self.row_capacity:
+                why = (
+                    f"{most} are not fewer; the metric table_rows says how many a step needs, "
+                    "output_layer.row_capacity bounds them"
+                )
+            return f"all {vocab_size:,} table rows in every step: {why}"
+        rows = touched[self.table_path].shape[0]
+        why = "output_layer.row_capacity" if rows == self.row_capacity else most
+        return f"at most {rows:,} of {vocab_size:,} table rows a step: {why}"
+
+    def _by_language(
+        self, losses: jax.Array, weights: jax.Array, language: jax.Array
+    ) -> LossAndMetrics:
+        """Loss of each language from losses and weights [B, M]; absent ones have weight zero."""
+        of_sequences = jnp.stack([losses, weights]).sum(axis=2)  # [2, B]
+        totals = jax.ops.segment_sum(of_sequences.T, language, len(self.languages))  # [N, 2]
+        return {
+            f"loss/{name}": (totals[i, 0], totals[i, 1]) for i, name in enumerate(self.languages)
+        }
+
+    def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
+        """Inputs [B, M, E] of the output layer at `positions` [B, M], without dropout.
+
+        Args:
+          inputs: [B, L] int32 packed sequences, masks applied.
+          positions: [B, M] int32.
+        """
+        segments, token_positions = self._packed(inputs)
+        states = self.encoder.apply(
+            {"params": self.encoder_params(params)},
+            inputs,
+            segments,
+            token_positions,
+            deterministic=True,
+            method="encode",
+        )
+        return self.predicted(params, states, positions)
+
+    @functools.cached_property
+    def exact(self) -> "MaskedLM":
+        """The same objective with the softmax over the whole vocabulary."""
+        return dataclasses.replace(self, output_layer=self.exact_layer, full_softmax_from=None)
+
+    def at_step(self, step: int) -> "MaskedLM":
+        is_exact = self.full_softmax_from is not None and step >= self.full_softmax_from
+        return self.exact if is_exact else self
+
+    def statistics_at(self, step: jax.Array) -> TokenStatistics:
+        """Statistics of the targets of a step, scalar int32."""
+        found = self.statistics
+        for first, later in self.later_statistics:
+            found = jax.tree.map(lambda a, b, f=first: jnp.where(step >= f, b, a), found, later)
+        return found
+
+    @property
+    def inclusion_name(self) -> str:
+        """Name of the part of the extra state with the inclusion probabilities [V] per target."""
+        return f"inclusion_{self.name}"
+
+    def _index(self, extra: Extra) -> NeighbourIndex | None:
+        if not isinstance(self.output_layer, KNNSampling):
+            return None
+        return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
+
+    def init_extra(self) -> Extra:
+        """Placeholder neighbour index, to be refreshed before use."""
+        if not isinstance(self.output_layer, KNNSampling):
+            return {}
+        index = self.output_layer.init_index(self.encoder.settings.vocab_size)
+        has_inclusion = index.inclusion is not None
+        own = {self.inclusion_name: index.inclusion} if has_inclusion else {}
+        return {NEIGHBOURS: index.neighbours, **own}
+
+    def due(self, step: int) -> tuple[str, ...]:
+        layer = self.output_layer
+        if not isinstance(layer, KNNSampling):
+            return ()
+        index = () if step % layer.refresh_every else (NEIGHBOURS,)
+        changes = index or any(step == first for first, _ in self.later_statistics)
+        return (*index, self.inclusion_name) if layer.log_q_correction and changes else index
+
+    def refresh(
+        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        """Recompute the neighbour index from the output embeddings (paper Algorithm 2)."""
+        layer, statistics = self.output_layer, self.statistics_at(step)
+        assert isinstance(layer, KNNSampling)
+        report: LossAndMetrics = {}
+        if NEIGHBOURS in names:
+            table, _ = self.output_table(params)
+            neighbours, found = layer.refresh(extra[NEIGHBOURS], table, statistics)
+            extra = {**extra, NEIGHBOURS: neighbours}
+            report = {name: (value, jnp.float32(1)) for name, value in found.items()}
+        if self.inclusion_name in names:
+            own = layer.inclusion(extra[NEIGHBOURS], statistics)
+            extra = {**extra, self.inclusion_name: own}
+        return extra, report
+
+
+def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
+    """Whether a step gathers its table rows instead of reading the whole table.
+
+    Args:
+      num_slots: G C, slots of the groups' candidates.
+      num_tokens: B L, tokens of the batch.
+      row_capacity: R, or 0.
+    """
+    return (row_capacity or num_slots + num_tokens) < vocab_size

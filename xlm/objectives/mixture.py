@@ -1,0 +1,138 @@
+"""Mixture of objectives of one model, each with its kind of batch and its weight."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.objective import Extra, Objective, Touched
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Term:
+    """One objective of a mixture.
+
+    Attributes:
+      objective: on its kind of batch.
+      name: of the metric `<name>_loss`.
+      weight: of its loss.
+    """
+
+    objective: Objective
+    name: str
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _TermPlan:
+    """A term's plan, and its kind of batch."""
+
+    kind: str
+    plan: Any
+
+
+jax.tree_util.register_dataclass(_TermPlan, data_fields=["plan"], meta_fields=["kind"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture(Objective):
+    """Weighted sum of objectives over the batches of a run.
+
+    The kind of a step's batch selects its term. Terms share the parameters, which the first one
+    initialises, and parts of the extra state of the same name; the first term with a part refreshes
+    it for all.
+
+    Attributes:
+      terms: by kind of batch.
+    """
+
+    terms: Mapping[str, Term]
+    _phases: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(path for one in self._objectives for path in one.tables))
+
+    @property
+    def _objectives(self) -> list[Objective]:
+        return [term.objective for term in self.terms.values()]
+
+    def _term(self, kind: str) -> Term:
+        if kind not in self.terms:
+            raise ValueError(
+                f"a batch is of kind {kind!r}, but the objective has terms for "
+                f"{', '.join(self.terms)} only; set the shares of the data section to match"
+            )
+        return self.terms[kind]
+
+    def init(self, key: jax.Array) -> Any:
+        return self._objectives[0].init(key)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[_TermPlan, Touched]:
+        plan, touched = self._term(batch.kind).objective.plan(extra, batch, key, step)
+        return _TermPlan(batch.kind, plan), touched
+
+    def loss(
+        self, params: Any, rows: Mapping[str, jax.Array], plan: _TermPlan, key: jax.Array
+    ) -> tuple[LossAndMetrics, Any]:
+        term = self._term(plan.kind)
+        found, observed = term.objective.loss(params, rows, plan.plan, key)
+        total, weight = found["loss"]
+        found = {**found, f"{term.name}_loss": (total, weight)}
+        return {**found, "loss": (term.weight * total, weight)}, _TermPlan(plan.kind, observed)
+
+    def example_axes(self, plan: _TermPlan, num_shards: int) -> _TermPlan | None:
+        axes = self._term(plan.kind).objective.example_axes(plan.plan, num_shards)
+        return None if axes is None else _TermPlan(plan.kind, axes)
+
+    def learn(self, extra: Extra, observed: _TermPlan) -> Extra:
+        return self._term(observed.kind).objective.learn(extra, observed.plan)
+
+    def init_extra(self) -> Extra:
+        parts: Extra = {}
+        for one in reversed(self._objectives):
+            parts |= one.init_extra()
+        return parts
+
+    def due(self, step: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for one in self._objectives for name in one.due(step)))
+
+    def refresh(
+        self, params: Any, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        report: LossAndMetrics = {}
+        for one in dict.fromkeys(self._owners.values()):
+            own = tuple(name for name in names if self._owners[name] is one)
+            if own:
+                extra, found = one.refresh(params, extra, own, step)
+                report |= found
+        return extra, report
+
+    @functools.cached_property
+    def _owners(self) -> dict[str, Objective]:
+        """Term that refreshes each part of the extra state."""
+        owners: dict[str, Objective] = {}
+        for one in self._objectives:
+            for name in jax.eval_shape(one.init_extra):
+                owners.setdefault(name, one)
+        return owners
+
+    def at_step(self, step: int) -> "Mixture":
+        phases = {kind: term.objective.at_step(step) for kind, term in self.terms.items()}
+        if all(phases[kind] is term.objective for kind, term in self.terms.items()):
+            return self
+        # One object for each phase, so that it is compiled once.
+        key = tuple(map(id, phases.values()))
+        if key not in self._phases:
+            terms = {
+                kind: dataclasses.replace(term, objective=phases[kind])
+                for kind, term in self.terms.items()
+            }
+            self._phases[key] = Mixture(terms)
+        return self._phases[key]

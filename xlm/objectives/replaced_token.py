@@ -1,0 +1,375 @@
+"""Replaced-token detection (RTD): a generator's samples, and a discriminator that finds them.
+
+ELECTRA's objective (Clark et al. 2020, arXiv 2003.10555) on multilingual text, MRTD, and on pairs
+of translations, TRTD, as in XLM-E (Chi et al. 2022) and XY-LENT (Patra et al. 2023, Section 4).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from xlm.models.encoder import Encoder, Tables, init_params
+from xlm.models.replaced_token import ReplacedTokenHead
+from xlm.objectives import masked_lm
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.masked_lm import TABLE, MaskedLM
+from xlm.objectives.objective import Extra, Touched, replace_table
+from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
+
+# Keys of the two models and of the discriminator's head in the parameters.
+GENERATOR, DISCRIMINATOR, HEAD = "generator", "discriminator", "replaced_token_head"
+_OWN_TABLE = f"{DISCRIMINATOR}/{TABLE}"
+# Part of the extra state with the moving average of each language pair's loss.
+PAIR_LOSSES = "pair_losses"
+Sharing = Literal["shared", "separate", "disentangled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedTokenSettings:
+    """Replaced-token detection; the `replaced_token` section of a config.
+
+    Attributes:
+      generator_layers: layers of the generator, which has the discriminator's width.
+      weight: lambda, of the discriminator's loss relative to the generator's.
+      temperature: of the distribution that replacements are sampled from; 0 for the likeliest.
+      embeddings: token embeddings of the discriminator: "shared" with the generator, a table of its
+        own ("separate"), or gradient-"disentangled" (DeBERTaV3, arXiv 2111.09543, Section 3.3): the
+        generator's, through which no gradient passes, plus a table that starts at zero.
+    """
+
+    generator_layers: int
+    weight: float
+    temperature: float
+    embeddings: Sharing
+
+    def __post_init__(self):
+        if self.generator_layers < 0:
+            raise ValueError(
+                f"replaced_token.generator_layers is {self.generator_layers}, must be at least 0"
+            )
+        if self.weight < 0:
+            raise ValueError(f"replaced_token.weight is {self.weight}, must be at least 0")
+        if not self.temperature >= 0:
+            raise ValueError(
+                f"replaced_token.temperature is {self.temperature}, must be at least 0; 1 samples "
+                "from the generator's own distribution, 0 takes its likeliest token"
+            )
+        if self.embeddings not in get_args(Sharing):
+            raise ValueError(
+                f"replaced_token.embeddings is {self.embeddings!r}, must be one of "
+                f"{get_args(Sharing)}"
+            )
+
+
+class Plan(NamedTuple):
+    """Plan of a step.
+
+    Attributes:
+      generator: the generator's plan, with the masked batch.
+      is_text: [B, L] bool, tokens that are classified: all but special ones and padding.
+      scale: scalar float32, lambda times masked tokens per classified one, which makes the sum of
+        the discriminator's losses lambda times their mean where the generator's is divided by the
+        number of masked tokens.
+      pair: [B] int32 index of each example's language pair; None without losses by pair.
+    """
+
+    generator: masked_lm.Plan
+    is_text: jax.Array
+    scale: jax.Array
+    pair: jax.Array | None
+
+
+class Corrupted(NamedTuple):
+    """Batch with sampled tokens in the masked positions.
+
+    Attributes:
+      tokens: [B, L] int32, indices of the table rows given to the loss.
+      is_replaced: [B, L] bool, tokens that differ from the original ones.
+    """
+
+    tokens: jax.Array
+    is_replaced: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReplacedToken(OnMaskedLM):
+    """Replaced-token detection on the batches of its generator.
+
+    The generator fills the masked positions with samples of its output distribution; a sample that
+    happens to be right counts as original. The discriminator classifies every text token. Its
+    gradient does not reach the generator through the samples.
+
+    Parameters are {"generator": encoder with masked-LM head, "discriminator": encoder without one,
+    "replaced_token_head": its head}.
+
+    Attributes:
+      generator: masked LM with the scope "generator": on packed sequences for MRTD, on pairs for
+        TRTD.
+      encoder: the discriminator, which is fine-tuned.
+      settings: weight, temperature and sharing of embeddings.
+      name: prefix of the metrics.
+      num_pairs: N, language pairs whose losses are learned, for robust sampling of pairs; 0 for
+        none. Batches then have `pair` [B].
+      pair_rate: rate of the moving average of these losses, see `pair_losses`.
+    """
+
+    generator: MaskedLM
+    encoder: Encoder
+    settings: ReplacedTokenSettings
+    name: str = "mrtd"
+    num_pairs: int = 0
+    pair_rate: float = 0.1
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*super().tables, *([] if self._shares_table else [_OWN_TABLE]))
+
+    @property
+    def masked_lm(self) -> MaskedLM:  # type: ignore[override]
+        return self.generator
+
+    @property
+    def bos(self) -> int:
+        return self.generator.bos
+
+    @property
+    def pad(self) -> int:
+        return self.generator.pad
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return self.generator.special_ids
+
+    @property
+    def _shares_table(self) -> bool:
+        return self.settings.embeddings == "shared"
+
+    @property
+    def _head(self) -> ReplacedTokenHead:
+        return ReplacedTokenHead(self.encoder.settings)
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Initialise the parameters of both models, boxed with their logical axis names."""
+        generator_key, encoder_key, head_key = jax.random.split(key, 3)
+        s = self.encoder.settings
+        shared = jnp.zeros((1, s.embedding_size)) if self._shares_table else None
+        encoder = init_params(self.encoder, encoder_key, shared, has_head=False)
+        if self.settings.embeddings == "disentangled":
+            table = encoder["embeddings"]["table"]
+            zero = table.replace_boxed(jnp.zeros_like(nn.unbox(table)))
+            encoder = replace_table(encoder, TABLE, zero)
+        head = self._head.init(head_key, jnp.zeros((1, 1, s.hidden_size)))["params"]
+        return {**self.generator.init(generator_key), DISCRIMINATOR: encoder, HEAD: head}
+
+    def encoder_params(self, params) -> dict[str, Any]:
+        """Parameters of the discriminator's encoder, with its table of token embeddings."""
+        own, (table, _) = params[DISCRIMINATOR], self.generator.output_table(params)
+        if self.settings.embeddings == "separate":
+            return own
+        if self.settings.embeddings == "disentangled":
+            table = table + own["embeddings"]["table"]
+        return replace_table(own, TABLE, table)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Plan, Touched]:
+        """Mask a batch, and select the classes that replacements are sampled from.
+
+        With a sampled softmax they are those of V', whose table rows are the generator's.
+        """
+        plan, touched = self.generator.plan(extra, batch, key, step)
+        is_text = ~jnp.isin(batch["tokens"], jnp.array(self.special_ids))
+        num_text = jnp.maximum(is_text.sum(), 1)
+        scale = self.settings.weight * plan.masked.weights.sum() / num_text
+        if touched and not self._shares_table:
+            touched = {**touched, _OWN_TABLE: touched[self.generator.table_path]}
+        return Plan(plan, is_text, scale, batch["pair"] if self.num_pairs else None), touched
+
+    def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
+        """Axes of the sequences; None if the generator has none."""
+        axes = self.generator.example_axes(plan.generator, num_shards)
+        by_sequence: Any = 0
+        if axes is None:
+            return None
+        return Plan(axes, by_sequence, None, by_sequence)  # type: ignore[arg-type]
+
+    def loss(
+        self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
+    ) -> tuple[LossAndMetrics, PairSums | None]:
+        """Sum of L_MLM and lambda L_RTD; without dropout, and with fixed samples, without a key."""
+        generator = self.generator
+        sample_key, dropout_key = jax.random.split(jax.random.key(0) if key is None else key)
+        # The generator has no dropout (XY-LENT Section 5).
+        states = generator.states(params, rows, plan.generator, None)
+        positions = plan.generator.masked.positions
+        hidden = generator.predicted(params, states, positions)  # [B, M, E]
+        of_masked = generator.token_losses(params, rows, plan.generator, hidden)
+        found = generator.metrics_of(of_masked, plan.generator)
+        corrupted, accuracy = self._corrupted(params, rows, plan, hidden, sample_key)
+        logits = self._logits(
+            params,
+            self._tables(params, rows),
+            corrupted.tokens,
+            (plan.generator.segments, plan.generator.positions),
+            None if key is None else dropout_key,
+        )
+        of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
+        of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
+        detection = of_text.sum()
+        mlm_total, weight = found.pop("loss")
+        return {
+            **found,
+            "loss": (mlm_total + plan.scale * detection, weight),
+            f"{self.name}/generator_loss": (mlm_total, weight),
+            f"{self.name}/generator_accuracy": accuracy,
+            f"{self.name}/discriminator_loss": (detection, plan.is_text.sum(dtype=jnp.float32)),
+            **self._detection_metrics(plan, corrupted, logits),
+        }, self._pair_sums(plan, of_masked, of_text)
+
+    def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
+        """Sum L_MLM + lambda L_RTD of each example by language pair, examples without text apart.
+
+        Args:
+          plan: of the step.
+          of_masked: [B, M] losses of the masked tokens.
+          of_text: [B, L] losses of the discriminator.
+        """
+        if plan.pair is None:
+            return None
+        num_masked = plan.generator.masked.weights.sum(axis=1)  # [B]
+        mlm = of_masked.sum(axis=1) / jnp.maximum(num_masked, 1)
+        detection = of_text.sum(axis=1) / jnp.maximum(plan.is_text.sum(axis=1), 1)
+        losses = jax.lax.stop_gradient(mlm + self.settings.weight * detection)
+        counts = (num_masked > 0).astype(jnp.float32)
+        return pair_sums(losses, counts, plan.pair, self.num_pairs)
+
+    def learn(self, extra: Extra, observed: PairSums | None) -> Extra:
+        """Add the losses of a batch to the moving averages of its language pairs."""
+        if observed is None:
+            return extra
+        updated = update_pair_losses(PairSums(*extra[PAIR_LOSSES]), observed, self.pair_rate)
+        return {**extra, PAIR_LOSSES: updated}
+
+    def _corrupted(
+        self, params, rows: Mapping[str, jax.Array], plan: Plan, hidden: jax.Array, key: jax.Array
+    ) -> tuple[Corrupted, tuple[jax.Array, jax.Array]]:
+        """Sample the masked tokens; return the corrupted batch and the generator's accuracy."""
+        generator, masked = self.generator, plan.generator.masked
+        table, bias = generator.output_table(params)
+        draws = generator.output_layer.draw(
+            key,
+            hidden,
+            masked.weights,
+            rows.get(generator.table_path, table),
+            bias,
+            plan.generator.sample,
+            self.settings.temperature,
+        )
+        tokens, positions = plan.generator.tokens, masked.positions
+        is_used = masked.weights > 0
+        # Unused slots hold the original token, as does every position that is not masked.
+        kept = jnp.take_along_axis(tokens, positions, axis=1)
+        of_batch = jnp.arange(len(tokens))[:, None]
+        tokens = tokens.at[of_batch, positions].set(
+            jnp.where(is_used, draws.rows, kept), unique_indices=True
+        )
+        is_wrong = is_used & (draws.ids != masked.targets)
+        is_replaced = jnp.zeros(tokens.shape, bool)
+        is_replaced = is_replaced.at[of_batch, positions].set(is_wrong, unique_indices=True)
+        is_right = is_used & (draws.best == masked.targets)
+        accuracy = is_right.sum(dtype=jnp.float32), masked.weights.sum()
+        return Corrupted(tokens, is_replaced), accuracy
+
+    def _tables(self, params, rows: Mapping[str, jax.Array]) -> Tables:
+        """Tables of the discriminator's token embeddings, the touched rows where given."""
+        path = self.generator.table_path
+        of_generator = rows.get(path, self.generator.output_table(params)[0])
+        if self._shares_table:
+            return of_generator
+        own = rows.get(_OWN_TABLE, params[DISCRIMINATOR]["embeddings"]["table"])
+        if self.settings.embeddings == "separate":
+            return own
+        return jax.lax.stop_gradient(of_generator), own
+
+    def _logits(
+        self,
+        params,
+        tables: Tables,
+        tokens: jax.Array,
+        layout: tuple[jax.Array, jax.Array],
+        dropout_key: jax.Array | None,
+    ) -> jax.Array:
+        """Logits [B, L] float32 of the discriminator; without dropout if there is no key."""
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        states = self.encoder.apply(
+            {"params": params[DISCRIMINATOR]},
+            tokens,
+            *layout,
+            deterministic=rngs is None,
+            table=tables,
+            positions_restart=self.generator.positions_restart,
+            method="encode",
+            rngs=rngs,
+        )
+        return self._head.apply({"params": params[HEAD]}, states)
+
+    def logits(self, params, tokens: jax.Array, original: jax.Array | None = None) -> jax.Array:
+        """Logits [B, L] float32 of packed sequences [B, L]: positive ones predict a replacement.
+
+        Args:
+          original: the sequences before tokens were replaced, which have the borders of documents;
+            a generator can sample special tokens. By default `tokens`.
+        """
+        borders = tokens if original is None else original
+        layout = self.generator.layout(Batch({"tokens": borders}, "packed"))
+        return self._logits(params, self._tables(params, {}), tokens, layout, None)
+
+    def corrupt(self, params, tokens: jax.Array, key: jax.Array) -> jax.Array:
+        """Mask packed sequences [B, L] and fill them with samples of the generator, [B, L] int32.
+
+        The mask rate is that of the first step, and the samples are from the softmax over the whole
+        vocabulary, so that corruptions of all steps are alike.
+        """
+        generator = dataclasses.replace(self.generator.exact, languages=())
+        exact = dataclasses.replace(self, generator=generator)
+        mask_key, sample_key = jax.random.split(key)
+        plan, _ = exact.plan({}, Batch({"tokens": tokens}, "packed"), mask_key, jnp.int32(0))
+        states = generator.states(params, {}, plan.generator, None)
+        hidden = generator.predicted(params, states, plan.generator.masked.positions)
+        return exact._corrupted(params, {}, plan, hidden, sample_key)[0].tokens
+
+    def _detection_metrics(
+        self, plan: Plan, corrupted: Corrupted, logits: jax.Array
+    ) -> LossAndMetrics:
+        """Share of replaced tokens, precision and recall of finding them, share of padding."""
+
+        def count(condition: jax.Array) -> jax.Array:
+            return (condition & plan.is_text).sum(dtype=jnp.float32)
+
+        is_replaced, is_found = corrupted.is_replaced, logits > 0
+        replaced, text = count(is_replaced), plan.is_text.sum(dtype=jnp.float32)
+        right = count(is_found & is_replaced)
+        segments = plan.generator.segments
+        padding = (segments == 0).sum(dtype=jnp.float32)
+        return {
+            f"{self.name}/replaced": (replaced, text),
+            f"{self.name}/precision": (right, count(is_found)),
+            f"{self.name}/recall": (right, replaced),
+            f"{self.name}/padding": (padding, jnp.float32(segments.size)),
+        }
+
+    def init_extra(self) -> Extra:
+        own = {PAIR_LOSSES: init_pair_losses(self.num_pairs)} if self.num_pairs else {}
+        return {**super().init_extra(), **own}
+
+    @functools.cached_property
+    def exact(self) -> "ReplacedToken":
+        return dataclasses.replace(self, generator=self.generator.exact)

@@ -1,0 +1,116 @@
+"""Translation by an encoder and a decoder with embeddings in common."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from knn_sampling.output_layer import OutputLayer
+from xlm.models.encoder import Encoder, init_params
+from xlm.models.transformer import Context
+from xlm.objectives.batch import Batch
+from xlm.objectives.label_smoothing import smoothing_penalty
+from xlm.objectives.loss_and_metrics import LossAndMetrics
+from xlm.objectives.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Translation(Objective):
+    """Label-smoothed loss of targets given sources, on features of `translation_features`.
+
+    Parameters are {"encoder": an encoder without its masked-LM head, "decoder": layers with
+    cross-attention and a masked-LM head}. The decoder reads the encoder's embeddings, which are the
+    output embeddings too. After initialisation they share nothing else, as in the standard
+    Transformer that VECO's modules are to act like (Section 2.3).
+
+    Attributes:
+      encoder: model of the source.
+      decoder: model of the target, with cross-attention.
+      output_layer: loss over all classes.
+      smoothing: of labels, from 0 to 1.
+    """
+
+    encoder: Encoder
+    decoder: Encoder
+    output_layer: OutputLayer
+    smoothing: float
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Initialise random parameters, boxed with their logical axis names."""
+        models = self.encoder, self.decoder
+        encoder, decoder = map(init_params, models, jax.random.split(key))
+        del encoder["head"], decoder["embeddings"]
+        return {"encoder": encoder, "decoder": decoder}
+
+    def example_axes(self, plan: Batch, num_shards: int) -> int | None:
+        """Return 0, the axis of the examples in all arrays."""
+        models = self.encoder, self.decoder
+        return 0 if all(model.settings.can_map_shards() for model in models) else None
+
+    def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
+        """Loss of a batch; "nll" without smoothing, in nats a token."""
+        del rows
+        labels = plan["target_outputs"]
+        weights = plan["weights"][:, None] * (labels >= 0)
+        labels = jnp.maximum(labels, 0)
+        hidden = self.hidden(params, plan.arrays, key)
+        table, bias = self.output_table(params)
+        losses = self.output_layer.loss(hidden, labels, weights, table, bias, None)
+        nll, weight = losses.sum(), weights.sum()
+        penalty = smoothing_penalty(
+            hidden, labels, table, bias, self.smoothing, self.output_layer.num_valid
+        )
+        return {"loss": (nll + (penalty * weights).sum(), weight), "nll": (nll, weight)}, None
+
+    def hidden(
+        self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
+    ) -> jax.Array:
+        """Input [B, L, E] of the output layer at each of `target_inputs` [B, L].
+
+        Args:
+          params, batch: of the step.
+          key: of dropout; none without one.
+        """
+        keys = (None, None) if key is None else jax.random.split(key)
+        inputs = batch["target_inputs"]
+        positions = jnp.broadcast_to(jnp.arange(inputs.shape[1], dtype=jnp.int32), inputs.shape)
+        states = self.states(params, batch, keys[0])
+        rngs = None if keys[1] is None else {"dropout": keys[1]}
+        decoder = {"params": self.decoder_params(params)}
+        # Padding comes last, so that no other token sees it.
+        hidden = self.decoder.apply(
+            decoder, inputs, jnp.ones_like(inputs), positions,
+            Context(states, context_mask(batch)),
+            deterministic=rngs is None, method="decode", rngs=rngs,
+        )  # fmt: skip
+        return self.decoder.apply(decoder, hidden, method="predict")
+
+    def states(
+        self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
+    ) -> jax.Array:
+        """States [B, L, D] of the sources; with dropout if there is a key."""
+        rngs = None if key is None else {"dropout": key}
+        return self.encoder.apply(
+            {"params": params["encoder"]},
+            batch["tokens"],
+            batch["segments"],
+            batch["positions"],
+            deterministic=rngs is None,
+            method="encode",
+            rngs=rngs,
+        )
+
+    def decoder_params(self, params: Any) -> dict[str, Any]:
+        """Parameters of the decoder, with the embeddings."""
+        return {**params["decoder"], "embeddings": params["encoder"]["embeddings"]}
+
+    def output_table(self, params: Any) -> tuple[jax.Array, jax.Array]:
+        """Output embeddings [V, E] and output bias [V]."""
+        return params["encoder"]["embeddings"]["table"], params["decoder"]["head"]["bias"]
+
+
+def context_mask(batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Mask [B, 1, 1, L] of the tokens of the sources."""
+    return (batch["segments"] > 0)[:, None, None]

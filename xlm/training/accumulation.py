@@ -1,0 +1,221 @@
+"""Gradient accumulation over the parts of a batch that is too large for a single pass."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics, divisor
+from xlm.objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
+from xlm.training.subtrees import has_path, merged
+
+# Mesh axis over which gradients are reduced once per step.
+_DATA = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """Number of parts into which a batch is split.
+
+    Attributes:
+      steps: A, number of parts of a batch.
+      warmup_steps: steps over which the number of parts in use grows from 1 to A; 0 for all parts
+        from the first step on. The sequences of unused parts are skipped.
+    """
+
+    steps: int
+    warmup_steps: int
+
+    def parts_at(self, step: jax.Array) -> jax.Array:
+        """Parts in use at a step, int32: each number from 1 to A for equally many steps."""
+        if not self.warmup_steps:
+            return jnp.int32(self.steps)
+        step = jnp.minimum(step, self.warmup_steps)  # of a long run, the product is over 2^31
+        return jnp.minimum(1 + step * self.steps // self.warmup_steps, self.steps)
+
+
+WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
+
+
+def accumulate(
+    objective: Objective,
+    trained: Any,
+    extra: Extra,
+    batch: Batch,
+    key: jax.Array,
+    step: jax.Array,
+    accumulation: Accumulation,
+    fixed: Mapping[str, Any] | None = None,
+) -> tuple[Any, LossAndMetrics, Extra]:
+    """Compute gradients of the mean loss over the parts of a batch in use at a step.
+
+    Each part is planned separately with its own key: it has the masks, and with k-NN sampling the
+    classes of the softmax, of a batch of its size. Sums are added over the parts and divided once,
+    so parts are weighted by their number of targets.
+
+    On a mesh whose `data` axis has S > 1 devices, an objective with `example_axes` is
+    differentiated separately on each shard: a device accumulates gradients of its own examples,
+    which are reduced over `data` once, after the last part. Over `fsdp` and `model` each part is
+    reduced separately. Each shard has its own dropout key, so dropout masks differ from those of a
+    single device. Gradients of each part are reduced over all devices if the objective has no
+    `example_axes`, if both `fsdp` and `model` split the mesh, or if the parts touch so few table
+    rows that this communicates fewer numbers.
+
+    Args:
+      trained: parameters to differentiate by, all up to date.
+      extra: the objective's extra state, updated by the parts in sequence.
+      batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that
+        devices that hold a slice of the batch each hold a slice of every part.
+      key: random key of the step.
+      step: scalar int32.
+      accumulation: A, and the schedule of the parts in use.
+      fixed: parameters that are not trained, if there are any.
+
+    Returns:
+      Gradients like `trained`, the metrics, and the extra state.
+
+    Raises:
+      ValueError: the batch cannot be split into A parts.
+    """
+    fixed = fixed or {}
+    num_parts, num_examples = accumulation.steps, batch.num_examples
+    if num_examples % num_parts:
+        raise ValueError(
+            f"train.accumulation_steps is {num_parts}, must divide every batch; here is one of "
+            f"{num_examples} examples"
+        )
+    parts = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
+    )
+
+    # Both traced once: in the loop as for shapes, if those are of a number of its weak type.
+    @functools.partial(jax.jit, inline=True)
+    def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
+        part = jax.tree.map(lambda x: x[number], parts)
+        part_key = jax.random.fold_in(key, number)
+        return *objective.plan(extra, part, part_key, step), part_key
+
+    gradients = _gradients_of(objective)
+    axes = None
+    if _can_map_shards(num_examples // num_parts):
+        plan, touched, _ = jax.eval_shape(planned, 0, extra)
+        if _saves(trained, touched, num_parts):
+            axes = objective.example_axes(plan, _num_shards())
+    is_sharded = axes is not None
+    if is_sharded:
+        gradients = _by_shard(gradients, axes)
+
+    @functools.partial(jax.jit, inline=True)
+    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+        plan, touched, part_key = planned(number, extra)
+        grads, (metrics, observed) = gradients(trained, fixed, plan, touched, part_key)
+        if is_sharded:
+            observed = _added(observed)
+        return grads, metrics, objective.learn(extra, observed)
+
+    num_used = accumulation.parts_at(step)
+
+    def add(number: jax.Array, totals: tuple[Any, LossAndMetrics, Extra]):
+        def added():
+            grads, metrics, extra = of_part(number, totals[2])
+            return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), extra
+
+        # A branch instead of a shorter loop keeps the trip count static, so FLOPs can be counted.
+        return jax.lax.cond(number < num_used, added, lambda: totals)
+
+    shapes = jax.eval_shape(of_part, 0, extra)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
+    grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
+    if is_sharded:
+        grads, metrics = _added((grads, metrics))
+    weight = divisor(metrics["loss"][1])
+    used = jnp.float32(num_used * (num_examples // num_parts))
+    metrics["batch_rows"] = (used, jnp.float32(1))
+    return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
+
+
+def _gradients_of(objective: Objective) -> Callable:
+    """Build (trained, fixed, plan, touched, key) -> gradients of the summed loss by the trained
+    parameters, (metrics, observed).
+    """
+
+    def gradients(
+        trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array
+    ) -> tuple[Any, Any]:
+        def total_loss(trained):
+            params = merged(fixed, trained)
+            rows = gathered_rows(params, touched)
+            metrics, observed = objective.loss(params, rows, plan, key)
+            return metrics["loss"][0], (metrics, observed)
+
+        return jax.grad(total_loss, has_aux=True)(trained)
+
+    return gradients
+
+
+def _num_shards() -> int:
+    """S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
+
+
+def _can_map_shards(num_examples: int) -> bool:
+    """Whether the mesh in context allows separate shards of this many examples."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
+    # With two automatic axes XLA's partitioner aborts at the gather of the targets' logits.
+    return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
+
+
+def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
+    """Whether one reduction of all gradients is smaller than one per part by touched rows."""
+    once = each_part = sum(x.size for x in jax.tree.leaves(trained))
+    for path, ids in touched.items():
+        if not has_path(trained, path):
+            continue
+        num_rows, width = get_table(trained, path).shape
+        each_part -= (num_rows - ids.size) * width
+    return once < num_parts * each_part
+
+
+def _by_shard(gradients: Callable, axes: Any) -> Callable:
+    """Map `gradients` over the S shards of the examples, to [S, ...] sharded over `data`.
+
+    Args:
+      gradients: from `_gradients_of`.
+      axes: of the examples in the plan.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    by_example = jax.tree.map(
+        lambda axis: P() if axis is None else P(*[None] * axis, _DATA),
+        axes,
+        is_leaf=lambda axis: axis is None,
+    )
+
+    def of_shard(trained, fixed, plan, touched, key, shard):
+        found = gradients(trained, fixed, plan, touched, jax.random.fold_in(key, shard[0]))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
+
+    mapped = jax.shard_map(
+        of_shard,
+        in_specs=(P(), P(), by_example, P(), P(), P(_DATA)),
+        out_specs=P(_DATA),
+        # Axes of a single device are manual too, which leaves the compiler nothing to decide.
+        axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
+        # With `check_vma` the gradients of shared arrays would be reduced over the shards here.
+        check_vma=False,
+    )
+
+    def sharded(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
+        return mapped(trained, fixed, plan, touched, key, jnp.arange(_num_shards()))
+
+    return sharded
+
+
+def _added(sharded: Any) -> Any:
+    """Sum arrays [S, ...] over the shards."""
+    return jax.tree.map(lambda x: x.sum(axis=0), sharded)

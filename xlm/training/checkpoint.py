@@ -1,0 +1,447 @@
+"""Checkpoints of the whole state, written in the background. The only module with Orbax.
+
+A checkpoint carries a digest of the bits of its state, since a file system may return corrupt bytes
+without any error. Damaged checkpoints are skipped in favour of older ones.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import msgspec
+from absl import logging as absl_logging
+from orbax.checkpoint import v1 as ocp
+
+from xlm.common import artifacts, declarations
+from xlm.training import averaging, faults, hosts
+from xlm.training.digests import Inspection, inspect
+from xlm.training.faults import DamagedError
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
+
+_Steps = TypeVar("_Steps", int, list[int])
+# Bytes from which on replicas of an array write a part of it each: parts are slices, every one of
+# which is a program of its own, and those of small arrays take longer to compile than to write.
+_LEAST_BYTES_OF_A_PART = 2**20
+_ITEM = "state"
+_PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not complete
+
+
+def _worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a log line is ours or a warning; Orbax logs about thirty lines per checkpoint."""
+    return record.levelno >= logging.WARNING or "/orbax/" not in record.pathname
+
+
+absl_logging.get_absl_handler().addFilter(_worth_reading)
+
+
+class SaveError(OSError):
+    """Failed write of a checkpoint; earlier ones are unchanged."""
+
+
+class _Notes(declarations.Artefact, frozen=True):
+    """Record in a checkpoint; its structure, a fingerprint, is "" in older ones."""
+
+    digest: declarations.Count
+    params_digest: declarations.Count
+    is_up_to_date: bool
+    structure: str = ""
+
+
+class _Save(NamedTuple):
+    """Save of a state."""
+
+    step: int
+    response: ocp.AsyncResponse[None]
+    abstract: TrainState
+
+
+class Checkpoints:
+    """Checkpoints of one run, numbered by steps taken; a context manager."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: int,
+        keep_every: int = 0,
+        max_multiples: int = 0,
+        *,
+        read_only: bool = False,
+        verify: str = "first_and_last",
+    ):
+        """Open the checkpoints in `folder`.
+
+        Args:
+          folder: folder of the checkpoints.
+          keep: number of latest checkpoints to keep.
+          keep_every: keep checkpoints of multiples of it as well; 0 for none.
+          max_multiples: number of the latest of these to keep; 0 for all.
+          read_only: change nothing, since another process may be saving here.
+          verify: which saves to read back, see `TrainSettings.verify_checkpoints`.
+
+        Raises:
+          ValueError: checkpoints cannot be written below a folder of this name.
+        """
+        # Two slashes at the start of a path are one to the system, and not to tensorstore.
+        self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
+        artifacts.check_plain(self._folder)
+        self._keep, self._keep_every, self._max_multiples = keep, keep_every, max_multiples
+        self._read_only, self._reads_all_back = read_only, verify == "every"
+        self._saving: _Save | None = None
+        self._written: _Save | None = None
+        self._read_step: int | None = None
+        self._context = ocp.Context()
+        self._context.array.saving.min_slice_bytes_for_replica_parallel = _LEAST_BYTES_OF_A_PART
+        if not read_only and hosts.is_first() and self._folder.is_dir():
+            # Partial checkpoints of killed runs, which would fill the disk.
+            for path in [one for one in self._folder.iterdir() if _PARTIAL in one.name]:
+                shutil.rmtree(path)
+
+    def steps(self) -> list[int]:
+        """Steps taken at each complete checkpoint, ascending."""
+        names = os.listdir(self._folder) if self._folder.is_dir() else []
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        is_up_to_date: bool = True,
+        inspection: Inspection | None = None,
+    ) -> None:
+        """Save `state`; return once it is copied off the devices, and write in the background.
+
+        Args:
+          step: steps taken.
+          is_up_to_date: whether no update of its table rows is pending.
+          inspection: of the state, if there is one.
+
+        Raises:
+          SaveError: this save, or the one before, failed.
+        """
+        self._finish()
+        digest, params_digest, _ = inspection or inspect(state)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
+        notes = _Notes(digest, params_digest, is_up_to_date, _structure(abstract))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._context:
+                metadata = msgspec.structs.asdict(notes)
+                response = ocp.save_async(self._path(step), state, custom_metadata=metadata)
+        except Exception as error:
+            raise self._save_error(step, "could not be written", error) from error
+        self._saving = _Save(step, response, abstract)
+
+    def check(self) -> None:
+        """Raise SaveError if the save in the background has failed, without waiting for it."""
+        # Several hosts go on together, at the next save.
+        if self._saving and self._is_written(timeout=0) and jax.process_count() == 1:
+            self._finish()
+
+    def restore(self, step: int, abstract_state: TrainState) -> TrainState:
+        """Restore the state of `step` with the shardings of `abstract_state`.
+
+        The shardings may differ from those at the time of saving.
+
+        Raises:
+          DamagedError: it cannot be read, or differs from the saved state.
+          OSError: the system does not let us read it now.
+          ValueError: it was made by other code, or holds numbers that are not finite.
+        """
+        return self._checked(step, abstract_state, abstract_state)
+
+    def restore_params(self, step: int, abstract_state: TrainState) -> Any:
+        """Restore the parameters of `step` alone; see `restore`."""
+        return self._checked(step, {"params": abstract_state.params}, abstract_state)["params"]
+
+    def _checked(self, step: int, part: Any, abstract_state: TrainState) -> Any:
+        """Load a part of a state, all or the parameters, and check it by its digest."""
+        path, found, saved, fault = self._path(step), None, None, None
+        try:
+            notes, arrays = self._read_notes(step)
+            # In a state of the same structure, arrays that differ are damaged metadata.
+            if arrays is not None and notes.structure != _structure(abstract_state):
+                faults.check_arrays(path, arrays, part)
+            context = ocp.Context()
+            context.pytree.loading.partial_load = part is not abstract_state
+            with context:
+                found = ocp.load_checkpointables(path, {_ITEM: part})[_ITEM]
+            saved = notes.digest if part is abstract_state else notes.params_digest
+        except Exception as error:  # Orbax raises many types
+            fault = faults.fault_of(path, error)
+        # All hosts must use the same checkpoint and take part in the digest of its state.
+        faults.raise_worst(fault)
+        inspection = inspect(found)
+        if inspection.digest != saved:
+            raise DamagedError("the state read is not the one that was saved, its digest differs")
+        if inspection.fault:
+            raise ValueError(
+                f"checkpoint {path} holds {inspection.fault}; go on from an earlier one, for "
+                "instance with a lower rate (train.py --continue_from)"
+            )
+        return found
+
+    def is_up_to_date(self, step: int) -> bool:
+        """Whether no update of the parameters of `step` is pending."""
+        try:
+            return self._read_notes(step)[0].is_up_to_date
+        except Exception:  # Orbax raises many types; `restore` will report it
+            return False
+
+    def _read_notes(self, step: int) -> tuple[_Notes, Any]:
+        """Notes on a checkpoint; shapes and types of its arrays, None if they are lost."""
+        found = ocp.metadata(self._path(step), _ITEM)
+        text = json.dumps(found.custom_metadata)
+        notes = declarations.parse(text, _Notes, place="its notes", remedy="copy it again")
+        return notes, found.metadata
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self._folder / str(step)
+
+    def restore_latest(
+        self, abstract_after: Callable[[int], TrainState]
+    ) -> tuple[int, TrainState] | None:
+        """Restore the latest complete checkpoint: its step and state; None without checkpoints.
+
+        The shapes of a state depend on the steps taken, see `TrainFunctions.abstract_after`.
+
+        Later damaged checkpoints are logged and renamed to `<step>.damaged`, so that the run can
+        save these steps again.
+
+        Raises:
+          DamagedError: all checkpoints are damaged; none is renamed.
+          OSError, ValueError: the latest that is not damaged cannot be used, see `restore`.
+        """
+        return self._latest(lambda step: self.restore(step, abstract_after(step)))
+
+    def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
+        """Restore the up-to-date parameters of the latest complete checkpoint: step and params.
+
+        The rest of the state is read only if updates of table rows are pending.
+
+        Raises: as `restore_latest`.
+        """
+        return self._latest(lambda step: self._params(step, functions))
+
+    def mean_params(
+        self, functions: TrainFunctions, count: int, every: int = 1
+    ) -> tuple[list[int], Any]:
+        """Restore the mean of the up-to-date parameters of the latest checkpoints: steps, params.
+
+        Args:
+          count: number of checkpoints to average.
+          every: of checkpoints of multiples of it alone, which does not depend on where a run was
+            stopped.
+
+        Raises:
+          ValueError: there are fewer.
+          DamagedError: one of them is damaged. It is not passed over, since an average over other
+            checkpoints would be another model.
+        """
+        steps = [step for step in self.steps() if step % every == 0][-count:]
+        if len(steps) < count:
+            raise ValueError(
+                f"{self._folder} holds {len(steps)} checkpoints, too few for the mean of {count}; "
+                f"average fewer, or train with train.averaged_checkpoints at least {count}"
+            )
+
+        def restore(step: int) -> Any:
+            try:
+                return self._params(step, functions)
+            except DamagedError as error:
+                raise DamagedError(
+                    f"checkpoint {self._path(step)} is damaged: {error}; move it away, to average "
+                    "the ones before, or average fewer"
+                ) from error
+
+        return steps, averaging.mean_params(map(restore, steps))
+
+    def _params(self, step: int, functions: TrainFunctions) -> Any:
+        """Restore the parameters of `step`, with pending updates applied."""
+        of_stage = functions.after(step)
+        abstract = of_stage.abstract_state
+        # Hosts that load different items would wait in different collectives for each other.
+        if hosts.as_on_first([self.is_up_to_date(step)])[0]:
+            return self.restore_params(step, abstract)
+        return of_stage.apply_pending_updates(self.restore(step, abstract)).params
+
+    def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
+        """Latest step that `restore` can read, and its result; see `restore_latest`."""
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                state = restore(step)
+            except DamagedError as error:
+                damaged[step] = str(error)
+                continue
+            self._set_aside(damaged, step)
+            return step, state
+        if not damaged:
+            return None
+        reasons = "\n".join(f"  {step}: {reason}" for step, reason in damaged.items())
+        raise DamagedError(
+            f"none of the checkpoints in {self._folder} can be restored:\n{reasons}\n"
+            "Copy one back, or move the folder away to train from the first step"
+        )
+
+    def _set_aside(self, damaged: dict[int, str], used: int) -> None:
+        """Rename damaged checkpoints, and log which one is used instead."""
+        for step, reason in damaged.items():
+            logging.warning(
+                "checkpoint %s is damaged: %s; using that of step %d instead",
+                self._path(step), reason, used,
+            )  # fmt: skip
+            if not self._read_only and hosts.is_first():
+                self._path(step).rename(free_name(self._folder / f"{step}.damaged"))
+        if damaged and not self._read_only:
+            hosts.wait_for_all("damaged checkpoints set aside")
+
+    def _is_written(self, timeout: float | None = None) -> bool:
+        """Wait for the save in the background to be on the disk; return whether it is.
+
+        Raises:
+          SaveError: it has failed.
+        """
+        if (save := self._saving) is None:
+            return True
+        try:
+            save.response.result(timeout)
+            if hosts.is_first():  # tensorstore has synced the arrays, and Orbax nothing
+                artifacts.sync_tree(self._path(save.step))
+                artifacts.sync(self._folder)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and timeout is not None:
+                return False
+            self._saving = None
+            raise self._save_error(save.step, "could not be written", error) from error
+        self._saving, self._written = None, save
+        return True
+
+    def _finish(self, *, is_last: bool = False) -> None:
+        """Wait for the save in the background, read it back if that is due, remove old ones."""
+        self._is_written()
+        if (save := self._written) is None:
+            return
+        is_due = is_last or self._reads_all_back or self._read_step is None
+        if is_due and save.step != self._read_step and self._could_read_back(save):
+            self._read_step = save.step
+        if hosts.is_first():
+            self._remove_old()
+
+    def _could_read_back(self, save: _Save) -> bool:
+        """Return whether there is the memory to read back a save.
+
+        Raises:
+          SaveError: what is read is not what was saved.
+        """
+        try:
+            self.restore(save.step, save.abstract)
+        except MemoryError as error:
+            logging.warning("%s could not be read back: %s", self._path(save.step), error)
+            return False
+        except (OSError, ValueError) as error:
+            what = "does not read back as it was written"
+            raise self._save_error(save.step, what, error) from error
+        return True
+
+    def _remove_old(self) -> None:
+        """Remove the checkpoints that are not to be kept."""
+        steps = self.steps()
+        multiples = [step for step in steps if self._keep_every and step % self._keep_every == 0]
+        kept = {*steps[-self._keep :], *multiples[-self._max_multiples :]}
+        for path in map(self._path, set(steps) - kept):
+            aside = artifacts.aside_of(path)
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _save_error(self, step: int, what: str, error: Exception) -> SaveError:
+        good = [other for other in self.steps() if other != step]
+        last = f"that of step {max(good)} is the last good one" if good else "there is none before"
+        return SaveError(
+            f"the checkpoint of step {step} in {self._folder} {what} ({faults.cause(error)}); "
+            f"{last}. If the disk is full, make room (train.keep_checkpoints and train.keep_every "
+            "say how many stay); the same command then goes on from there"
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        """Wait for the last save to complete."""
+        if kind is None:
+            self._finish(is_last=True)
+            return
+        try:
+            self._is_written()
+        except SaveError:
+            logging.exception("and the last save failed")  # the one in flight has precedence
+
+
+def restore_latest(
+    folder: pathlib.Path, abstract_after: Callable[[int], TrainState]
+) -> tuple[int, TrainState]:
+    """Restore the latest complete state in `folder`, read-only: (steps taken, state).
+
+    See `Checkpoints.restore_latest` for its shapes. An interrupted run saves a state with pending
+    updates; apply them with `TrainFunctions.apply_pending_updates`.
+
+    Raises:
+      ValueError: there is no checkpoint, or all are damaged.
+    """
+    return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_after))
+
+
+def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
+    """Restore the up-to-date parameters of the latest complete state: (steps taken, params).
+
+    Raises:
+      ValueError: there is no checkpoint, or all are damaged.
+    """
+    return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
+
+
+def restore_mean_params(
+    folder: pathlib.Path, functions: TrainFunctions, count: int, every: int = 1
+) -> tuple[list[int], Any]:
+    """Restore the mean of the parameters of the `count` latest checkpoints in `folder`, read-only.
+
+    Of those alone whose steps are multiples of `every`.
+
+    Raises:
+      ValueError: there are fewer, or one of them is damaged; see `Checkpoints.mean_params`.
+    """
+    return _read(folder, lambda checkpoints: checkpoints.mean_params(functions, count, every))
+
+
+def _read(
+    folder: pathlib.Path, read: Callable[[Checkpoints], tuple[_Steps, Any] | None]
+) -> tuple[_Steps, Any]:
+    if folder.is_dir():
+        with Checkpoints(folder, keep=1, read_only=True) as checkpoints:
+            found = read(checkpoints)
+            if found is not None:
+                return found
+    raise ValueError(f"{folder} holds no checkpoint; run train.py with this --workdir first")
+
+
+def _structure(abstract: Any) -> str:
+    """Fingerprint of names, shapes and types of arrays."""
+    return artifacts.fingerprint(faults.described(abstract))
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+    """First of `path`, `path`-2, `path`-3, ... that does not exist."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free

@@ -1,0 +1,115 @@
+"""Why a checkpoint cannot be used: damage, a system that does not let us read, or other code."""
+
+import errno
+import os
+import pathlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from xlm.common import entry_point
+from xlm.common.entry_point import chain
+from xlm.training import digests
+
+# Errors of the system that damage may cause, too.
+_OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
+_CODE = re.compile(r"os_error_code='(\d+)'")  # in messages of tensorstore
+
+
+class DamagedError(ValueError):
+    """Unreadable checkpoint, or one that differs from the saved state."""
+
+
+class UnreadableError(OSError):
+    """Checkpoint that the system does not let us read now; it may be whole."""
+
+
+class OtherStateError(ValueError):
+    """Checkpoint of a state with other arrays, made by other code or settings."""
+
+
+_KINDS = (MemoryError, DamagedError, UnreadableError, OtherStateError)
+
+
+def fault_of(path: pathlib.Path, error: Exception) -> Exception:
+    """Return one of `_KINDS` for an error that Orbax has raised of a checkpoint."""
+    if asked := entry_point.out_of_memory(error):
+        return MemoryError(asked)
+    if isinstance(error, OtherStateError):
+        return error
+    if reason := _system_fault(path, error):
+        return UnreadableError(
+            f"checkpoint {path} cannot be read now ({reason}), and may be whole; nothing was "
+            "changed: make it readable, and run the same command again"
+        )
+    return DamagedError(f"it cannot be read ({type(error).__name__}: {cause(error)})")
+
+
+def _system_fault(path: pathlib.Path, error: Exception) -> str:
+    """Reason of the system for an error of reading a checkpoint; "" if its content is at fault."""
+    if (code := _system_code(error)) and code not in _OF_DAMAGE:
+        return os.strerror(code)
+    # Orbax takes files that it may not read for missing ones, and some for empty ones.
+    try:
+        for folder, _, names in os.walk(path, onerror=_raise):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:
+                    while file.read(2**24):
+                        pass
+    except OSError as fault:
+        if fault.errno not in _OF_DAMAGE or not os.path.lexists(path):
+            return f"{fault.strerror}: {fault.filename}"
+    return ""
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _system_code(error: Exception) -> int | None:
+    """Number of the error of the system that has led to an error, if there is one."""
+    for one in chain(error):
+        if found := _CODE.search(str(one)):
+            return int(found[1])
+        if isinstance(one, OSError) and one.errno:
+            return one.errno
+    return None
+
+
+def cause(error: Exception) -> str:
+    """Reason of the system for an error, else the message that it began with, as one line."""
+    if code := _system_code(error):
+        return os.strerror(code)
+    *_, first = chain(error)
+    return " ".join(str(first).split())[:300]
+
+
+def described(state: Any) -> dict[str, str]:
+    """Return type and shape of each array, such as "float32 [300, 8]", by its name."""
+    return {name: f"{array.dtype} {list(array.shape)}" for name, array in digests.named(state)}
+
+
+def check_arrays(path: pathlib.Path, there: Any, wanted: Any) -> None:
+    """Raise OtherStateError unless the checkpoint at `path` has the wanted arrays."""
+    found = described(there)
+    for name, here in described(wanted).items():
+        if found.get(name) != here:
+            raise OtherStateError(
+                f"checkpoint {path} was made by other code or settings: {name} is "
+                f"{found.get(name, 'not there')}, and {here} in this run; use those that made it, "
+                "or choose another --workdir"
+            )
+
+
+def raise_worst(fault: Exception | None) -> None:
+    """Raise the worst fault of any host on all of them."""
+    mine = worst = 0 if fault is None else 1 + _KINDS.index(type(fault))
+    if jax.process_count() > 1:
+        worst = int(np.max(multihost_utils.process_allgather(np.array(mine))))
+    if worst > mine:
+        raise _KINDS[worst - 1]("another host cannot read it")
+    if fault is not None:
+        raise fault

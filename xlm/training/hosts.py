@@ -1,0 +1,100 @@
+"""Runs on several hosts: joined by flags, files written by the first, the others waiting for it."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from absl import flags, logging
+from jax.experimental import multihost_utils
+
+from xlm.common.artifacts import Stage
+from xlm.training import host_memory
+
+
+def define_flags() -> Callable[[], None]:
+    """Define the flags of a command that runs on several hosts.
+
+    Returns:
+      A function that joins the hosts if the flags ask for it, and sets up the memory of CPU hosts;
+      call it before any other use of jax.
+    """
+    flags.disclaim_key_flags()  # they are of the command
+    distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
+    coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
+    num_processes = flags.DEFINE_integer("num_processes", None, "Number of processes of the run.")
+    process_id = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+    heartbeat = flags.DEFINE_integer(
+        "heartbeat_seconds",
+        100,  # jax's own
+        "Seconds of silence after which a process counts as dead and all others abort (SIGABRT).",
+        lower_bound=1,
+    )
+
+    def join() -> None:
+        if host_memory.is_of_cpu():
+            host_memory.keep_freed()
+        if distributed.value:
+            jax.distributed.initialize(
+                coordinator.value,
+                num_processes.value,
+                process_id.value,
+                heartbeat_timeout_seconds=heartbeat.value,
+            )
+        try:
+            devices = jax.devices()
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, of which jax finds no "
+                f"device ({str(error) or 'not installed'}); unset it, or install what it needs"
+            ) from error
+        logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
+        logging.info("devices: %s", devices)
+
+    return join
+
+
+def is_first() -> bool:
+    """Whether this is the host that writes files which all hosts share."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
+    """Lock the folder of a stage, and claim it, on the first host, for all of them.
+
+    Raises:
+      ValueError: another process holds the folder, see `Stage.held`; on all hosts.
+    """
+    with contextlib.ExitStack() as stack:
+        fault: Exception | None = None
+        try:
+            if is_first():
+                stack.enter_context(stage.held(claims=claims))
+        except (ValueError, OSError) as error:
+            fault = error
+        if not as_on_first([fault is None])[0]:
+            raise fault or ValueError(f"the first host cannot hold {stage.folder}, and says why")
+        yield
+
+
+def wait_for_all(what: str) -> None:
+    """Wait until every host is here, so that what the first has written can be read by all.
+
+    Args:
+      what: has been done; a name that all hosts give.
+    """
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def as_on_first(flags_here: list[bool]) -> list[bool]:
+    """Return what the first host has found, such as which files there are, on every host.
+
+    Args:
+      flags_here: what this host has found, of one length on all hosts.
+    """
+    if jax.process_count() == 1 or not flags_here:
+        return flags_here
+    return np.asarray(multihost_utils.broadcast_one_to_all(np.array(flags_here))).tolist()

@@ -1,0 +1,185 @@
+"""Training loop, independent of the objective."""
+
+import logging
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Extra
+from xlm.training import sharding
+from xlm.training.checkpoint import Checkpoints
+from xlm.training.parameters import num_parameters, parameter_table
+from xlm.training.progress import Evaluator, Progress
+from xlm.training.settings import TrainSettings
+from xlm.training.signals import Stopped
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
+
+
+class TrainingData(Protocol):
+    """Source of batches for the loop, such as `input_pipeline.dataset.StreamedData`."""
+
+    def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Yield the kind and this host's part of the arrays of each step's batch."""
+
+    def describe_batch(self, step: int) -> Any:
+        """JSON-able description of a batch, recorded if the loss is not finite."""
+
+    def step_values(self, step: int) -> Mapping[str, float]:
+        """Step-dependent settings of the data, recorded as metrics."""
+
+
+@runtime_checkable
+class LearnedData(TrainingData, Protocol):
+    """Data of which later batches depend on what the run has learned before them."""
+
+    def known_until(self, step: int) -> int:
+        """First step after `step` whose batch is not known when that of `step` is."""
+
+    def renew(self, step: int, learned: Callable[[], Extra]) -> None:
+        """Decide what follows from `step` on; `learned` reads the extra state before it."""
+
+
+def train(
+    functions: TrainFunctions,
+    settings: TrainSettings,
+    folder: pathlib.Path,
+    data: TrainingData,
+    evaluators: Iterable[Evaluator] = (),
+    *,
+    initial_params: Callable[[], Any] | None = None,
+    should_stop: Callable[[int], bool] = lambda step: False,
+) -> TrainState:
+    """Train until `settings.num_steps`, from the latest checkpoint if there is one.
+
+    Args:
+      functions: the compiled functions of the first stage.
+      settings: lengths and intervals.
+      folder: folder of checkpoints and metrics, for reading and writing.
+      data: batches by step, counted from zero.
+      evaluators: run on the state at intervals.
+      initial_params: reads the parameters to start from; those that it leaves out keep their
+        random values.
+      should_stop: steps taken -> whether to save the state and stop.
+
+    Returns:
+      The last state.
+
+    Raises:
+      Stopped: `should_stop` returned True; the state is saved.
+      FloatingPointError: the loss or the state is not finite; the last good checkpoint is kept.
+      SaveError: a checkpoint could not be written; earlier ones are kept.
+      DamagedError: there are checkpoints, but all are damaged.
+    """
+    with Checkpoints(
+        folder / "checkpoints",
+        settings.keep_checkpoints,
+        settings.keep_every,
+        settings.max_multiples,
+        verify=settings.verify_checkpoints,
+    ) as checkpoints:
+        # 1. State: from the latest checkpoint if there is one, else from the seed.
+        logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
+        step, state = _first_state(functions, settings, checkpoints, initial_params)
+        current = functions.after(step)
+        _log_stage(current)
+
+        # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
+        stops = False
+        layout = sharding.batch_sharding(functions.mesh)
+        with Progress(functions, settings, folder, step, data) as progress:
+
+            def learned() -> Extra:
+                progress.flush_metrics()  # raises if the loss is not finite
+                return state.extra
+
+            for kind, arrays in _batches(data, range(step, settings.num_steps), learned):
+                objective = functions.objective.at_step(step)
+                # Before the step, also after a resume: a checkpoint between two steps holds the
+                # state before the next stage, and before the refresh.
+                if functions.at_step(step) is not current:
+                    state = current.apply_pending_updates(state)
+                    current = functions.at_step(step)
+                    state = current.begin(state)
+                    _log_stage(current)
+                if names := objective.due(step):
+                    state, report = current.refresh(names, state)
+                    progress.after_refresh(step, report)
+                placed = {
+                    name: jax.make_array_from_process_local_data(layout, array)
+                    for name, array in arrays.items()
+                }
+                batch = Batch(placed, kind)
+                progress.before_step(step, objective, current, state, batch)
+                state, metrics = current.train_step(objective, state, batch)
+                step += 1
+                progress.after_step(step, metrics)
+
+                is_last = step == settings.num_steps
+                evaluates = is_last or step % settings.evaluate_every == 0
+                saves = is_last or step % settings.checkpoint_every == 0
+                stops = should_stop(step) and not is_last
+                # Not for a stop: a resumed run must equal an uninterrupted one bit for bit, and
+                # applying pending updates at other steps changes the last bits of the rows.
+                is_up_to_date = evaluates or saves
+                if is_up_to_date:
+                    state = current.apply_pending_updates(state)
+                if is_up_to_date or stops:
+                    inspection = progress.inspect(step, state)  # raises if it is not finite
+                # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
+                # disk.
+                if evaluates:
+                    progress.evaluate(step, state, evaluators)
+                if saves or stops:
+                    checkpoints.save(
+                        step, state, is_up_to_date=is_up_to_date, inspection=inspection
+                    )
+                if stops:
+                    break
+                checkpoints.check()
+    if stops:  # the state is complete on disk, now that `checkpoints` is closed
+        raise Stopped(step)
+    return state
+
+
+def _log_stage(functions: TrainFunctions) -> None:
+    stage, params = functions.stage, functions.abstract_state.params
+    trained = num_parameters(stage.trained_part(params))
+    total = num_parameters(params)
+    logging.info("training %s: %s of %s parameters", stage, f"{trained:,}", f"{total:,}")
+
+
+def _batches(
+    data: TrainingData, steps: range, learned: Callable[[], Extra]
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield the batches of `steps`, none before what it depends on is learned."""
+    if not isinstance(data, LearnedData):
+        yield from data.batches(steps)
+        return
+    step = steps.start
+    while step < steps.stop:
+        data.renew(step, learned)
+        until = min(data.known_until(step), steps.stop)
+        yield from data.batches(range(step, until))
+        step = until
+
+
+def _first_state(
+    functions: TrainFunctions,
+    settings: TrainSettings,
+    checkpoints: Checkpoints,
+    initial_params: Callable[[], Any] | None,
+) -> tuple[int, TrainState]:
+    """Restore or initialise the state; return the steps taken, and the state after them."""
+    found = checkpoints.restore_latest(functions.abstract_after)
+    if found is None:
+        given = None
+        if initial_params is not None:
+            given = sharding.placed(initial_params(), functions.abstract_state.params)
+        return 0, functions.init(np.int32(settings.seed), given)
+    logging.info("resumed after step %d", found[0])
+    return found

@@ -1,0 +1,104 @@
+"""Estimates of the memory of a run on each device, without the devices."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlm.training.stages import Stage
+from xlm.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationSizes:
+    """Sizes that determine the memory of a step's activations.
+
+    Attributes:
+      tokens: number of tokens in one device's part of the batch.
+      length: L, of a sequence.
+      hidden_size, mlp_size, num_layers, num_heads: D, F, layers and H of the encoder.
+      bytes_per_value: 2 for bfloat16, 4 for float32.
+      remat: as `xlm.models.encoder.EncoderSettings.remat`.
+      has_attention_weights: whether weights [B, H, L, L] are stored, as without fused attention.
+      logits: elements of the output layer's logits on one device, 0 if they are never all stored.
+      head_shards, mlp_shards: devices that the heads, and the MLP, of a sequence are sharded over.
+    """
+
+    tokens: int
+    length: int
+    hidden_size: int
+    mlp_size: int
+    num_layers: int
+    num_heads: int
+    bytes_per_value: int
+    remat: str
+    has_attention_weights: bool
+    logits: int
+    head_shards: int
+    mlp_shards: int
+
+    def bytes(self) -> int:
+        """Bytes on one device at the beginning of the backward pass.
+
+        They consist of the stored activations of all layers; one layer's recomputed activations
+        (with `remat`) and gradients of the same size; the copies of the layers' weights in bfloat16
+        that products take; the logits and their gradient in float32.
+        """
+        stored = self.tokens * self.num_layers * self._layer(self.remat)
+        return stored + self.work_bytes() + self.weight_bytes() + 2 * 4 * self.logits
+
+    def work_bytes(self) -> int:
+        """Bytes of the layer in work, part of `bytes`; of several encoders only one has it."""
+        in_work = 1 if self.remat == "none" else 2
+        return self.tokens * in_work * self._layer("none")
+
+    def weight_bytes(self) -> int:
+        """Bytes of all layers' kernels in bfloat16, stored without `remat`; part of `bytes`."""
+        if self.bytes_per_value == 4 or self.remat != "none":
+            return 0
+        kernels = 4 * self.hidden_size**2 // self.head_shards
+        kernels += 2 * self.hidden_size * self.mlp_size // self.mlp_shards
+        return self.num_layers * self.bytes_per_value * kernels
+
+    def _layer(self, remat: str) -> int:
+        """Bytes that a layer stores per token.
+
+        With "full" its input; with "dots" also six products. With "none", of size D: three float32
+        values and the output of each LayerNorm, query, key, value and attention output, and two
+        dropout masks; of size F: four intermediates of the GELU; of size H L: the attention weights
+        in float32 and in the activations' dtype, and their dropout mask.
+        """
+        hidden = self.bytes_per_value * self.hidden_size
+        mlp = self.bytes_per_value * self.mlp_size
+        if remat == "full":
+            return hidden
+        if remat == "dots":
+            return 3 * hidden + 3 * hidden // self.head_shards + mlp // self.mlp_shards
+        weights = self.num_heads * self.length * (4 + self.bytes_per_value + 1)
+        if not self.has_attention_weights:
+            weights = 0
+        whole = 2 * hidden + (6 * 4 + 2) * self.hidden_size
+        return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
+
+
+def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
+    """Bytes of each part of the state on one device, and of the gradient.
+
+    Args:
+      state: shapes, types and shardings, `TrainFunctions.abstract_state`.
+      stage: what is trained, of which there are gradients.
+    """
+    parts = {
+        "parameters": state.params,
+        "optimizer": state.opt_state,
+        "extra state": state.extra,
+        "gradients": stage.trained_part(state.params),
+    }
+    return {name: sum(map(_device_bytes, jax.tree.leaves(part))) for name, part in parts.items()}
+
+
+def _device_bytes(array: Any) -> int:
+    shape = array.sharding.shard_shape(array.shape)
+    return math.prod(shape) * np.dtype(array.dtype).itemsize

@@ -1,0 +1,65 @@
+"""Metrics on disk, one JSON object per line.
+
+`metrics.jsonl` holds computed values and no times, so a resumed run writes the same file, bit for
+bit, as an uninterrupted one. `speed.jsonl` holds the times.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+
+from xlm.common import artifacts, declarations
+
+_NOT_IN_JSON = ((b": NaN", b": null"), (b": Infinity", b": null"), (b": -Infinity", b": null"))
+
+
+class MetricsWriter:
+    """Writer that appends metrics to a file, without records that a resumed run will repeat."""
+
+    def __init__(self, path: pathlib.Path, resume_step: int = 0):
+        """Open `path` for appending, keeping records of steps up to `resume_step`."""
+        self._path = path
+        kept = [record for record in read_metrics(path) if record["step"] <= resume_step]
+        artifacts.write_text(path, "".join(_line(record) for record in kept))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the metrics after `step` steps, but those that are not finite.
+
+        Raises:
+          OSError: the file cannot be written; the message names the file and a remedy.
+        """
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(_line({"step": step, **finite}))
+        except OSError as error:
+            raise OSError(
+                f"{self._path} could not be written ({error.strerror}). If the disk is full, make "
+                "room; the same command then goes on from the last checkpoint"
+            ) from error
+
+
+def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
+    """Read the records of a metrics file; empty without a file.
+
+    A truncated last line, as left by a killed run, is skipped.
+
+    Raises:
+      ValueError: a line is damaged; the message names it.
+    """
+    if not path.exists():
+        return []
+    content = artifacts.read_bytes(path)
+    for other, null in _NOT_IN_JSON:  # of earlier releases
+        content = content.replace(other, null)
+    kind, remedy = dict[str, int | float | None], "move the file away to go on without its metrics"
+    records = list(declarations.parse_lines(content, kind, place=str(path), remedy=remedy))
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record.get("step"), int):
+            raise ValueError(f"{path}, line {number}: step must be a whole number; {remedy}")
+    return [{name: value for name, value in one.items() if value is not None} for one in records]
+
+
+def _line(record: Mapping[str, float]) -> str:
+    return json.dumps(record) + "\n"

@@ -1,0 +1,327 @@
+"""Optimizer: AdamW, or Muon for the layers' matrices; dense or row-wise table updates."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from xlm.objectives.objective import gathered_rows, get_table, replace_table
+from xlm.training.row_adamw import RowAdamW, RowAdamWState, row_adamw
+from xlm.training.schedules import SCHEDULES, learning_rate_schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """Settings of the optimizer and its schedule; the `optimizer` section of a config.
+
+    Attributes:
+      kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
+        other parameters (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+      learning_rate: peak of the schedule of AdamW.
+      muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
+        times the square root of outputs over inputs if there are fewer inputs.
+      muon_momentum: momentum of the gradients that Muon orthogonalises.
+      warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
+      schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
+        "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
+      decay_power: exponent of a polynomial decay; 1 for a linear one.
+      decay_fraction: share of all steps in which "wsd" decays.
+      final_rate_ratio: rate at the last step, as a share of the peak; the least of "inverse_sqrt".
+      beta1, beta2, epsilon: Adam's.
+      weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
+      clip_norm: largest global norm of the gradient; 0 for no clipping.
+      embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
+        the rows that a step touches and apply pending updates of the others when they are next
+        read.
+      frozen: names of groups of parameters, such as "embeddings", that are not trained (see
+        `stages`).
+      stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
+        their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
+        are (see `stages`).
+      restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
+        otherwise one schedule spans all stages.
+    """
+
+    learning_rate: float
+    warmup_steps: int
+    decay_power: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip_norm: float
+    embedding_update: str
+    schedule: str = "polynomial"
+    decay_fraction: float = 0.1
+    final_rate_ratio: float = 0.0
+    frozen: tuple[str, ...] = ()
+    kind: str = "adamw"
+    muon_learning_rate: float = 0.02
+    muon_momentum: float = 0.95
+    stages: tuple[tuple[str, int], ...] = ()
+    restart_schedule: bool = True
+
+    def __post_init__(self):
+        if self.kind not in ("adamw", "muon"):
+            raise ValueError(f"optimizer.kind is {self.kind!r}, must be adamw or muon")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"optimizer.schedule is {self.schedule!r}, must be in {SCHEDULES}")
+        for name in ("decay_fraction", "final_rate_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"optimizer.{name} is {getattr(self, name)}, must be a share, 0 to 1"
+                )
+        if self.embedding_update not in ("dense", "rows"):
+            raise ValueError(
+                f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
+            )
+        for stage in self.stages:
+            match stage:
+                case (str(name), int(steps)) if name and steps > 0:
+                    continue
+            raise ValueError(
+                f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
+                'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
+            )
+
+
+def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
+    """Whether weight decay applies, by name: stacked biases and scales are matrices too."""
+    del parameter
+    return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
+
+
+def _is_matrix(path: tuple) -> bool:
+    """Whether a parameter is a matrix of the encoder's layers, by name."""
+    return {"layers", "kernel"} <= {getattr(key, "key", None) for key in path}
+
+
+def _scaled_by_shape(update: jax.Array) -> jax.Array:
+    """Scale an update [..., inputs, outputs] by the root of outputs over inputs, at least 1."""
+    inputs, outputs = update.shape[-2:]
+    return update * max(1, outputs / inputs) ** 0.5
+
+
+def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
+    """Schedule of an optimizer whose first step is step `first_step` of it."""
+    schedule = learning_rate_schedule(settings, num_steps)
+    return (lambda count: schedule(count + first_step)) if first_step else schedule
+
+
+def _muon(
+    settings: OptimizerSettings,
+    num_steps: int,
+    first_step: int,
+    adamw: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Muon for the matrices of all layers, `adamw` for all other parameters."""
+    rates = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
+    # The leading axis of layers is neither inputs nor outputs.
+    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+    def axes_of(matrices):
+        return jax.tree.map(lambda _: axes, matrices)
+
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(beta=settings.muon_momentum, weight_dimension_numbers=axes_of),
+        optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
+        optax.add_decayed_weights(settings.weight_decay),
+        optax.scale_by_learning_rate(_schedule(rates, num_steps, first_step)),
+    )
+
+    def split(tree):
+        """Split into matrices and others, with None in place of excluded leaves and their boxes."""
+
+        def keep(matrices: bool):
+            return jax.tree.map_with_path(
+                lambda path, x: x if _is_matrix(path) == matrices else None,
+                tree,
+                is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned),
+            )
+
+        return keep(True), keep(False)
+
+    def init(params):
+        matrices, others = split(params)
+        return MuonState(muon.init(matrices), adamw.init(others))
+
+    def update(grads, state, params=None):
+        of_matrices, of_others = split(grads)
+        matrices, others = split(params)
+        of_matrices, matrices_state = muon.update(of_matrices, state.matrices, matrices)
+        of_others, others_state = adamw.update(of_others, state.others, others)
+        updates = jax.tree.map(
+            lambda one, two: two if one is None else one,
+            of_matrices, of_others, is_leaf=lambda x: x is None,
+        )  # fmt: skip
+        return updates, MuonState(matrices_state, others_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+class MuonState(NamedTuple):
+    """Optimizer state for kind "muon".
+
+    Attributes:
+      matrices: state for the matrices of layers.
+      others: state for all other parameters.
+    """
+
+    matrices: Any
+    others: Any
+
+
+class Optimizer(NamedTuple):
+    """Optimizer as pure functions.
+
+    A step reads, differentiates and updates. It differentiates with respect to the parameters with
+    partly touched tables replaced by their touched rows.
+
+    Attributes:
+      init: params -> state.
+      read: (params, state, touched) -> (parameters to differentiate by, auxiliary data for
+        `update`); `touched` maps paths of tables to ids [R], other tables are read as a whole.
+        Parameters that are not trained are left out of the nested dictionaries.
+      update: (gradients, auxiliary data of `read`, params, state) -> (params, state).
+      apply_pending_updates: (params, state) -> (params, state), every table row up to date.
+      learning_rate: step -> rate.
+    """
+
+    init: Callable[..., Any]
+    read: Callable[..., tuple[Any, Any]]
+    update: Callable[..., tuple[Any, Any]]
+    apply_pending_updates: Callable[..., tuple[Any, Any]]
+    learning_rate: optax.Schedule
+
+
+def make_optimizer(
+    settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = (), first_step: int = 0
+) -> Optimizer:
+    """Build the optimizer of `settings` for a run of `num_steps`, of all parameters.
+
+    Args:
+      settings: rates and kind of update; stages and what is frozen are `stage_optimizer`'s.
+      tables: paths, such as "embeddings/table", of the tables that may be read by rows.
+      first_step: step of the schedule at which the optimizer takes its first step.
+    """
+    schedule = _schedule(settings, num_steps, first_step)
+    numbers = {
+        "b1": settings.beta1,
+        "b2": settings.beta2,
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+    adamw = optax.adamw(
+        schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
+    )
+    if settings.kind == "muon":
+        adamw = _muon(settings, num_steps, first_step, adamw)
+    norm = settings.clip_norm
+    clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
+    if not tables or settings.embedding_update == "dense":
+        return _dense(clip, adamw, schedule)
+    return _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)
+
+
+def _dense(
+    clip: optax.GradientTransformation,
+    adamw: optax.GradientTransformation,
+    schedule: optax.Schedule,
+) -> Optimizer:
+    """Optimizer with dense updates of tables, as of all parameters."""
+
+    def read(params, state, touched):
+        del state
+        for path, rows in gathered_rows(params, touched).items():
+            params = replace_table(params, path, rows)
+        return params, touched
+
+    def update(grads, touched, params, state):
+        for path, ids in touched.items():
+            rows, table = get_table(grads, path), get_table(params, path)
+            of_table = jnp.zeros_like(table).at[ids].set(rows, mode="drop")
+            grads = replace_table(grads, path, of_table)
+        grads, _ = clip.update(grads, clip.init(params))
+        updates, state = adamw.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return Optimizer(adamw.init, read, update, lambda params, state: (params, state), schedule)
+
+
+class RowsState(NamedTuple):
+    """Optimizer state with row-wise updates of tables.
+
+    Attributes:
+      tables: state of each table by its path.
+      others: state for all other parameters.
+    """
+
+    tables: dict[str, RowAdamWState]
+    others: Any
+
+
+def _by_rows(
+    clip: optax.GradientTransformation,
+    adamw: optax.GradientTransformation,
+    rows: RowAdamW,
+    paths: tuple[str, ...],
+    schedule: optax.Schedule,
+) -> Optimizer:
+    """Optimizer that updates only the touched rows of tables, see `row_adamw`."""
+
+    def without_tables(tree):
+        for path in paths:
+            tree = replace_table(tree, path, None)
+        return tree
+
+    def init(params):
+        states = {}
+        for path in paths:
+            table = get_table(params, path)
+            states[path] = rows.init(nn.unbox(table))
+            if isinstance(table, nn.LogicallyPartitioned):
+                states[path] = _named_like(table, states[path])
+        return RowsState(states, adamw.init(without_tables(params)))
+
+    def read(params, state, touched):
+        held = {
+            path: rows.read(get_table(params, path), state.tables[path], touched.get(path))
+            for path in paths
+        }
+        for path, found in held.items():
+            params = replace_table(params, path, found.values)
+        return params, held
+
+    def update(grads, held, params, state):
+        grads, _ = clip.update(grads, clip.init(params))
+        others = without_tables(params)
+        updates, others_state = adamw.update(without_tables(grads), state.others, others)
+        updated, states = optax.apply_updates(others, updates), {}
+        for path, found in held.items():
+            table, states[path] = rows.update(
+                get_table(grads, path), found, get_table(params, path), state.tables[path]
+            )
+            updated = replace_table(updated, path, table)
+        return updated, RowsState(states, others_state)
+
+    def apply_pending_updates(params, state):
+        states = {}
+        for path in paths:
+            table, states[path] = rows.apply_pending_updates(
+                get_table(params, path), state.tables[path]
+            )
+            params = replace_table(params, path, table)
+        return params, state._replace(tables=states)
+
+    return Optimizer(init, read, update, apply_pending_updates, schedule)
+
+
+def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
+    """Box the state's arrays with the logical names of those table axes that they have."""
+    return jax.tree.map(
+        lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
+    )

@@ -1,0 +1,225 @@
+"""Metrics, speed, progress, profile and diagnostics of a run in progress."""
+
+import logging
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from xlm.common import artifacts
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics, means
+from xlm.objectives.objective import Objective
+from xlm.training.digests import Inspection, inspect
+from xlm.training.flops import matmul_flops
+from xlm.training.metrics import MetricsWriter
+from xlm.training.settings import TrainSettings
+from xlm.training.state import TrainState
+from xlm.training.step import TrainFunctions
+
+_REMEDY = (
+    "the checkpoints before it are good, and a lower optimizer.learning_rate, a longer warm-up or "
+    "optimizer.clip_norm may help"
+)
+# Function of the state that returns metrics to record.
+Evaluator = Callable[..., Mapping[str, float]]
+
+
+class Progress:
+    """Metrics, progress and timing of one call of `train`; a context manager."""
+
+    def __init__(
+        self,
+        functions: TrainFunctions,
+        settings: TrainSettings,
+        folder: pathlib.Path,
+        step: int,
+        data: Any,
+    ):
+        """Open the records of a run after `step` steps; see `train`."""
+        self._settings = settings
+        self._num_devices = functions.mesh.size
+        self._folder = folder
+        self._data = data
+        self._is_writer = jax.process_index() == 0
+        self._pending: tuple[int, LossAndMetrics] | None = None
+        self._pending_refresh: tuple[int, LossAndMetrics] | None = None
+        self._events = None
+        if self._is_writer:
+            self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
+            self._speed = MetricsWriter(folder / "speed.jsonl", step)
+            if settings.tensorboard:
+                self._events = _event_writer(folder / "tensorboard", step)
+        self._bar = tqdm.tqdm(
+            total=settings.num_steps,
+            initial=step,
+            desc="train",
+            unit="step",
+            disable=not self._is_writer,
+            mininterval=1.0,
+        )
+        self._flops: dict[Any, float] = {}  # by kind of step
+        # Tokens and operations of this process by steps taken, of the latest steps.
+        self._work = {step: np.zeros(2)}
+        self._clock = (step, time.monotonic(), np.zeros(2))
+        self._profiling = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._bar.close()
+        if self._events is not None:
+            self._events.close()
+        if self._profiling:
+            jax.profiler.stop_trace()
+
+    def before_step(
+        self,
+        step: int,
+        objective: Objective,
+        functions: TrainFunctions,
+        state: TrainState,
+        batch: Batch,
+    ) -> None:
+        """Record step `step`, counted from zero, before it is dispatched to `functions`."""
+        settings = self._settings
+        shapes = [(name, array.shape) for name, array in batch.arrays.items()]
+        program = (id(objective), functions.stage, batch.kind, *shapes)
+        if program not in self._flops:
+            self._flops[program] = 0.0
+            if settings.peak_flops:
+                traced = functions.train_step.trace(objective, state, batch)
+                self._flops[program] = matmul_flops(traced.jaxpr)
+        # Padding tokens count, since they are computed too.
+        tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
+        self._work[step + 1] = self._work[step] + (tokens, self._flops[program])
+        if settings.profile_steps and step == settings.profile_from:
+            jax.profiler.start_trace(self._folder / "profile")
+            self._profiling = True
+
+    def after_step(self, step: int, metrics: LossAndMetrics) -> None:
+        """Record the metrics of a step just dispatched, and read those of the previous one.
+
+        Reading waits for the device; one step late, the device already has the next step queued.
+        """
+        self.flush_metrics()
+        self._pending = (step, metrics)
+        self._bar.update()
+        if self._profiling and step == self._settings.profile_from + self._settings.profile_steps:
+            jax.block_until_ready(metrics)
+            jax.profiler.stop_trace()
+            self._profiling = False
+            folder = self._folder / "profile"
+            logging.info("profile of %d steps: %s", self._settings.profile_steps, folder)
+
+    def after_refresh(self, step: int, report: LossAndMetrics) -> None:
+        """Record the report of a refresh before step `step`."""
+        # Recorded under its own step, since a resume repeats both.
+        if report:
+            self._pending_refresh = (step + 1, report)
+
+    def flush_metrics(self) -> None:
+        """Read, check and record the metrics that are still on the device."""
+        if self._pending is not None:
+            step, metrics = self._pending
+            self._pending = None
+            self._record_step(step, means(jax.device_get(metrics)))
+        if self._pending_refresh is not None:
+            step, report = self._pending_refresh
+            self._pending_refresh = None
+            values = means(jax.device_get(report))
+            self._record({f"index/{name}": value for name, value in values.items()}, step)
+
+    def _record_step(self, step: int, values: Mapping[str, float]) -> None:
+        # A finite loss can have a non-finite gradient, which corrupts the state as well.
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                raise FloatingPointError(
+                    f"the {name} of step {step} is {values[name]}{self._dump(step, values)}; "
+                    f"{_REMEDY}"
+                )
+        if step % self._settings.log_every == 0:
+            self._bar.set_postfix(loss=f"{values['loss']:.3f}")
+            # NaN marks metrics without examples in the step, such as the loss of a language.
+            values = {**values, **self._data.step_values(step - 1)}
+            there = {name: value for name, value in values.items() if not math.isnan(value)}
+            self._record({f"train/{name}": value for name, value in there.items()}, step)
+            self._record_speed(step)
+
+    def _dump(self, step: int, values: Mapping[str, float]) -> str:
+        """Write diagnostics of a step with a non-finite loss; return their path."""
+        path = self._folder / f"not_finite_{step}.json"
+        if not self._is_writer:
+            return ""
+        contents: dict[str, Any] = {"step": step}
+        contents["metrics"] = {name: str(value) for name, value in values.items()}  # no NaN in JSON
+        contents["batch"] = self._data.describe_batch(step - 1)
+        artifacts.write_json(path, contents)
+        return f" (what its batch was made of is in {path})"
+
+    def inspect(self, step: int, state: TrainState) -> Inspection:
+        """Inspect the state after `step`.
+
+        Raises:
+          FloatingPointError: its metrics, or its own numbers, are not finite.
+        """
+        self.flush_metrics()
+        inspection = inspect(state)
+        if inspection.fault:
+            raise FloatingPointError(
+                f"the state after step {step} holds {inspection.fault}; {_REMEDY}"
+            )
+        return inspection
+
+    def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
+        """Run all evaluators and record the metrics that they return."""
+        values: dict[str, float] = {}
+        for evaluator in evaluators:
+            values.update(evaluator(state))
+        if values:
+            self._record(values, step)
+        self._clock = (step, time.monotonic(), self._work[step])  # evaluation is not training
+
+    def _record(self, values: Mapping[str, float], step: int) -> None:
+        if self._is_writer:
+            self._metrics.write(step, values)
+            self._record_events(values, step)
+
+    def _record_events(self, values: Mapping[str, float], step: int) -> None:
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()  # or a run that is killed would lose them
+
+    def _record_speed(self, step: int) -> None:
+        last_step, last_time, last_work = self._clock
+        now = time.monotonic()
+        self._clock = (step, now, self._work[step])
+        self._work = {key: value for key, value in self._work.items() if key >= step}
+        if not self._is_writer or step == last_step:
+            return
+        tokens, flops = (self._work[step] - last_work) / (now - last_time)
+        values = {"steps_per_second": (step - last_step) / (now - last_time)}
+        if tokens:
+            values["tokens_per_second"] = tokens
+        if self._settings.peak_flops:
+            peak = self._settings.peak_flops * self._num_devices
+            values["flop_utilization"] = flops / peak
+        self._speed.write(step, values)
+        self._record_events({f"speed/{name}": value for name, value in values.items()}, step)
+
+
+def _event_writer(folder: pathlib.Path, step: int) -> Any:
+    """Writer of an event file of its own, which takes back what older ones say of later steps."""
+    from tensorboardX import SummaryWriter  # slow where PyTorch is there, which it imports
+
+    # Runs that go on within a second would share a file.
+    suffix = f".{os.getpid()}.{step}"
+    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=suffix)

@@ -1,0 +1,57 @@
+"""Return of a run to an earlier checkpoint, with what came later kept aside."""
+
+import logging
+import pathlib
+import shutil
+
+from xlm.common import artifacts
+from xlm.training import hosts
+from xlm.training.checkpoint import Checkpoints, free_name
+from xlm.training.faults import DamagedError
+from xlm.training.step import TrainFunctions
+
+
+def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_rows: bool) -> None:
+    """Move the checkpoints after `step` to FOLDER/abandoned-STEP, with copies of all records.
+
+    Args:
+      folder: of training, which this process holds.
+      step: steps taken by the checkpoint to go on from.
+      by_rows: whether updates of table rows may be pending, which later rates would change.
+
+    Raises:
+      ValueError: there is no such checkpoint, or it is damaged.
+    """
+    with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
+        steps = checkpoints.steps()
+        usable = [one for one in steps if not by_rows or checkpoints.is_up_to_date(one)]
+        listed = ", ".join(map(str, usable)) or "there is none"
+        if step not in usable:
+            raise ValueError(
+                f"--continue_from is {step}, must be a step of a checkpoint in {folder}: {listed}"
+            )
+        try:
+            checkpoints.restore(step, functions.abstract_after(step))  # before anything is moved
+        except DamagedError as error:
+            raise DamagedError(
+                f"--continue_from is {step}, whose checkpoint is damaged: {error}; choose another "
+                f"of {listed}"
+            ) from error
+    if hosts.is_first():
+        aside = free_name(folder / f"abandoned-{step}")
+        aside.mkdir()
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in ("DONE", "LOCK"):
+                shutil.copy2(path, aside)
+        for one in reversed([one for one in steps if one > step]):  # what is left is a run, too
+            (folder / "checkpoints" / str(one)).rename(aside / str(one))
+        artifacts.sync_tree(aside)
+        logging.info("checkpoints after step %d, and all metrics, are kept in %s", step, aside)
+    hosts.wait_for_all("later checkpoints are moved")
+
+
+def advice(folder: pathlib.Path) -> str:
+    """Words on how to go on from the last checkpoint with other settings, if there is one."""
+    with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
+        steps = checkpoints.steps()
+    return f"; --continue_from={steps[-1]} goes on from there with such a key" if steps else ""

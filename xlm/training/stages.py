@@ -1,0 +1,141 @@
+"""Stages of a run: first some of the parameters are trained, each for a time, and then all.
+
+VECO trains cross-attention alone before everything (Section 3, "Optimization Settings"). A stage is
+trained as a run of its own that starts from the parameters of the one before: its optimizer holds
+the state of what it trains and of nothing else, and starts anew. Adam corrects its moments by one
+count of steps, which moments that are kept would not share with new ones. What is frozen throughout
+is in no stage: it has no gradient, no moments and no part in the norm of the gradient.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from xlm.training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from xlm.training.schedules import wsd_decay_steps
+from xlm.training.subtrees import excluding, merged, selected
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Steps in which the same parameters are trained.
+
+    Attributes:
+      trained: part of the path of every parameter that is trained; "" for all parameters.
+      start: first step.
+      end: first step after it.
+      frozen: groups of parameters that are never trained.
+    """
+
+    trained: str
+    start: int
+    end: int
+    frozen: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"{self.trained!r} alone" if self.trained else "all parameters"
+        but = f" but {', '.join(map(repr, self.frozen))}" if self.frozen else ""
+        return f"{what}{but}, steps {self.start} to {self.end}"
+
+    def trained_part(self, params: Any) -> Any:
+        """Return the part of nested dictionaries of parameters that is trained."""
+        return excluding(selected(params, self.trained), self.frozen)
+
+
+def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
+    """Return the stages of a run of `num_steps`; the last one trains all that is not frozen.
+
+    Raises:
+      ValueError: `settings.stages` leave no step for the last one, or a stage is too short.
+    """
+    found, start = [], 0
+    for trained, steps in settings.stages:
+        found.append(Stage(trained, start, start + steps, settings.frozen))
+        start += steps
+    if start >= num_steps:
+        raise ValueError(
+            f"optimizer.stages have {start} steps, must be fewer than train.num_steps {num_steps}, "
+            "in the rest of which all parameters are trained"
+        )
+    found.append(Stage("", start, num_steps, settings.frozen))
+    for stage in found if settings.stages and settings.restart_schedule else ():
+        steps, needed = stage.end - stage.start, ""
+        decay_steps = wsd_decay_steps(settings, steps) if settings.schedule == "wsd" else 0
+        if steps <= settings.warmup_steps:
+            needed = f"more than optimizer.warmup_steps {settings.warmup_steps}"
+        elif steps < settings.warmup_steps + decay_steps:
+            needed = (
+                f"at least optimizer.warmup_steps {settings.warmup_steps} and the {decay_steps} "
+                f"steps of optimizer.decay_fraction {settings.decay_fraction}"
+            )
+        if needed:
+            raise ValueError(
+                f"optimizer.stages: {stage}, must be {needed}; change either, or set "
+                "optimizer.restart_schedule to False for one schedule over all stages"
+            )
+    return tuple(found)
+
+
+def stage_optimizer(
+    settings: OptimizerSettings, stage: Stage, num_steps: int, tables: Sequence[str] = ()
+) -> Optimizer:
+    """Build the optimizer of a stage.
+
+    It differentiates by the parameters that it trains alone, and its state has no others.
+
+    Args:
+      settings: see `OptimizerSettings`.
+      stage: one of `stages_of`.
+      tables: see `make_optimizer`; a table that is not trained is read and never updated.
+    """
+    own = tuple(
+        path
+        for path in tables
+        if stage.trained in path and set(stage.frozen).isdisjoint(path.split("/"))
+    )
+    if settings.restart_schedule:
+        inner = make_optimizer(settings, stage.end - stage.start, own)
+    else:
+        inner = make_optimizer(settings, num_steps, own, first_step=stage.start)
+
+    def of_stage(params):
+        if stage.trained and not selected(params, stage.trained):
+            raise ValueError(
+                f"optimizer.stages trains {stage.trained!r}, which is in no parameter's name; "
+                f"there are {', '.join(_groups(params))} (cross-attention with "
+                "model.cross_attention)"
+            )
+        return stage.trained_part(params)
+
+    def read(params, state, touched):
+        return inner.read(
+            of_stage(params), state, {path: ids for path, ids in touched.items() if path in own}
+        )
+
+    def update(grads, held, params, state):
+        updated, state = inner.update(grads, held, of_stage(params), state)
+        return merged(params, updated), state
+
+    def apply_pending_updates(params, state):
+        updated, state = inner.apply_pending_updates(of_stage(params), state)
+        return merged(params, updated), state
+
+    return Optimizer(
+        lambda params: inner.init(of_stage(params)),
+        read,
+        update,
+        apply_pending_updates,
+        lambda step: inner.learning_rate(step - stage.start),
+    )
+
+
+def _groups(params: Any) -> list[str]:
+    """Names of groups of parameters, such as "layers/attention"."""
+    paths = (
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree.leaves_with_path(nn.unbox(params))
+    )
+    return sorted({"/".join(path.split("/")[:2]) for path in paths})

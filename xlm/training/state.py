@@ -1,0 +1,39 @@
+"""State of a run: the content of a checkpoint, in one donated pytree."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from xlm.objectives.objective import Extra
+
+# Number of words in a key, by implementation of random keys.
+PRNGS = {"threefry2x32": 2, "rbg": 4}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """State that a step reads and updates.
+
+    Attributes:
+      step: scalar int32, steps taken.
+      params: the objective's parameters.
+      opt_state: the optimizer's state.
+      key_data: uint32, the root random key; every step folds its number into it, so the root key
+        never changes.
+      extra: the objective's learned state besides parameters, such as a neighbour index. An exact
+        resume requires it.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    key_data: jax.Array
+    extra: Extra
+
+    @property
+    def root_key(self) -> jax.Array:
+        """Root random key."""
+        implementation = {words: name for name, words in PRNGS.items()}[self.key_data.size]
+        return jax.random.wrap_key_data(self.key_data, impl=implementation)

@@ -1,0 +1,267 @@
+"""Training step, and the compiled functions of a run."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from xlm.objectives.batch import Batch
+from xlm.objectives.loss_and_metrics import LossAndMetrics, divisor
+from xlm.objectives.objective import Objective, Touched, gathered_rows, get_table, replace_table
+from xlm.training import sharding
+from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
+from xlm.training.optimizer import Optimizer, OptimizerSettings
+from xlm.training.stages import Stage, stage_optimizer, stages_of
+from xlm.training.state import TrainState
+from xlm.training.subtrees import has_path, merged, without
+
+# Streams of random keys under the root key. Changing these numbers changes all results.
+_INIT_STREAM, _TRAIN_STREAM = 0, 1
+
+
+def train_step(
+    objective: Objective,
+    optimizer: Optimizer,
+    accumulation: Accumulation,
+    state: TrainState,
+    batch: Batch,
+) -> tuple[TrainState, LossAndMetrics]:
+    """Take one step: plan, gather the touched table rows, differentiate, update.
+
+    Args:
+      objective: of this step, see `Objective.at_step`.
+      optimizer: see `make_optimizer`.
+      accumulation: number of parts of the batch.
+      state: donated when compiled by `make_train_functions`.
+      batch: the whole batch of the step.
+
+    Returns:
+      The next state; sums and weights of the step's metrics.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
+    if accumulation.steps > 1:
+        # All rows, since each part touches different ones.
+        trained, held = optimizer.read(state.params, state.opt_state, {})
+        fixed = without(state.params, trained)
+        grads, metrics, extra = accumulate(
+            objective, trained, state.extra, batch, key, state.step, accumulation, fixed
+        )
+    else:
+        plan, touched = objective.plan(state.extra, batch, key, state.step)
+        trained, held = optimizer.read(state.params, state.opt_state, touched)
+
+        def mean_loss(trained):
+            params, rows = separate(trained, state.params, touched)
+            metrics, observed = objective.loss(params, rows, plan, key)
+            total, weight = metrics["loss"]
+            return total / divisor(weight), (metrics, observed)
+
+        grads, (metrics, observed) = jax.grad(mean_loss, has_aux=True)(trained)
+        extra = objective.learn(state.extra, observed)
+
+    one = jnp.float32(1)
+    metrics["grad_norm"] = (optax.tree.norm(grads), one)
+    metrics["learning_rate"] = (optimizer.learning_rate(state.step), one)
+    params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
+    state = dataclasses.replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state, extra=extra
+    )
+    return state, metrics
+
+
+def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str, jax.Array]]:
+    """Separate the differentiated tree into all parameters and the touched rows.
+
+    Args:
+      trained: parameters that are trained, with the touched rows [R, E] in place of their tables.
+    """
+    fixed = {path: ids for path, ids in touched.items() if not has_path(trained, path)}
+    rows = gathered_rows(params, fixed)
+    for path in touched:
+        if path not in fixed:
+            rows[path] = get_table(trained, path)
+            trained = replace_table(trained, path, get_table(params, path))
+    return merged(params, trained), rows
+
+
+def refresh(
+    objective: Objective, optimizer: Optimizer, names: tuple[str, ...], state: TrainState
+) -> tuple[TrainState, LossAndMetrics]:
+    """Refresh the parts `names` of the extra state from parameters that are all up to date."""
+    state = apply_pending_updates(optimizer, state)
+    extra, report = objective.refresh(state.params, state.extra, names, state.step)
+    return dataclasses.replace(state, extra=extra), report
+
+
+def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState:
+    """Bring every table row of the state up to date, for other readers."""
+    params, opt_state = optimizer.apply_pending_updates(state.params, state.opt_state)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainFunctions:
+    """Compiled functions of a stage of a run and the sharding of its state.
+
+    See `make_train_functions`. Most runs have one stage.
+
+    Attributes:
+      objective: the objective.
+      mesh: the device mesh.
+      stage: what is trained, and in which steps.
+      init: (seed, given=None) -> initial state, created sharded, with the parameters `given`, which
+        are donated (`sharding.placed`), in place of random ones.
+      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); donates the
+        state.
+      refresh: (names, state) -> (state with these parts of the extra state refreshed, report);
+        donates the state.
+      apply_pending_updates: state -> state with all parameters up to date; donates the state.
+      abstract_state: shapes, dtypes and shardings of the state, for restoring.
+      begin: state after the stage before, with no pending updates -> first state of this stage.
+      following: functions of the next stage; None for the last one.
+    """
+
+    objective: Objective
+    mesh: Mesh | AbstractMesh
+    stage: Stage
+    init: Any
+    train_step: Any
+    refresh: Any
+    apply_pending_updates: Any
+    abstract_state: TrainState
+    begin: Any
+    following: "TrainFunctions | None"
+
+    def at_step(self, step: int) -> "TrainFunctions":
+        """Functions of step `step`, counted from zero."""
+        if self.following is None or step < self.stage.end:
+            return self
+        return self.following.at_step(step)
+
+    def after(self, steps_taken: int) -> "TrainFunctions":
+        """Functions of the last of so many steps, whose state it is that a checkpoint holds.
+
+        A stage begins before its first step, not after the last one of the stage before.
+        """
+        return self.at_step(max(steps_taken - 1, 0))
+
+    def abstract_after(self, steps_taken: int) -> TrainState:
+        """Shapes, dtypes and shardings of the state after so many steps."""
+        return self.after(steps_taken).abstract_state
+
+
+def make_train_functions(
+    objective: Objective,
+    optimizer_settings: OptimizerSettings,
+    mesh_settings: sharding.MeshSettings,
+    mesh: Mesh | AbstractMesh,
+    *,
+    num_steps: int,
+    accumulation: Accumulation = WHOLE_BATCHES,
+    prng: str = "threefry2x32",
+) -> TrainFunctions:
+    """Compile (lazily) the functions of a training run; return those of its first stage.
+
+    Args:
+      mesh: the mesh; an abstract one gives the state's shardings only.
+      num_steps: length of the learning rate schedule.
+      accumulation: number of parts of a batch.
+      prng: implementation of random keys, see `xlm.training.state.PRNGS`.
+
+    Raises:
+      ValueError: the optimizer's stages or its schedule do not fit the run.
+    """
+    found: TrainFunctions | None = None
+    for stage in reversed(stages_of(optimizer_settings, num_steps)):
+        optimizer = stage_optimizer(optimizer_settings, stage, num_steps, objective.tables)
+        found = _stage_functions(
+            objective, optimizer, mesh_settings, mesh, accumulation, prng, stage, found
+        )
+    assert found is not None
+    return found
+
+
+def _stage_functions(
+    objective: Objective,
+    optimizer: Optimizer,
+    mesh_settings: sharding.MeshSettings,
+    mesh: Mesh | AbstractMesh,
+    accumulation: Accumulation,
+    prng: str,
+    stage: Stage,
+    following: TrainFunctions | None,
+) -> TrainFunctions:
+    """Build the functions of a stage; see `make_train_functions`."""
+
+    # Traced once, for the shapes and for `init`.
+    @functools.partial(jax.jit, inline=True)
+    def boxed_state(seed: jax.Array) -> TrainState:
+        """Initial state, with parameters boxed with their logical axis names."""
+        root = jax.random.key(seed, impl=prng)
+        params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            opt_state=optimizer.init(params),
+            key_data=jax.random.key_data(root),
+            extra=objective.init_extra(),
+        )
+
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        boxed = jax.eval_shape(boxed_state, jnp.int32(0))
+    shardings = sharding.param_shardings(boxed, mesh, mesh_settings)
+    abstract_state = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        nn.unbox(boxed),
+        shardings,
+    )
+    metrics = sharding.replicated(mesh)  # since every host reads them
+
+    def init(seed: jax.Array, given: Any = None) -> TrainState:
+        state = nn.unbox(boxed_state(seed))
+        return dataclasses.replace(state, params=merged(state.params, given or {}))
+
+    new_opt_state = jax.jit(
+        sharding.traced_on(mesh, optimizer.init), out_shardings=shardings.opt_state
+    )
+
+    def compiled(name: str, function: Callable, **options: Any) -> Any:
+        traced = sharding.traced_on(mesh, function)
+        traced.__name__ = name  # that the program has in profiles
+        return jax.jit(traced, **options)
+
+    return TrainFunctions(
+        objective=objective,
+        mesh=mesh,
+        stage=stage,
+        init=compiled("init", init, donate_argnums=1, out_shardings=shardings),
+        train_step=compiled(
+            "train_step",
+            lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
+            static_argnums=0,
+            donate_argnums=1,
+            out_shardings=(shardings, metrics),
+        ),
+        refresh=compiled(
+            "refresh",
+            lambda names, state: refresh(objective, optimizer, names, state),
+            static_argnums=0,
+            donate_argnums=1,
+            out_shardings=(shardings, metrics),
+        ),
+        apply_pending_updates=compiled(
+            "apply_pending_updates",
+            functools.partial(apply_pending_updates, optimizer),
+            donate_argnums=0,
+            out_shardings=shardings,
+        ),
+        abstract_state=abstract_state,
+        begin=lambda state: dataclasses.replace(state, opt_state=new_opt_state(state.params)),
+        following=following,
+    )
