@@ -136,7 +136,8 @@ def resolved(command: str, data: pathlib.Path, workdir: pathlib.Path) -> list[st
     for name, folder in (("DATA", data), ("DIR", workdir)):
         # A whole path, or the beginning of one.
         words = [re.sub(rf"(?<=[=,:]){name}(?=/|$)", str(folder.absolute()), one) for one in words]
-    return [sys.executable, *words[1:]] if words[0] == "python" else words
+    programs = {"python": [sys.executable], "xlm": [sys.executable, "-m", "xlm"]}
+    return [*programs.get(words[0], words[:1]), *words[1:]]
 
 
 def run(numbers: Sequence[str], data: pathlib.Path, workdir: pathlib.Path) -> None:
