@@ -47,7 +47,7 @@ OURS = {
 
 def peer_runs(batches: list[dict[str, np.ndarray]], masked: int) -> dict[str, Callable[[], Any]]:
     """Build the steps of PyTorch's model."""
-    with packages.needed("benchmarks.pytorch_peer", "requirements-dev.txt"):
+    with packages.needed("benchmarks.pytorch_peer", "dev"):
         import torch
         from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 

@@ -21,6 +21,7 @@ corpus in miniature.
 from ml_collections import ConfigDict
 
 from configs import small
+from xlm.common import packages
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -28,7 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "runlocal":
         return small.runlocal()
     config = small.get_config()
-    config.corpus.root = arg or "corpus"
+    config.corpus.root = arg or str(packages.embedded("corpus"))
     config.corpus.parallel = ("*.tsv*",)
     config.corpus.heldout_fraction = 0.1
     if arg:

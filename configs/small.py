@@ -9,6 +9,7 @@ and their data; not a run itself.
 from ml_collections import ConfigDict
 
 from configs import base
+from xlm.common import packages
 
 
 def get_config() -> ConfigDict:
@@ -74,7 +75,7 @@ def get_config() -> ConfigDict:
 def runlocal() -> ConfigDict:
     """Return a job on the embedded corpus that takes seconds, for tests."""
     config = get_config()
-    config.corpus.root = "corpus"
+    config.corpus.root = str(packages.embedded("corpus"))
     config.corpus.parallel = ("*.tsv*",)
     config.corpus.languages = ("en", "ka", "sw")
     config.corpus.heldout_fraction = 0.1

@@ -46,7 +46,7 @@ def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
     Raises:
       ValueError: Beam is not installed, nothing is planned, or another process is at work there.
     """
-    with packages.needed("Apache Beam", "requirements-beam.txt"):
+    with packages.needed("Apache Beam", "beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
     job, model = read_job(folder)

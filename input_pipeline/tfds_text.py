@@ -53,7 +53,7 @@ def load_split(
       NoSplitError: there is none.
       ValueError: it cannot be prepared, or needs a package that is not installed.
     """
-    with packages.needed(name, "requirements-datasets.txt"):
+    with packages.needed(name, "datasets"):
         import tensorflow_datasets as tfds
 
         try:

@@ -1,9 +1,9 @@
 # Sourced by the other scripts: makes the virtual environment if it is missing or out of date.
-# Usage: ensure_environment REQUIREMENTS_FILE; sets PYTHON. Set PYTHON beforehand to use your own
-# environment as it is.
+# Usage: ensure_environment EXTRA, of pyproject.toml; sets PYTHON. Set PYTHON beforehand to use your
+# own environment as it is.
 
 ensure_environment() {
-  local requirements=$1 venv=${VENV:-.venv} base stamp
+  local extra=$1 venv=${VENV:-.venv} base stamp
   [ -n "${PYTHON:-}" ] && return
   for base in python3 python3.13 python3.12 python3.11; do
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
@@ -15,11 +15,11 @@ ensure_environment() {
   fi
   [ -x "$venv/bin/python" ] || "$base" -m venv "$venv"
   PYTHON=$venv/bin/python
-  stamp=$venv/installed-$(basename "$requirements")
-  # The stamp is a copy of what was installed, so a changed requirement installs again.
-  if ! cat requirements.txt "$requirements" | cmp -s - "$stamp"; then
-    echo "installing $requirements into $venv (once, some minutes) ..."
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -r "$requirements"
-    cat requirements.txt "$requirements" >"$stamp"
+  stamp=$venv/installed-$extra
+  # The stamp is a copy of the list that was installed, so a changed one installs again.
+  if ! cmp -s pyproject.toml "$stamp"; then
+    echo "installing the extra [$extra] into $venv (once, some minutes) ..."
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+    cp pyproject.toml "$stamp"
   fi
 }

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-ensure_environment requirements-dev.txt
+ensure_environment dev
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m ruff check .
 "$PYTHON" -m mypy

@@ -39,7 +39,7 @@ config=${config:-configs/quickstart.py}
 name=$(basename "${config%%:*}" .py)
 workdir=${workdir:-runs/$name${corpus:+-$(basename "$corpus")}}
 source scripts/environment.sh
-ensure_environment requirements.txt
+ensure_environment all
 
 # On a CPU, a device for each core, up to eight: two devices of one thread take a step in little more
 # than half the time of one device of two threads.

@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 source scripts/environment.sh
 unset PYTHON
 VENV=.venv-beam
-ensure_environment requirements-beam.txt
+ensure_environment beam
 PYTHONPATH=. "$PYTHON" tests/vocap/count_beam_test.py
 PYTHONPATH=. "$PYTHON" tests/input_pipeline/preparation_beam_test.py

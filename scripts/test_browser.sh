@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-ensure_environment requirements-dev.txt
+ensure_environment dev
 "$PYTHON" -m pytest -v tests/vocap/explorer_test.py tests/vocap/explorer_browser_test.py "$@"

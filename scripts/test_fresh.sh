@@ -10,7 +10,7 @@ mkdir "$folder/home" "$folder/tmp"
 git clone --quiet . "$folder/clone"
 cd "$folder/clone"
 source scripts/environment.sh
-ensure_environment requirements.txt
+ensure_environment all
 export HOME=$folder/home TMPDIR=$folder/tmp
 "$PYTHON" -m tests.fresh_commands >"$folder/commands"
 

@@ -13,7 +13,7 @@ OURS = {
     "vocap":            {"xlm.common"},
     "knn_sampling":     set(),
     "input_pipeline":   {"xlm.common"},
-    "configs":          set(),
+    "configs":          {"xlm.common"},
     "xlm.common":       set(),
     "xlm.models":       set(),
     "xlm.objectives":   {"xlm.models", "knn_sampling"},

@@ -1,4 +1,4 @@
-"""Imports of all files, also those in functions, against the requirements of their environment."""
+"""Imports of all files, also those in functions, against the dependencies of pyproject.toml."""
 
 import ast
 import functools
@@ -6,6 +6,7 @@ import importlib.metadata
 import pathlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterable
 
 from absl.testing import absltest, parameterized
@@ -14,48 +15,53 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FILES = {
     path: path.relative_to(ROOT).parts[0].removesuffix(".py")
     for path in ROOT.rglob("*.py")
-    if not path.relative_to(ROOT).parts[0].startswith((".", "runs"))
+    if not path.relative_to(ROOT).parts[0].startswith((".", "runs", "build"))
 }  # -> their room
 ROOMS = [path for path, room in FILES.items() if room != "tests"]
-# What is run in each environment; what these files import belongs to it as well.
+# What is run with each extra; what these files import belongs to it as well.
 RUN = {
-    "requirements.txt": ROOMS,
-    "requirements-dev.txt": list(FILES),
-    "requirements-datasets.txt": [ROOT / "xlm/cli/fetch_text.py"],
-    "requirements-launch.txt": list(ROOT.glob("xlm/launch/*.py")),
-    "requirements-beam.txt": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
-}
-# Imported where an error names these requirements (xlm/common/packages.py).
-ELSEWHERE = {
-    "apache_beam": "requirements-beam.txt",
-    "xmanager": "requirements-launch.txt",
-    "torch": "requirements-dev.txt",
-    "transformers": "requirements-dev.txt",
-}
+    "all": ROOMS,
+    "dev": list(FILES),
+    "vocab": [*ROOT.glob("vocap/*.py"), ROOT / "xlm/cli/build_vocab.py",
+              ROOT / "xlm/cli/count_text.py", ROOT / "xlm/cli/score_tokenizer.py"],
+    "datasets": [ROOT / "xlm/cli/fetch_text.py"],
+    "launch": list(ROOT.glob("xlm/launch/*.py")),
+    "beam": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
+}  # fmt: skip
+# Imported where an error names these extras (xlm/common/packages.py).
+ELSEWHERE = {"apache_beam": "beam", "xmanager": "launch", "torch": "dev", "transformers": "dev"}
 # Required although no file imports them.
 NOT_IMPORTED = {
-    "requirements.txt": {
+    "all": {
         "tensorflow",  # for machines that tensorflow-cpu is not built for
         "tensorflow-cpu",  # for the others
         "importlib-resources",  # tensorflow-datasets imports it, and does not require it
         "conllu",  # the same, for xtreme_pos
     },
     # tensorflow-datasets imports them to prepare some datasets, and does not require them.
-    "requirements-datasets.txt": {"apache-beam", "mwparserfromhell", "mwxml"},
-    "requirements-dev.txt": {"pytest-xdist", "ruff", "mypy"},  # run by scripts/
+    "datasets": {"apache-beam", "mwparserfromhell", "mwxml"},
+    "dev": {"pytest-xdist", "ruff", "mypy", "setuptools"},  # run by scripts, or pip/
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def required(file: str, *, included: bool = True) -> set[str]:
-    """Packages that a requirements file names, and those of the file that it includes."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    others = re.findall(r"^-r (\S+)", text, re.M) if included else ()
-    own = set(map(canonical, re.findall(r"^\w[\w.-]*", text, re.M)))
-    return own.union(*map(required, others))
+def lines(extra: str, *, included: bool = True) -> set[str]:
+    """Dependencies of an extra, and of those that it includes."""
+    found = set(PROJECT["dependencies"]) if included else set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        other = re.fullmatch(r"vocap-jax\[(.*)\]", line)
+        found |= set().union(*map(lines, other[1].split(","))) if other and included else set()
+        found |= set() if other else {line}
+    return found
+
+
+def required(extra: str, *, included: bool = True) -> set[str]:
+    """Packages of an extra."""
+    return {canonical(re.match(r"[\w.-]+", line)[0]) for line in lines(extra, included=included)}
 
 
 @functools.cache
@@ -94,28 +100,23 @@ def packages(module: str) -> set[str]:
 
 
 class RequirementsTest(parameterized.TestCase):
-    def test_every_environment_is_known(self):
-        self.assertEqual({path.name for path in ROOT.glob("requirements*.txt")}, set(RUN))
+    def test_the_list_for_pip_is_the_same(self):
+        given = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        plain = {line.replace('"', "'") for line in given if not line.startswith("#")}
+        self.assertEqual(plain, lines("all"))
 
     @parameterized.parameters(*RUN)
-    def test_what_is_imported_is_required(self, file):
-        for module, path in modules(RUN[file]).items():
-            there = required(file) | required(ELSEWHERE.get(module, file))
+    def test_what_is_imported_is_required(self, extra):
+        for module, path in modules(RUN[extra]).items():
+            there = required(extra) | required(ELSEWHERE.get(module, extra))
             self.assertNotEmpty(packages(module) & there, f"{path} imports {module}")
 
-    @parameterized.parameters(*RUN)
-    def test_what_is_required_is_imported_or_excepted(self, file):
-        imported = set().union(*map(packages, modules(RUN[file])))
-        named, excepted = required(file, included=False), NOT_IMPORTED.get(file, set())
+    @parameterized.parameters("all", "dev", "launch", "datasets", "beam")
+    def test_what_is_required_is_imported_or_excepted(self, extra):
+        imported = set().union(*map(packages, modules(RUN[extra])))
+        named, excepted = required(extra, included=extra == "all"), NOT_IMPORTED.get(extra, set())
         self.assertEmpty(named - imported - excepted)
         self.assertEmpty(excepted - named)
-
-    def test_rooms_import_nothing_of_tests(self):
-        for path in ROOMS:
-            found = [
-                one for one in imports(path) if re.match(r"(tests|pytest|absl\.testing)\b", one)
-            ]
-            self.assertEmpty(found, path)
 
 
 if __name__ == "__main__":

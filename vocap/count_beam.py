@@ -122,7 +122,7 @@ def count(job: Job, beam_flags: Sequence[str]) -> None:
       ValueError: Beam is not installed, an input does not exist, an output does, or the runner has
         lost some of the text.
     """
-    with packages.needed("Apache Beam", "requirements-beam.txt"):
+    with packages.needed("Apache Beam", "beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
     tasks = _tasks(job)

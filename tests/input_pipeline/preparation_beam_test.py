@@ -1,7 +1,7 @@
 """Tests of preparing data with Beam: the dataset of local processes, byte for byte.
 
 Where Apache Beam is missing, those that run it are skipped. To run them all, in an environment with
-requirements-beam.txt:
+the extra [beam]:
 
     PYTHONPATH=. python tests/input_pipeline/preparation_beam_test.py
 """
@@ -94,11 +94,11 @@ class BeamTest(absltest.TestCase):
     def test_the_way_to_install_it_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"apache_beam": None}),
-            commands.error("pip install -r requirements-beam.txt"),
+            commands.error("pip install '\\.\\[beam"),
         ):
             preparation_beam.main(["--rows=a"])
 
-    @unittest.skipUnless(HAS_BEAM, "Apache Beam is not installed; see requirements-beam.txt")
+    @unittest.skipUnless(HAS_BEAM, "Apache Beam is not installed; it is the extra [beam]")
     def test_the_files_are_those_of_local_processes(self):
         local, beam = self.job("local"), self.job("beam")
         preparation.begin(beam, self.model)

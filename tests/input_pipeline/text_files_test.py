@@ -235,7 +235,7 @@ class FaultsTest(_FolderTest):
         path = self.write("de.txt.zst", "a\n")
         with (
             mock.patch.dict(sys.modules, {"zstandard": None}),
-            self.assertRaisesRegex(ValueError, "de.txt.zst: .* pip install -r requirements.txt"),
+            self.assertRaisesRegex(ValueError, r"de.txt.zst: .* pip install '\.\[train"),
         ):
             read_documents(path)
 

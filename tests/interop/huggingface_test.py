@@ -353,7 +353,7 @@ class CompareTest(absltest.TestCase):
     def test_without_the_library_says_what_to_install(self):
         with (
             mock.patch.dict(sys.modules, {"tokenizers": None}),
-            self.assertRaisesRegex(ValueError, "tokenizers.*; pip install -r requirements.txt"),
+            self.assertRaisesRegex(ValueError, r"tokenizers.*; pip install '\.\[train"),
         ):
             huggingface.compare(corpus_model(), corpus_json(), ["a"])
 

@@ -317,7 +317,7 @@ class LaunchTest(parameterized.TestCase):
 
 @absltest.skipIf(importlib.util.find_spec("xmanager") is None, "xmanager is not installed")
 class RealXManagerTest(parameterized.TestCase):
-    """In an environment of requirements-launch.txt."""
+    """In an environment of the extra [launch]."""
 
     def test_a_local_experiment_runs_each_job_with_its_flags(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))

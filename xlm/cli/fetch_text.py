@@ -5,7 +5,7 @@
 
 Datasets: wiki40b, wikipedia, c4 (multilingual), or any with a feature `text`, as --dataset=NAME/{}
 with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data,
-of these three with Apache Beam (requirements-datasets.txt); files that are already written are
+of these three with Apache Beam (the extra [datasets]); files that are already written are
 skipped. Text goes from it to the files one document at a time; of large languages make several
 files, which prepare_data.py reads side by side: --shards=100.
 """

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import signal
 import sys
 from typing import NoReturn
 
@@ -37,6 +38,7 @@ def main(verb: str = "") -> None:
     if not verb:
         verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may want no more
             print(_overview())
             return
         if verb not in VERBS:
@@ -49,7 +51,7 @@ def main(verb: str = "") -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
-        _fail(f"{verb} needs {error.name}: pip install 'vocap-jax[{_extra(verb)}]'", 2)
+        _fail(f"{verb} needs {error.name}: pip install '.[{_extra(verb)}]' in a checkout", 2)
     command.run()
 
 

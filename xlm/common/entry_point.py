@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from xlm.common import artifacts
+from xlm.common import artifacts, packages
 
 # Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
 # one of the program, which ends with its traceback and status 1.
@@ -186,7 +186,7 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
       The arguments that are no flags, after the name of the program.
     """
     try:
-        rest = flags.FLAGS(arguments)
+        rest = flags.FLAGS([_found(one) for one in arguments])
         if not may_be_remote:
             _check_local()
         return rest
@@ -201,6 +201,12 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
         if "-v=1" in arguments or logging.level_debug():
             traceback.print_exc()
         fail(_of_config(error, given))
+
+
+def _found(argument: str) -> str:
+    """Return a flag; a config file that is not there may be one of this package's."""
+    name, _, value = argument.partition("=")
+    return f"{name}={packages.recipe(value)}" if name.lstrip("-") == "config" else argument
 
 
 def describe(error: BaseException) -> str:

@@ -1,16 +1,19 @@
-"""Packages that only some uses need: what installs one that is missing."""
+"""What an installation has: packages that only some uses need, recipes, the embedded corpus."""
 
 import contextlib
+import importlib
+import pathlib
+import sys
 from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def needed(by: str, requirements: str = "requirements.txt") -> Iterator[None]:
+def needed(by: str, extra: str = "train") -> Iterator[None]:
     """Import packages in the block; an error names the command that installs what is missing.
 
     Args:
-      requirements: file with the packages; others than requirements.txt have older releases of
-        some, for an environment of their own.
+      extra: of pyproject.toml, which has them. Those with older releases than others ask for an
+        environment of their own.
 
     Raises:
       ValueError: one cannot be imported.
@@ -18,6 +21,32 @@ def needed(by: str, requirements: str = "requirements.txt") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        own = "" if requirements == "requirements.txt" else ", best in an environment of its own"
+        own = ", best in an environment of its own" if extra in ("beam", "datasets") else ""
         fault = " ".join(str(error).split())
-        raise ValueError(f"{by}: {fault}; pip install -r {requirements}{own}") from error
+        raise ValueError(f"{by}: {fault}; pip install '.[{extra}]' in a checkout{own}") from error
+
+
+def embedded(name: str) -> pathlib.Path:
+    """Folder "configs" or "corpus", relative to the working directory where it is below that.
+
+    It is at the root of a checkout, and within this package where that is installed.
+    """
+    package = pathlib.Path(__file__).resolve().parent.parent
+    found = package / name if (package / name).is_dir() else package.parent / name
+    here = pathlib.Path.cwd()
+    return found.relative_to(here) if found.is_relative_to(here) else found
+
+
+def find_recipes() -> None:
+    """Make `configs` importable where this package is installed: recipes build on each other."""
+    if "configs" not in sys.modules and (embedded("configs").parent.name == "xlm"):
+        sys.modules["configs"] = importlib.import_module("xlm.configs")
+
+
+def recipe(path: str) -> str:
+    """Path of a config file that the user calls `path`, which may be one that is installed."""
+    name, colon, argument = path.partition(":")
+    there = embedded("configs").parent / name
+    if pathlib.Path(name).exists() or not name.startswith("configs/") or not there.is_file():
+        return path
+    return f"{there}{colon}{argument}"

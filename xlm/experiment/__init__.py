@@ -5,3 +5,7 @@ is an error here, before anything runs. The class's docstring documents the keys
 
 `data` does not need jax, so that vocabularies can be built and text tokenised without it.
 """
+
+from xlm.common import packages
+
+packages.find_recipes()

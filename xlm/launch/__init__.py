@@ -5,3 +5,7 @@ them by pure functions to the format of its cluster (a plan, a batch script, gcl
 --dry_run prints; submission is a few lines after that. Launchers need only absl and ml_collections,
 not jax or the project's other requirements.
 """
+
+from xlm.common import packages
+
+packages.find_recipes()

@@ -4,7 +4,7 @@
         --gpus=a100=8 --sweep=optimizer.learning_rate=1e-3,3e-3 --seeds=3 --dry_run
 
 The experiment is a `Plan`, plain data from a pure function; --dry_run prints it without xmanager
-(requirements-launch.txt), which only `launch` imports. For jobs on several machines use `slurm` or
+(the extra [launch]), which only `launch` imports. For jobs on several machines use `slurm` or
 `tpu_pod`: XManager's executors start each container independently.
 """
 
@@ -348,7 +348,7 @@ def main(_) -> None:
     if values.dry_run:
         print(json.dumps(dataclasses.asdict(plan), indent=2))
         return
-    with packages.needed("starting without --dry_run", "requirements-launch.txt"):
+    with packages.needed("starting without --dry_run", "launch"):
         from xmanager import xm, xm_local  # type: ignore[import-not-found,unused-ignore]
     launch(plan, xm, xm_local)
 
