@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ("vocap", "knn_sampling", "input_pipeline", "xlm", "configs", "corpus")
 # Imports all modules but commands, which define the same flags, and what needs Beam.
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, pkgutil, sys, xlm.experiment
 for room in ("vocap", "knn_sampling", "input_pipeline", "xlm"):
     package = importlib.import_module(room)
     for found in pkgutil.walk_packages(package.__path__, room + "."):
