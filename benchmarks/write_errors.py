@@ -90,12 +90,19 @@ class Trial:
         }
 
     def record(self, job: pathlib.Path) -> tuple[power_cut.Recording, collections.Counter[str]]:
-        """Run the stage in a job on a sound disk; return its changes, and how many of each kind."""
+        """Run the stage for a job on a sound disk; return its changes, and how many of each kind.
+
+        The paths that it records are those of the failing runs: it is run where they are.
+        """
         log = job.with_suffix(".changes")
         log.unlink(missing_ok=True)
-        environment = self.faulty(job, FAULTY_LOG=str(log))
-        dataclasses.replace(self.run, job=job, environment=environment).finish()
-        recording = power_cut.Recording(self.before, job.resolve(), log)
+        own = self.run.job
+        shutil.copytree(self.before, own)
+        environment = self.faulty(own, FAULTY_LOG=str(log))
+        dataclasses.replace(self.run, environment=environment).finish()
+        recording = power_cut.Recording(self.before, own.resolve(), log)
+        shutil.rmtree(job)
+        shutil.move(own, job)
         return recording, collections.Counter(fields[0] for fields, _ in power_cut.records(log))
 
     def fail(self, kind: str, number: int) -> str:

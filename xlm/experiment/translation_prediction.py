@@ -14,6 +14,7 @@ from xlm.evaluation.translating import Throughput
 from xlm.experiment import fine_tuning, objectives
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
+from xlm.experiment.pretrained import SETTINGS
 from xlm.experiment.run_folder import BEST
 from xlm.experiment.task_settings import task_settings
 from xlm.interop.params_file import read_params
@@ -35,6 +36,8 @@ class TranslationRun:
         """
         config = run_config(workdir)
         self._options = task_settings(config)
+        with declarations.of_file(workdir / SETTINGS):
+            self._trained = builders.directions(self._options, "train")
         params, notes = read_params(workdir / BEST)
         tokenizer = read_tokenizer(workdir, notes.tokenizer)
         with declarations.of_file(workdir / BEST):
@@ -44,7 +47,6 @@ class TranslationRun:
         mesh = fine_tuning.mesh()
         self._translator = builders.translator(config, objective, self._model, mesh)
         self._params: Any = jax.device_put(params, replicated(mesh))
-        self._trained = builders.directions(self._options, "train")
         # What the translations depend on, besides the source.
         self._identity = [config.decoding.to_dict(), self._options.max_length, _digest(workdir)]
 

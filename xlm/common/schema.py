@@ -1,0 +1,178 @@
+"""Keys of a config: each is a field of a settings class, declared once by `key`.
+
+The field has the name, the type, the default and the limits; the class's docstring has the sentence
+that documents it. Checks, help, the reference page and the identity of a stage come from these.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+Effect = Literal["results", "records", "place"]
+
+
+def key(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    choices: Sequence[str] = (),
+    effect: Effect = "results",
+) -> Any:
+    """A field of a settings class that is a key of a config.
+
+    Args:
+      default: also what a record is read with that was made before the key existed.
+      at_least, above, below, at_most: limits of a number.
+      choices: of a name, or of the names in a tuple.
+      effect: what a change does: to "results"; to "records" and speed alone, so that a stage may
+        resume with it; or it is the "place" of text that a digest identifies.
+    """
+    limits = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
+    metadata = {name: value for name, value in limits.items() if value is not None}
+    metadata |= {"key": True, "choices": tuple(choices), "effect": effect}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Key(NamedTuple):
+    """A key of a section.
+
+    Attributes:
+      kind: its type, an annotation.
+      default: None only where no value is one, too.
+      text: what it means.
+      limits: the arguments of `key`.
+    """
+
+    kind: Any
+    default: Any
+    text: str
+    limits: Mapping[str, Any]
+
+
+Section = dict[str, Key]
+
+
+def section(
+    *classes: type, only: Iterable[str] = (), without: Iterable[str] = (), **defaults: Any
+) -> Section:
+    """The keys of settings classes, in their order.
+
+    Args:
+      only, without: which of them; all by default.
+      **defaults: those that differ.
+    """
+    found: Section = {}
+    for one in classes:
+        kinds, texts = typing.get_type_hints(one), documentation(one)
+        for field in dataclasses.fields(one):
+            if not field.metadata.get("key"):
+                continue
+            plain = field.default_factory is dataclasses.MISSING
+            default = field.default if plain else field.default_factory()  # type: ignore[misc]
+            found[field.name] = Key(kinds[field.name], default, texts[field.name], field.metadata)
+    for name in without:
+        del found[name]
+    found = {name: found[name] for name in only} if only else found
+    for name, value in defaults.items():
+        found[name] = found[name]._replace(default=value)
+    return found
+
+
+def documentation(one: type) -> dict[str, str]:
+    """The entries of a class's docstring by field; "a, b: text" stands for both."""
+    _, _, entries = (one.__doc__ or "").partition("Attributes:\n")
+    found = {}
+    for names, text in re.findall(r"^ {6}(\w[\w, ]*): (.*(?:\n {8}.*)*)", entries, re.M):
+        for name in names.split(", "):
+            found[name] = " ".join(text.split())
+    return found
+
+
+def check(settings: Any, name: str) -> None:
+    """Raise ValueError where a value of a settings object, section `name`, is out of its limits."""
+    for field in dataclasses.fields(settings):
+        if field.metadata.get("key"):
+            check_limits(f"{name}.{field.name}", getattr(settings, field.name), field.metadata)
+
+
+def check_value(name: str, value: Any, one: Key) -> None:
+    """Raise ValueError where a value is of another type than its key, or out of its limits."""
+    if not _fits(value, one.kind):
+        raise ValueError(f"{name} is {value!r} ({type(value).__name__}), must be {words(one.kind)}")
+    if isinstance(value, tuple | list):
+        element = typing.get_args(one.kind)[0]
+        if wrong := [one for one in value if not _fits(one, element)]:
+            raise ValueError(f"{name} is {value!r}, in which {wrong[0]!r} must be {words(element)}")
+    check_limits(name, value, one.limits)
+
+
+def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    """Raise ValueError where a value is out of the limits of its key."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, must be finite")
+    if choices := limits.get("choices"):
+        given = value if isinstance(value, tuple | list) else (value,)
+        if wrong := [one for one in given if one not in choices]:
+            shown = f"{value!r}, in which {wrong[0]!r}" if given is value else f"{value!r},"
+            near = difflib.get_close_matches(str(wrong[0]), choices, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} is {shown} must be one of {', '.join(choices)}{hint}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    wanted = {
+        "at_least": lambda limit: value >= limit, "above": lambda limit: value > limit,
+        "at_most": lambda limit: value <= limit, "below": lambda limit: value < limit,
+    }  # fmt: skip
+    there = {limit: limits[limit] for limit in wanted if limit in limits}
+    if not all(wanted[limit](bound) for limit, bound in there.items()):
+        said = " and ".join(f"{limit.replace('_', ' ')} {bound:g}" for limit, bound in there.items())
+        raise ValueError(f"{name} is {value}, must be {said}")
+
+
+def words(kind: Any) -> str:
+    """A type in words, with an example where it is not plain."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    plain = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+    if kind in plain:
+        return plain[kind]
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"a pair of {' and '.join(words(one) for one in arguments)}"
+    if origin is tuple:
+        examples = {str: '("en", "sw")', int: "(64, 128)"}
+        return f"a tuple, such as {examples.get(arguments[0], '()')}"
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(words(one) for one in arguments if one is not type(None))
+    return "a ConfigDict"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type; of the elements of a tuple this says nothing."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, one) for one in arguments)
+    if origin is tuple:
+        is_tuple = isinstance(value, tuple | list)
+        if is_tuple and arguments[-1] is not Ellipsis:
+            return len(value) == len(arguments) and all(map(_fits, value, arguments))
+        return is_tuple
+    if origin is not None or kind is dict:
+        return isinstance(value, Mapping)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)
