@@ -70,6 +70,17 @@ class UnionOfNeighboursTest(parameterized.TestCase):
                 found = np.asarray(candidates.ids[group])[labels]
                 np.testing.assert_array_equal(found, targets[group, used])
 
+    def test_overflow_keeps_targets_then_nearest_then_smaller_ids(self):
+        neighbours = np.zeros((10, 2), np.int32)
+        neighbours[7] = [9, 1]
+        neighbours[5] = [8, 0]
+        targets, weights = np.array([[7, 5]], np.int32), np.ones((1, 2), np.float32)
+        by_capacity = {2: [5, 7], 3: [5, 7, 8], 4: [5, 7, 8, 9], 5: [0, 5, 7, 8, 9]}
+        for capacity, ids in by_capacity.items():
+            candidates = union(neighbours, targets, weights, capacity)
+            self.assertEqual(candidates.ids.tolist(), [ids])
+            self.assertEqual(candidates.union_size.tolist(), [6])
+
     def test_unused_positions_add_nothing(self):
         neighbours, targets, _ = random_batch(1)
         weights = np.tile(np.array([1, 0] * (W // 2), np.float32), (G, 1))

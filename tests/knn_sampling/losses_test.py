@@ -115,6 +115,13 @@ class FullSoftmaxLossTest(parameterized.TestCase):
         expected = slow_value_and_gradients(np.arange(num_valid), *inputs)
         assert_close(full(*inputs, num_valid=num_valid), expected)
 
+    @parameterized.parameters(V, 20)
+    def test_all_classes_give_the_full_softmax(self, num_valid: int):
+        inputs = random_inputs()
+        candidates = candidates_of(inputs[1], capacity=V, num_valid=num_valid, k=num_valid)
+        self.assertEqual(candidates.union_size.tolist(), [num_valid])
+        assert_close(restricted(candidates, *inputs), full(*inputs, num_valid=num_valid))
+
 
 class CandidateSoftmaxLossTest(parameterized.TestCase):
     @parameterized.parameters(W, 16, 25)
@@ -126,6 +133,11 @@ class CandidateSoftmaxLossTest(parameterized.TestCase):
         self.assertLess(len(columns), V)
         expected = slow_value_and_gradients(columns, *inputs)
         assert_close(restricted(candidates, *inputs), expected)
+
+    def test_fewer_classes_understate_the_loss(self):
+        inputs = random_inputs()
+        losses, _ = restricted(candidates_of(inputs[1], 16), *inputs)
+        self.assertTrue((losses < full(*inputs)[0])[USED].all())
 
     def test_unused_slots_have_no_influence(self):
         inputs = random_inputs()

@@ -39,7 +39,11 @@ def _tokenizers() -> Iterator[Case]:
     def to_words(proto: Any) -> None:
         proto.trainer_spec.model_type = model_pb2.TrainerSpec.WORD
 
-    for what, content in (("an empty", b""), ("one without <mask>", without("<mask>"))):
+    for what, content in (
+        ("an empty", b""),
+        ("a cut", tiny_tasks.tokenizer()[:99]),
+        ("one without <mask>", without("<mask>")),
+    ):
         yield Case(
             "tokenizers", what, "prepare_data", "text", templates.config(),
             _write("vocab/spm.model", content), (r"vocab/spm\.model",), _restored,
