@@ -186,20 +186,6 @@ class EndToEndTest(parameterized.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         return "\n".join(logs.output)
 
-    def assert_refused(
-        self, error: str, stage: str, workdir: pathlib.Path, *overrides: str, as_process=False
-    ):
-        """The stage must fail with a plain message at the end, and leave all files as they are."""
-        before = snapshot(workdir)
-        if as_process:
-            result = self.run_python(f"{stage}.py", workdir=workdir, overrides=overrides)
-        else:
-            result = self.execute(stage, workdir, *overrides)
-        self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertNotIn("Traceback", result.stderr)
-        self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
-        self.assertEqual(snapshot(workdir), before)
-
     def new_workdir(self, *copied: str) -> pathlib.Path:
         """A folder with the results of some stages."""
         workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
@@ -226,16 +212,6 @@ class EndToEndTest(parameterized.TestCase):
         self.assertIn("is up to date", self.log_of(stage, self.workdir))
         self.assertEqual(snapshot(self.workdir), before)
 
-    @parameterized.parameters(
-        ("build_vocab", "vocab.alpha", "0.5"),
-        ("prepare_data", "store.length", "64"),
-        ("train", "train.seed", "1"),
-        ("evaluate", "model.num_heads", "4"),
-    )
-    def test_another_config_is_refused(self, stage, key, value):
-        error = rf"was made under another config:\n *{key}: there \S+, now {value}\n"
-        self.assert_refused(error, stage, self.workdir, f"--config.{key}={value}")
-
     def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
         workdir = self.new_workdir("vocab")
         trained = snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies")
@@ -247,21 +223,6 @@ class EndToEndTest(parameterized.TestCase):
             self.assertEqual(model != before, remade)
         self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
         self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies"), trained)
-
-    def test_stages_out_of_order(self):
-        empty = self.new_workdir()
-        self.assert_refused("run build_vocab.py", "prepare_data", empty)
-        self.assert_refused("run prepare_data.py", "train", empty)
-        # In batches that so many devices as there are here can split.
-        own = (self.new_workdir("vocab", "rows"), "--config.train.batch_size=8")
-        self.assert_refused("run train.py", "evaluate", *own)
-
-    def test_another_tokenizer_is_refused(self):
-        workdir = self.new_workdir("vocab", "rows")
-        with open(workdir / "vocab" / "spm.model", "ab") as file:
-            file.write(b"\0")
-        error = "made with tokenizer .* run prepare_data.py again"
-        self.assert_refused(error, "train", workdir, as_process=True)
 
     def interrupt(
         self, number: signal.Signals, workdir: pathlib.Path

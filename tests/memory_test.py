@@ -48,24 +48,13 @@ SIZES = {
 # size, devices, fsdp, model -> GB of parameters, optimizer, index, gradients on one device.
 STATES = {
     ("base_250k", 1, 1, 1): (1.11, 2.23, 0.0, 1.11),
-    ("base_250k", 8, 8, 1): (0.14, 0.28, 0.0, 0.14),
-    ("base_250k", 256, 16, 2): (0.04, 0.07, 0.0, 0.04),
-    ("base_500k", 1, 1, 1): (1.88, 3.76, 0.0, 1.88),
-    ("base_500k", 8, 1, 1): (1.88, 3.76, 0.0, 1.88),
     ("base_500k", 256, 16, 2): (0.06, 0.12, 0.0, 0.06),
-    ("large_250k", 1, 1, 1): (2.24, 4.48, 0.0, 2.24),
-    ("large_250k", 8, 8, 1): (0.28, 0.56, 0.0, 0.28),
     ("large_250k", 256, 16, 2): (0.07, 0.14, 0.0, 0.07),
-    ("large_500k", 1, 1, 1): (3.27, 6.53, 0.0, 3.27),
-    ("large_500k", 8, 8, 1): (0.41, 0.82, 0.0, 0.41),
     ("large_500k", 256, 16, 2): (0.1, 0.21, 0.0, 0.1),
     ("xl_250k", 256, 32, 1): (0.44, 0.88, 0.0, 0.44),
     ("vocap_500k", 1, 1, 1): (1.88, 3.77, 0.1, 1.88),
-    ("vocap_500k", 8, 8, 1): (0.24, 0.48, 0.1, 0.24),
     ("vocap_500k", 256, 16, 2): (0.06, 0.12, 0.1, 0.06),
     ("vocap_500k_half", 8, 1, 1): (1.11, 2.23, 0.1, 1.11),
-    ("vocap_1m", 1, 1, 1): (3.42, 6.85, 0.2, 3.42),
-    ("vocap_1m", 8, 8, 1): (0.43, 0.87, 0.2, 0.43),
     ("vocap_1m", 256, 16, 2): (0.11, 0.22, 0.2, 0.11),
 }
 # How the arrays of each size lie on 8 x 16 x 2 devices; layers come first, then as named.
@@ -202,13 +191,6 @@ class EstimateTest(parameterized.TestCase):
         heads_alone = memory.estimate(config, 16).bytes["activations"]
         self.assertBetween(heads_alone, by_rules + 1, whole - 1)
 
-    def test_cudnn_is_not_needed(self):
-        config = vocap_paper.get_config("vocap_250k")
-        config.model.attention = "cudnn"
-        fused = memory.estimate(config, 8).bytes["activations"]
-        xla = memory.estimate(vocap_paper.get_config("vocap_250k"), 8).bytes["activations"]
-        self.assertLess(fused, 0.7 * xla)
-
     @parameterized.parameters(*COMPILED)
     def test_what_a_tpu_takes(self, model, vocab_size, devices, kind):
         config = vocap_paper.get_config("vocap_250k")
@@ -219,14 +201,6 @@ class EstimateTest(parameterized.TestCase):
             found = memory.estimate(config, devices).bytes
         compiled = COMPILED[model, vocab_size, devices, kind]
         self.assertBetween(sum(found.values()) / 1e9 / compiled, 0.99, 1.07)
-
-    def test_more_devices_than_rows(self):
-        config = vocap_paper.get_config("vocap_500k")
-        with self.assertRaisesRegex(ValueError, "batch_size is 256, must be a multiple of 512"):
-            memory.estimate(config, 512)
-        config.mesh.update(data=3)
-        with self.assertRaisesRegex(ValueError, "does not fit 8 devices"):
-            memory.estimate(config, 8)
 
 
 class ReplacedTokenSizesTest(absltest.TestCase):

@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from tests import commands, tiny_tasks, toy_objective
+from tests import commands, tiny_tasks
 from tests.task_results import task_results
 from tests.training import program_test
 from xlm.common import artifacts
@@ -96,9 +96,6 @@ class OwnObjectiveTest(parameterized.TestCase):
         del config.skip_gram
         with self.assertRaisesRegex(ValueError, "no section 'skip_gram', which objective 'tests.t"):
             objectives.objective(config, program_test.store())
-
-    def test_its_rows_are_those_of_the_tables(self):
-        self.assertEqual(toy_objective.SkipGram.tables, ("input/table", "output/table"))
 
 
 class CodeOfFoldersTest(parameterized.TestCase):

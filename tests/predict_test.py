@@ -88,14 +88,6 @@ class UnlabelledTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"mine.txt.*{error}"):
             self.read(task, text)
 
-    def test_no_file(self):
-        with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
-            self.reader("cola")(self.folder / "gone", TASKS["cola"])
-        with self.assertRaisesRegex(ValueError, "gone.json: no such file; correct --input"):
-            self.reader("xquad")(self.folder / "gone.json", TASKS["xquad"])
-        with self.assertRaisesRegex(ValueError, "gone: no such file; correct --input"):
-            unlabelled.read_sentences(self.folder / "gone")
-
 
 class FineTunedTest(parameterized.TestCase):
     def setUp(self):

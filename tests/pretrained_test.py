@@ -45,15 +45,6 @@ class PretrainedTest(absltest.TestCase):
         self.assertEqual(other["parameters"], digests["parameters"])
         self.assertNotEqual(other["tokenizer"], digests["tokenizer"])
 
-    def test_a_folder_without_our_tokenizer(self):
-        folder = self.parent / "theirs"
-        folder.mkdir()
-        for path in tiny_tasks.encoder_folder(2).iterdir():
-            if path.name != "spm.model":
-                (folder / path.name).write_bytes(path.read_bytes())
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; .*xlm import"):
-            read_pretrained(str(folder))
-
     def test_a_run_of_train(self):
         config = quickstart.get_config("runlocal")
         config.model.update(num_layers=0, embedding_size=8, hidden_size=16, num_heads=2)

@@ -146,13 +146,6 @@ class InitialTest(TestCase):
         ):
             self.start(self.folders.workdir, objective="masked_lm")
 
-    def test_a_run_without_a_checkpoint(self):
-        source = data_builders.Folders(self.new_folder())
-        write_rows(source)
-        data_builders.open_train_stage(config(), source).claim()
-        with self.assertRaisesRegex(ValueError, "a run without a checkpoint; finish it first"):
-            self.start(source.workdir)
-
     def test_another_vocabulary(self):
         folders = data_builders.Folders(self.new_folder())
         write_rows(folders, OTHER)
@@ -168,20 +161,6 @@ class InitialTest(TestCase):
         write_rows(folders)
         (folders.train / "checkpoints").mkdir(parents=True)
         self.start(folders.workdir / "gone", folders)
-
-    def test_a_command_that_is_refused_writes_nothing(self):
-        folders = data_builders.Folders(self.new_folder())
-        write_rows(folders)
-        result = run(
-            "train", folders.workdir,
-            {"train.init_from": str(self.folders.workdir), "train.batch_size": 8},
-            "--config.objective=masked_lm",
-        )  # fmt: skip
-        self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertRegex(
-            result.stderr, r"error \([^\n]*train.init_from is \S*work, a run with a gen"
-        )
-        self.assertFalse(folders.train.exists())
 
 
 def run(command: str, workdir: pathlib.Path, changes, *flags: str):

@@ -453,12 +453,6 @@ class Wmt14Test(parameterized.TestCase):
         self.assertEqual(names, [("wmt14_translate/de-en", split)
                                  for split in ("train", "validation", "test")])  # fmt: skip
 
-    def test_the_paper_s_settings(self):
-        for direction, rate, tokens in (("en-de", 1e-4, 65_536), ("en-fr", 2e-4, 262_144)):
-            config = wmt14.get_config(f"{direction},tfds")
-            self.assertEqual(config.optimizer.learning_rate, rate)
-            self.assertEqual(config.train.batch_tokens, tokens)
-
 
 if __name__ == "__main__":
     absltest.main()

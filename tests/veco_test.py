@@ -5,9 +5,7 @@ import functools
 import pathlib
 import tempfile
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -23,10 +21,8 @@ from xlm.experiment.objectives import parameter_shapes
 from xlm.experiment.pretrained import read_pretrained
 from xlm.interop import model_folder
 from xlm.models.encoder import without_cross_attention
-from xlm.objectives.batch import Batch
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import gathered_rows
 from xlm.training.sharding import make_mesh, placed
 from xlm.training.subtrees import merged
 
@@ -156,27 +152,6 @@ class ConfigTest(parameterized.TestCase):
     def test_keys_that_cannot_be(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             objective_of(config(**changes))
-
-    def test_steps_have_all_terms(self):
-        """Taken they are in tests/builders_test.py."""
-        found = config(**{"output_layer.capacity": 512})
-        store = write_store(found.vocab.target_size, found.store.length)
-        objective = objectives.objective(found, store, ONE)
-        key = jax.random.key(0)
-        params = nn.unbox(jax.eval_shape(objective.init, key))
-
-        def metrics_of(params, batch: Batch):
-            plan, touched = objective.plan(objective.init_extra(), batch, key, jnp.int32(0))
-            return objective.loss(params, gathered_rows(params, touched), plan, key)[0]
-
-        batches = dict(streams.training_data(found, store, ONE).batches(range(4)))
-        seen = {
-            kind: set(jax.eval_shape(metrics_of, params, Batch(arrays, kind)))
-            for kind, arrays in batches.items()
-        }
-        self.assertContainsSubset({"is_loss", "cs_loss", "text_loss"}, seen[PACKED])
-        self.assertContainsSubset({"is_loss", "cs_loss", "tlm_loss", "pairs_loss"},
-                                  seen[SEPARATE_PAIRS])  # fmt: skip
 
 
 class FolderTest(parameterized.TestCase):

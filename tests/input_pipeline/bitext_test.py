@@ -241,16 +241,6 @@ class PairStreamTest(parameterized.TestCase):
                         flips.add((number, languages[0] < languages[1]))
         self.assertLen(flips, 6)
 
-    def test_with_shares_a_batch_depends_on_seed_and_step_alone(self):
-        first, again, other = (
-            pair_streams(self.store, SETTINGS, seed, SHARES)[0][1] for seed in (0, 0, 1)
-        )
-        batches = [first.batch(step) for step in range(8)]
-        for step in (5, 2, 7):
-            for name, array in again.batch(step).items():
-                np.testing.assert_array_equal(array, batches[step][name])
-        self.assertTrue((other.batch(5)["tokens"] != batches[5]["tokens"]).any())
-
     @parameterized.parameters(
         ({("aa", "bb"): 1.0}, r"\[\('aa', 'cc'\), \('bb', 'cc'\)\] are not both in"),
         ({**SHARES, ("aa", "dd"): 0.1}, r"\[\('aa', 'dd'\)\] are not both in"),
@@ -354,12 +344,6 @@ class PairStreamTest(parameterized.TestCase):
         other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
         first = pair_streams(self.store, SETTINGS, seed=0)[0][0]
         self.assertTrue((other.batch(0)["tokens"] != first.batch(0)["tokens"]).any())
-
-    def test_the_description_names_the_batch(self):
-        for stream in pair_streams(self.store, SETTINGS, seed=0)[0]:
-            examples = read(stream.batch(3)["tokens"])
-            expected = [(f"{name} {'-'.join(pair)}", number) for name, pair, number, _ in examples]
-            self.assertEqual(stream.describe_batch(3), expected)
 
     def test_further_streams_read_nothing_again_and_hold_no_file(self):
         # No other test has read from it.

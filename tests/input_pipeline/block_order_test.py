@@ -100,20 +100,6 @@ class UniformityTest(absltest.TestCase):
             expected = (self.BLOCK - 1) / (n - 1) * (n - apart) / (self.SIZE - apart) * 8
             self.assertAlmostEqual(same, expected, delta=0.05 * expected)
 
-    def test_two_examples_are_as_far_from_each_other_as_any_but_for_those_of_one_block(self):
-        for apart in (1, 7, 40):
-            same = self.first[:, apart:] == self.first[:, :-apart]
-            distance = np.abs(self.by_blocks[:, apart:] - self.by_blocks[:, :-apart])
-            self.assertAlmostEqual(distance[same].mean(), (self.BLOCK + 1) / 3, delta=0.1)
-            # Of two numbers of different blocks that are drawn uniformly.
-            index = np.arange(self.SIZE)
-            pairs = np.abs(index[:, None] - index)
-            pairs = pairs[index[:, None] // self.BLOCK != index // self.BLOCK]
-            found, expected = (
-                np.quantile(one, (0.1, 0.25, 0.5, 0.75, 0.9)) for one in (distance[~same], pairs)
-            )
-            np.testing.assert_allclose(found, expected, atol=0.02 * self.SIZE)
-
     def test_an_epoch_tells_nothing_about_the_next(self):
         between = [np.corrcoef(p, q)[0, 1] for p, q in itertools.pairwise(self.by_blocks)]
         self.assertAlmostEqual(np.mean(between), 0, delta=4 / np.sqrt(63 * self.KEYS))

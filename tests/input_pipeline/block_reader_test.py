@@ -116,14 +116,6 @@ class StreamTest(parameterized.TestCase):
                 described = list(zip(names, batch["tokens"][:, 1].tolist(), strict=True))
                 self.assertEqual(plain.describe_batch(step), described)
 
-    def test_random_access(self):
-        cached, plain = (
-            self.stream(row_cache(self.store, ThreadPoolExecutor(1), _SETTINGS)),
-            self.stream(),
-        )
-        for step in (1000, 3, 10**6, 0, 3):
-            self.assert_equal(cached.batch(step), plain.batch(step))
-
     def test_a_host_of_a_lane_reads_every_block_of_it_once_an_epoch(self):
         reads = collections.Counter()
 

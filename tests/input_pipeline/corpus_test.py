@@ -123,12 +123,6 @@ class TextTest(_CorpusTest):
             self.assertLessEqual(len(block), 20)
             self.assertIn(str(block)[1:-1], text)
 
-    def test_one_document_without_blank_lines_can_be_split(self):
-        self.write("en.txt", _txt(_documents("en", 1, 100)))
-        loaded = self.load(text=(".",))
-        self.assertLen(loaded.train["en"], 4)
-        self.assertLen(loaded.heldout["en"], 1)
-
     def test_a_long_line_is_cut_and_counted_by_language(self):
         line = "Ein Satz. " * 2000
         for name in ("a", "b"):
@@ -380,16 +374,6 @@ class ParallelTest(_CorpusTest):
         found = sources.find_unmatched(self.spec(**patterns), ("parallel", "parallel_eval"))
         self.assertEqual(found, ["*/*.tsv", "*.xz"])
 
-    def test_sources_of_the_same_name_in_different_folders_are_both_kept(self):
-        self.write("a/core.tsv", _tsv(["en", "de"], 20, tag="a"))
-        self.write("b/core.tsv", _tsv(["en", "de"], 20, tag="b"))
-        loaded = self.load(parallel=("*/core.tsv",))
-        self.assertEqual([p.name for p in loaded.parallel], ["core", "core"])
-        self.assertEqual(
-            [row[0][0] for p in loaded.parallel for row in p.rows], [*"a" * 12, *"b" * 12]
-        )
-        self.assertLen(loaded.sentences("en"), 2 * 48)
-
 
 class FaultsTest(_CorpusTest):
     def assert_fault(self, words: str, **changes):
@@ -444,22 +428,6 @@ class FaultsTest(_CorpusTest):
         with self.assertRaises(ValueError) as caught:
             self.load(**spec, languages=("de", "xx"))
         self.assertNotIn("verses has it", str(caught.exception))
-
-    def test_too_little_text_to_hold_some_out(self):
-        self.write("en.txt", _txt(_documents("en", 5)))
-        self.write("sw.txt", "one\ndocument\n")
-        self.assert_fault(
-            "'sw' has too little text.*set corpus.heldout_fraction to 0, of parallel text "
-            "corpus.parallel_heldout_fraction",
-            text=(".",),
-        )
-        self.assertLen(self.load(text=(".",), heldout_fraction=0).sentences("sw"), 2)
-
-    def test_line_aligned_files_of_unequal_length(self):
-        self.write("aligned/de.txt", "a\nb\n")
-        self.write("aligned/en.txt", "a\nb\nc\n")
-        words = "en.txt: 3 lines, but de.txt has 2; .* equally long"
-        self.assert_fault(words, parallel_eval=("aligned",))
 
     def test_ids_that_do_not_fit_their_text(self):
         self.write("verses/de.txt", "a\nb\n")

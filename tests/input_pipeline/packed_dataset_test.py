@@ -97,13 +97,6 @@ class PackRowsTest(parameterized.TestCase):
     def test_no_documents_make_no_rows(self):
         self.assertEqual(_pack([], 32).shape, (0, 32))
 
-    def test_a_document_is_packed_alike_whatever_its_integer_type(self):
-        documents = _documents(5, 30)
-        for dtype in (np.uint16, np.int64):
-            np.testing.assert_array_equal(
-                _pack([document.astype(dtype) for document in documents]), _pack(documents)
-            )
-
 
 class PadSentencesTest(absltest.TestCase):
     def test_one_row_per_sentence_cut_to_length(self):
@@ -152,14 +145,6 @@ class PackedDatasetTest(parameterized.TestCase):
         opened = PackedDataset.open(self.folder)
         self.assertEqual(dataclasses.asdict(opened), dataclasses.asdict(self.store))
         self.assertEqual(opened.languages, ("en", "sw"))
-
-    def test_rows_are_read_from_disk_only_when_they_are_looked_at(self):
-        rows = _pack(_documents(40))
-        np.save(self.folder / "en.train.npy", rows)
-        np.save(self.folder / "core.en.parallel.npy", rows)
-        self.assertEqual(self.store.rows("en", "train").shape, rows.shape)
-        for found in (self.store.rows("en", "train"), self.store.parallel_rows("core", "en")):
-            np.testing.assert_array_equal(found, rows)
 
     def write_manifest(self) -> None:
         self.store.write_meta()
@@ -248,9 +233,6 @@ class PackedDatasetTest(parameterized.TestCase):
         words = f"{self.store.tokenizer[:12]}.*b.model is tokenizer {found[:12]}.*prepare_data.py"
         with self.assertRaisesRegex(ValueError, words):
             self.store.check_tokenizer(b"another", pathlib.Path("b.model"))
-
-    def test_structure_is_special_ids(self):
-        self.assertEqual(set(_SPECIAL.special_ids()), {0, 1, 2, 4})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import order
 from input_pipeline.block_order import BlockSettings
 from input_pipeline.order import StreamOrder, largest_remainder, permute
 from input_pipeline.packed_dataset import PackedDataset
@@ -74,11 +73,6 @@ class PermuteTest(parameterized.TestCase):
         one_by_one = [int(permute(*one)) for one in zip(index, sizes, keys, strict=True)]
         np.testing.assert_array_equal(permute(index, sizes, keys), one_by_one)
 
-    @parameterized.parameters(*_SIZES[7:])
-    def test_keys_pick_different_permutations(self, size):
-        picked = {tuple(permute(np.arange(size), size, np.uint64(key))) for key in range(20)}
-        self.assertLen(picked, 20)
-
     @parameterized.parameters(2, 3, 4)
     def test_all_permutations_of_a_few_are_equally_likely(self, size):
         index, keys = np.tile(np.arange(size), 24_000), np.arange(24_000, dtype=np.uint64)
@@ -133,15 +127,6 @@ class StreamOrderTest(parameterized.TestCase):
             visits = row[language == i]
             epochs = visits[: len(visits) // num_rows * num_rows].reshape(-1, num_rows)
             self.assertTrue((np.sort(epochs, axis=1) == np.arange(num_rows)).all())
-
-    @parameterized.parameters(0, 123_456_789, 10**6 * 4096)
-    def test_an_example_does_not_depend_on_what_it_is_asked_with(self, start):
-        order = StreamOrder.create(0, [5, 500], np.array([0.3, 0.7]))
-        examples = np.arange(start, start + 64)
-        language, row = order.locate(examples)
-        alone = [order.locate(np.array([example])) for example in examples[::-1]][::-1]
-        np.testing.assert_array_equal(language, [found[0][0] for found in alone])
-        np.testing.assert_array_equal(row, [found[1][0] for found in alone])
 
     def test_epochs_of_a_language_are_different_permutations(self):
         # An epoch lasts two cycles; each half shows half of the rows.
@@ -218,20 +203,6 @@ class TrainingStreamTest(parameterized.TestCase):
         for key, value in whole.items():
             np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), value)
 
-    def test_a_batch_is_a_function_of_seed_and_step_alone(self):
-        again = TrainingStream(self.store, self.probabilities, batch_size=8, seed=3)
-        tokens = {step: again.batch(step)["tokens"] for step in (9, 0, 5, 9)}
-        for step, expected in tokens.items():
-            np.testing.assert_array_equal(self.stream.batch(step)["tokens"], expected)
-        other = TrainingStream(self.store, self.probabilities, batch_size=8, seed=4)
-        self.assertFalse(np.array_equal(other.batch(0)["tokens"], tokens[0]))
-        self.assertFalse(np.array_equal(tokens[5], tokens[0]))
-
-    def test_batches_of_another_size_hold_the_same_stream(self):
-        large = TrainingStream(self.store, self.probabilities, batch_size=24, seed=3)
-        small = [self.stream.batch(step)["tokens"] for step in (3, 4, 5)]
-        np.testing.assert_array_equal(large.batch(1)["tokens"], np.concatenate(small))
-
     @parameterized.parameters(False, True)
     def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -290,11 +261,6 @@ class AlphaPhasesTest(absltest.TestCase):
             for steps in (range(20), range(20, 40))
         ]
         np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
-
-
-class CycleTest(absltest.TestCase):
-    def test_the_tests_know_the_cycle(self):
-        self.assertEqual(order._CYCLE, _CYCLE)
 
 
 if __name__ == "__main__":

@@ -122,13 +122,6 @@ class RangesTest(_FolderTest):
             documents = [[*one] for is_text, one in itertools.groupby(found, key=bool) if is_text]
             self.assertEqual(documents, read_documents(path), middle)
 
-    def test_a_document_is_of_the_range_in_which_it_begins(self):
-        path = self.write("de.txt", "a\nb\n\nc\n\nd\n")
-        ranges = [(0, 4), (4, 5), (5, 7), (7, 8), (8, 10)]
-        found = [[s for s in text_files.read_marked(path, *one) if s] for one in ranges]
-        # A document belongs to the blank line before it.
-        self.assertEqual(found, [["a", "b"], ["c"], [], ["d"], []])
-
     def test_errors_name_the_line_from_where_the_range_begins(self):
         path = self.write("de.txt", b"a\n\nb\nc\n\xf6\n")
         with self.assertRaisesRegex(ValueError, "de.txt, line 3 after byte 2: not UTF-8"):
@@ -256,15 +249,6 @@ class FaultsTest(_FolderTest):
         os.mkfifo(self.folder / "en.txt")
         with self.assertRaisesRegex(ValueError, "en.txt: is a pipe, .* regular file"):
             list(text_files.read_marked(self.folder / "en.txt"))
-
-    def test_no_text_file(self):
-        self.assert_fault(self.write("en.csv", "a"), "not a text file", "expected .txt")
-
-    def test_missing_file(self):
-        with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
-            read_documents(self.folder / "en.txt")
-        with self.assertRaisesRegex(FileNotFoundError, "en.txt"):
-            list(text_files.read_sentences(self.folder / "en.txt"))
 
     @parameterized.parameters(
         ('{"text": "a"', "not JSON", "one JSON object"),

@@ -157,6 +157,7 @@ class RebuiltTest(MapCase):
 
     @parameterized.parameters(
         ({"model": {"type": "WordPiece"}}, "is of type 'WordPiece', must be Unigram"),
+        ({"model": {"type": "Unigram", "byte_fallback": True, "vocab": []}}, "falls back to bytes"),
         ({"normalizer": {"type": "Lowercase"}}, "a step 'Lowercase'"),
         ({"normalizer": {"type": "NFKC"}}, "the normaliser is NFKC, must have both"),
         ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "is BertPreTokenizer, must be Metaspace"),

@@ -174,23 +174,6 @@ class ReferenceTest(parameterized.TestCase):
         uniform = ((np.asarray(x, np.float64) + 0.5) / 2**32 for x in integers(TILE_STARTS))
         return tuple(-np.log(-np.log1p(-x)) for x in uniform)
 
-    @parameterized.parameters(0.5, 1.0)
-    def test_equals_a_slow_search_given_the_same_noise(self, temperature: float):
-        batch = batch_of()
-        log_masses = logits_of(batch) / temperature
-        of_tiles, noise = self.noise()
-        scores = of_tiles + [
-            special.logsumexp(log_masses[:, start : start + TILE], axis=1) for start in TILE_STARTS
-        ]
-        expected = []
-        for position, start in enumerate(TILE * scores.argmax(axis=0)):
-            of_tile = log_masses[position, start : start + TILE]
-            expected.append(start + np.argmax(of_tile + noise[: len(of_tile), position]))
-        counts = np.asarray(batch["weights"]) > 0
-        found = draw(BLOCKWISE, batch, None, 3, temperature).ids
-        self.assertGreater(len({i // TILE for i in expected}), 1)
-        np.testing.assert_array_equal(found, np.where(counts, np.reshape(expected, (B, M)), 0))
-
     @parameterized.parameters(FULL, BLOCKWISE, *SAMPLED)
     def test_best_is_the_likeliest_class(self, layer: OutputLayer):
         batch = batch_of()
@@ -207,12 +190,6 @@ class ReferenceTest(parameterized.TestCase):
         greedy = draw(layer, batch, sample, 0, 0.0)
         np.testing.assert_array_equal(greedy.ids, expected)
         np.testing.assert_array_equal(greedy.best, expected)
-
-    @parameterized.parameters(FULL, BLOCKWISE)
-    def test_of_equally_likely_classes_the_first_is_best(self, layer: OutputLayer):
-        batch = jax.tree.map(np.zeros_like, batch_of())
-        batch["weights"][:], batch["bias"][[130, 131, 260]] = 1.0, 1.0
-        np.testing.assert_array_equal(draw(layer, batch, None).best, 130)
 
 
 class InvarianceTest(parameterized.TestCase):
@@ -264,17 +241,6 @@ class InvarianceTest(parameterized.TestCase):
         of_rows = np.asarray(sample.candidates.ids)[0][found.rows]
         np.testing.assert_array_equal(of_rows[used], np.asarray(found.ids)[used])
 
-    @parameterized.parameters(BLOCKWISE, KNN)
-    def test_keys(self, layer: OutputLayer):
-        batch = jax.tree.map(jnp.asarray, batch_of())
-        sample = sampled_from(layer, batch)
-        ids = [np.asarray(draw(layer, batch, sample, seed).ids) for seed in (0, 0, 1)]
-        np.testing.assert_array_equal(ids[0], ids[1])
-        self.assertTrue((ids[0] != ids[2]).any())
-        with jax.disable_jit():
-            eager = draw(layer, batch, sample)
-        np.testing.assert_array_equal(eager.ids, ids[0])
-
     @parameterized.parameters(FULL, KNN)
     def test_bfloat16_rounds_the_factors_only(self, layer: OutputLayer):
         batch = repeated(batch_of(), B, M)
@@ -297,12 +263,6 @@ class AbsentTest(parameterized.TestCase):
         expected = draw(layer, batch, None)
         batch["table"][VALID:], batch["bias"][VALID:] = 50.0, np.inf
         jax.tree.map(np.testing.assert_array_equal, draw(layer, batch, None), expected)
-
-    @parameterized.parameters(0.01, 1.0, 100.0)
-    def test_a_table_with_one_class(self, temperature: float):
-        layer = dataclasses.replace(BLOCKWISE, num_valid=1)
-        found = draw(layer, repeated(batch_of(), 2, 500), None, 0, temperature)
-        jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), found)
 
     @parameterized.parameters(KNN, CORRECTED, NCE)
     def test_candidates_without_a_row_are_never_drawn(self, layer: OutputLayer):
@@ -365,34 +325,6 @@ class AbsentTest(parameterized.TestCase):
         for values in found:
             self.assertEqual((values.shape, values.dtype), ((B, M), jnp.int32))
             np.testing.assert_array_equal(np.asarray(values)[unused], 0)
-
-    @parameterized.parameters(FULL, BLOCKWISE, *SAMPLED)
-    def test_states_that_are_not_finite_give_valid_ids(self, layer: OutputLayer):
-        batch = batch_of()
-        sample = sampled_from(layer, batch)
-        for value in (np.nan, np.inf):
-            batch["hidden"][0] = value
-            for ids in map(np.asarray, draw(layer, batch, sample)):
-                self.assertTrue(((ids >= 0) & (ids < VALID)).all())
-
-
-class GradientTest(parameterized.TestCase):
-    @parameterized.parameters(BLOCKWISE, CORRECTED, NCE)
-    def test_none_flows_through_draws(self, layer: OutputLayer):
-        batch = batch_of()
-        sample = sampled_from(layer, batch)
-
-        @jax.jit
-        @functools.partial(jax.grad, argnums=(0, 1, 2), allow_int=True)
-        def gradients(hidden, table, bias):
-            changed = batch | {"hidden": hidden, "table": table, "bias": bias}
-            rows = draw(layer, changed, sample).rows
-            return jax.lax.stop_gradient(table)[rows].sum() + 2 * hidden.sum()
-
-        by_hidden, by_table, by_bias = gradients(*(batch[x] for x in ("hidden", "table", "bias")))
-        np.testing.assert_array_equal(by_hidden, 2)
-        np.testing.assert_array_equal(by_table, 0)
-        np.testing.assert_array_equal(by_bias, 0)
 
 
 class SettingsTest(parameterized.TestCase):

@@ -153,17 +153,6 @@ class LossTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(*KINDS)
-    def test_a_class_drawn_twice_is_two_draws(self, kind: str):
-        hidden, rows, bias = random_inputs()
-        losses, _ = value_and_gradients(kind, hidden, rows, bias)
-        # One of the draws of slot 2 moves to a slot of its own, with the same row.
-        counts, noise = COUNTS.copy(), NOISE.copy()
-        counts[2], counts[-1] = 1, 1
-        noise[-1], rows[-1], bias[-1] = noise[2], rows[2], bias[2]
-        more = LABELS, WEIGHTS, counts, noise
-        assert_close(value_and_gradients(kind, hidden, rows, bias, *more)[0], losses)
-
-    @parameterized.parameters(*KINDS)
     def test_unused_slots_have_no_influence_and_no_gradient(self, kind: str):
         hidden, rows, bias = random_inputs()
         losses, expected = value_and_gradients(kind, hidden, rows, bias)
@@ -216,37 +205,6 @@ class LossTest(parameterized.TestCase):
         assert_close(losses, losses_of(kind, *rounded, bias))
         _, gradients = value_and_gradients(kind, short, rows, bias)
         self.assertEqual([g.dtype for g in gradients], [jnp.bfloat16, jnp.float32, jnp.float32])
-
-
-class OptimumTest(parameterized.TestCase):
-    @parameterized.parameters(*KINDS)
-    def test_what_the_expected_loss_is_least_at(self, kind: str):
-        # Three contexts, one-hot, so that every score is free. In place of draws stand their
-        # expected counts S p, and in place of targets all classes weighted by the data: the loss is
-        # the exact expectation.
-        num_contexts, vocab_size = 3, C
-        rng = np.random.default_rng(3)
-        data = rng.dirichlet(np.full(vocab_size, 2.0), num_contexts).astype(np.float32)
-        noise = rng.dirichlet(np.full(vocab_size, 5.0)).astype(np.float32)
-        hidden = jnp.repeat(jnp.eye(num_contexts), vocab_size, axis=0)
-        labels = jnp.tile(jnp.arange(vocab_size), num_contexts)
-        counts, bias = NUM_NEGATIVES * noise, jnp.zeros(vocab_size)
-
-        def expected_loss(rows):
-            more = labels, data.reshape(-1), counts, noise
-            return losses_of(kind, hidden, rows, bias, *more).sum()
-
-        # The curvature of a score is at most a quarter of its weight, and this is its inverse.
-        step = 4 / (data.T + counts[:, None])
-        descend = jax.jit(
-            lambda rows: jax.lax.fori_loop(
-                0, 3000, lambda _, r: r - step * jax.grad(expected_loss)(r), rows
-            )
-        )
-        scores = descend(jnp.zeros((vocab_size, num_contexts))).T
-        log_draws = np.log(counts)[None, :]
-        expected = np.log(data) - (log_draws if kind == "neg" else 0)
-        np.testing.assert_allclose(scores, expected, atol=1e-3)
 
 
 class DrawDistinctTest(parameterized.TestCase):

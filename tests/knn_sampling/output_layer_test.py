@@ -10,12 +10,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
-from knn_sampling import output_layer, sampled_layers
+from knn_sampling import sampled_layers
 from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, log_inclusion
 from knn_sampling.losses import full_softmax_loss
-from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss
+from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import KINDS, OutputLayer, make_exact_layer
 from tests.knn_sampling.batches import (
     BLOCKWISE,
@@ -109,46 +109,11 @@ class SampledTest(parameterized.TestCase):
         assert_close(sampled(targets), sampled(knn, index=index))
         self.assertLessEqual(sample_of(targets, random_batch()).candidates.ids.shape[1], WG)
 
-    @parameterized.parameters(WG, 12, V)
-    def test_knn_counts_its_unions_and_what_did_not_fit(self, capacity: int):
-        batch, index = random_batch(), index_of(KNN)
-        sizes = []
-        targets, weights = (np.asarray(batch[x]).reshape(G, WG) for x in ("targets", "weights"))
-        for group in range(G):
-            used = targets[group][weights[group] > 0]
-            near = np.asarray(index.neighbours)[used].ravel().tolist()
-            sizes.append(len({*used.tolist(), *near}))
-        self.assertNotEqual(*sizes)
-        self.assertBetween(12, min(sizes), max(sizes) - 1)  # 12 is enough for one of them
-        candidates = sample_of(dataclasses.replace(KNN, capacity=capacity), batch, index).candidates
-        self.assertEqual(candidates.union_size.tolist(), sizes)
-        overflow = [max(0, size - capacity) for size in sizes]
-        self.assertEqual(candidates.overflow().tolist(), overflow)
-
-    @parameterized.parameters(FULL, BLOCKWISE, *SAMPLED)
-    def test_losses_are_float32_for_bfloat16_inputs(self, layer: OutputLayer):
-        batch = random_batch()
-        short = {name: batch[name].astype(jnp.bfloat16) for name in ("hidden", "table")}
-        sample = jax.eval_shape(lambda: sample_of(layer, batch | short, index_of(layer)))
-        losses = jax.eval_shape(functools.partial(losses_of, layer), batch | short, sample)
-        self.assertEqual((losses.shape, losses.dtype), ((B, M), jnp.float32))
-
     def test_missing_index(self):
         with self.assertRaisesRegex(
             ValueError, "output_layer.kind 'knn' needs the neighbour index"
         ):
             sample_of(KNN, random_batch())
-
-    def test_capacity_below_the_group(self):
-        layer = dataclasses.replace(KNN, capacity=WG - 1)
-        with self.assertRaisesRegex(ValueError, "capacity is 5, .* the 6 masked positions"):
-            sampled(layer)
-
-    @parameterized.parameters(*SAMPLED)
-    def test_groups_that_do_not_divide_the_batch(self, layer: OutputLayer):
-        layer = dataclasses.replace(layer, group_size=3)
-        with self.assertRaisesRegex(ValueError, "group_size is 3, must divide the batch of 4"):
-            sample_of(layer, random_batch(), index_of(layer))
 
 
 class CorrectionTest(parameterized.TestCase):
@@ -264,15 +229,6 @@ class TargetSamplingTest(parameterized.TestCase):
         assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
 
 
-class KindTest(absltest.TestCase):
-    def test_a_kind_that_no_layer_is_built_for(self):
-        for name in ("KINDS", "SAMPLED"):
-            kinds = (*getattr(output_layer, name), "another")
-            self.enter_context(mock.patch.object(output_layer, name, kinds))
-        with self.assertRaisesRegex(ValueError, "'another', which no layer is built for"):
-            layer_of("another")
-
-
 class NegativesTest(parameterized.TestCase):
     @parameterized.product(kind=("nce", "neg"), num_negatives=(1, 10, 1000))
     def test_as_many_negatives_as_asked_for_in_each_group(self, kind: str, num_negatives: int):
@@ -300,28 +256,6 @@ class NegativesTest(parameterized.TestCase):
                 full[sample.candidates.ids[group]] = sample.counts[group]
                 counts.append(tuple(full[:V]))
         self.assertLen(set(counts), 2 * G)
-
-    @parameterized.parameters(NCE, NEG)
-    def test_equals_the_loss_of_each_group(self, layer: OutputLayer):
-        batch = jax.tree.map(jnp.asarray, random_batch())
-        sample = sample_of(layer, batch)
-
-        @jax.jit
-        def loss_of(group: int) -> jax.Array:
-            ids = sample.candidates.ids[group]
-            at = {name: batch[name].at[ids].get(mode="clip") for name in ("table", "bias")}
-            at["hidden"] = batch["hidden"].reshape(G, WG, D)[group]
-            at["weights"] = batch["weights"].reshape(G, WG)[group]
-            at |= {"targets": sample.candidates.labels[group], "counts": sample.counts[group]}
-            if layer is NEG:
-                return neg_loss(**at)
-            at["bias"] -= jnp.log(statistics_of().probabilities).at[ids].get(mode="clip")
-            return nce_loss(**at, num_negatives=10)
-
-        losses = [loss_of(group) for group in range(G)]
-        found, _ = value_and_gradients(layer, batch, sample)
-        found = np.asarray(found).reshape(-1)
-        np.testing.assert_allclose(found, np.concatenate(losses), rtol=1e-5)
 
 
 class EverySampledKindTest(parameterized.TestCase):
@@ -353,36 +287,6 @@ class EverySampledKindTest(parameterized.TestCase):
         moved = sample._replace(candidate_rows=candidate_rows)
         found = value_and_gradients(layer, batch | {"table": batch["table"][order]}, moved)
         assert_close(found, (losses, (by_hidden, by_table[order], by_bias)))
-
-    @parameterized.parameters(KNN, CORRECTED, NEG)
-    def test_groups_are_separate(self, layer: OutputLayer):
-        batch = random_batch()
-        sample = jax.device_get(sample_of(layer, batch, index_of(layer)))
-        losses = np.asarray(losses_of(layer, batch, sample))
-        unused_row = np.full((1, D), 7.0, np.float32)
-        for group in range(G):
-            one = slice(group, group + 1)
-            alone = jax.tree.map(lambda x, one=one: x[one], sample)._replace(candidate_rows=None)
-            # The rows of one group come first, and are found without `candidate_rows`.
-            rows = np.concatenate([batch["table"], unused_row])[alone.candidates.ids[0]]
-            sequences = slice(group * B // G, (group + 1) * B // G)
-            of_group = {name: batch[name][sequences] for name in ("hidden", "targets", "weights")}
-            of_group |= {"table": rows, "bias": batch["bias"]}
-            found = losses_of(layer, of_group, alone)
-            np.testing.assert_allclose(found, losses[sequences], rtol=1e-5, atol=1e-6)
-
-    @parameterized.parameters(KNN, dataclasses.replace(CORRECTED, capacity=10), NEG)
-    def test_order_of_positions_within_a_group_does_not_matter(self, layer: OutputLayer):
-        batch = random_batch()
-        order = np.random.default_rng(0).permutation(WG)
-
-        def permuted(x: np.ndarray) -> np.ndarray:
-            return x.reshape(G, WG, -1)[:, order].reshape(x.shape)
-
-        names = ("hidden", "targets", "weights")
-        losses, (by_hidden, *by_others) = jax.device_get(sampled(layer, batch))
-        found = sampled(layer, batch | {name: permuted(batch[name]) for name in names})
-        assert_close(found, (permuted(losses), (permuted(by_hidden), *by_others)))
 
 
 class BlocksAndBucketsTest(parameterized.TestCase):

@@ -87,15 +87,6 @@ class WorkingRowsTest(parameterized.TestCase):
                     np.testing.assert_array_equal(ids[found[is_id]], candidate_ids[is_id])
                     np.testing.assert_array_equal(found[~is_id], num_rows)
 
-    def test_any_batch_fits(self):
-        # As many distinct rows as there can be: all candidates of all groups, and the tokens.
-        candidate_ids = np.arange(30, dtype=np.int32).reshape(3, 10)
-        tokens = np.arange(30, V, dtype=np.int32).reshape(4, 5)
-        (rows,) = make(candidate_ids, tokens, 0)
-        self.assertEqual(rows.ids.tolist(), list(range(V)))
-        np.testing.assert_array_equal(rows.tokens, tokens)
-        np.testing.assert_array_equal(rows.candidates, candidate_ids)
-
     @parameterized.product(num_groups=(1, 3), capacity=(20, 23, 30, 45, V))
     def test_within_a_capacity_equals_sets(self, num_groups: int, capacity: int):
         overflows = []

@@ -76,125 +76,66 @@ def _folders() -> Iterator[Case]:
         )
 
     config = "model/config.json"
-    for template in ("model", "own_model"):
-        for what, breaks, says in (
-            ("no folder", _remove("model"), ("model",)),
-            ("no config", _remove(config), (r"config\.json does not exist",)),
-            ("cut config", _cut(config), (r"config\.json", "not JSON")),
-            ("empty config", _write(config, b""), (r"config\.json", "not JSON")),
-            ("a list as config", _write(config, "[]"), (r"config\.json",)),
-            ("Latin 1 config", _write(config, b'{"a": "\xf1"}'), (r"config\.json", "not JSON")),
-            (
-                "another model",
-                _json(config, model_type="bert"),
-                (r"config\.json: model_type", "'bert'"),
+    for what, breaks, says in (
+        ("no folder", _remove("model"), ("model",)),
+        ("no config", _remove(config), (r"config\.json does not exist",)),
+        ("cut config", _cut(config), (r"config\.json", "not JSON")),
+        (
+            "another model",
+            _json(config, model_type="bert"),
+            (r"config\.json: model_type", "'bert'"),
+        ),
+        ("no weights", _remove(_WEIGHTS), (r"model\.safetensors",)),
+        ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors", "cannot be read")),
+        (
+            "a missing tensor",
+            _tensors(lambda found: found.pop(_first(found))),
+            ("lacks tensors",),
+        ),
+        (
+            "another shape",
+            _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
+            ("shape",),
+        ),
+        (
+            "whole numbers",
+            _tensors(
+                lambda found: found.update({_first(found): found[_first(found)].astype(np.int32)})
             ),
-            ("no model type", _json(config, model_type=...), (r"config\.json: model_type",)),
-            ("a list of types", _json(config, model_type=["bert"]), (r"config\.json: model_type",)),
-            ("no weights", _remove(_WEIGHTS), (r"model\.safetensors",)),
-            ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors", "cannot be read")),
-            ("a cut header", _cut(_WEIGHTS, 0.001), (r"model\.safetensors", "cannot be read")),
-            ("empty weights", _write(_WEIGHTS, b""), (r"model\.safetensors", "cannot be read")),
-            (
-                "text as weights",
-                _write(_WEIGHTS, "the cat\n" * 99),
-                (r"model\.safetensors", "cannot be read"),
-            ),
-            (
-                "a missing tensor",
-                _tensors(lambda found: found.pop(_first(found))),
-                ("lacks tensors",),
-            ),
-            (
-                "an unknown tensor",
-                _tensors(lambda found: found.update(x=np.zeros(2, np.float32))),
-                ("unknown", "x"),
-            ),
-            (
-                "another shape",
-                _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
-                ("shape",),
-            ),
-            (
-                "whole numbers",
-                _tensors(
-                    lambda found: found.update(
-                        {_first(found): found[_first(found)].astype(np.int32)}
-                    )
-                ),
-                ("int32", "float32"),
-            ),
-            (
-                "doubles",
-                _tensors(
-                    lambda found: found.update(
-                        {_first(found): found[_first(found)].astype(np.float64)}
-                    )
-                ),
-                ("float64", "float32"),
-            ),
-            (
-                "no tokenizer",
-                lambda folder: [
-                    (folder / "model" / one).unlink() for one in ("spm.model", "tokenizer.json")
-                ],
-                ("spm.model", "tokenizer"),
-            ),
-            ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model", "not a SentencePiece")),
-            (
-                "an empty new vocabulary",
-                _write("new.model", b""),
-                (r"new\.model", "not a SentencePiece"),
-            ),
-            ("a cut new vocabulary", _cut("new.model"), (r"new\.model", "not a SentencePiece")),
-            (
-                "text as new vocabulary",
-                _write("new.model", "the\ncat\n"),
-                (r"new\.model", "not a SentencePiece"),
-            ),
-            ("no new vocabulary", _remove("new.model"), (r"new\.model: no such file",)),
-            ("an output that is full", _write("out/x", b"x"), ("out is not empty",)),
-            ("an output that is a file", _write("out", b"x"), ("out",)),
-        ):
-            yield case(what, breaks, *says, template=template)
-    for key, value in (
-        ("hidden_size", "16"),
-        ("hidden_size", -1),
-        ("num_attention_heads", 0),
-        ("num_attention_heads", 3),
-        ("num_hidden_layers", None),
-        ("vocab_size", 7),
-        ("max_position_embeddings", 1),
-        ("hidden_act", "relu"),
-        ("pad_token_id", "x"),
-        ("hidden_size", ...),
-        ("max_position_embeddings", ...),
-        ("layer_norm_eps", -0.1),
-        ("hidden_dropout_prob", "much"),
+            ("int32", "float32"),
+        ),
+        (
+            "no tokenizer",
+            lambda folder: [
+                (folder / "model" / one).unlink() for one in ("spm.model", "tokenizer.json")
+            ],
+            ("spm.model", "tokenizer"),
+        ),
+        ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model", "not a SentencePiece")),
+        (
+            "an empty new vocabulary",
+            _write("new.model", b""),
+            (r"new\.model", "not a SentencePiece"),
+        ),
+        ("no new vocabulary", _remove("new.model"), (r"new\.model: no such file",)),
+        ("an output that is full", _write("out/x", b"x"), ("out is not empty",)),
     ):
-        shown = "missing" if value is ... else repr(value)
-        yield case(f"{key} {shown}", _json(config, **{key: value}), f"{key}|shape|lacks|embeddings")
-    for key, value in (
-        ("format_version", 99),
-        ("format_version", ...),
-        ("num_layers", -1),
-        ("num_heads", 5),
-        ("position", "alibi"),
-        ("norm_position", "both"),
-        ("dropout_rate", "x"),
-        ("cross_attention", "yes"),
-        ("hidden_size", 2.5),
-        ("initializer", 3),
-        ("max_length", ...),
-        ("distance_slope", -1.0),
-        ("masked_lm_head", 1),
+        yield case(what, breaks, *says)
+    for template, key, value in (
+        ("model", "hidden_size", "16"),
+        ("model", "num_attention_heads", 3),
+        ("model", "vocab_size", 7),
+        ("model", "max_position_embeddings", 1),
+        ("model", "hidden_act", "relu"),
+        ("model", "max_position_embeddings", ...),
+        ("own_model", "format_version", 99),
+        ("own_model", "num_heads", 5),
+        ("own_model", "position", "alibi"),
+        ("own_model", "max_length", ...),
     ):
-        yield case(
-            f"{key} {'missing' if value is ... else repr(value)}",
-            _json(config, **{key: value}),
-            rf"config\.json: (the object lacks the field )?{key}",
-            template="own_model",
-        )
+        says = rf"config\.json: .*{key}|shape|lacks|embeddings"
+        name = f"{key} {'missing' if value is ... else repr(value)}"
+        yield case(name, _json(config, **{key: value}), says, template=template)
 
 
 def _shards() -> Iterator[Case]:
@@ -207,11 +148,6 @@ def _shards() -> Iterator[Case]:
 
     where = r"model\.safetensors\.index\.json"
     for what, index, says in (
-        ("not JSON", "{", (where, "not JSON|not an index")),
-        ("a list", "[]", (where, "index")),
-        ("without map", "{}", (where, "weight_map")),
-        ("a map that is a list", '{"weight_map": []}', (where,)),
-        ("names that are numbers", '{"weight_map": {"a": 3}}', (where,)),
         (
             "a missing shard",
             '{"weight_map": {"a": "gone.safetensors"}}',
@@ -222,7 +158,6 @@ def _shards() -> Iterator[Case]:
             '{"weight_map": {"a": "../x.safetensors"}}',
             (where, "without slashes"),
         ),
-        ("an absolute path", '{"weight_map": {"a": "/etc/passwd"}}', (where, "without slashes")),
     ):
         yield Case(
             "model folders",
@@ -236,15 +171,11 @@ def _shards() -> Iterator[Case]:
     prune = ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out")
     for what, breaks, says in (
         ("no text", _remove("en.txt"), (r"en\.txt: no such file",)),
-        ("an empty text", _write("en.txt", b""), (r"en\.txt", "empty")),
-        ("Latin 1", _write("en.txt", b"\xf1\n"), (r"en\.txt, line 1", "iconv")),
-        ("blank lines", _write("en.txt", b"\n\n"), (r"en\.txt", "blank")),
         (
             "no tokenizer of this project",
             _remove("model/spm.model"),
             (r"spm\.model does not exist",),
         ),
-        ("a cut tokenizer", _cut("model/spm.model"), (r"spm\.model",)),
         ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors",)),
     ):
         yield Case("model folders", f"pruning, {what}", "prune_model", "model", prune, breaks, says)
@@ -266,14 +197,8 @@ def _checkpoints() -> Iterator[Case]:
 
     broken: tuple[tuple[str, Break], ...] = (
         ("none", _remove(place)),
-        (
-            "an empty folder",
-            lambda folder: (shutil.rmtree(folder / place), (folder / place).mkdir()),
-        ),
         ("cut arrays", every("*", templates.truncate)),
-        ("empty files", every("*", lambda path: path.write_bytes(b""))),
         ("no metadata", every("*METADATA*", pathlib.Path.unlink)),
-        ("other bytes", every("*", lambda path: path.write_bytes(path.read_bytes()[::-1]))),
     )
     for what, breaks in broken:
         yield Case(
@@ -298,9 +223,6 @@ def _checkpoints() -> Iterator[Case]:
             )
     for key, value in (
         ("model__hidden_size", "48"),
-        ("model__num_layers", "1"),
-        ("train__seed", "4"),
-        ("mask__rate", "0.3"),
         ("objective", "replaced_token"),
     ):
         flags = templates.run_config(**{key: value})
@@ -313,9 +235,7 @@ def _checkpoints() -> Iterator[Case]:
     settings = "work/train/settings.json"
     for what, breaks in (
         ("cut", _cut(settings)),
-        ("empty", _write(settings, b"")),
         ("a list", _write(settings, "[]")),
-        ("zeros", _write(settings, b"\0" * 50)),
     ):
         yield Case(
             kind,
@@ -347,8 +267,8 @@ def _checkpoints() -> Iterator[Case]:
 def _finished() -> Iterator[Case]:
     """Runs of finetune.py and a user's own text, as predict.py reads them."""
 
-    def case(what: str, breaks: Break, *says: str, flags=(), run: str = "pairs") -> Case:
-        given = (f"--workdir=DIR/{run}", "--input=DIR/in.txt", "--output=DIR/out/p.jsonl", *flags)
+    def case(what: str, breaks: Break, *says: str, flags=()) -> Case:
+        given = ("--workdir=DIR/pairs", "--input=DIR/in.txt", "--output=DIR/out/p.jsonl", *flags)
         return Case("predict", what, "predict", "finished", given, breaks, says)
 
     best, results = "pairs/best.safetensors", "pairs/results.json"
@@ -356,34 +276,21 @@ def _finished() -> Iterator[Case]:
         ("no results", _remove(results), (r"results\.json", "finished run")),
         ("cut results", _cut(results), (r"results\.json", "not JSON")),
         ("no record", _remove("pairs/settings.json"), (r"settings\.json",)),
-        ("a cut record", _cut("pairs/settings.json"), (r"settings\.json", "not JSON")),
         ("no parameters", _remove(best), (r"best\.safetensors does not exist",)),
         ("cut parameters", _cut(best), (r"best\.safetensors", "cannot be read")),
-        ("parameters without notes", _tensors(lambda found: None, best), (r"best\.safetensors",)),
         ("no tokenizer", _remove("pairs/spm.model"), (r"spm\.model does not exist",)),
         ("another tokenizer", _cut("pairs/spm.model"), (r"spm\.model is tokenizer",)),
         ("no input", _remove("in.txt"), (r"in\.txt: no such file",)),
-        ("empty input", _write("in.txt", b""), (r"in\.txt", "empty")),
         ("Latin 1", _write("in.txt", b"a\tb\n\xf1\tb\n"), (r"in\.txt, line 2", "iconv")),
-        ("NUL bytes", _write("in.txt", b"a\tb\n\0\tb\n"), (r"in\.txt, line 2", "NUL")),
         (
             "one text of two",
             _write("in.txt", b"a\tb\nthe cat\n"),
             (r"in\.txt, line 2", "1 columns"),
         ),
-        ("three texts", _write("in.txt", b"a\tb\tc\n"), (r"in\.txt, line 1", "3 columns")),
-        ("a cut gz", _write("in.txt.gz", b"\x1f\x8b\x08\0"), (r"in\.txt\.gz", "cut off")),
-        (
-            "a folder as input",
-            lambda folder: ((folder / "in.txt").unlink(), (folder / "in.txt").mkdir()),
-            (r"in\.txt: no such file",),
-        ),
     ):
-        flags = ("--input=DIR/in.txt.gz",) if what == "a cut gz" else ()
-        yield case(what, breaks, *says, flags=flags)
+        yield case(what, breaks, *says)
     yield case("two inputs", _nothing, "--input names 2", flags=("--input=DIR/in.txt,DIR/in.txt",))
-    yield case("a run that is a file", _nothing, r"in\.txt", run="in.txt")
-    yield case("an output in a file", _nothing, r"in\.txt", flags=("--output=DIR/in.txt/p.jsonl",))
+
     search = (
         "--config=configs/finetune/tatoeba.py",
         "--config.init_from=DIR/encoder",
@@ -400,15 +307,15 @@ def _finished() -> Iterator[Case]:
             *(("--config.init_from=DIR/none",) if what == "no encoder" else ()),
         )
         yield Case("predict", f"a search with {what}", "predict", "finished", flags, _nothing, says)
-    small = ("--config.task.max_length=24", "--config.task.layer=0")
-    for value in ("0", "-4"):
-        flags = (
-            *search, *small, "--input=DIR/in.txt,DIR/in.txt",
-            f"--config.evaluation.batch_size={value}",
-        )  # fmt: skip
-        says = (rf"evaluation\.batch_size is {value}, must be at least 1",)
-        what = f"a search by batches of {value}"
-        yield Case("predict", what, "predict", "finished", flags, _nothing, says)
+    flags = (
+        *search,
+        "--config.task.max_length=24",
+        "--config.task.layer=0",
+        "--input=DIR/in.txt,DIR/in.txt",
+        "--config.evaluation.batch_size=0",
+    )
+    says = (r"evaluation\.batch_size is 0, must be at least 1",)
+    yield Case("predict", "a search by no rows", "predict", "finished", flags, _nothing, says)
 
 
 CASES = [*_folders(), *_shards(), *_checkpoints(), *_finished()]

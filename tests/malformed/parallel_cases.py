@@ -13,31 +13,9 @@ _parallel_case = functools.partial(prepared, kind="parallel text")
 
 def _parallel() -> Iterator[Case]:
     name = "text/en-sw.tsv"
-    for what, content, says in (
-        ("one column", "the cat\n", (r"en-sw\.tsv, line 1", "1 columns")),
-        ("three columns", "a\tb\nc\td\te\n", (r"en-sw\.tsv, line 2", "3 columns")),
-        ("commas", "the cat,paka\n", (r"en-sw\.tsv, line 1", "1 columns")),
-        ("empty", "", (r"en-sw\.tsv", "empty")),
-        ("blank lines", "\n\n\n", (r"en-sw\.tsv", "no sentence pairs")),
-        ("Latin 1", "a\tb\nseñor\tx\n".encode("latin1"), (r"en-sw\.tsv, line 2", "iconv")),
-        ("NUL bytes", "a\tb\nthe\0\tx\n", (r"en-sw\.tsv, line 2", "NUL")),
-    ):
-        yield _parallel_case(what, write(name, content), *says)
-    for what, header, says in (
-        ("no header", "the cat\tpaka\n", (r"mine\.tsv, line 1", "expected a header")),
-        ("a header without id", "en\tsw\nthe\tx\n", (r"mine\.tsv, line 1", "header")),
-        ("one language", "id\ten\n1\tthe\n", (r"mine\.tsv, line 1", "header")),
-        ("no languages", "id\tEnglish\tSwahili\n", (r"mine\.tsv, line 1", "header")),
-        (
-            "a language twice",
-            "id\ten\ten\n1\ta\tb\n\n2\tc\td\n",
-            (r"mine\.tsv", "more than one column"),
-        ),
-        ("a missing cell", "id\ten\tsw\n1\ta\n", (r"mine\.tsv, line 2", "2 columns", "expected 3")),
-        ("no rows", "id\ten\tsw\n", (r"mine\.tsv", "no sentence pairs")),
-        ("a header of commas", "id,en,sw\n1,a,b\n", (r"mine\.tsv, line 1", "header")),
-    ):
-        yield _parallel_case(what, write("text/mine.tsv", header), *says)
+    yield _parallel_case("three columns", write(name, "a\tb\nc\td\te\n"), r"en-sw\.tsv, line 2")
+    header = write("text/mine.tsv", "id\ten\n1\tthe\n")
+    yield _parallel_case("a header of one language", header, r"mine\.tsv, line 1", "header")
 
     def aligned(files: dict[str, str]) -> Break:
         def breaks(folder: pathlib.Path) -> None:
@@ -53,17 +31,6 @@ def _parallel() -> Iterator[Case]:
             {"en.txt": "a\nb\n", "sw.txt": "c\n"},
             (r"sw\.txt: 1 lines", "has 2"),
         ),
-        (
-            "one without ids",
-            {"en.txt": "a\n", "sw.txt": "b\n", "en.ids": "1\n"},
-            (r"sw\.txt has no ids",),
-        ),
-        (
-            "more ids than lines",
-            {"en.txt": "a\n", "sw.txt": "b\n", "en.ids": "1\n2\n", "sw.ids": "1\n"},
-            (r"en\.ids: 2 lines",),
-        ),
-        ("an empty side", {"en.txt": "a\n", "sw.txt": ""}, (r"sw\.txt", "empty")),
         (
             "a shard",
             {"en.txt": "a\n", "sw-00000-of-00002.txt": "b\n"},
@@ -83,7 +50,6 @@ def _without_pairs() -> Iterator[Case]:
     changes = {"corpus__parallel": "('*-*.tsv',)", "data__pair_share": "0.5"}
     keys = (r"data\.pair_share is 0\.5", r"corpus\.parallel, .*'\*-\*\.tsv'", r"\('en', 'sw'\)")
     for what, other, left_out in (
-        ("pairs of unknown languages", "text/de-fr.tsv", r"text/de-fr\.tsv \(de, fr\):"),
         ("pairs of one known language", "text/en-fr.tsv", r"text/en-fr\.tsv \(en, fr\):"),
         ("a pattern without files", "en-sw.tsv", "left out are no files:"),
     ):

@@ -244,20 +244,6 @@ class ReferenceTest(parameterized.TestCase):
                 self.assertGreater(alone[name][1], 0)
                 np.testing.assert_allclose(found[f"{name}/{letter}"], alone[name], rtol=1e-5)
 
-    @parameterized.parameters(*KINDS)
-    def test_the_loss_is_the_weighted_sum(self, kind):
-        plan = planned(kind)
-        found = of_plan(cross_mlm(kind), plan)
-        weights = {"is_loss": 0.5, "cs_loss": 2.0, "tlm_loss": 3.0}
-        terms = {name: weight for name, weight in weights.items() if name in found}
-        self.assertEqual(len(terms), 2 if kind == PACKED else 3)
-        total = sum(weight * found[name][0] for name, weight in terms.items())
-        np.testing.assert_allclose(found["loss"][0], total, rtol=1e-6)
-        self.assertEqual(found["loss"][1], plan.masked_lm.masked.weights.sum())
-        alone = of_plan(cross_mlm(kind, is_weight=1.0, cs_weight=0.0, tlm_weight=0.0), plan)
-        self.assertEqual(alone["loss"], alone["is_loss"])
-        self.assertNoCommonElements(alone, ("cs_loss", "tlm_loss"))
-
 
 class DependenceTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)
@@ -409,17 +395,6 @@ class EngineTest(parameterized.TestCase):
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         jax.tree.map(check, found, expected)
 
-    def test_the_blockwise_softmax_is_the_full_one(self):
-        """That of the paper's runs in `configs/veco.py`; no layers, as they are before it."""
-        objectives = tuple(
-            cross_mlm(SEPARATE_PAIRS, layer, encoder=NO_LAYERS) for layer in ("blockwise", "full")
-        )
-        found, expected = jax.device_get(
-            differentiated(objectives, params(NO_LAYERS), batch(SEPARATE_PAIRS))
-        )
-        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-        jax.tree.map(check, found, expected)
-
     def test_phases_and_the_index_are_those_of_masked_lm(self):
         objective = cross_mlm(SEPARATE_PAIRS, "knn", changes=(("full_softmax_from", 6),))
         one = objective.masked_lm
@@ -431,15 +406,6 @@ class EngineTest(parameterized.TestCase):
         self.assertEqual(objective.due(0), one.due(0))
         first = jax.jit(lambda values: [factories.first_extra(x, values) for x in (objective, one)])
         jax.tree.map(np.testing.assert_array_equal, *first(params()))
-
-    def test_sharded_equals_single(self):
-        (expected, *params), (found, *sharded) = trained((1, 1, 1)), trained((2, 2, 2))
-        self.assertIn("table_rows", expected[0])
-        self.assertIn("tlm_loss", expected[2])
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
-            (found, *sharded), (expected, *params),
-        )  # fmt: skip
 
     def test_the_encoder_stays_while_cross_attention_alone_is_trained(self):
         _, found, _ = trained((1, 1, 1))

@@ -12,10 +12,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
-from knn_sampling.output_layer import OutputLayerSettings, Sample
+from knn_sampling.output_layer import OutputLayerSettings
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens
-from xlm.models.encoder import Encoder, output_table
+from xlm.models.encoder import output_table
 from xlm.models.segments import packed_segments
 from xlm.objectives import masked_lm
 from xlm.objectives.batch import Batch
@@ -98,14 +98,6 @@ class OutputLayersTest(absltest.TestCase):
         self.assertEqual(exact.due(0), ())
         self.assert_is_full(found, gradients)
 
-    def test_padding_rows_of_the_vocabulary_get_no_gradient(self):
-        sampled = differentiated(objective_with(), params(), packed_tokens())
-        for gradients in (self.gradients, sampled[1]):
-            table, bias = output_table(gradients)
-            np.testing.assert_array_equal(table[VOCAB:], 0)
-            np.testing.assert_array_equal(bias[VOCAB:], 0)
-            self.assertTrue((bias[:VOCAB] != 0).all())
-
     def test_a_batch_without_text_costs_nothing(self):
         for rows in (np.full((B, L), PAD, np.int32), np.tile([BOS, EOS], (B, L // 2))):
             found, gradients, _ = differentiated(objective_with(), params(), rows.astype(np.int32))
@@ -157,15 +149,6 @@ class OutputLayersTest(absltest.TestCase):
         both, expected = jax.device_get(refreshed(params()))
         np.testing.assert_array_equal(both["inclusion_tlm"], expected)
         self.assertGreater(np.abs(both["inclusion_tlm"] - both["inclusion_mlm"]).max(), 0.01)
-
-    def test_statistics_are_those_of_the_phase(self):
-        later = factories.token_statistics(VOCAB, PADDED)
-        later = later._replace(probabilities=later.probabilities[::-1])
-        objective = factories.masked_lm(later_statistics=((3, later),))
-        for step in (0, 2, 3, 9):
-            found = objective.statistics_at(jnp.int32(step)).probabilities
-            expected = (later if step >= 3 else objective.statistics).probabilities
-            np.testing.assert_array_equal(found, expected)
 
     def test_plans_and_refreshes_take_the_statistics_of_the_phase(self):
         layers = (
@@ -298,25 +281,6 @@ class KeysTest(absltest.TestCase):
         found = jax.jit(lambda x: jax.lax.map(lambda i: self.keys_of(jax.random.key(i)), x))(seeds)
         self.assertCountEqual(found, ["masks", "samples", "dropout"])
         self.assertLen({tuple(key) for keys in found.values() for key in keys.tolist()}, 6)
-
-    def test_without_a_key_there_is_no_dropout(self):
-        objective, key = objective_with(FULL), jax.random.key(7)
-        batch = Batch({"tokens": jnp.asarray(packed_tokens())}, PACKED)
-        still = dataclasses.replace(
-            objective, encoder=Encoder(factories.encoder_settings(dropout_rate=0.0))
-        )
-
-        @jax.jit
-        def found(params, key):
-            plan, _ = objective.plan({}, batch, key, jnp.int32(0))
-            return [
-                one.loss(params, {}, plan, given)[0]["loss"][0]
-                for one, given in ((objective, None), (still, key), (objective, key))
-            ]
-
-        losses = found(params(), key)
-        self.assertEqual(losses[0], losses[1])
-        self.assertNotEqual(losses[0], losses[2])
 
 
 class LanguagesTest(absltest.TestCase):
@@ -452,11 +416,6 @@ class GroupsTest(absltest.TestCase):
     def test_the_loss_is_the_sum_over_the_groups(self):
         assert_close(*self.halves(dataclasses.replace(SAMPLED, group_size=2)))
 
-    def test_a_larger_group_has_more_candidates(self):
-        # Or else the test above could not tell whether there are groups.
-        ((one_group, _), _), ((halves, _), _) = self.halves(SAMPLED)
-        self.assertGreater(one_group, 1.05 * halves)
-
     def test_a_group_is_so_many_sequences_one_after_another(self):
         # The targets alone, none drawn.
         layer = dataclasses.replace(SAMPLED, kind="target_sampling", group_size=2, num_negatives=0)
@@ -467,25 +426,6 @@ class GroupsTest(absltest.TestCase):
             of_group = slice(2 * group, 2 * group + 2)
             expected = set(targets[of_group][used[of_group]].tolist())
             self.assertEqual(set(ids.tolist()) - {512}, expected)
-
-    def test_groups_that_do_not_divide_the_batch(self):
-        objective = large_objective(dataclasses.replace(SAMPLED, group_size=3))
-        with self.assertRaisesRegex(ValueError, "output_layer.group_size is 3, must divide"):
-            planned(objective, packed_tokens(num_valid=LARGE))
-
-
-class MetricsTest(absltest.TestCase):
-    def test_classes_and_overflow_are_the_mean_over_the_groups(self):
-        objective = objective_with()
-        plan, _ = planned(objective, packed_tokens())
-        candidates = plan.sample.candidates._replace(
-            ids=jnp.zeros((2, 5), jnp.int32), union_size=jnp.array([4, 9])
-        )
-        plan = plan._replace(sample=Sample(candidates, None, None, None), num_rows=jnp.int32(7))
-        expected = {"candidates": 6.5, "overflow": 2.0, "table_rows": 7}
-        self.assertEqual(objective.sampling_metrics(plan), expected)
-        found = objective_with(FULL).sampling_metrics(plan._replace(sample=None))
-        self.assertEqual(found, {"candidates": VOCAB, "overflow": 0})
 
 
 class PredictionsTest(absltest.TestCase):
@@ -522,14 +462,6 @@ class PredictionsTest(absltest.TestCase):
         self.assertEqual(found["loss"][1], len(losses))
         self.assertEqual(len(losses), B * 3)  # 30 % of the ten text tokens of a row
         np.testing.assert_allclose(found["loss"][0], np.sum(losses), rtol=1e-5)
-
-    def test_positions_pick_from_the_row(self):
-        everywhere = np.tile(np.arange(L), (B, 1))
-        picked = np.random.default_rng(0).permuted(everywhere, axis=1)
-        expected = self.predict(params(), packed_tokens(), everywhere)
-        expected = np.take_along_axis(np.asarray(expected), picked[:, :, None], axis=1)
-        found = self.predict(params(), packed_tokens(), picked)
-        np.testing.assert_array_equal(found, expected)
 
     def test_documents_see_each_other_only_if_told_so(self):
         everywhere = np.tile(np.arange(L), (B, 1))

@@ -187,11 +187,11 @@ class AccumulationTest(parameterized.TestCase):
         ).items():
             self.assertGreater(change, 0.01, name)
 
-    @parameterized.product(
-        of=(Lookup, ShardedLookup),
-        axes=((4, 1, 2), (2, 2, 1)),
-        warmup_steps=(0, 2),
-        embedding_update=("dense", "rows"),
+    @parameterized.parameters(
+        (Lookup, (2, 2, 1), 0, "rows"),
+        (Lookup, (4, 1, 2), 2, "dense"),
+        (ShardedLookup, (4, 1, 2), 0, "dense"),
+        (ShardedLookup, (2, 2, 1), 2, "rows"),
     )
     def test_devices_do_not_change_it(self, of, axes, warmup_steps, embedding_update):
         objective, accumulation = of(draws=True), Accumulation(2, warmup_steps)
@@ -258,11 +258,6 @@ class WarmUpTest(parameterized.TestCase):
         found = [r["train/batch_rows"] for r in read_metrics(folder / "metrics.jsonl")]
         self.assertEqual(found[: len(expected)], expected)
         self.assertEqual(found[-1], B)
-
-    def test_it_stays_whole_in_a_long_run(self):
-        for step in (10_000, 2**20, 2**31 - 1):
-            parts = Accumulation(2048, 10_000).parts_at(jnp.int32(step))
-            self.assertEqual(parts, 2048)
 
 
 class MaskedLMTest(absltest.TestCase):

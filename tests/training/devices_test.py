@@ -193,13 +193,9 @@ def loss_and_gradients(
 
 
 class SameLossTest(parameterized.TestCase):
-    @parameterized.parameters((2, 1, 2), (8, 1, 1), (1, 1, 8), (2, 2, 2))
+    @parameterized.parameters((8, 1, 1), (2, 2, 2))
     def test_knn(self, *axes):
         self.assert_same(axes, "knn", num_layers=1)
-
-    @parameterized.parameters("full", "blockwise", "target_sampling", "nce", "neg")
-    def test_all_others(self, kind):
-        self.assert_same((2, 1, 4), kind)
 
     @parameterized.parameters(
         ((2, 4, 1), (("vocab", "fsdp"),)),
@@ -306,10 +302,8 @@ class AccumulatedTest(parameterized.TestCase):
         IN_PARTS["knn_of_one_group"],
         ((8, 1, 1), ("knn",), "dense", 0, {"capacity": 1024, "group_size": 4}),  # across shards
         IN_PARTS["two_other_axes"],
-        ((4, 1, 2), ("nce",), "dense", 0, {"num_negatives": 512}),
         IN_PARTS["full"],
         IN_PARTS["full_by_rows"],
-        ((4, 1, 1), ("blockwise",), "dense", 0, {}),
         ((4, 1, 2), ("blockwise",), "dense", 0, {"rules": (("vocab", ("data", "fsdp", "model")),)}),
         ((4, 1, 2), ("full", "full"), "dense", 0, {}),  # every other step by whole batches
     )

@@ -361,13 +361,6 @@ class LayoutTest(TestCase):
             self.assertEqual({shard.data.shape for shard in array.addressable_shards}, {shape})
 
     @parameterized.parameters(*SHARDED)
-    def test_devices_do_not_change_the_run(self, *axes):
-        folder = self.new_folder()
-        state = train_variant(functions("rows", axes), "rows", folder, num_steps=7)
-        self.assert_same_run(state, folder)
-        self.assert_is_sharded(state, axes)
-
-    @parameterized.parameters(*SHARDED)
     def test_a_checkpoint_goes_on_on_another_mesh(self, *axes):
         folder = self.new_folder()
         shutil.copytree(self.start, folder)

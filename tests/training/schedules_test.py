@@ -91,19 +91,6 @@ class ScheduleTest(parameterized.TestCase):
         np.testing.assert_allclose(found[79:-2], expected, rtol=1e-5)
         self.assertLess(found[80], 1)
 
-    @parameterized.parameters(0.99, 1.0)
-    def test_wsd_of_all_steps_is_polynomial(self, fraction):
-        found = rates(schedule="wsd", decay_fraction=fraction, decay_power=2.0)
-        np.testing.assert_array_equal(found, rates(decay_power=2.0))
-
-    @parameterized.parameters(*SCHEDULES)
-    def test_of_many_steps_at_once_as_the_table_by_rows_asks(self, schedule):
-        one = learning_rate_schedule(settings(schedule=schedule, warmup_steps=10), NUM_STEPS)
-        steps = jnp.arange(NUM_STEPS + 1)
-        found = jax.jit(jax.vmap(one))(steps)
-        expected = [one(step) for step in range(NUM_STEPS + 1)]
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-
     @parameterized.product(
         schedule=SCHEDULES, power=(0.25, 0.5, 1.0, 2.0, 3.0), warmup_steps=(0, 4), compiled=(0, 1)
     )

@@ -239,12 +239,6 @@ class FrozenTest(TestCase):
         state = functions.apply_pending_updates(state)
         assert_equal(state.params["output"], initial_params()["output"])  # nor does it decay
 
-    def test_in_stages(self):
-        settings = dataclasses.replace(STAGED, stages=(("table", SWITCH),), frozen=("output",))
-        functions = functions_of(settings)
-        for one, names in ((functions, {"input"}), (functions.following, {"input", "scale"})):
-            self.assertEqual(set(one.stage.trained_part(one.abstract_state.params)), names)
-
 
 class DevicesTest(absltest.TestCase):
     def test_parts_of_a_batch_on_shards_of_data(self):
@@ -325,10 +319,6 @@ class SettingsTest(parameterized.TestCase):
             stages_of(settings, NUM_STEPS)
         stages_of(dataclasses.replace(settings, decay_fraction=0.4), NUM_STEPS)
         stages_of(dataclasses.replace(settings, restart_schedule=False), NUM_STEPS)
-
-    def test_one_schedule_needs_no_steps_of_warm_up_in_each(self):
-        settings = dataclasses.replace(OPTIMIZER, stages=(("input", 1),), restart_schedule=False)
-        functions_of(settings)
 
 
 if __name__ == "__main__":

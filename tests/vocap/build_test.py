@@ -227,12 +227,6 @@ class ResultTest(BuildTest):
         (new,) = set(stamps(cache)) - set(before)
         self.assertStartsWith(new, "tables/yc-heldout-")
 
-    def test_one_language_alone_gets_its_own_vocabulary(self):
-        alone = run(self.new_cache(), {"xa": TEXT["xa"]}, target_size=65, sizes=(60,), compare=())
-        curve = alone.languages["xa"].vocabularies.curve
-        self.assertEqual(alone.choice.pieces, tuple(sorted(curve.vocabulary(0))))
-        self.assertEqual(alone.languages["xa"].probability, 1.0)
-
     def test_neither_workers_nor_the_order_of_languages_matter(self):
         cache = self.new_cache()
         shuffled = {language: TEXT[language] for language in sorted(TEXT, reverse=True)}
@@ -495,12 +489,6 @@ class TogetherTest(BuildTest):
         with watched() as calls:
             run(cache, method="joint", compare=(), **changed)
         return calls["train_vocabularies"].call_args_list[-1]
-
-    def test_languages_make_up_their_shares(self):
-        shares = {name: language.probability for name, language in self.first.languages.items()}
-        found = shares_of(self.joint_call(self.new_cache()).args[0])
-        for language, share in shares.items():
-            self.assertAlmostEqual(found[language], share, delta=0.02)
 
     @parameterized.parameters(200, 400)
     def test_of_much_text_the_most_frequent_runs_at_the_same_shares(self, max_characters):

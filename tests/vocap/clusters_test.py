@@ -16,22 +16,6 @@ def random_vocabularies(rng: random.Random, names, pool_size: int = 12):
     return pieces, log_probs
 
 
-def families(rng: random.Random, num_families: int, size: int):
-    """Languages with 70 pieces of their family and 30 of their own, most probable first."""
-    pieces, log_probs, family_of = {}, {}, {}
-    names = [f"l{i:02}" for i in range(num_families * size)]
-    rng.shuffle(names)
-    for i, name in enumerate(names):
-        family = family_of[name] = i % num_families
-        shared = rng.sample([f"f{family} {j}" for j in range(80)], 70)
-        own = [f"{name} {j}" for j in range(30)]
-        pieces[name] = rng.sample(shared + own, 100)
-        log_probs[name] = -np.linspace(3, 15, 100) + np.array(
-            [rng.gauss(0, 0.5) for _ in range(100)]
-        )
-    return pieces, log_probs, family_of
-
-
 def dense_fingerprints(pieces, log_probs) -> dict[str, np.ndarray]:
     absent = 10.0 - min(one.min() for one in log_probs.values())
     union = sorted(set().union(*pieces.values()))
@@ -75,14 +59,6 @@ class ClusterLanguagesTest(parameterized.TestCase):
                 moved = [*labels[:i], label, *labels[i + 1 :]]
                 self.assertGreaterEqual(inertia(points, moved), inertia(points, labels) - 1e-6)
 
-    @parameterized.parameters((2, 5), (4, 6), (8, 3))
-    def test_families_land_together(self, num_families, size):
-        rng = random.Random(0)
-        pieces, log_probs, family_of = families(rng, num_families, size)
-        clusters = cluster_languages(pieces, log_probs, num_families)
-        pairs = {(family_of[lang], clusters[lang]) for lang in pieces}
-        self.assertLen(pairs, num_families)
-
     def test_sharing_frequent_pieces_counts_for_more_than_sharing_rare_ones(self):
         frequent, rare = ["a", "b", "c"], ["x", "y", "z"]
         pieces = {
@@ -119,12 +95,6 @@ class ClusterLanguagesTest(parameterized.TestCase):
         each = cluster_languages(pieces, log_probs, 4)
         self.assertEqual(each, {"en": 0, "sw": 1, "xx": 2, "yy": 3})
         self.assertLen(set(cluster_languages(pieces, log_probs, 3).values()), 3)
-
-    @parameterized.parameters((2, 2), (3, 2), (4, 3), (3, 3), (6, 5))
-    def test_languages_all_alike_still_make_as_many_clusters_as_wanted(self, num_languages, k):
-        pieces = {f"l{i}": ["a"] for i in range(num_languages)}
-        log_probs = {lang: np.zeros(1) for lang in pieces}
-        self.assertLen(set(cluster_languages(pieces, log_probs, k).values()), k)
 
     def test_rounding_does_not_decide_between_equally_good_clusters(self):
         rng = random.Random(6)

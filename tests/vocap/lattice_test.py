@@ -151,18 +151,6 @@ class ExpectedCountsTest(parameterized.TestCase):
         np.testing.assert_allclose(counts[rest], fewer, rtol=1e-12)
         self.assertEqual(counts[excluded].sum(), 0)
 
-    def test_a_weight_of_two_is_the_word_twice(self):
-        problem = random_problem(0)
-        doubled = dataclasses.replace(problem, weights=2 * problem.weights)
-        twice = dataclasses.replace(
-            problem, words=problem.words * 2, weights=np.tile(problem.weights, 2)
-        )
-        (counts, log_likelihood), (same, same_log_likelihood) = (
-            p.lattice.expected_counts(p.scores, p.lengths, p.weights, 3.0) for p in (doubled, twice)
-        )
-        np.testing.assert_allclose(counts, same, rtol=1e-12)
-        np.testing.assert_allclose(log_likelihood, same_log_likelihood, rtol=1e-12)
-
     def test_long_runs_among_short_ones(self):
         problem = random_problem(2)
         problem.words[3] = "".join(random.Random(0).choices("abc", k=5000))

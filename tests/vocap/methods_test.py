@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import bpe, merge, methods, runs, seeds, unigram
 from vocap.allocation import allocate, language_probabilities
@@ -175,28 +174,6 @@ class JointTest(absltest.TestCase):
         )
         self.assertIsNone(choice.allocation)
         self.assertEqual(choice.groups, {"all": LANGUAGES})
-
-    def test_with_sentencepiece_it_is_a_model_of_the_text_of_all(self):
-        text = [sentence for language in LANGUAGES for sentence in sentences(language)]
-        settings = dataclasses.replace(SETTINGS, trainer="sentencepiece", sizes=(BUDGET,))
-
-        def train(languages, sizes):
-            self.assertEqual((languages, sizes), (LANGUAGES, (BUDGET,)))
-            return unigram.train_vocabularies(runs.count_runs(text), settings, text)
-
-        choice = choose("joint", train_together=train)
-        model = unigram.sentencepiece_model(text, BUDGET, settings)
-        unknown, *pieces = model_pb2.ModelProto.FromString(model).pieces
-        self.assertEqual(unknown.piece, "<unk>")
-        self.assertEqual(
-            dict(zip(choice.pieces, choice.initial_scores, strict=True)),
-            {piece.piece: piece.score for piece in pieces},
-        )
-
-    def test_characters_of_scarce_languages_fall_out(self):
-        choice = choose("joint")
-        lost = {lang: required(table(lang)) - set(choice.pieces) for lang in LANGUAGES}
-        self.assertNotEmpty(set().union(*lost.values()))
 
 
 class BytePairTest(absltest.TestCase):

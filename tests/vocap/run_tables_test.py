@@ -137,12 +137,6 @@ class MergeTest(_FolderTest):
                 self.table_of([first, second], "both").read_bytes(),
             )
 
-    def test_a_table_may_be_merged_into_itself(self):
-        path = self.table_of(TEXT, "a")
-        twice = self.table_of(TEXT * 2, "twice").read_bytes()
-        run_tables.merge_tables([path, path], path)
-        self.assertEqual(path.read_bytes(), twice)
-
     @parameterized.parameters(2, 3, 4, 64)
     def test_few_files_are_open_at_once(self, limit):
         parts = self.parts(70)

@@ -119,35 +119,11 @@ class RunsTest(parameterized.TestCase):
             with self.subTest(path.name):
                 self.assert_as_the_loop(path.read_text(encoding="utf-8").split("\n"))
 
-    def test_some_runs_by_hand(self):
-        self.assertEqual(
-            as_dict(runs.count_runs(["It's 5\u3042\u30a2\u30fc\u6f22!", "It\u0301s"])),
-            {
-                "\u2581It": (1, ord("'")),
-                "'": (1, ord("s")),
-                "s": (1, 0xE2),
-                "\u25815": (1, 0xE3),
-                "\u3042\u30a2\u30fc\u6f22": (1, ord("!")),
-                "!": (1, 0),
-                "\u2581It\u0301s": (1, 0),
-            },
-        )
-
     def test_no_text(self):
         for sentences in ([], [""], [" ", "\u200b"]):
             table = runs.count_runs(sentences)
             self.assertEqual((table.runs(), table.num_sentences, table.num_bytes), ([], 0, 0))
             self.assertLen(table.text, 0)
-
-    def test_order_does_not_matter_and_repetition_multiplies(self):
-        sentences = random_sentences(5, 300)
-        table = runs.count_runs(sentences)
-        shuffled = runs.count_runs(random.Random(0).sample(sentences * 3, 900))
-        self.assertEqual(shuffled.runs(), table.runs())
-        np.testing.assert_array_equal(shuffled.counts, 3 * table.counts)
-        np.testing.assert_array_equal(shuffled.follow, table.follow)
-        self.assertEqual(shuffled.num_sentences, 3 * table.num_sentences)
-        self.assertEqual(shuffled.num_bytes, 3 * table.num_bytes)
 
     @parameterized.product(at_once=(1, 7, 20_000), pending=(0, 10, 2_000_000))
     def test_how_text_arrives_does_not_matter(self, at_once, pending):

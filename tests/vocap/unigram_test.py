@@ -220,13 +220,6 @@ class TrainerSettingsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(SETTINGS, **changes)
 
-    @parameterized.parameters("nested", "sentencepiece")
-    def test_the_limits_themselves_work(self, trainer):
-        sentences = made_up_text()
-        settings = unigram.TrainerSettings(trainer, (40,), 0.98, 32, 100_000, "model")
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
-        self.assertEqual(found.curve.sizes, (40,))
-
 
 class FileTest(parameterized.TestCase):
     def setUp(self):

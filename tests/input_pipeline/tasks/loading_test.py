@@ -367,6 +367,7 @@ class QuestionsTest(Folder):
         ('{"data": [\n{]}', "line 2: not JSON"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": "c"}]}]}]}', "in question 'c', KeyError"),
         ('{"data": 3}', "not of the form of SQuAD"),
+        (squad(("d",), context=3), "question must be str, is 3"),
         ("[1]", "not of the form of SQuAD"),
         (squad(("d",), context="\\ud83d").replace("\\\\", "\\"), "question 'd', .*half of a char"),
     )
