@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from benchmarks import machine
 from knn_sampling.exact_layers import FullSoftmax
 from xlm.evaluation.decoding import DecodingSettings, TokenIds, beam_search
 from xlm.evaluation.translating import search
@@ -32,8 +32,7 @@ _WIDTH = flags.DEFINE_integer("width", 256, "D, width of the model and of its ta
 _LAYERS = flags.DEFINE_integer("layers", 6, "Layers of the encoder, and of the decoder.")
 _SENTENCES = flags.DEFINE_integer("sentences", 16, "Sentences of a batch.")
 _TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a source, and of a translation.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timings of each.")
-_CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
+machine.define_flags(cores=0, repetitions=5)
 
 WHOLE, OUTPUT = "whole", "output layer"
 
@@ -81,24 +80,20 @@ def searches(vocab_size: int, beams: int) -> dict[str, Callable[[], jax.Array]]:
 
 
 def main(_) -> None:
-    set_up(_CORES.value)
-    print(f"{describe_machine()}\n")
-    print(
+    report = machine.start()
+    report.table(
         f"D = {_WIDTH.value}, {_LAYERS.value} layers each, {_SENTENCES.value} sentences of "
-        f"{_TOKENS.value} tokens; microseconds a token, medians of {_REPEATS.value}\n"
-    )
-    print("| V | beams | whole | output layer | rest | tokens a second |")
-    print("|---:" * 6 + "|")
+        f"{_TOKENS.value} tokens; microseconds a token",
+        {"V": ",", "beams": "d", "whole": ".0f", "output layer": ".0f", "rest": ".0f",
+         "tokens a second": ",.0f"},
+    )  # fmt: skip
     count = _SENTENCES.value * _TOKENS.value
     for beams in map(int, _BEAMS.value):
         for vocab_size in map(int, _VOCAB_SIZES.value):
-            found = interleaved_medians(searches(vocab_size, beams), _REPEATS.value)
+            runs = searches(vocab_size, beams)
+            found = machine.interleaved_medians(runs, flags.FLAGS.repetitions)
             whole, output = (1e6 * found[name] / count for name in (WHOLE, OUTPUT))
-            print(
-                f"| {vocab_size:,} | {beams} | {whole:.0f} | {output:.0f} | {whole - output:.0f} | "
-                f"{1e6 / whole:,.0f} |",
-                flush=True,
-            )
+            report.row(vocab_size, beams, whole, output, whole - output, 1e6 / whole)
 
 
 if __name__ == "__main__":

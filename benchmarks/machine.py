@@ -1,4 +1,4 @@
-"""Machine description and timing for benchmarks."""
+"""Harness of the benchmarks: flags, the machine in words, interleaved timing, tables."""
 
 import os
 import pathlib
@@ -6,10 +6,20 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+from absl import flags
 
+from xlm.common import artifacts
 from xlm.training import host_memory
+
+
+def define_flags(*, cores: int, repetitions: int) -> None:
+    """Define the flags of a benchmark that times; the values are their defaults."""
+    flags.DEFINE_integer("cores", cores, "CPU cores to use; 0 for all.")
+    flags.DEFINE_integer("repetitions", repetitions, "Timings of each.", lower_bound=1)
+    flags.DEFINE_string("out", None, "A JSON file for the tables.")
 
 
 def set_up(cores: int = 0) -> None:
@@ -61,3 +71,41 @@ def interleaved_medians(
             jax.block_until_ready(run())
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Report:
+    """Tables in Markdown, printed row by row, and in the JSON file of --out."""
+
+    def __init__(self, path: str | None = None):
+        self._path = path
+        self._found: dict[str, Any] = {"machine": describe_machine(), "tables": []}
+        print(self._found["machine"], flush=True)
+
+    def table(self, title: str, columns: Mapping[str, str]) -> None:
+        """Begin a table.
+
+        Args:
+          columns: name -> format of its numbers, such as ",.1f"; "" for text.
+        """
+        self._columns = columns
+        self._found["tables"].append({"title": title, "rows": []})
+        rule = "|".join("---:" if one else "---" for one in columns.values())
+        print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{rule}|", flush=True)
+
+    def row(self, *values: Any) -> None:
+        """Add a row; None is an empty cell."""
+        cells = [
+            "" if value is None else format(value, style)
+            for value, style in zip(values, self._columns.values(), strict=True)
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
+        row = dict(zip(self._columns, values, strict=True))
+        self._found["tables"][-1]["rows"].append(row)
+        if self._path:
+            artifacts.write_json(self._path, self._found)
+
+
+def start() -> Report:
+    """Set up this process by the flags of `define_flags`, and begin the report."""
+    set_up(flags.FLAGS.cores)
+    return Report(flags.FLAGS.out)

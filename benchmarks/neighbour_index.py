@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from benchmarks import machine
 from knn_sampling.neighbours import SCORES, nearest_neighbours
 
 _VOCAB_SIZES = flags.DEFINE_list("vocab_sizes", ["65536", "131072"], "V, tokens.")
@@ -30,8 +30,7 @@ _WIDTH = flags.DEFINE_integer("width", 256, "E, width of the table.")
 _K = flags.DEFINE_integer("k", 50, "Neighbours of a token.")
 _QUERIES = flags.DEFINE_integer("queries", 8192, "Tokens to answer for in a timing.")
 _BLOCK_SIZES = flags.DEFINE_list("block_sizes", ["128", "256", "512"], "Ours.")
-_REPETITIONS = flags.DEFINE_integer("repetitions", 3, "Timings of each.")
-_CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
+machine.define_flags(cores=0, repetitions=3)
 
 FAISS, PLAIN = "FAISS IndexFlatIP", "lax.top_k, blocks of {}"
 FAISS_QUERIES = 1024
@@ -80,7 +79,7 @@ def faiss_run(vectors: np.ndarray, num_queries: int, k: int) -> Run | None:
         faiss = importlib.import_module("faiss")
     except ModuleNotFoundError:
         return None
-    faiss.omp_set_num_threads(_CORES.value or os.cpu_count())
+    faiss.omp_set_num_threads(flags.FLAGS.cores or os.cpu_count())
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     starts = range(0, num_queries, FAISS_QUERIES)
@@ -124,27 +123,21 @@ def recall(index: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def main(_) -> None:
-    set_up(_CORES.value)
+    report = machine.start()
     k, num_queries = _K.value, _QUERIES.value
     if num_queries % DEFAULT_BLOCK:
         raise ValueError(f"--queries is {num_queries}, must be a multiple of {DEFAULT_BLOCK}")
-    print(describe_machine())
-    print(f"{num_queries} queries, E = {_WIDTH.value}, k = {k}", flush=True)
-    lines = []
+    columns = {"V": ",", "": "", "us a query": ".0f", "over the first": ".2f", "recall": ".4f"}
+    report.table(f"{num_queries} queries, E = {_WIDTH.value}, k = {k}", columns)
     for vocab_size in map(int, _VOCAB_SIZES.value):
         vectors = clustered_tokens(vocab_size, _WIDTH.value)
         runs = runs_of(vectors, num_queries, k)
-        if FAISS not in runs:
-            print("faiss is not installed: its row is left out, lax.top_k is the peer")
-        peer = next(iter(runs))
-        seconds = interleaved_medians(runs, _REPETITIONS.value)
+        peer = next(iter(runs))  # lax.top_k where FAISS is not installed
+        seconds = machine.interleaved_medians(runs, flags.FLAGS.repetitions)
         for name, run in runs.items():
-            found = "" if "products alone" in name else f"{recall(np.asarray(run()), vectors):.4f}"
-            each, ratio = 1e6 * seconds[name] / num_queries, seconds[peer] / seconds[name]
-            lines.append(f"| {vocab_size:,} | {name} | {each:.0f} | {ratio:.2f} | {found} |")
-    print(f"| V | | microseconds a query | times as fast as {peer} | recall |")
-    print("|---:|---|---:|---:|---:|")
-    print("\n".join(lines))
+            found = None if "products alone" in name else recall(np.asarray(run()), vectors)
+            ratio = seconds[peer] / seconds[name]
+            report.row(vocab_size, name, 1e6 * seconds[name] / num_queries, ratio, found)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import sentencepiece as spm
 import zstandard
 from absl import app, flags
 
-from benchmarks.machine import cpu_model
+from benchmarks import machine
 from vocap import merge
 
 _MEGABYTES = flags.DEFINE_integer("megabytes", 300, "Of text, in millions of bytes.", lower_bound=1)
@@ -43,6 +43,7 @@ _LENGTH = flags.DEFINE_integer("length", 512, "Tokens of a sequence.")
 _FOLDER = flags.DEFINE_string("folder", None, "For text and rows; a temporary one by default.")
 _KILL = flags.DEFINE_bool("kill", True, "End the first run when half of the text is tokenised.")
 _WHOLE = flags.DEFINE_bool("whole", False, "Compare with a run that is not killed.")
+_OUT = flags.DEFINE_string("out", None, "A JSON file for the tables.")
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LANGUAGES = ("en", "ru", "sw", "th")
@@ -215,25 +216,26 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
     return {name: one["sha256"] for name, one in files.items()}
 
 
-def describe(text: pathlib.Path, rows: pathlib.Path, runs: Mapping[str, Watched]) -> None:
-    """Print a table of the runs and what they have written."""
+def describe(
+    report: machine.Report, text: pathlib.Path, rows: pathlib.Path, runs: Mapping[str, Watched]
+) -> None:
+    """Report the runs and what they have written."""
     files = list(text.glob("*.txt*"))
     size = sum(path.stat().st_size for path in files)
     meta = json.loads((rows / "meta.json").read_text())
     tokens = sum(one[split]["tokens"] for one in meta["statistics"].values() for split in one)
     written = [path.stat().st_size for path in rows.iterdir() if path.is_file()]
     blocks = sum(one["blocks"] for one in meta["duplicates"].values())
-    print(f"\n{size / 1e6:.0f} MB in {len(files)} files; {tokens / 1e6:.1f} million tokens of")
-    print(f"{meta['vocab_size']:,} pieces; {blocks:,} repeated blocks left out; written:")
-    print(f"{len(written)} files of {sum(written) / 1e6:.0f} MB")
-    print("\n| run | s | peak MB, all processes | largest process | scan MB/s | tokenise MB/s |")
-    print("|---|---:|---:|---:|---:|---:|")
+    report.table(
+        f"{size / 1e6:.0f} MB in {len(files)} files; {tokens / 1e6:.1f} million tokens of "
+        f"{meta['vocab_size']:,} pieces; {blocks:,} repeated blocks left out; {len(written)} files "
+        f"of {sum(written) / 1e6:.0f} MB written; {_WORKERS.value} workers",
+        {"run": "", "s": ".0f", "peak MB, all processes": ".0f", "largest process": ".0f",
+         "scan MB/s": ".1f", "tokenise MB/s": ".1f"},
+    )  # fmt: skip
     for name, run in runs.items():
-        rates = [f"{rate / 1e6:.1f}" if (rate := _rate(run, one)) else "" for one in _ROUNDS]
-        print(
-            f"| {name} | {run.seconds:.0f} | {run.peak_bytes / 1e6:.0f} | "
-            f"{run.largest_bytes / 1e6:.0f} | {' | '.join(rates)} |"
-        )
+        rates = [_rate(run, one) / 1e6 or None for one in _ROUNDS]
+        report.row(name, run.seconds, run.peak_bytes / 1e6, run.largest_bytes / 1e6, *rates)
 
 
 def _rate(run: Watched, name: str) -> float:
@@ -242,8 +244,8 @@ def _rate(run: Watched, name: str) -> float:
     return size / seconds if seconds else 0.0
 
 
-def project(run: Watched, meta: Mapping[str, Any], text_bytes: int) -> None:
-    """Print what 2 TB would take at the rates of a run on `text_bytes`."""
+def project(report: machine.Report, run: Watched, meta: Mapping[str, Any], text_bytes: int) -> None:
+    """Report what 2 TB would take at the rates of a run on `text_bytes`."""
     total = collections.Counter[str]()
     for language in meta["statistics"].values():
         for split in language.values():
@@ -252,29 +254,19 @@ def project(run: Watched, meta: Mapping[str, Any], text_bytes: int) -> None:
     row_bytes = 4 * meta["length"] * total["rows"] * scale
     parts = _CC100_BYTES // _SHARD_BYTES + _CC100_LANGUAGES
     seconds = sum(_CC100_BYTES / _rate(run, one) for one in _ROUNDS)
-    print(
-        f"\n2 TB in shards of 256 MiB at these rates: {row_bytes / 1e12:.2f} TB of sequences, "
-        f"{2 * parts + _CC100_LANGUAGES:,} files; until the end besides {5 * parts:,} files"
+    report.table(
+        f"2 TB in shards of 256 MiB at these rates: {row_bytes / 1e12:.2f} TB of sequences, "
+        f"{2 * parts + _CC100_LANGUAGES:,} files; until the end besides {5 * parts:,} files",
+        {"workers": "d", "hours": ",.1f", "memory of the workers, GB": ",.1f"},
     )
-    print("\n| workers | hours | memory of the workers, GB |")
-    print("|---:|---:|---:|")
     for workers in (1, 32, 512):
-        print(
-            f"| {workers} | {seconds / workers / 3600:,.1f} | "
-            f"{workers * run.largest_bytes / 1e9:,.1f} |"
-        )
-
-
-def main(_) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(_FOLDER.value or temporary).absolute()
-        measure(folder)
+        report.row(workers, seconds / workers / 3600, workers * run.largest_bytes / 1e9)
 
 
 def measure(folder: pathlib.Path) -> None:
     """Make text and a tokenizer below `folder`, and prepare the text."""
     text, workdir = folder / "text", folder / "work"
-    print(f"{cpu_model()}; {_WORKERS.value} workers")
+    report = machine.Report(_OUT.value)
     if not text.exists():
         text.mkdir(parents=True)
         for language in _LANGUAGES:
@@ -296,11 +288,18 @@ def measure(folder: pathlib.Path) -> None:
         if digests(other / "rows") != digests(workdir / "rows"):
             sys.exit("error: the run that was killed has written other files")
         print("all files of the run that was killed are those of the run that was not")
-    describe(text, workdir / "rows", runs)
+    describe(report, text, workdir / "rows", runs)
     meta = json.loads((workdir / "rows/meta.json").read_text())
     complete = {**runs["killed"].cpu, **runs["resumed"].cpu} if _KILL.value else runs["whole"].cpu
     largest = max(run.largest_bytes for run in runs.values())
-    project(Watched(largest_bytes=largest, cpu=complete), meta, _MEGABYTES.value * 1_000_000)
+    project(
+        report, Watched(largest_bytes=largest, cpu=complete), meta, _MEGABYTES.value * 1_000_000
+    )
+
+
+def main(_) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(pathlib.Path(_FOLDER.value or temporary).absolute())
 
 
 if __name__ == "__main__":

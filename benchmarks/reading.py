@@ -32,7 +32,7 @@ from absl import app, flags
 from jax.sharding import AxisType
 from ml_collections import config_flags
 
-from benchmarks.machine import describe_machine
+from benchmarks import machine
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings
 from input_pipeline.block_reader import BlockCache
@@ -57,6 +57,7 @@ _LARGEST = flags.DEFINE_integer("largest", 20_000_000, "Sequences of the largest
 _SMALLEST = flags.DEFINE_integer("smallest", 2_000, "Sequences of the smallest.")
 _THREADS = flags.DEFINE_list("threads", ["4", "16", "64"], "Threads that read ahead.")
 _BATCHES = flags.DEFINE_integer("batches", 300, "Batches of each of two measurements.")
+_OUT = flags.DEFINE_string("out", None, "A JSON file for the table.")
 
 _BLOCK, _WINDOW, _AHEAD = 1 << 20, 16, 16
 _TRACED = 32  # sequences of the step that is traced
@@ -139,12 +140,11 @@ def ways(num_hosts: int) -> Iterator[tuple[str, BlockSettings, int, int, int]]:
     )
 
 
-def reading(num_hosts: int, need: float) -> None:
+def reading(report: machine.Report, num_hosts: int, need: float) -> None:
     """Measure sequences per second of each way, from a cold start and after it."""
-    print(
-        "\n| | rows/s at first | rows/s after | over the need | ms of CPU a 1,000 rows | "
-        "rows read a row used |\n|---|---:|---:|---:|---:|---:|"
-    )
+    columns = {"": "", "rows/s at first": ",.0f", "rows/s after": ",.0f", "over the need": ".2f",
+               "ms of CPU a 1,000 rows": ".0f", "rows read a row used": ".1f"}  # fmt: skip
+    report.table(f"{_DELAY.value:g} ms a read, host 0 of {num_hosts}", columns)
     with tempfile.TemporaryDirectory() as folder:
         store = made_up_rows(pathlib.Path(folder))
         for name, settings, threads, ahead, count in ways(num_hosts):
@@ -162,19 +162,15 @@ def reading(num_hosts: int, need: float) -> None:
                 used = sum(len(b["language"]) for b in itertools.islice(batches, count))
                 speeds.append(used / (time.perf_counter() - start))
                 cpu, read = time.process_time() - cpu, one.num_rows - read
-            print(
-                f"| {name} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {speeds[1] / need:.2f} | "
-                f"{1e6 * cpu / used:.0f} | {read / used:.1f} |",
-                flush=True,
-            )
+            report.row(name, *speeds, speeds[1] / need, 1e6 * cpu / used, read / used)
 
 
 def main(_) -> None:
     num_hosts = _CHIPS.value // _CHIPS_PER_HOST.value
-    print(describe_machine())
+    report = machine.Report(_OUT.value)
     need = needed(num_hosts)
     if _FILES.value:
-        reading(num_hosts, need)
+        reading(report, num_hosts, need)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Row-sparse AdamW against dense `optax.adamw`: distance of the results, and speed.
+"""Row-sparse AdamW against dense `optax.adamw`: distance, speed, and rows that a step touches.
 
-    python -m benchmarks.row_adamw                   # one core, about three minutes
-    python -m benchmarks.row_adamw --study=distance  # or --study=speed
+    python -m benchmarks.row_adamw                   # one core, some minutes
+    python -m benchmarks.row_adamw --study=distance  # or --study=speed, --study=touched
 
 Distance: both take the same noisy steps towards a target, with gradients at their own tables, so
 that errors accumulate. Tokens are drawn by Zipf's law; with warm-up, linear decay, weight decay and
@@ -9,6 +9,12 @@ clipping by global norm. Lazy Adam, which omits the missed steps of a row, is co
 
 Speed: reading and updating R rows against one dense step, with donated tables and states,
 interleaved. The cost of the dense gradient [V, E] is not included.
+
+Touched: table rows of a step of k-NN sampling against the bound for any batch, to choose
+`output_layer.row_capacity`; a run's metric `train/table_rows` gives the actual number. Tokens
+follow Zipf's law; the neighbours of a token are those of its cluster, as after some training, or
+random, as at the start. The batch is that of `configs/vocap_paper.py`: 256 sequences of 512 tokens
+in 8 groups, 15 % masked, k = 50, C = 65,536.
 """
 
 import functools
@@ -20,19 +26,20 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from benchmarks import machine
 from xlm.training.row_adamw import RowAdamW, Rows, row_adamw
 
-_STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed"], "What to run.")
-_CORES = flags.DEFINE_integer("cores", 1, "CPU cores to use; 0 for all.")
+_STUDY = flags.DEFINE_enum("study", "all", ["all", "distance", "speed", "touched"], "What to run.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Steps of the distance study.")
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 524_288, "Rows of the table, speed study.")
 _WIDTH = flags.DEFINE_integer("width", 128, "Width of the table, speed study.")
 _PARTS = flags.DEFINE_list("parts", ["64", "32", "16", "8", "4", "2", "1"], "V/R, speed study.")
-_REPETITIONS = flags.DEFINE_integer("repetitions", 7, "Timings of each, speed study.")
+_TOUCHED = flags.DEFINE_list("touched", ["250000", "500000", "1000000"], "V, touched rows.")
+machine.define_flags(cores=1, repetitions=7)
 
 # Table of the distance study, and tokens drawn per step.
 _ZIPF_VOCAB_SIZE, _ZIPF_WIDTH, _DRAWS = 20_000, 64, 2048
+_GROUPS, _GROUP_TOKENS, _K, _CAPACITY, _MASKED = 8, 32 * 512, 50, 65_536, 0.15
 _PEAK_RATE, _WEIGHT_DECAY, _CLIP_NORM = 1e-3, 0.01, 0.5
 
 
@@ -99,7 +106,7 @@ def trained_densely(optimizer: Any, table, target, ids, counts) -> jax.Array:
     return jax.lax.scan(step, (table, optimizer.init(table)), steps)[0][0]
 
 
-def distance_study() -> None:
+def distance_study(report: machine.Report) -> None:
     """Print the distance of row-sparse tables from the dense one."""
     rng = np.random.default_rng(0)
     ids, counts = zipf_ids(rng)
@@ -115,9 +122,10 @@ def distance_study() -> None:
         [warmup],
     )
     touched = np.mean(np.sum(ids < _ZIPF_VOCAB_SIZE, axis=1)) / _ZIPF_VOCAB_SIZE
-    print(f"\n{_STEPS.value} Zipf steps, V = {shape[0]}, E = {shape[1]}, {touched:.1%} a step\n")
-    print("| b2, eps | optimizer | of the way from the start | of the dense table |")
-    print("|---|---|---:|---:|")
+    report.table(
+        f"{_STEPS.value} Zipf steps, V = {shape[0]}, E = {shape[1]}, {touched:.1%} a step",
+        {"b2, eps": "", "optimizer": "", "of the way from the start": ".3%", "of the dense": ".3%"},
+    )
     for b2, eps in ((0.98, 1e-6), (0.999, 1e-8)):
         settings = {"b2": b2, "eps": eps, "weight_decay": _WEIGHT_DECAY}
         train = jax.jit(trained_densely, static_argnums=0)
@@ -126,95 +134,95 @@ def distance_study() -> None:
         for name, optimizer in (("row AdamW", by_rows), ("lazy Adam", lazy_adamw(by_rows))):
             train = jax.jit(trained_by_rows, static_argnums=0)
             away = np.linalg.norm(train(optimizer, start, target, ids, counts) - dense)
-            cells = (away / np.linalg.norm(dense - start), away / np.linalg.norm(dense))
-            print(
-                f"| {b2}, {eps} | {name} | {cells[0]:.3%} | {cells[1]:.3%} |",
-                flush=True,
-            )
+            of_all = away / np.linalg.norm(dense - start), away / np.linalg.norm(dense)
+            report.row(f"{b2}, {eps}", name, *map(float, of_all))
 
 
-class DenseTable:
-    """Table with dense AdamW and one gradient."""
+def stepper(step: Any, table: jax.Array, state: Any) -> Any:
+    """Functions of any arguments: a step with an own donated table and state, and its memory."""
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    held = [jnp.copy(table), state]
 
-    def __init__(self, table: jax.Array):
-        optimizer = optax.adamw(1e-3, weight_decay=_WEIGHT_DECAY)
-        self.table, self.state = jnp.copy(table), optimizer.init(table)
-        self.grads = jnp.full_like(table, 1e-3)
+    def run(*arguments: jax.Array) -> Any:
+        held[:] = compiled(*held, *arguments)
+        return held
 
-        @functools.partial(jax.jit, donate_argnums=(1, 2))
-        def step(grads, table, state):
-            updates, state = optimizer.update(grads, state, table)
-            return optax.apply_updates(table, updates), state
-
-        self._step = step
-
-    def step(self) -> Any:
-        self.table, self.state = self._step(self.grads, self.table, self.state)
-        return self.table, self.state
-
-
-class RowTable:
-    """Table with row-sparse AdamW, for steps of any number of rows."""
-
-    def __init__(self, table: jax.Array):
-        optimizer = row_adamw(optax.linear_schedule(1e-3, 0, 10_000), weight_decay=_WEIGHT_DECAY)
-        self.table, self.state = jnp.copy(table), optimizer.init(table)
-
-        @functools.partial(jax.jit, donate_argnums=(2, 3))
-        def step(ids, grads, table, state):
-            rows = optimizer.read(table, state, ids)
-            return optimizer.update(grads + rows.values, rows, table, state)
-
-        self._step = step
-
-    def step(self, ids: jax.Array, grads: jax.Array) -> Any:
-        self.table, self.state = self._step(ids, grads, self.table, self.state)
-        return self.table, self.state
-
-    def temporary_megabytes(self, ids: jax.Array, grads: jax.Array) -> float:
-        memory = self._step.lower(ids, grads, self.table, self.state).compile().memory_analysis()
+    def temporary_megabytes(*arguments: jax.Array) -> float:
+        memory = compiled.lower(*held, *arguments).compile().memory_analysis()
         return memory.temp_size_in_bytes / 1e6 if memory else float("nan")
 
+    return run, temporary_megabytes
 
-def speed_study() -> None:
-    """Print the time of a step over R rows, for several R."""
+
+def speed_study(report: machine.Report) -> None:
+    """Time of a step over R rows, for several R, with dense AdamW first."""
     vocab_size, width = _VOCAB_SIZE.value, _WIDTH.value
     rng = np.random.default_rng(0)
     start = jnp.asarray(rng.normal(size=(vocab_size, width)).astype(np.float32))
-    dense, by_rows = DenseTable(start), RowTable(start)
-    del start
-    parts = [int(part) for part in _PARTS.value]
+    dense = optax.adamw(1e-3, weight_decay=_WEIGHT_DECAY)
+    rows = row_adamw(optax.linear_schedule(1e-3, 0, 10_000), weight_decay=_WEIGHT_DECAY)
 
-    def row_step(part: int) -> Any:
-        return by_rows.step(*touched[part])
+    def dense_step(table, state, grads):
+        updates, state = dense.update(grads, state, table)
+        return optax.apply_updates(table, updates), state
 
-    touched = {
-        part: (
-            jnp.asarray(rng.permutation(vocab_size)[: vocab_size // part].astype(np.int32)),
-            jnp.ones((vocab_size // part, width)),
-        )
-        for part in parts
-    }
-    runs = {f"V/{part}": functools.partial(row_step, part) for part in parts}
-    times = interleaved_medians({"dense": dense.step, **runs}, _REPETITIONS.value)
-    dense_ms = 1e3 * times["dense"]
-    table_mb = 4e-6 * vocab_size * width
-    print(f"\nV = {vocab_size}, E = {width}, table of {table_mb:.0f} MB; dense {dense_ms:.1f} ms\n")
-    print("| rows touched | ms | dense / rows | temporary MB |")
-    print("|---|---:|---:|---:|")
-    for part in parts:
-        row_ms = 1e3 * times[f"V/{part}"]
-        temporary = by_rows.temporary_megabytes(*touched[part])
-        print(f"| V/{part} | {row_ms:.1f} | {dense_ms / row_ms:.2f} | {temporary:.1f} |")
+    def row_step(table, state, ids, grads):
+        read = rows.read(table, state, ids)
+        return rows.update(grads + read.values, read, table, state)
+
+    by_rows, megabytes = stepper(row_step, start, rows.init(start))
+    densely, _ = stepper(dense_step, start, dense.init(start))
+    arguments, runs = {}, {"dense": functools.partial(densely, jnp.full_like(start, 1e-3))}
+    for part in map(int, _PARTS.value):
+        ids = rng.permutation(vocab_size)[: vocab_size // part].astype(np.int32)
+        arguments[f"V/{part}"] = jnp.asarray(ids), jnp.ones((len(ids), width))
+        runs[f"V/{part}"] = functools.partial(by_rows, *arguments[f"V/{part}"])
+    seconds = machine.interleaved_medians(runs, flags.FLAGS.repetitions)
+    report.table(
+        f"V = {vocab_size}, E = {width}, table of {4e-6 * vocab_size * width:.0f} MB",
+        {"rows touched": "", "ms": ".1f", "dense / rows": ".2f", "temporary MB": ".1f"},
+    )
+    for name, time in seconds.items():
+        held = megabytes(*arguments[name]) if name in arguments else None
+        report.row(name, 1e3 * time, seconds["dense"] / time, held)
+
+
+def needed_rows(vocab_size: int, clustered: bool, rng: np.random.Generator) -> tuple[int, int, int]:
+    """Count rows of inputs and targets, rows including all candidates, and the largest |V'|."""
+    p = 1 / (rng.permutation(vocab_size) + 10.0)
+    tokens = rng.choice(vocab_size, (_GROUPS, _GROUP_TOKENS), p=p / p.sum())
+    touched, required, largest = set(), set(np.unique(tokens).tolist()), 0
+    for group in tokens[:, : int(_MASKED * _GROUP_TOKENS)]:
+        distinct = np.unique(group)
+        if clustered:  # clusters mix frequent and rare tokens
+            near = distinct[:, None] // _K * _K + np.arange(_K)
+        else:
+            near = rng.integers(0, vocab_size, (len(distinct), _K))
+        union = np.unique(np.concatenate([distinct, np.minimum(near, vocab_size - 1).ravel()]))
+        largest = max(largest, len(union))
+        touched |= set(union[:_CAPACITY].tolist())
+    return len(required), len(required | touched), largest
+
+
+def touched_study(report: machine.Report) -> None:
+    rng, tokens = np.random.default_rng(0), _GROUPS * _GROUP_TOKENS
+    report.table(
+        f"{tokens:,} tokens in {_GROUPS} groups, {_MASKED:.0%} masked, k = {_K}",
+        {"V": ",", "neighbours": "", "inputs and targets": ",", "all rows": ",",
+         "largest V'": ",", "any batch": ","},
+    )  # fmt: skip
+    for vocab_size in map(int, _TOUCHED.value):
+        bound = min(_GROUPS * _CAPACITY, vocab_size) + min(tokens, vocab_size)
+        for name in ("clustered", "random"):
+            report.row(vocab_size, name, *needed_rows(vocab_size, name == "clustered", rng), bound)
 
 
 def main(_) -> None:
-    set_up(_CORES.value)
-    print(describe_machine())
-    if _STUDY.value in ("all", "distance"):
-        distance_study()
-    if _STUDY.value in ("all", "speed"):
-        speed_study()
+    report = machine.start()
+    studies = {"distance": distance_study, "speed": speed_study, "touched": touched_study}
+    for name, study in studies.items():
+        if _STUDY.value in ("all", name):
+            study(report)
 
 
 if __name__ == "__main__":

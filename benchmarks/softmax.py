@@ -1,16 +1,23 @@
-"""Output layers against optax: speed and memory of the exact and the k-NN softmax.
+"""Vocabulary cost: output layers against optax, and a step of one with the table's update.
 
-    python -m benchmarks.softmax --cores=1     # some minutes on a CPU; a GPU needs no flag
+    python -m benchmarks.softmax --cores=1                   # some minutes on a CPU
+    python -m benchmarks.softmax --cores=1 --study=update    # or --study=heads, --study=union
 
-The baseline of all heads is a plain softmax with optax, on the same hidden states, interleaved in
-the same run. Times are medians; memory is the temporary memory of the compiled program. The k-NN
-heads are given their candidates, gather their rows and return gradients of the whole table. The
-last rows find the candidates of a batch, the union of its targets' lists, against `jnp.unique`.
+Heads: speed and memory of the exact and the k-NN softmax, loss and gradients of the whole table,
+against a plain softmax with optax. The k-NN heads are given their candidates. Memory is the
+temporary memory of the compiled program.
+
+Union: the candidates of a batch, the union of its targets' lists, against `jnp.unique`.
+
+Update: output layer and AdamW on the table. Full: optax's cross-entropy and `optax.adamw` on
+[V, E]. k-NN: the union, reading the up-to-date rows, the softmax over them, and either `row_adamw`
+on these rows or their gradient scattered into [V, E] for `optax.adamw`. Targets follow Zipf's law,
+neighbour lists are clusters of tokens, as after some training.
+
 Losses and unions are checked to agree before they are timed.
 """
 
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,24 +28,27 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from benchmarks.machine import describe_machine, interleaved_medians, set_up
+from benchmarks import machine
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.candidates import union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss
+from xlm.training.row_adamw import row_adamw
 
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 131_072, "V, words of the heads.")
-_POSITIONS = flags.DEFINE_integer("positions", 1024, "W, positions of the heads.")
-_WIDTH = flags.DEFINE_integer("width", 256, "D, width of the heads.")
+_STUDY = flags.DEFINE_enum("study", "all", ["all", "heads", "union", "update"], "What to run.")
+_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 131_072, "V of the heads.")
+_POSITIONS = flags.DEFINE_integer("positions", 1024, "W of the heads.")
+_WIDTH = flags.DEFINE_integer("width", 256, "E of the heads.")
 _BLOCK_SIZES = flags.DEFINE_list(
     "block_sizes", ["256", "512", str(DEFAULT_BLOCK_SIZE), "4096", "16384"], "Words of a block."
 )
-_REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Timings of each.")
-_CORES = flags.DEFINE_integer("cores", 0, "CPU cores to use; 0 for all.")
+_SIZES = flags.DEFINE_list(
+    "sizes", ["524288", "128", "512", "50", "16384"], "V, E, W, k and C of the update."
+)
+_UNION_VOCAB = flags.DEFINE_integer("union_vocab_size", 500_000, "V of the union.")
+machine.define_flags(cores=0, repetitions=5)
 
 PARTS = (4, 8, 16)  # V/C of the k-NN heads
-PEER = "optax full"
-# The union: vocabulary, neighbours and targets of a batch, with capacity for V/4 candidates.
-UNION_VOCAB, UNION_K, UNION_TARGETS = 500_000, 50, 2458
+UNION_K, UNION_TARGETS = 50, 2458
 
 Head = Callable[..., jax.Array]  # (hidden, table, bias) -> sum of the losses
 Runs = dict[str, tuple[Callable[[], Any], float]]  # a call, and its temporary MB
@@ -63,22 +73,6 @@ def knn_head(ids, labels, in_blocks, hidden, table, bias):
     if not in_blocks:
         return candidate_softmax_loss(*args).sum()
     return blockwise_softmax_loss(*args, num_valid=len(rows), block_size=DEFAULT_BLOCK_SIZE).sum()
-
-
-def exact_heads(targets: jax.Array, block_sizes: list[int]) -> dict[str, Head]:
-    """Heads over the whole vocabulary, with equal losses for a zero bias."""
-    heads: dict[str, Head] = {PEER: functools.partial(optax_head, targets)}
-    for size in block_sizes:
-        heads[f"blockwise, {size:,} words"] = functools.partial(blockwise_head, targets, size)
-    try:
-        tokamax = importlib.import_module("tokamax")  # not a requirement of this project
-    except ImportError:
-        print("tokamax is not installed; its row is left out.")
-    else:
-        heads["tokamax"] = lambda hidden, table, bias: tokamax.linear_softmax_cross_entropy_loss(
-            hidden, targets, table.T
-        )
-    return heads
 
 
 def knn_heads(vocab_size: int, positions: int, rng: np.random.Generator) -> dict[str, Head]:
@@ -109,10 +103,12 @@ def head_runs() -> tuple[Runs, Runs]:
     table = jnp.asarray(rng.standard_normal((vocab_size, width)) / width**0.5, jnp.float32)
     inputs = hidden, table, jnp.zeros(vocab_size)
     targets = jnp.asarray(rng.integers(vocab_size, size=positions), jnp.int32)
-    exact = exact_heads(targets, [int(size) for size in _BLOCK_SIZES.value])
+    exact: dict[str, Head] = {"optax full": functools.partial(optax_head, targets)}
+    for size in map(int, _BLOCK_SIZES.value):
+        exact[f"blockwise, {size:,} words"] = functools.partial(blockwise_head, targets, size)
     forward = {name: compiled(head, *inputs) for name, head in exact.items()}
     for name, (call, _) in forward.items():
-        np.testing.assert_allclose(call(), forward[PEER][0](), rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(call(), forward["optax full"][0](), rtol=1e-4, err_msg=name)
     every = exact | knn_heads(vocab_size, positions, rng)
     both = {
         name: compiled(jax.value_and_grad(head, argnums=(0, 1, 2)), *inputs)
@@ -123,12 +119,13 @@ def head_runs() -> tuple[Runs, Runs]:
 
 def union_runs() -> Runs:
     """Build the search for a batch's candidates in random lists, by either method."""
-    rng = np.random.default_rng(1)
-    lists = rng.integers(UNION_VOCAB, size=(UNION_VOCAB, UNION_K), dtype=np.int32)
-    zipf = 1 / np.arange(1.0, UNION_VOCAB + 1)
-    targets = rng.choice(UNION_VOCAB, UNION_TARGETS, p=zipf / zipf.sum()).astype(np.int32)
+    rng, size = np.random.default_rng(1), _UNION_VOCAB.value
+    lists = rng.integers(size, size=(size, UNION_K), dtype=np.int32)
+    zipf = 1 / np.arange(1.0, size + 1)
+    number = min(UNION_TARGETS, size // 200)  # else they overflow
+    targets = rng.choice(size, number, p=zipf / zipf.sum()).astype(np.int32)
     arguments = jnp.asarray(lists), jnp.asarray(targets)
-    capacity = UNION_VOCAB // 4
+    capacity = size // 4
 
     def ours(lists, targets):
         weights = jnp.ones((1, len(targets)))
@@ -136,7 +133,7 @@ def union_runs() -> Runs:
 
     def unique(lists, targets):
         words = jnp.concatenate([lists[targets].reshape(-1), targets])
-        ids = jnp.unique(words, size=capacity, fill_value=UNION_VOCAB)
+        ids = jnp.unique(words, size=capacity, fill_value=size)
         return ids, jnp.searchsorted(ids, targets)  # cheaper than return_inverse
 
     runs = {"union, jnp.unique": compiled(unique, *arguments), "union": compiled(ours, *arguments)}
@@ -146,27 +143,102 @@ def union_runs() -> Runs:
     return runs
 
 
-def print_rows(runs: Runs, what: str, repetitions: int) -> None:
-    """Print rows of the table; the baseline is the first run."""
-    seconds = interleaved_medians({name: call for name, (call, _) in runs.items()}, repetitions)
+def update_runs() -> tuple[dict[str, Callable[[], object]], int]:
+    """Build a function for one step by each method; and |V'|."""
+    vocab_size, width, positions, k, capacity = map(int, _SIZES.value)
+    rng = np.random.default_rng(0)
+    p = 1 / np.arange(1.0, vocab_size + 1)
+    targets = jnp.asarray(rng.choice(vocab_size, positions, p=p / p.sum()), jnp.int32)
+    near = np.arange(vocab_size)[:, None] // 64 * 64 + rng.integers(0, 96, (vocab_size, k))
+    neighbours = jnp.asarray(np.minimum(near, vocab_size - 1), jnp.int32)
+    hidden = jnp.asarray(rng.normal(size=(positions, width)), jnp.float32)
+    # Passed as arguments, since XLA would constant-fold V' during compilation.
+    batch = (hidden, targets, neighbours)
+    weights = jnp.ones(positions)
+    new_table = jax.jit(lambda: 0.02 * jax.random.normal(jax.random.key(0), (vocab_size, width)))
+    dense = optax.adamw(1e-3, b2=0.98, weight_decay=0.01)
+    rows = row_adamw(1e-3, b2=0.98, weight_decay=0.01)
+
+    def candidates(targets, neighbours):
+        found = union_of_neighbours(neighbours, targets[None], weights[None], capacity)
+        return found.ids[0], found.labels[0], found.union_size[0]
+
+    def knn_loss(values, hidden, ids, labels, union_size):
+        bias = jnp.where(ids < vocab_size, 0.0, ABSENT)
+        return blockwise_softmax_loss(
+            hidden, labels, weights, values, bias, num_valid=capacity,
+            block_size=DEFAULT_BLOCK_SIZE, num_used=union_size,
+        ).mean()  # fmt: skip
+
+    def full(table, state, hidden, targets, neighbours):
+        del neighbours
+        bias = jnp.zeros(vocab_size)
+        grads = jax.grad(lambda table: optax_head(targets, hidden, table, bias) / positions)(table)
+        updates, state = dense.update(grads, state, table)
+        return optax.apply_updates(table, updates), state
+
+    def knn_dense(table, state, hidden, targets, neighbours):
+        ids, labels, union_size = candidates(targets, neighbours)
+        values = table.at[ids].get(mode="fill", fill_value=0)
+        grads = jax.grad(knn_loss)(values, hidden, ids, labels, union_size)
+        grads = jnp.zeros_like(table).at[ids].set(grads, mode="drop")
+        updates, state = dense.update(grads, state, table)
+        return optax.apply_updates(table, updates), state
+
+    def knn_rows(table, state, hidden, targets, neighbours):
+        ids, labels, union_size = candidates(targets, neighbours)
+        read = rows.read(table, state, ids)
+        grads = jax.grad(knn_loss)(read.values, hidden, ids, labels, union_size)
+        return rows.update(grads, read, table, state)
+
+    def stepper(step, init) -> Callable[[], object]:
+        compiled = jax.jit(step, donate_argnums=(0, 1))
+        table = new_table()
+        held = [table, init(table)]
+
+        def run():
+            held[:] = compiled(*held, *batch)
+            return held
+
+        return run
+
+    steps = {
+        "full, dense AdamW": stepper(full, dense.init),
+        "k-NN, dense AdamW": stepper(knn_dense, dense.init),
+        "k-NN, row AdamW": stepper(knn_rows, rows.init),
+    }
+    return steps, int(jax.jit(candidates)(targets, neighbours)[2])
+
+
+def add_rows(report: machine.Report, runs: Runs, what: str) -> None:
+    """Add runs to the table; the baseline is the first."""
+    calls = {name: call for name, (call, _) in runs.items()}
+    seconds = machine.interleaved_medians(calls, flags.FLAGS.repetitions)
     peer = seconds[next(iter(runs))]
     for name, (_, held) in runs.items():
-        cells = f"{1e3 * seconds[name]:.0f}", f"{peer / seconds[name]:.2f}", f"{held:.0f}"
-        print(f"| {name} | {what} | {' | '.join(cells)} |", flush=True)
+        report.row(name, what, 1e3 * seconds[name], peer / seconds[name], held)
 
 
 def main(_) -> None:
-    set_up(_CORES.value)
-    both, forward = head_runs()
-    print(f"{describe_machine()}, optax {optax.__version__}")
-    print(f"V = {_VOCAB_SIZE.value:,}, W = {_POSITIONS.value:,}, D = {_WIDTH.value}; ", end="")
-    print(f"the union: V = {UNION_VOCAB:,}, K = {UNION_K}, W = {UNION_TARGETS:,}.")
-    print("The peer is the first row that computes the same.\n")
-    print("| what | computes | ms | times as fast as its peer | temporary MB |")
-    print("|---|---|---:|---:|---:|")
-    print_rows(both, "loss and gradients", _REPETITIONS.value)
-    print_rows(forward, "loss", _REPETITIONS.value)
-    print_rows(union_runs(), "V' and labels", 3 * _REPETITIONS.value)
+    report = machine.start()
+    columns = {"what": "", "computes": "", "ms": ".1f", "over the first": ".2f", "temp. MB": ".0f"}
+    if _STUDY.value in ("all", "heads"):
+        sizes = _VOCAB_SIZE.value, _POSITIONS.value, _WIDTH.value
+        report.table("V = {:,}, W = {:,}, E = {}".format(*sizes), columns)
+        both, forward = head_runs()
+        add_rows(report, both, "loss and gradients")
+        add_rows(report, forward, "loss")
+    if _STUDY.value in ("all", "union"):
+        report.table(f"V = {_UNION_VOCAB.value:,}, k = {UNION_K}", columns)
+        add_rows(report, union_runs(), "V' and labels")
+    if _STUDY.value in ("all", "update"):
+        steps, union_size = update_runs()
+        said = "V = {}, E = {}, W = {}, k = {}, C = {}".format(*_SIZES.value)
+        columns = {"output layer and update": "", "ms": ".1f", "over full": ".1f"}
+        report.table(f"{said}, |V'| = {union_size:,}", columns)
+        seconds = machine.interleaved_medians(steps, flags.FLAGS.repetitions)
+        for name, time in seconds.items():
+            report.row(name, 1e3 * time, seconds["full, dense AdamW"] / time)
 
 
 if __name__ == "__main__":

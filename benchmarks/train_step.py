@@ -107,46 +107,18 @@ class Preset:
 
 PRESETS = {
     "base": Preset(
-        hidden_size=768,
-        num_layers=12,
-        num_heads=12,
-        mlp_size=3072,
-        batch_size=32,
-        length=512,
-        dtype="bfloat16",
-        vocab_sizes=(250_112, 500_224, 1_000_448),
-        embedding_sizes=(768, 384),
-        k=50,
-        capacity=57_344,
-        num_negatives=8192,
-        clusters_of=64,
-        is_interleaved=False,
-        searches=False,
-        minutes=9.0,
-        repetitions=5,
-        steps=10,
+        hidden_size=768, num_layers=12, num_heads=12, mlp_size=3072, batch_size=32, length=512,
+        dtype="bfloat16", vocab_sizes=(250_112, 500_224, 1_000_448), embedding_sizes=(768, 384),
+        k=50, capacity=57_344, num_negatives=8192, clusters_of=64, is_interleaved=False,
+        searches=False, minutes=9.0, repetitions=5, steps=10,
     ),
     "small": Preset(
-        hidden_size=128,
-        num_layers=2,
-        num_heads=4,
-        mlp_size=256,
-        batch_size=8,
-        length=64,
-        dtype="float32",
-        vocab_sizes=(32_768, 65_536, 131_072),
-        embedding_sizes=(128,),
-        k=10,
-        capacity=4096,
-        num_negatives=512,
-        clusters_of=16,
-        is_interleaved=True,
-        searches=True,
-        minutes=0.0,
-        repetitions=5,
-        steps=3,
+        hidden_size=128, num_layers=2, num_heads=4, mlp_size=256, batch_size=8, length=64,
+        dtype="float32", vocab_sizes=(32_768, 65_536, 131_072), embedding_sizes=(128,),
+        k=10, capacity=4096, num_negatives=512, clusters_of=16, is_interleaved=True,
+        searches=True, minutes=0.0, repetitions=5, steps=3,
     ),
-}
+}  # fmt: skip
 
 _PRESET = flags.DEFINE_enum("preset", "small", sorted(PRESETS), "Sizes.")
 _VOCAB = flags.DEFINE_list("vocab_sizes", None, "V, instead of the preset's.")
@@ -177,32 +149,17 @@ def statistics_of(vocab_size: int) -> TokenStatistics:
 
 def objective_of(preset: Preset, kind: str, vocab_size: int, width: int) -> MaskedLM:
     encoder = EncoderSettings(
-        vocab_size=vocab_size,
-        embedding_size=width,
-        hidden_size=preset.hidden_size,
-        num_layers=preset.num_layers,
-        num_heads=preset.num_heads,
-        mlp_size=preset.mlp_size,
-        max_length=preset.length,
-        norm_position="post",
-        dropout_rate=0.1,
-        attention_dropout_rate=0.0,
-        dtype=preset.dtype,
-        attention=_ATTENTION.value,
+        vocab_size=vocab_size, embedding_size=width, hidden_size=preset.hidden_size,
+        num_layers=preset.num_layers, num_heads=preset.num_heads, mlp_size=preset.mlp_size,
+        max_length=preset.length, norm_position="post", dropout_rate=0.1,
+        attention_dropout_rate=0.0, dtype=preset.dtype, attention=_ATTENTION.value,
         unroll=preset.num_layers if preset.num_layers < 6 else 1,
-    )
+    )  # fmt: skip
     settings = OutputLayerSettings(
-        kind=kind,
-        k=preset.k,
-        capacity=preset.capacity,
-        row_capacity=0,
-        num_negatives=preset.num_negatives,
-        group_size=0,
-        refresh_every=_REFRESH.value,
-        log_q_correction=False,
-        full_softmax_fraction=0.0,
-        frequency_bias=False,
-    )
+        kind=kind, k=preset.k, capacity=preset.capacity, row_capacity=0,
+        num_negatives=preset.num_negatives, group_size=0, refresh_every=_REFRESH.value,
+        log_q_correction=False, full_softmax_fraction=0.0, frequency_bias=False,
+    )  # fmt: skip
     return MaskedLM(
         encoder=Encoder(encoder),
         output_layer=make_output_layer(settings, num_valid=vocab_size),
@@ -300,16 +257,9 @@ class Case:
 
 def functions_of(objective: Objective, update: str) -> TrainFunctions:
     optimizer = OptimizerSettings(
-        learning_rate=1e-4,
-        warmup_steps=10,
-        decay_power=1.0,
-        beta1=0.9,
-        beta2=0.98,
-        epsilon=1e-6,
-        weight_decay=0.01,
-        clip_norm=1.0,
-        embedding_update=update,
-    )
+        learning_rate=1e-4, warmup_steps=10, decay_power=1.0, beta1=0.9, beta2=0.98, epsilon=1e-6,
+        weight_decay=0.01, clip_norm=1.0, embedding_update=update,
+    )  # fmt: skip
     mesh = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
     devices = make_mesh(mesh, jax.devices()[:1])
     return make_train_functions(objective, optimizer, mesh, devices, num_steps=100_000)

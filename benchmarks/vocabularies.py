@@ -1,4 +1,4 @@
-"""Nested unigram training against SentencePiece trained per size: agreement and cost.
+"""Nested unigram training against SentencePiece trained per size: agreement, cost and memory.
 
     python -m benchmarks.vocabularies --config=configs/real_text.py:DATA \\
         --corpora=cs,he,zh,latin=en+de+es+fr
@@ -11,20 +11,26 @@ Each corpus is a language, or several joined. Both trainers use the same sentenc
   text, against one SentencePiece training at 8,000 pieces, as medians of interleaved runs. Against
   SentencePiece for every size, training and encoding: the sampled sizes are timed, those between
   them interpolated.
+- Memory, with --study=memory, of counting the runs and training all sizes on a quarter, a half and
+  all of the sentences, each in a process of its own; "before" is with the sentences alone.
 
-Compilation is timed separately; numba caches its result.
+numba compiles before anything is timed.
 """
 
+import concurrent.futures
 import dataclasses
+import multiprocessing
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sentencepiece as spm
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from benchmarks.corpora import load
+from benchmarks import machine
+from input_pipeline.corpus import load_corpus
 from vocap import unigram
 from vocap.runs import count_runs
 from xlm.common import entry_point
@@ -32,21 +38,30 @@ from xlm.experiment import data as builders
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Says where the text is.")
 _CORPORA = flags.DEFINE_list("corpora", None, "Languages, or name=language+language.")
+_STUDY = flags.DEFINE_enum("study", "cost", ["cost", "memory"], "What to measure.")
 _STEP = flags.DEFINE_integer("step", 1000, "Sizes are multiples of this,")
 _LARGEST = flags.DEFINE_integer("largest", 50_000, "up to this.")
 _SAMPLES = flags.DEFINE_integer("samples", 5, "Sizes at which SentencePiece is trained.")
-_REPETITIONS = flags.DEFINE_integer("repetitions", 3, "Of the timings.")
+machine.define_flags(cores=0, repetitions=3)
 _REFERENCE_SIZE = 8000
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """SentencePiece training: its vocabulary, and CPU seconds of training and encoding."""
+def load(config: ConfigDict, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and all sentences of each corpus of --corpora."""
+    corpora = {
+        name: (members or name).split("+")
+        for name, _, members in (corpus.partition("=") for corpus in names)
+    }
+    config.corpus.languages = tuple(sorted({lang for group in corpora.values() for lang in group}))
+    config.corpus.heldout_fraction = 0.0
+    config.corpus.max_train_bytes = 0
+    corpus = load_corpus(builders.corpus_spec(config))
+    for name, group in corpora.items():
+        yield name, [sentence for language in group for sentence in corpus.sentences(language)]
 
-    pieces: frozenset[str]
-    alp: float
-    training: float
-    encoding: float
+
+def megabytes(sentences: Sequence[str]) -> float:
+    return sum(len(sentence.encode()) + 1 for sentence in sentences) / 1e6
 
 
 def cpu_seconds(function, *arguments):
@@ -65,82 +80,82 @@ def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigr
 
 def reference(
     sentences: Sequence[str], table, size: int, settings: unigram.TrainerSettings
-) -> Reference:
-    """Train SentencePiece at one size, with its ALP measured as for the nested trainer."""
+) -> tuple[frozenset[str], float, float]:
+    """Train SentencePiece at one size: its pieces, ALP, and CPU seconds with the encoding."""
     settings = dataclasses.replace(settings, trainer="sentencepiece", sizes=(size,))
     model, training = cpu_seconds(unigram.sentencepiece_model, sentences, size, settings)
     processor = spm.SentencePieceProcessor(model_proto=model)
     _, encoding = cpu_seconds(processor.encode, list(sentences))
     found = unigram.measure_models([model], table, settings)
-    return Reference(frozenset(found.curve.vocabulary(0)), found.curve.alp[0], training, encoding)
+    return frozenset(found.curve.vocabulary(0)), found.curve.alp[0], training + encoding
 
 
-def sampled(sizes: Sequence[int], number: int) -> list[int]:
-    """Sample the first, the last and geometrically spaced sizes between them."""
-    wanted = np.geomspace(sizes[0], sizes[-1], number)
-    return sorted({min(sizes, key=lambda size: abs(size - w)) for w in wanted})
-
-
-def row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) -> list[float]:
-    """Measure one corpus and print its line of the table; return the figures."""
+def cost_row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) -> list:
+    """Measure one corpus; return the row of the table."""
+    found = nested(sentences, settings)
+    sizes = found.curve.sizes
+    at_8k = min(sizes, key=lambda size: abs(size - _REFERENCE_SIZE))  # the nearest feasible
     ours, one_size = [], []
-    # The reference size if feasible, otherwise the nearest.
-    found, _ = cpu_seconds(nested, sentences, settings)
-    at_8k = min(found.curve.sizes, key=lambda size: abs(size - _REFERENCE_SIZE))
-    for _ in range(_REPETITIONS.value):
-        found, seconds = cpu_seconds(nested, sentences, settings)
-        ours.append(seconds)
-        _, seconds = cpu_seconds(unigram.sentencepiece_model, sentences, at_8k, settings)
-        one_size.append(seconds)
-
+    for _ in range(flags.FLAGS.repetitions):
+        ours.append(cpu_seconds(nested, sentences, settings)[1])
+        one_size.append(cpu_seconds(unigram.sentencepiece_model, sentences, at_8k, settings)[1])
     table = count_runs(sentences)
-    sample = sampled(found.curve.sizes, _SAMPLES.value)
+    wanted = np.geomspace(sizes[0], sizes[-1], _SAMPLES.value)
+    sample = sorted({min(sizes, key=lambda size: abs(size - w)) for w in wanted})
     alp, jaccard, cost = [], [], []
     for size in sample:
-        other = reference(sentences, table, size, settings)
-        s = found.curve.sizes.index(size)
-        pieces = set(found.curve.vocabulary(s))
-        alp.append(100 * abs(found.curve.alp[s] - other.alp) / abs(other.alp))
-        jaccard.append(len(pieces & other.pieces) / len(pieces | other.pieces))
-        cost.append(other.training + other.encoding)
-    every = float(np.interp(found.curve.sizes, sample, cost).sum())
+        pieces, its_alp, seconds = reference(sentences, table, size, settings)
+        own = set(found.curve.vocabulary(sizes.index(size)))
+        alp.append(abs(found.curve.alp[sizes.index(size)] - its_alp) / abs(its_alp))
+        jaccard.append(len(own & pieces) / len(own | pieces))
+        cost.append(seconds)
+    every = float(np.interp(sizes, sample, cost).sum())
     median = float(np.median(ours))
+    span = f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
+    agreement = [float(np.mean(alp)), max(alp), float(np.mean(jaccard)), min(jaccard)]
     ratios = [median / float(np.median(one_size)), every / median]
-    megabytes = sum(len(s.encode()) + 1 for s in sentences) / 1e6
-    print(
-        f"| {name} | {megabytes:.1f} | {found.curve.sizes[0]} to {found.curve.sizes[-1]} "
-        f"({len(found.curve.sizes)}) | {len(sample)} | {np.mean(alp):.4f} | {max(alp):.4f} "
-        f"| {np.mean(jaccard):.4f} | {min(jaccard):.4f} | {median:.2f} | {ratios[0]:.2f} "
-        f"| {ratios[1]:.0f} |",
-        flush=True,
-    )
-    return [float(np.mean(alp)), max(alp), float(np.mean(jaccard)), min(jaccard), *ratios]
+    return [name, megabytes(sentences), span, len(sample), *agreement, median, *ratios]
+
+
+def memory_of(
+    sentences: Sequence[str], settings: unigram.TrainerSettings
+) -> tuple[float, float, float]:
+    """Million characters in the table, and MB before and at the peak; in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    table = count_runs(sentences)
+    unigram.train_vocabularies(table, settings)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return len(table.text.characters) / 1e6, before, peak
 
 
 def main(_) -> None:
+    report = machine.start()
     config = _CONFIG.value
     corpora = dict(load(config, _CORPORA.value))
+    training = builders.vocabulary_settings(config).training
     sizes = tuple(range(_STEP.value, _LARGEST.value + 1, _STEP.value))
-    settings = dataclasses.replace(
-        builders.vocabulary_settings(config).training, trainer="nested", sizes=sizes
-    )
+    settings = dataclasses.replace(training, trainer="nested", sizes=sizes)
+    if _STUDY.value == "memory":
+        columns = {"corpus": "", "MB of text": ".1f", "characters of distinct runs, M": ".2f",
+                   "before, MB": ".0f", "peak, MB": ".0f"}  # fmt: skip
+        report.table("Memory of all sizes", columns)
+        context = multiprocessing.get_context("spawn")
+        for name, sentences in corpora.items():
+            for part in (sentences[::4], sentences[::2], sentences):
+                with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+                    found = pool.submit(memory_of, part, settings).result()
+                report.row(name, megabytes(part), *found)
+        return
     small = dataclasses.replace(settings, sizes=(100, 200, 400, 800, 1600, 3200))
-    _, seconds = cpu_seconds(nested, next(iter(corpora.values()))[:500], small)
-    print(f"compilation, or loading its result: {seconds:.1f} s of CPU\n")
-    print(
-        "| corpus | MB | sizes | compared | ALP difference mean % | max % | Jaccard mean | min "
-        "| all sizes, CPU s | of one SentencePiece at 8K | every size by SentencePiece, times |\n"
-        "|---|" + "---:|" * 10
-    )
-    rows = []
+    nested(next(iter(corpora.values()))[:500], small)
+    columns = {
+        "corpus": "", "MB": ".1f", "sizes": "", "compared": "d", "ALP differs, mean": ".4%",
+        "most": ".4%", "Jaccard, mean": ".4f", "least": ".4f", "all sizes, CPU s": ".2f",
+        "of one SentencePiece at 8K": ".2f", "every size by SentencePiece, times": ".0f",
+    }  # fmt: skip
+    report.table("All sizes against SentencePiece", columns)
     for name, sentences in corpora.items():
-        rows.append(row(name, sentences, settings))
-    means = np.array(rows)
-    print(
-        f"| **all** | | | | {means[:, 0].mean():.4f} | {means[:, 1].max():.4f} "
-        f"| {means[:, 2].mean():.4f} | {means[:, 3].min():.4f} | | {means[:, 4].max():.2f} (most) "
-        f"| {means[:, 5].min():.0f} (least) |"
-    )
+        report.row(*cost_row(name, sentences, settings))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Each run is an argument of its config, so that the launchers and the stages start the same runs:
 
-    python -m xlm.launch.slurm --config=configs/xlm_r.py:ablation,DATA --grid=alpha --workdir=DIR
+    python -m xlm.launch.start --config=configs/xlm_r.py:ablation,DATA --grid=alpha --workdir=DIR
 
 The figures themselves, with their axes and the papers' values, are in `research/studies`.
 """

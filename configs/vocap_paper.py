@@ -66,7 +66,7 @@ _500K = {"vocab.target_size": 500_000}
 _JOINT = {"vocab.method": "joint"}
 _HALF = {"model.embedding_size": 384}
 # A step needs 285,000 to 320,000 rows of a table of 500,000 and 360,000 to 415,000 of a million on
-# made-up text (benchmarks/touched_rows.py); the metric train/table_rows tells what a run needs.
+# made-up text (benchmarks/row_adamw.py); the metric train/table_rows tells what a run needs.
 _KNN = {
     "output_layer.kind": "knn",
     "output_layer.row_capacity": 327_680,

@@ -3,7 +3,7 @@
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/xlm_r.py:base,DATA --workdir=runs/xlmr_base
     done
-    python -m xlm.launch.local --config=configs/xlm_r.py:small,DATA --grid=languages --workdir=DIR
+    python -m xlm.launch.start --config=configs/xlm_r.py:small,DATA --grid=languages --workdir=DIR
 
 The argument is WORD or WORD.RUN, also with `,DATA`; without DATA a config is for looking at.
 

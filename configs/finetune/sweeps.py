@@ -1,6 +1,6 @@
 """Grids of hyperparameters as the papers print them, for --grid of the launchers.
 
-    python -m xlm.launch.local --config=configs/finetune/xnli.py:DATA --workdir=/runs/xnli \\
+    python -m xlm.launch.start --config=configs/finetune/xnli.py:DATA --workdir=/runs/xnli \\
         --stages=finetune --config.init_from=CHECKPOINT --grid=vocap --seeds=5
 
 is a run for each value and seed; of several keys, for each combination.

@@ -92,7 +92,7 @@ class ConfigsTest(parameterized.TestCase):
             "--config.task.test=('a', 'b', 'c')",
         ]
         config = ["--config=configs/finetune/bucc.py:DATA", "--workdir=/runs/a"]
-        done = harness.run("xlm.launch.local", ["--dry_run", "--stages=finetune", *config, *given])
+        done = harness.run("xlm.launch.start", ["--dry_run", "--stages=finetune", *config, *given])
         self.assertEqual(done.status, 0, done.errors)
         # As they were read, which is as they were meant.
         self.assertEqual(shlex.split(done.output)[-3:], given)
@@ -124,24 +124,23 @@ class SweepsTest(parameterized.TestCase):
     def test_a_grid_is_one_of_keys_of_its_task(self, name):
         for task in sweeps.GRIDS[name]:
             config = load(task, "")
-            found = jobs.parse_sweep(jobs.grid(name, config))
-            jobs.check_sweep(found, config)
+            jobs.parse_sweep(jobs.task_grid(name, config), config)
 
     def test_the_default_is_in_the_grid_of_vocap(self):
         for task in sweeps.GRIDS["vocap"]:
             config = load(task, "")
-            for key, values in jobs.parse_sweep(jobs.grid("vocap", config)).items():
+            for key, values in jobs.parse_sweep(jobs.task_grid("vocap", config), config).items():
                 section, name = key.split(".")
                 self.assertIn(config[section][name], [float(value) for value in values], task)
 
     def test_a_grid_that_is_not_there_is_refused(self):
         with self.assertRaisesRegex(ValueError, "--grid is 'paper'.*vocap .*xnli"):
-            jobs.grid("paper", load("xnli", ""))
+            jobs.task_grid("paper", load("xnli", ""))
         with self.assertRaisesRegex(ValueError, "--grid is 'vocap', and .* task .* 'tatoeba'"):
-            jobs.grid("vocap", load("tatoeba", ""))
+            jobs.task_grid("vocap", load("tatoeba", ""))
         with self.assertRaisesRegex(ValueError, "'veco_translate_train', and .* task .* 'udpos'"):
-            jobs.grid("veco_translate_train", load("udpos", ""))
-        self.assertEqual(jobs.grid(None, load("xnli", "")), ())
+            jobs.task_grid("veco_translate_train", load("udpos", ""))
+        self.assertEqual(jobs.task_grid(None, load("xnli", "")), ())
 
 
 if __name__ == "__main__":

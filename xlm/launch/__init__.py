@@ -1,9 +1,6 @@
-"""Launchers of runs on clusters: XManager, Slurm, TPU pods.
+"""Launchers: `start` here, on Slurm and on TPU slices by shell scripts, `xmanager` with XManager.
 
-`jobs` defines runs independently of the cluster: stages, flags, sweeps, names. Each launcher maps
-them by pure functions to the format of its cluster (a plan, a batch script, gcloud commands), which
---dry_run prints; submission is a few lines after that. Launchers need only absl and ml_collections,
-not jax or the project's other requirements.
+`jobs` expands sweeps and grids to jobs. Launchers need absl and ml_collections only.
 """
 
 from xlm.common import packages

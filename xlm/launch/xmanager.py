@@ -3,19 +3,19 @@
     python -m xlm.launch.xmanager --config=configs/X.py --workdir=/gcs/BUCKET/X --platform=vertex \
         --gpus=a100=8 --sweep=optimizer.learning_rate=1e-3,3e-3 --seeds=3 --dry_run
 
-The experiment is a `Plan`, plain data from a pure function; --dry_run prints it without xmanager
-(the extra [launch]), which only `launch` imports. For jobs on several machines use `slurm` or
-`tpu_pod`: XManager's executors start each container independently.
+--dry_run prints the experiment as plain data and needs no xmanager (the extra [launch]). For
+jobs on several machines use `xlm.launch.start`: XManager starts each container by itself.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -24,179 +24,50 @@ from ml_collections import ConfigDict
 from xlm.common import entry_point, packages
 from xlm.launch import jobs
 
-PLATFORMS = ("local", "docker", "vertex", "kubernetes")
 # GPU types for which XManager finds a machine on Vertex AI.
 _VERTEX_GPUS = ("a100", "l4_24th", "p100", "t4", "v100")
 # On Kubernetes it selects nodes labelled nvidia-tesla-X, which exist for these types only.
 _TESLA_LABELS = ("a100", "p100", "p4", "t4", "v100")
 _CODE = "vocap"  # folder of the code in a container
-
-
-@dataclasses.dataclass(frozen=True)
-class Package:
-    """Package of an experiment.
-
-    Attributes:
-      kind: "binary" for a program on this machine, or "python_container".
-      commands: shell commands in sequence; "$@" are a job's flags.
-      base_image, docker_instructions: of a container.
-    """
-
-    kind: str
-    commands: tuple[str, ...]
-    base_image: str = ""
-    docker_instructions: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Executor:
-    """Executor of an experiment.
-
-    Attributes:
-      platform: one of `PLATFORMS`.
-      requirements: XManager's resource name -> amount; memory in bytes.
-      volumes: path on this machine -> path in a container.
-      cloud_provider: of Kubernetes; "" for XManager's default.
-    """
-
-    platform: str
-    requirements: dict[str, float]
-    volumes: dict[str, str] = dataclasses.field(default_factory=dict)
-    cloud_provider: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedJob:
-    """Job of a plan: a name, and the flags and environment of the commands."""
-
-    name: str
-    args: dict[str, str]
-    env_vars: dict[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """XManager experiment."""
-
-    title: str
-    package: Package
-    executor: Executor
-    jobs: tuple[PlannedJob, ...]
+# jax for GPUs, in a release that requirements.txt asks for.
+_FOR_GPUS = r"RUN sed -i 's/^jax\([<>=]\)/jax[cuda13]\1/' requirements.txt"
 
 
 def parse_gpus(text: str) -> tuple[str, int]:
-    """Parse kind and number of GPUs, such as "h100=8"; ("", 0) for "".
-
-    Raises:
-      ValueError: the format is invalid.
-    """
+    """Parse kind and number of GPUs, such as "h100=8"; ("", 0) for ""."""
     if not text:
         return "", 0
     kind, _, count = text.partition("=")
     if not kind.isidentifier() or not count.isdecimal() or int(count) < 1:
         raise ValueError(f"--gpus is {text!r}, must be KIND=NUMBER, such as a100=8")
     if kind.startswith("tpu"):
-        raise ValueError(f"--gpus is {text!r}; python -m xlm.launch.tpu_pod is for TPUs")
+        raise ValueError(f"--gpus is {text!r}; xlm.launch.start --on=tpu_pod is for TPUs")
     return kind.lower(), int(count)
 
 
-def parse_volumes(paths: Sequence[str]) -> tuple[str, ...]:
-    """Normalize the paths to be mounted into containers.
-
-    Raises:
-      ValueError: a path is not absolute, cannot be mounted, or does not exist on this machine,
-        where Docker would make an empty folder of it.
-    """
+def parse_volumes(paths: Sequence[str]) -> list[str]:
+    """Check and normalize the paths to be mounted into containers."""
     for path in paths:
+        jobs.check_line("volume", path)
         if not path.startswith("/") or ":" in path or not path.strip("/"):
             raise ValueError(
                 f"--volume is {path!r}, must be an absolute path without colons, such as "
                 "/data/text, which is mounted at the same path"
             )
-        if not os.path.exists(path):
+        if not os.path.exists(path):  # Docker would make an empty folder of it
             raise ValueError(f"--volume is {path!r}, which does not exist; correct the path")
-    return tuple(os.path.normpath(path) for path in paths)
+    return [os.path.normpath(path) for path in paths]
 
 
-def paths_of(config: ConfigDict) -> list[tuple[str, str]]:
-    """Return keys and values of a config that are absolute paths which exist on this machine."""
-    return [
-        (key, value)
-        for key, value in entry_point.strings("--config", config)
+def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
+    """Raise ValueError if the config names a path of this machine that lies in no mounted one."""
+    missing = [
+        (key, path)
+        for key, path in entry_point.strings("--config", config)
         # "/" by itself is rather a separator than a folder to read.
-        if value.startswith("/") and value.strip("/") and os.path.exists(value)
+        if path.startswith("/") and path.strip("/") and os.path.exists(path)
+        if not any(pathlib.PurePath(os.path.normpath(path)).is_relative_to(v) for v in mounted)
     ]
-
-
-def make_plan(
-    found: list[jobs.Job],
-    title: str,
-    *,
-    platform: str,
-    workdir: str,
-    gpus: tuple[str, int] = ("", 0),
-    cpus: int = 0,
-    memory_gib: int = 0,
-    python: str = "python",
-    base_image: str = "python:3.12-slim",
-    volumes: Sequence[str] = (),
-    paths: Sequence[tuple[str, str]] = (),
-) -> Plan:
-    """Plan the XManager experiment.
-
-    Args:
-      found: the jobs, all with the same stages.
-      platform: one of `PLATFORMS`.
-      workdir: folder that holds the working directories of all jobs.
-      gpus: kind and number for each job; the kind is used in the cloud only.
-      cpus, memory_gib: for each job; 0 for the platform's default.
-      python: interpreter on this machine with the project's requirements, for "local".
-      volumes: paths that Docker mounts into the containers besides `workdir` (`parse_volumes`).
-      paths: keys of the config with the paths that the jobs read (`paths_of`).
-
-    Raises:
-      ValueError: settings are incompatible.
-    """
-    jobs.check_name(title)
-    if platform not in PLATFORMS:
-        raise ValueError(f"--platform is {platform!r}, must be one of {', '.join(PLATFORMS)}")
-    jobs.check_word("base_image", base_image)
-    for flag, value in (("python", python), *(("volume", path) for path in volumes)):
-        jobs.check_line(flag, value)
-    if platform == "vertex" and not workdir.startswith("/gcs/"):
-        raise ValueError(
-            f"--workdir is {workdir!r}; on Vertex AI, machines share their buckets only, mounted "
-            "as /gcs/BUCKET: give a folder there"
-        )
-    if platform != "docker" and volumes:
-        raise ValueError(
-            f"--volume is {volumes[0]!r}, which --platform={platform} does not mount; leave it "
-            "out, or use --platform=docker"
-        )
-    mounted = (workdir, *volumes) if platform == "docker" else ()
-    if mounted:
-        _check_mounted(paths, mounted)
-    planned = tuple(
-        PlannedJob(
-            job.name,
-            job.flags(),
-            {"WORKDIR": job.workdir, "SHARED": job.shared} if job.shared else {},
-        )
-        for job in found
-    )
-    if platform == "local":
-        package = Package(
-            "binary", (f"cd {shlex.quote(str(jobs.ROOT))}", *_commands(found[0], python))
-        )
-    else:
-        package = _container(found[0], has_gpus=bool(gpus[1]), base_image=base_image)
-    executor = _executor(platform, mounted, gpus, cpus, memory_gib)
-    return Plan(title, package, executor, planned)
-
-
-def _check_mounted(paths: Sequence[tuple[str, str]], mounted: Sequence[str]) -> None:
-    """Raise ValueError for paths, given with their keys, that lie in no mounted volume."""
-    missing = [(key, path) for key, path in paths if not any(_lies_in(path, v) for v in mounted)]
     if missing:
         found = ", ".join(f"{key} is {path!r}" for key, path in missing)
         volumes = dict.fromkeys(f"--volume={shlex.quote(path)}" for _, path in missing)
@@ -206,65 +77,94 @@ def _check_mounted(paths: Sequence[tuple[str, str]], mounted: Sequence[str]) -> 
         )
 
 
-def _lies_in(path: str, folder: str) -> bool:
-    """Whether an absolute path is `folder` or below it, by their names."""
-    return pathlib.PurePath(os.path.normpath(path)).is_relative_to(os.path.normpath(folder))
+def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
+    """Plan the XManager experiment as plain data.
 
+    Args:
+      found: the jobs, all with the same stages.
+      values: of the flags of this command.
 
-def _commands(job: jobs.Job, python: str) -> tuple[str, ...]:
-    """Shell commands of a job, with its flags as "$@"."""
-    link = ['mkdir -p "$WORKDIR"', 'ln -sf "$SHARED/vocab" "$SHARED/rows" "$WORKDIR/"']
-    return (
-        "set -e",
-        *(link if job.shared else []),
-        *(f'{shlex.quote(python)} {stage}.py "$@"' for stage in job.stages),
-    )
-
-
-def _container(job: jobs.Job, *, has_gpus: bool, base_image: str) -> Package:
-    accelerated = f" {shlex.quote(jobs.jax_requirement('cuda13'))}" if has_gpus else ""
-    instructions = (
-        "ENV LANG=C.UTF-8",
-        f"WORKDIR /{_CODE}",
-        # Before the code, so that a change of the code does not reinstall the requirements.
-        f"COPY {_CODE}/requirements.txt requirements.txt",
-        f"RUN python -m pip install --no-cache-dir -r requirements.txt{accelerated}",
-        f"COPY {_CODE}/ /{_CODE}",
-    )
-    return Package("python_container", _commands(job, "python"), base_image, instructions)
-
-
-def _executor(
-    platform: str, mounted: Sequence[str], gpus: tuple[str, int], cpus: int, memory_gib: int
-) -> Executor:
-    kind, count = gpus
-    requirements: dict[str, float] = {}
-    if count:
-        requirements["local_gpu" if platform in ("local", "docker") else kind] = count
-    if cpus:
-        requirements["cpu"] = cpus
-    if memory_gib:
-        requirements["memory"] = memory_gib * 2**30
-    if platform == "local" and requirements:
+    Raises:
+      ValueError: flags are invalid or incompatible.
+    """
+    platform, (kind, count) = values.platform, parse_gpus(values.gpus)
+    volumes = parse_volumes(values.volume)
+    jobs.check_line("python", values.python)
+    if not re.fullmatch(r"\w[\w.:/@-]*", values.base_image):
+        raise ValueError(f"--base_image is {values.base_image!r}, must be the name of an image")
+    if platform == "local" and (count or values.cpus or values.memory_gib):
         raise ValueError(
             "--gpus, --cpus and --memory_gib mean nothing to --platform=local, where jobs take "
             "what the machine has; leave them out, or use --platform=docker"
         )
+    if platform == "vertex" and not values.workdir.startswith("/gcs/"):
+        raise ValueError(
+            f"--workdir is {values.workdir!r}; on Vertex AI, machines share their buckets only, "
+            "mounted as /gcs/BUCKET: give a folder there"
+        )
     if platform == "vertex" and count and kind not in _VERTEX_GPUS:
         raise ValueError(
             f"--gpus is {kind}={count}, but XManager finds machines on Vertex AI for "
-            f"{', '.join(_VERTEX_GPUS)} only; use --platform=kubernetes or xlm.launch.slurm"
+            f"{', '.join(_VERTEX_GPUS)} only; use --platform=kubernetes, or xlm.launch.start"
         )
-    without_label = platform == "kubernetes" and count and kind not in _TESLA_LABELS
-    return Executor(
-        platform,
-        requirements,
-        volumes={path: path for path in mounted},
-        cloud_provider="OTHER" if without_label else "",
-    )
+    if platform != "docker" and volumes:
+        raise ValueError(
+            f"--volume is {volumes[0]!r}, which --platform={platform} does not mount; leave it "
+            "out, or use --platform=docker"
+        )
+    mounted = [values.workdir, *volumes] if platform == "docker" else []
+    if mounted:
+        # Those of all jobs: values of a sweep have no slashes, and runs of a grid share their data.
+        check_mounted(values.config, mounted)
+    gpu = "local_gpu" if platform == "docker" else kind
+    asked = {gpu: count, "cpu": values.cpus, "memory": values.memory_gib * 2**30}
+    is_unlabelled = platform == "kubernetes" and count and kind not in _TESLA_LABELS
+    executor = {
+        "platform": platform,
+        "requirements": {name: amount for name, amount in asked.items() if amount},
+        "volumes": {path: path for path in mounted},
+        "cloud_provider": "OTHER" if is_unlabelled else "",  # "" for XManager's default
+    }
+    planned = [
+        {
+            "name": job.name,
+            "args": job.flags(),
+            "env_vars": {"WORKDIR": job.workdir, "SHARED": job.shared} if job.shared else {},
+        }
+        for job in found
+    ]
+    package = _package(found[0], values, is_on_gpus=count > 0)
+    return {
+        "title": jobs.title(found), "package": package, "executor": executor, "jobs": planned,
+    }  # fmt: skip
 
 
-def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
+def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
+    """Shell commands, to which "$@" are a job's flags, and the container that runs them."""
+    is_local = values.platform == "local"
+    python = shlex.quote(values.python) if is_local else "python"
+    enter = [f"cd {shlex.quote(str(jobs.ROOT))}"] if is_local else []
+    link = ['mkdir -p "$WORKDIR"', 'ln -sf "$SHARED/vocab" "$SHARED/rows" "$WORKDIR/"']
+    stages = [f'{python} {stage}.py "$@"' for stage in job.stages]
+    commands = [*enter, "set -e", *(link if job.shared else []), *stages]
+    if is_local:
+        return {"kind": "binary", "commands": commands}
+    instructions = [
+        "ENV LANG=C.UTF-8",
+        f"WORKDIR /{_CODE}",
+        # Before the code, so that a change of the code does not reinstall the requirements.
+        f"COPY {_CODE}/requirements.txt requirements.txt",
+        *([_FOR_GPUS] if is_on_gpus else []),
+        "RUN python -m pip install --no-cache-dir -r requirements.txt",
+        f"COPY {_CODE}/ /{_CODE}",
+    ]
+    return {
+        "kind": "python_container", "commands": commands, "base_image": values.base_image,
+        "docker_instructions": instructions,
+    }  # fmt: skip
+
+
+def launch(plan: Mapping[str, Any], xm: Any, xm_local: Any) -> None:
     """Package and start the jobs of a plan; for local ones, wait for their end.
 
     Args:
@@ -274,79 +174,55 @@ def launch(plan: Plan, xm: Any, xm_local: Any) -> None:
       ValueError: a local job failed; XManager then stops the others.
     """
     try:
-        _run(plan, xm, xm_local)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            xm_local.create_experiment(plan["title"]) as experiment,
+        ):
+            executor = xm_executor(plan["executor"], xm, xm_local)
+            package, args = xm_package(plan["package"], folder, xm)
+            [executable] = experiment.package([xm.Packageable(package, executor.Spec(), args=args)])
+            for job in plan["jobs"]:
+                experiment.add(xm.Job(executable, executor, **job))
     except RuntimeError as error:  # "Process <...> returned non-zero code: 2"
         raise ValueError(
-            f"a job failed: {error}; its lines are above, the same command goes on with all jobs"
+            f"a job failed: {error}; see above, run the same command to resume all jobs"
         ) from error
 
 
-def _run(plan: Plan, xm: Any, xm_local: Any) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        xm_local.create_experiment(plan.title) as experiment,
-    ):
-        executor = _xm_executor(plan.executor, xm, xm_local)
-        package = _xm_package(plan.package, pathlib.Path(folder), xm)
-        args = _shell_args(plan.package)
-        [executable] = experiment.package([xm.Packageable(package, executor.Spec(), args=args)])
-        for job in plan.jobs:
-            experiment.add(
-                xm.Job(executable, executor, name=job.name, args=job.args, env_vars=job.env_vars)
-            )
-
-
-def _shell_args(package: Package) -> list[str]:
-    """Arguments before a job's flags; a container has its commands in the entry point."""
-    if package.kind == "python_container":
-        return []
-    return ["-c", "\n".join(package.commands), "stages"]  # "stages" is $0
-
-
-def _xm_executor(executor: Executor, xm: Any, xm_local: Any) -> Any:
-    requirements = xm.JobRequirements(executor.requirements)
-    if executor.platform == "vertex":
+def xm_executor(executor: Mapping[str, Any], xm: Any, xm_local: Any) -> Any:
+    """XManager's executor."""
+    requirements = xm.JobRequirements(executor["requirements"])
+    if executor["platform"] == "vertex":
         return xm_local.Vertex(requirements=requirements)
-    if executor.platform == "kubernetes":
-        provider = {"cloud_provider": executor.cloud_provider} if executor.cloud_provider else {}
-        return xm_local.Kubernetes(requirements=requirements, **provider)
-    options = xm_local.DockerOptions(volumes=executor.volumes)
+    if executor["platform"] == "kubernetes":
+        provider = executor["cloud_provider"]
+        asked = {"cloud_provider": provider} if provider else {}
+        return xm_local.Kubernetes(requirements=requirements, **asked)
+    options = xm_local.DockerOptions(volumes=executor["volumes"])
     return xm_local.Local(requirements=requirements, docker_options=options)
 
 
-def _xm_package(package: Package, folder: pathlib.Path, xm: Any) -> Any:
-    if package.kind == "binary":
-        return xm.Binary(path=shutil.which("bash"))
-    for name in jobs.code_files():
-        (folder / _CODE / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(jobs.ROOT / name, folder / _CODE / name)
-    return xm.PythonContainer(
-        entrypoint=xm.CommandList(list(package.commands)),
-        path=str(folder / _CODE),
-        base_image=package.base_image,
-        docker_instructions=list(package.docker_instructions),
+def xm_package(package: Mapping[str, Any], folder: str, xm: Any) -> tuple[Any, list[str]]:
+    """XManager's package, of code copied to `folder`, and the arguments before a job's flags."""
+    if package["kind"] == "binary":
+        commands = "\n".join(package["commands"])
+        return xm.Binary(path=shutil.which("bash")), ["-c", commands, "stages"]  # "stages" is $0
+    archive, code = f"{folder}/code.tar.gz", f"{folder}/{_CODE}"
+    subprocess.run(["bash", "xlm/launch/code.sh", archive], cwd=jobs.ROOT, check=True)
+    shutil.unpack_archive(archive, code)
+    container = xm.PythonContainer(
+        entrypoint=xm.CommandList(package["commands"]),
+        path=code,
+        base_image=package["base_image"],
+        docker_instructions=package["docker_instructions"],
     )
+    return container, []
 
 
 def main(_) -> None:
-    values = flags.FLAGS
-    found = jobs.jobs_from_flags()
-    plan = make_plan(
-        found,
-        title=found[0].name if len(found) == 1 else found[0].name.removesuffix("-0"),
-        platform=values.platform,
-        workdir=values.workdir,
-        gpus=parse_gpus(values.gpus),
-        cpus=values.cpus,
-        memory_gib=values.memory_gib,
-        python=values.python,
-        base_image=values.base_image,
-        volumes=parse_volumes(values.volume),
-        # Those of all jobs: values of a sweep have no slashes, and runs of a grid share their data.
-        paths=paths_of(values.config),
-    )
-    if values.dry_run:
-        print(json.dumps(dataclasses.asdict(plan), indent=2))
+    plan = make_plan(jobs.jobs_from_flags(), flags.FLAGS)
+    if flags.FLAGS.dry_run:
+        print(json.dumps(plan, indent=2))
         return
     with packages.needed("starting without --dry_run", "launch"):
         from xmanager import xm, xm_local  # type: ignore[import-not-found,unused-ignore]
@@ -354,14 +230,13 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    jobs.define_flags(stages="train")
-    flags.DEFINE_string("platform", "local", f"One of {', '.join(PLATFORMS)}.")
+    jobs.define_flags()
+    platforms = ("local", "docker", "vertex", "kubernetes")
+    flags.DEFINE_enum("platform", "local", platforms, "Where the jobs run.")
     flags.DEFINE_string("gpus", "", "For each job, KIND=NUMBER, e.g. a100=8.")
     flags.DEFINE_integer("cpus", 0, "CPU cores for each job; 0 for the platform's default.")
     flags.DEFINE_integer("memory_gib", 0, "Memory for each job; 0 for the platform's default.")
-    flags.DEFINE_string(
-        "python", "python", "For --platform=local, the interpreter with the project's requirements."
-    )
+    flags.DEFINE_string("python", "python", "For --platform=local, the interpreter to use.")
     flags.DEFINE_string("base_image", "python:3.12-slim", "Container image to build on.")
     flags.DEFINE_multi_string(
         "volume", [], "For --platform=docker, a path that jobs read, mounted; may be given again."

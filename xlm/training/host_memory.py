@@ -22,8 +22,8 @@ def keep_freed() -> bool:
 
     XLA allocates the intermediate results of a program anew at each step. glibc gets large ones
     from the kernel and gives them back, so that each step writes to new pages, every one of which
-    costs a page fault: a third of a step's time (`benchmarks.host_memory`). Call it before JAX
-    starts its backend, whose threads would otherwise get heaps of their own, of 64 MB at most.
+    costs a page fault: a third of a step's time (docs/performance.md). Call it before JAX starts
+    its backend, whose threads would otherwise get heaps of their own, of 64 MB at most.
 
     Returns:
       Whether it was done; not where the C library is another one, nor where the user has set its

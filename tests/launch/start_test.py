@@ -1,0 +1,123 @@
+"""Jobs one after the other: commands, order, failures, stops."""
+
+import os
+import shlex
+import signal
+import threading
+
+from absl.testing import absltest, parameterized
+
+from tests.malformed import harness
+from xlm.launch import jobs, start
+from xlm.training import signals
+
+JOB = jobs.Job("run", "configs/base.py", "/runs/a b%", ("train", "evaluate"), {"k": "it's $(x)"})
+FLAGS = ["--config=configs/base.py", "--workdir=/runs/a b%", "--config.k=it's $(x)"]
+TWO = {"/runs/a": [["a1"], ["a2"]], "/runs/b": [["b1"]], "/runs/c": [["c1"]]}
+
+
+class CommandsTest(parameterized.TestCase):
+    def commands(self, where: str, job: jobs.Job = JOB, *options: str) -> list[list[str]]:
+        return start.commands(job, where, "x.sh", python="py", name="all", options=options)
+
+    def test_the_status_of_a_stopped_run_is_that_of_training(self):
+        self.assertEqual(start.EXIT_STOPPED, signals.EXIT_STOPPED)
+
+    def test_every_value_is_an_argument_as_it_was_given(self):
+        here = [["py", "train.py", *FLAGS], ["py", "evaluate.py", *FLAGS]]
+        self.assertEqual(self.commands("local"), here)
+        output = "--output=/runs/a b%%/run-%j.out"
+        submit = ["env", "PYTHON=py", "sbatch", "--job-name=run", output, "--comment=a b"]
+        self.assertEqual(
+            self.commands("slurm", JOB, "--comment=a b"),
+            [["mkdir", "-p", "/runs/a b%"], [*submit, "x.sh", "train,evaluate", *FLAGS]],
+        )
+        self.assertEqual(
+            self.commands("tpu_pod"),
+            [["env", "NAME=all", "bash", "x.sh", "train,evaluate", *FLAGS]],
+        )
+
+    def test_a_job_of_a_sweep_finds_its_rows(self):
+        (swept,) = jobs.expand(JOB, {"train.seed": ("1",)})
+        folder = "/runs/a b%/sweep/train.seed=1"
+        link = [
+            ["mkdir", "-p", folder],
+            ["ln", "-sf", "/runs/a b%/vocab", "/runs/a b%/rows", f"{folder}/"],
+        ]
+        for where in ("local", "slurm"):
+            self.assertEqual(self.commands(where, swept)[:2], link)
+        ((*call,),) = self.commands("tpu_pod", swept)
+        self.assertEqual(call[2:4], [f"WORKDIR={folder}", "SHARED=/runs/a b%"])
+
+    def test_a_dry_run_prints_the_commands(self):
+        given = ["--config=configs/quickstart.py", "--workdir=/runs/a", "--seeds=2", "--dry_run"]
+        done = harness.run("xlm.launch.start", [*given, "--on=slurm", "--", "--nodes=4"])
+        self.assertEqual(done.status, 0, done.errors)
+        lines = [shlex.split(line) for line in done.output.splitlines()]
+        self.assertEqual([line[0] for line in lines], ["mkdir", "ln", "env"] * 2)
+        self.assertEqual(lines[5][5], "--nodes=4")
+        self.assertEqual(lines[5][6], str(jobs.ROOT / "xlm/launch/slurm.sh"))
+        done = harness.run("xlm.launch.start", [*given, "--", "--nodes=4"])
+        self.assertIn("'--nodes=4' is for sbatch", done.errors)
+
+
+class RunTest(parameterized.TestCase):
+    def run_with(self, *statuses: int, keep_going: bool = False) -> list[str]:
+        left, started = iter(statuses), []
+
+        def execute(command: list[str]) -> int:
+            started.append(command[0])
+            return next(left)
+
+        self.started = started
+        start.run(TWO, execute, keep_going=keep_going)
+        return started
+
+    def test_all_jobs_in_order(self):
+        self.assertEqual(self.run_with(0, 0, 0, 0), ["a1", "a2", "b1", "c1"])
+
+    def test_a_failure_ends_it(self):
+        with self.assertRaisesRegex(ValueError, r"failed: /runs/b \(status 1\); see above"):
+            self.run_with(0, 0, 1)
+        self.assertEqual(self.started, ["a1", "a2", "b1"])
+
+    def test_a_failure_is_told_at_the_end(self):
+        with self.assertRaisesRegex(ValueError, r"/runs/a \(status 1\), /runs/c \(status 4\); see"):
+            self.run_with(1, 0, 4, keep_going=True)
+        self.assertEqual(self.started, ["a1", "b1", "c1"])
+
+    def test_a_job_that_was_stopped_stops_all(self):
+        with self.assertRaises(SystemExit) as stopped:
+            self.run_with(0, start.EXIT_STOPPED, keep_going=True)
+        self.assertEqual(stopped.exception.code, start.EXIT_STOPPED)
+        self.assertEqual(self.started, ["a1", "a2"])
+
+    def test_commands_run_in_the_repository(self):
+        self.assertEqual(start._execute(["bash", "-c", "exit 3"]), 3)
+        self.assertEqual(start._execute(["test", "-f", "finetune.py"]), 0)
+
+    @parameterized.parameters(
+        ("exec sleep 60", signal.SIGTERM, 128 + signal.SIGTERM),
+        ('trap "exit 75" TERM; sleep 60 & wait', signal.SIGTERM, start.EXIT_STOPPED),
+        # Ctrl-C goes to all processes of a terminal, so this command does not get it.
+        ("sleep 1", signal.SIGINT, 128 + signal.SIGINT),
+    )
+    def test_a_stop_is_no_failure(self, command, number, status):
+        before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        started = []
+
+        def execute(stage: list[str]) -> int:
+            started.append(stage)
+            return start._execute(["bash", "-c", command])
+
+        with self.assertRaises(SystemExit) as stopped:
+            start.run(TWO, execute, keep_going=True)
+        self.assertEqual(stopped.exception.code, status)
+        self.assertLen(started, 1)
+        after = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+        self.assertEqual(after, before)
+
+
+if __name__ == "__main__":
+    absltest.main()
