@@ -14,7 +14,7 @@ from absl.testing import absltest
 
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import commands, factories, tiny_tasks
+from tests import commands, factories, golden, tiny_tasks
 from tests.task_results import task_results
 from xlm.common import artifacts
 from xlm.evaluation import forgetting
@@ -236,29 +236,21 @@ class RelativeTest(absltest.TestCase):
         self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
         self.assertAlmostEqual(forgetting.relative("matthews", -0.1, 0.2), -300.0)
 
-    def test_a_score_of_0_has_no_relative_change(self):
-        change = {"de": (0.5, 0.25), "sw": (0.0, 0.25)}
-        table = forgetting.change_table("f1", change).splitlines()
-        self.assertEqual(
-            table[2:],
-            [
-                "| de | 50.0 | 25.0 | +50.0 |",
-                "| sw | 0.0 | 25.0 |  |",
-                "| **mean** | 25.0 | 25.0 | +50.0 |",
-            ],
-        )
-        table = forgetting.change_table("f1", {"sw": (0.0, 0.25)}).splitlines()
-        self.assertEqual(table[3], "| **mean** | 0.0 | 25.0 |  |")
+    def test_the_report(self):
+        changes = {
+            ("task", "f1"): {"sw": (0.0, 0.25), "de": (0.5, 0.25)},
+            ("ro_ws", LOSS): {"sw": (4.0, 5.0), "en": (5.0, 4.5)},
+            ("task", "accuracy"): {"sw": (0.0, 0.25)},
+            ("task", "matthews"): {},  # no common language
+        }
 
-    def test_what_has_no_common_language_is_left_out(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        changes = {("task", "f1"): {"sw": (0.0, 0.25)}, ("rows", LOSS): {}}
-        text = forgetting.write_report(changes, "made up", folder)
-        self.assertIn("task: f1", text)
-        self.assertNotIn("rows", text)
-        self.assertTrue((folder / forgetting.PLOT).exists())
+        def write(folder: pathlib.Path) -> None:
+            forgetting.write_report(changes, "made_up", folder)
+            self.assertEqual(list(forgetting.read_changes(folder)), list(changes)[:3])
+
+        golden.check_report(self, __file__, "forgetting", write)
         with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
-            forgetting.write_report({("rows", LOSS): {}}, "made up", folder)
+            forgetting.write_report({("rows", LOSS): {}}, "made up", pathlib.Path("nowhere"))
 
 
 if __name__ == "__main__":
