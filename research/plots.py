@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from xlm.evaluation import figures
+from vocap import figures
 
 # Values of the seeds by x, of each series.
 Series = Mapping[str, Mapping[Any, Sequence[float]]]

@@ -165,7 +165,7 @@ def _exported(folder: pathlib.Path) -> Any:
 def _tabled(folder: pathlib.Path) -> Any:
     variants = xtreme_runs.variants([xtreme_runs.read_run(folder)], "mean")
     found = published.read()
-    return xtreme_report.page(variants, found) + xtreme_report.averages_csv(variants, found)
+    return xtreme_report.page(variants, found), [*xtreme_report.averages(variants, found)]
 
 
 def _model(folder: pathlib.Path) -> Any:
@@ -223,8 +223,7 @@ TARGETS = (
     Target("translation", _translation, ("settings.json", "results.json", "best.safetensors"),
            _translated, True),
     Target("translations", _translation, ("predictions/*.jsonl", "metrics.jsonl"), lambda folder: [
-        translation_report.example_lines(one, {"output": one["prediction"]})
-        for one in translation_report.some_translations(folder, "en-de")]),
+        one["prediction"] for one in translation_report.some_translations(folder, "en-de")]),
     Target("model", lambda: tiny_tasks.encoder_folder(1),
            ("config.json", "model.safetensors", "spm.model"), _model, True),
     Target("own model", tiny_tasks.veco_folder,

@@ -39,7 +39,7 @@ class RankingTest(absltest.TestCase):
             ratios = rng.uniform(0.2, 3.0, (4, 30))
             found = ranked_pairs(record(ratios))
             order = np.argsort(-ratios[-1])
-            self.assertEqual([one.pair for one in found], [f"news p{i:02}-q" for i in order])
+            self.assertEqual([one["pair"] for one in found], [f"news p{i:02}-q" for i in order])
             up, down = extremes(found)
             self.assertEqual(up, found[:10])
             self.assertEqual(down, found[:-11:-1])
@@ -47,24 +47,24 @@ class RankingTest(absltest.TestCase):
     def test_ratios_average_to_one_under_the_base(self):
         found = ranked_pairs(record(np.random.default_rng(1).uniform(0, 3, (3, 12))))
         for name in ("ratio", "mean_ratio"):
-            self.assertAlmostEqual(sum(one.base * getattr(one, name) for one in found), 1)
+            self.assertAlmostEqual(sum(one["base"] * one[name] for one in found), 1)
 
     def test_mean_is_over_all_phases(self):
         ratios = np.random.default_rng(2).uniform(0, 3, (3, 8))
         phases = [ranked_pairs(record(row[None, :])) for row in ratios]
         for one in ranked_pairs(record(ratios)):
-            own = [next(x.ratio for x in phase if x.pair == one.pair) for phase in phases]
-            self.assertAlmostEqual(one.mean_ratio, np.mean(own))
+            own = [next(x["ratio"] for x in phase if x["pair"] == one["pair"]) for phase in phases]
+            self.assertAlmostEqual(one["mean_ratio"], np.mean(own))
 
     def test_ties_go_by_mean_then_loss_then_name(self):
         # Pairs 0 to 3 have no weight at the end; 0 had some before, and 3 was not seen.
         ratios = np.array([[1.0, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]])
         found = ranked_pairs(record(ratios, [0.5, 2.0, 1.0, None, 7.0, 7.0]))
-        self.assertEqual([int(one.pair[6:8]) for one in found], [4, 5, 0, 1, 2, 3])
+        self.assertEqual([int(one["pair"][6:8]) for one in found], [4, 5, 0, 1, 2, 3])
 
     def test_no_pair_is_at_both_ends(self):
         up, down = extremes(ranked_pairs(record(np.array([[3.0, 1, 1, 1, 0.5]]))), 4)
-        self.assertEmpty({one.pair for one in up} & {one.pair for one in down})
+        self.assertEmpty({one["pair"] for one in up} & {one["pair"] for one in down})
         self.assertEqual([len(up), len(down)], [1, 4])
         unchanged = ranked_pairs(record(np.ones((2, 1))))
         self.assertEqual(extremes(unchanged), ([], []))
@@ -74,14 +74,14 @@ class RankingTest(absltest.TestCase):
         weights = {"a": 0.3, "b": 0.3, "c": 0.2 * (1 + 4e-16), "d": 0.2 * (1 - 4e-16)}
         losses = {"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}
         found = ranked_pairs(PairRecord(base, (Phase(1, weights, losses, 0.0, None),)))
-        self.assertEqual([one.pair for one in found], ["b", "d", "c", "a"])
+        self.assertEqual([one["pair"] for one in found], ["b", "d", "c", "a"])
         self.assertEqual(extremes(found), ([], []))
 
     def test_pairs_that_cannot_be_drawn_are_left_out(self):
         base = {"a": 0.5, "b": 0.5, "c": 0.0}
         phase = Phase(1, {"a": 0.6, "b": 0.4, "c": 0.0}, dict.fromkeys(base, 1.0), 0.02, 0.5)
         found = ranked_pairs(PairRecord(base, (phase,)))
-        self.assertEqual([one.pair for one in found], ["a", "b"])
+        self.assertEqual([one["pair"] for one in found], ["a", "b"])
 
     def test_no_phases(self):
         with self.assertRaisesRegex(ValueError, "robust.num_phases"):

@@ -305,7 +305,7 @@ def counted_characters(table: runs.RunTable) -> collections.Counter[str]:
 
 class PageTest(parameterized.TestCase):
     def check(self, name: str, one: dict) -> None:
-        golden.check_report(self, __file__, name, lambda folder: write_pages(folder, one))
+        golden.check_report(self, __file__, name, lambda folder: report.write_page(folder, one))
 
     def test_a_build_by_vocap(self):
         changes = {
@@ -378,13 +378,6 @@ class PageTest(parameterized.TestCase):
         self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
         self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
         self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
-
-
-def write_pages(folder: pathlib.Path, record: dict) -> None:
-    folder.mkdir()
-    for name in report._wanted_plots(record):
-        report._PLOTS[name](record, folder / name)
-    (folder / "report.md").write_text(report.page(record))
 
 
 if __name__ == "__main__":
