@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from vocap import figures
-from xlm.common import artifacts, declarations, tables
-from xlm.common.declarations import Artefact, Name
+from xlm.common import artifacts, tables
 
 REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
 LOSS, AUC = "exact loss", "AUC, unigram"
@@ -60,33 +59,6 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
     artifacts.write_text(folder / REPORT, text)
     artifacts.write_json(folder / RESULTS, {"changes": results})
     return text
-
-
-class _Change(Artefact, frozen=True):
-    data: str
-    measure: str
-    before: dict[Name, float]
-    after: dict[Name, float]
-
-
-class _Results(Artefact, frozen=True):
-    changes: list[_Change]
-
-
-def read_changes(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Read the changes of a report.
-
-    Raises:
-      ValueError: they are not as they were written.
-    """
-    path, remedy = folder / RESULTS, "run xlm forgetting again"
-    found = declarations.read(path, _Results, remedy=remedy).changes
-    if any(one.before.keys() != one.after.keys() for one in found):
-        raise ValueError(f"{path}: languages before and after are not the same; {remedy}")
-    return {
-        (one.data, one.measure): {name: (one.before[name], one.after[name]) for name in one.before}
-        for one in found
-    }
 
 
 def change_table(measure: str, change: Change) -> str:

@@ -39,12 +39,9 @@ class Run:
     """One finished run.
 
     Attributes:
-      folder: where its results are.
-      task, model, setting, seed, hyperparameters: what was run.
       selected: the score on the development data that chose its checkpoint; None without one.
       split: of the scores: "test", or "validation" for data without test labels.
       scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
-      examples: of the split by language, where the run tells.
       rule: of the selection of the checkpoint, see `xlm.experiment.task_settings`; "" without one.
       selected_on_test: languages whose scores here are of data that chose something.
       settings: all that the scores depend on but the seed, by dotted key, the digests of the
@@ -156,7 +153,7 @@ def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
     """A name for each variant of a task: its model, and what tells it from the others."""
     found = []
     for one in of_task:
-        rivals = [v for v in of_task if (v.model, v.setting) == (one.model, one.setting)]
+        rivals = [v for v in of_task if v.label == one.label]
         name = one.label + (f" [{_differences(one, rivals)}]" if len(rivals) > 1 else "")
         found.append(name + (f", n = {len(one.runs)}" if seeds and len(one.runs) > 1 else ""))
     return found
