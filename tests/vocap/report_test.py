@@ -102,14 +102,11 @@ def trained_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
 
 @functools.cache
 def build(
-    method: str = "vocap",
-    languages: tuple[str, ...] = tuple(SENTENCES),
-    target_size: int = EXACT,
-    with_heldout: bool = True,
+    method: str = "vocap", target_size: int = EXACT, with_heldout: bool = True
 ) -> tuple[BuiltVocabulary, VocabularySettings]:
     """A vocabulary made of its parts, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
-    text = {language: tables()[language] for language in languages}
+    text, languages = tables(), list(SENTENCES)
     held = {language: heldout(language) for language in languages} if with_heldout else {}
     amounts = {language: table.num_bytes for language, table in text.items()}
     probabilities = language_probabilities(amounts, settings.alpha)
@@ -257,6 +254,10 @@ class RecordTest(parameterized.TestCase):
             )
             self.assertAlmostEqual(one["heldout_unseen"], sum(unseen.values()) / sum(held.values()))
         self.assertGreater(max(one["uncovered"] for one in record["languages"].values()), 0)
+        one = allocation_record(*build("joint", with_heldout=False))["languages"]["xa"]
+        self.assertEqual(one, record["languages"]["xa"] | {
+            "heldout_sentences": 0, "heldout_uncovered": None, "heldout_unseen": None,
+        })  # fmt: skip
 
     def test_thirds_go_by_amount(self):
         record = allocation_record(*build())
