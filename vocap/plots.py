@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib import patches, ticker
 
 from vocap import figures
 from vocap.curves import concave_envelope
-from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
+from vocap.record import RESOURCES, Record, allocated, by_amount, methods, score_groups
 
 _MAX_LINES = 20  # per panel; more languages get a panel for each third
 _GAIN = "weighted ALP gain (nats per 1,000 pieces)"
@@ -22,17 +22,17 @@ _SIDES: dict[str, dict[str, Any]] = {
 
 def plot_curves(record: Record, path: pathlib.Path) -> None:
     """Plot ALP against vocabulary size per language, with the allocated size (paper Figure 1)."""
-    figure, panels = _panels(record, sharey=False)
-    for axes, languages in panels:
-        ends = {}
-        for (language, one), style in zip(languages, _line_styles(), strict=False):
-            (line,) = axes.plot(one["sizes"], one["alp"], label=language, **style)
-            ends[line] = one["alp"][-1]
-            if one["allocated"] is not None:
-                alp = one["alp"][one["sizes"].index(one["allocated"])]
-                axes.plot(one["allocated"], alp, "o", color=style["color"], ms=5)
+
+    def draw(axes, one: Mapping[str, Any], style: Mapping[str, Any]) -> float:
+        axes.plot(one["sizes"], one["alp"], **style)
+        if one["allocated"] is not None:
+            alp = one["alp"][one["sizes"].index(one["allocated"])]
+            axes.plot(one["allocated"], alp, "o", color=style["color"], ms=5)
+        return one["alp"][-1]
+
+    figure, panels = _lines(record, draw)
+    for axes in panels:
         axes.set_ylabel("ALP (nats a sentence)")
-        _finish(axes, ends)
     dots = "; dots: allocated sizes" if allocated(record) and not record["clusters"] else ""
     figure.suptitle(f"Average log probability{dots}")
     figures.save(figure, path)
@@ -44,25 +44,23 @@ def plot_gains(record: Record, path: pathlib.Path) -> None:
     Only languages with an allocated size are shown. A dot marks the last step that a language took;
     a hollow dot marks the start of its first step, if it took none.
     """
-    figure, panels = _panels(record, sharey=True)
-    for axes, languages in panels:
-        ends = {}
-        for (language, one), style in zip(languages, _line_styles(), strict=False):
-            sizes, gains = _envelope_gains(one, record["settings"]["beta"])
-            (line,) = axes.step(sizes, gains, where="post", label=language, **style)
-            ends[line] = np.nan_to_num(gains[-1])
-            step, fill = one["less"], style["color"]
-            if step is None:
-                step, fill = one["more"], "white"
-            if step is not None:
-                gain = _per_thousand(step["gain"])
-                axes.plot(one["allocated"], gain, "o", color=style["color"], mfc=fill, ms=5)
+
+    def draw(axes, one: Mapping[str, Any], style: Mapping[str, Any]) -> float:
+        sizes, gains = _envelope_gains(one, record["settings"]["beta"])
+        axes.step(sizes, gains, where="post", **style)
+        if step := one["less"] or one["more"]:
+            fill = style["color"] if one["less"] else "white"
+            gain = _per_thousand(step["gain"])
+            axes.plot(one["allocated"], gain, "o", color=style["color"], mfc=fill, ms=5)
+        return float(np.nan_to_num(gains[-1]))
+
+    figure, panels = _lines(record, draw, sharey=True)
+    for axes in panels:
         axes.set_yscale("log")
         axes.set_ylabel(_GAIN)
         _cut_line(axes.axhline, record)
         _number_ticks(axes.yaxis)
-        _finish(axes, ends)
-    figure.suptitle("What a step gains; dots: the last step taken (hollow: none was)")
+    figure.suptitle("What a step gains; dots: the last step taken (hollow: none); dashes: the cut")
     figures.save(figure, path)
 
 
@@ -173,8 +171,15 @@ def _cut_line(draw, record: Record) -> None:
         draw(_per_thousand(record["cut"]), color="black", ls="--", lw=1, label="the cut", zorder=0)
 
 
-def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named]]]:
-    """Create a figure with log sizes on the x axis: one panel, or one per third of languages."""
+def _lines(
+    record: Record, draw: Callable[..., float], *, sharey: bool = False
+) -> tuple[Any, Sequence[Any]]:
+    """Draw the languages over log sizes: in one panel, or in one per third of them.
+
+    Args:
+      draw: draws a language, given a panel, its record and its style; returns the last value, by
+        which the legend beside the panel is sorted.
+    """
     languages = by_amount(record)
     parts = {"": languages}
     if len(languages) > _MAX_LINES:
@@ -186,23 +191,25 @@ def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named
         }
     size = (8.5, 5 * len(parts))
     figure, grid = figures.new(size, nrows=len(parts), squeeze=False, sharex=True, sharey=sharey)
-    for axes, title in zip(grid[:, 0], parts, strict=True):
+    for axes, (title, part) in zip(grid[:, 0], parts.items(), strict=True):
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
+        # Ten colours, then the same colours with other dash patterns, then all again.
+        dashes = itertools.cycle(itertools.product(("-", "--", ":", "-."), range(10)))
+        ends = {}
+        for (language, one), (dash, i) in zip(part, dashes, strict=False):
+            style = {"color": f"C{i}", "linestyle": dash, "linewidth": 1.3, "label": language}
+            ends[language] = draw(axes, one, style)
+        _number_ticks(axes.xaxis)
+        handles, labels = axes.get_legend_handles_labels()
+        ordered = sorted(zip(handles, labels, strict=True), key=lambda item: -ends[item[1]])
+        axes.legend(
+            *zip(*ordered, strict=True), loc="center left", bbox_to_anchor=(1.0, 0.5),
+            ncols=1 + (len(ordered) - 1) // 24, fontsize=8, frameon=False,
+        )  # fmt: skip
     axes.set_xlabel("vocabulary size (pieces)")
-    return figure, list(zip(grid[:, 0], parts.values(), strict=True))
-
-
-def _finish(axes, ends: Mapping[Any, float]) -> None:
-    """Draw ticks, and the legend beside the panel in the order of the lines' last values."""
-    _number_ticks(axes.xaxis)
-    ordered = sorted(ends, key=lambda line: -ends[line])
-    others = [h for h in axes.get_legend_handles_labels()[0] if h not in ends]
-    axes.legend(
-        handles=[*others, *ordered], loc="center left", bbox_to_anchor=(1.0, 0.5),
-        ncols=1 + (len(ordered) - 1) // 24, fontsize=8, frameon=False,
-    )  # fmt: skip
+    return figure, grid[:, 0]
 
 
 def _number_ticks(axis) -> None:
@@ -213,9 +220,3 @@ def _number_ticks(axis) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _line_styles() -> Iterator[dict[str, Any]]:
-    """Yield ten colours, then the same colours with other dash patterns, then all again."""
-    for dash, i in itertools.cycle(itertools.product(("-", "--", ":", "-."), range(10))):
-        yield {"color": f"C{i}", "linestyle": dash, "linewidth": 1.3}

@@ -35,7 +35,7 @@ _FIELDS: dict[str, tuple[str, int, float, bool]] = {
     "unknown_rate": ("unknown tokens (%)", 2, 100, False),
 }
 
-# Function of `vocap.plots` and title, by file.
+# Function of `vocap.plots` and title, by file; a page has those that its record has data for.
 _PLOTS = {
     "alp.png": ("plot_curves", "ALP against size"),
     "sizes.png": ("plot_sizes", "Allocated sizes"),
@@ -101,9 +101,11 @@ def write_page(folder: pathlib.Path, record: Record) -> None:
     """Write report.md and its plots into `folder`."""
     from vocap import plots  # matplotlib, which nothing else here needs
 
-    for name in _wanted_plots(record):
-        getattr(plots, _PLOTS[name][0])(record, folder / name)
-    artifacts.write_text(folder / "report.md", page(record))
+    text = page(record)
+    for name, (function, _) in _PLOTS.items():
+        if f"]({name})" in text:
+            getattr(plots, function)(record, folder / name)
+    artifacts.write_text(folder / "report.md", text)
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -119,10 +121,7 @@ def _has_explorer(record: Record) -> bool:
 def page(record: Record) -> str:
     """Return the report as Markdown."""
     method, unit = record["settings"]["method"], "cluster" if record["clusters"] else "language"
-    images = {
-        name: f"![{title}]({name})" if name in _wanted_plots(record) else ""
-        for name, (_, title) in _PLOTS.items()
-    }
+    images = {name: f"![{title}]({name})" for name, (_, title) in _PLOTS.items()}
     parts = [
         "# Vocabulary",
         summary(record),
@@ -132,7 +131,7 @@ def page(record: Record) -> str:
         "## Sizes",
         allocation_table(record),
         cluster_table(record),
-        images["sizes.png"],
+        images["sizes.png"] if allocated(record) else "",
         images["alp.png"],
     ]
     if allocated(record):
@@ -142,11 +141,12 @@ def page(record: Record) -> str:
             note if record["clusters"] else f"{note}\n{_SHARED_NOTE}",
             margin_table(record, unit),
             images["margins.png"],
-            images["gains.png"],
+            "" if record["clusters"] else images["gains.png"],  # they have no curves here
         ]
     parts.append("## Against other methods")
     if methods(record):
-        parts += [_COMPARISON_NOTE, group_table(record), images["comparison.png"]]
+        parts += [_COMPARISON_NOTE, group_table(record)]
+        parts.append(images["comparison.png"] if len(methods(record)) > 1 else "")
         for field, (title, *_) in _FIELDS.items():
             parts += [f"### Per language: {title}", score_table(record, field)]
     else:
@@ -159,18 +159,6 @@ def page(record: Record) -> str:
     if skipped:
         parts += ["## Skipped sizes", _SKIPPED_NOTE, tables.markdown(skipped, left=2)]
     return tables.page(*parts)
-
-
-def _wanted_plots(record: Record) -> set[str]:
-    """Return the names of the plots for which the record has data."""
-    wanted = {"alp.png"}
-    if allocated(record):
-        wanted |= {"sizes.png", "margins.png"}
-        if not record["clusters"]:  # clusters have no curves here
-            wanted.add("gains.png")
-    if len(methods(record)) > 1:
-        wanted.add("comparison.png")
-    return wanted
 
 
 def summary(record: Record) -> str:

@@ -71,8 +71,6 @@ class PairSamplingToolTest(parameterized.TestCase):
         alpha = found["alpha"]["pairs"]
         ratio = (400**0.5 + 40**0.5) / 250**0.5
         self.assertAlmostEqual(alpha["de-en"]["share"] / alpha["en-fr"]["share"], ratio)
-        unsampled = [name for name, p in found["m2m"]["pairs"].items() if not p["share"]]
-        self.assertNotEmpty(unsampled)
 
     @parameterized.parameters(
         ("pair_sampling", "\n".join(ROWS), "m2m", 1.2),

@@ -1,5 +1,6 @@
 """The report against the build it tells of, recomputed the slow way."""
 
+import atexit
 import collections
 import dataclasses
 import functools
@@ -9,14 +10,12 @@ import random
 import re
 import tempfile
 
-import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests import golden
 from tests.vocap import explorer_test, records
-from vocap import bpe, comparison, explorer, methods, report, runs, unigram
-from vocap.allocation import language_probabilities
-from vocap.build import BuiltVocabulary, Language, VocabularySettings
+from vocap import explorer, methods, report, runs
+from vocap.build import BuiltVocabulary, VocabularySettings, build_vocabulary
 from vocap.record import allocation_record
 
 SETTINGS = VocabularySettings(
@@ -61,89 +60,27 @@ def made_up_text(language: str, num_sentences: int, seed: str) -> list[str]:
     ]
 
 
-@functools.cache
-def tables() -> dict[str, runs.RunTable]:
-    return {
-        language: runs.count_runs(made_up_text(language, number, "train"))
-        for language, number in SENTENCES.items()
-    }
+TEXT = {name: made_up_text(name, number, "train") for name, number in SENTENCES.items()}
+# One character that no training text has, and some that others have.
+HELDOUT = {name: [*made_up_text(name, 10, "heldout"), "q b \u03b2 \u043a"] for name in SENTENCES}
 
 
 @functools.cache
-def heldout(language: str) -> runs.RunTable:
-    # One character that no training text has, and some that others have.
-    return runs.count_runs([*made_up_text(language, 10, "heldout"), "q b \u03b2 \u043a"])
-
-
-def train(table: runs.RunTable, sizes: tuple[int, ...]) -> unigram.Vocabularies:
-    settings = dataclasses.replace(SETTINGS.training, sizes=sizes)
-    found = unigram.train_vocabularies(table, settings)
-    assert found is not None
-    return found
-
-
-@functools.cache
-def trained(language: str) -> unigram.Vocabularies:
-    return train(tables()[language], SETTINGS.sizes)
-
-
-@functools.cache
-def trained_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-    probabilities = dict.fromkeys(languages, 1 / len(languages))
-    mixture = runs.mixture({lang: tables()[lang] for lang in languages}, probabilities)
-    return train(mixture, sizes)
-
-
-@functools.cache
-def trained_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
-    mixture = runs.mixture(tables(), dict.fromkeys(tables(), 1 / len(tables())))
-    return bpe.train(mixture, size, character_coverage=1.0, max_piece_length=16)
+def cache() -> pathlib.Path:
+    """A folder that is removed when the tests end."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return pathlib.Path(folder.name)
 
 
 @functools.cache
 def build(
     method: str = "vocap", target_size: int = EXACT, with_heldout: bool = True
 ) -> tuple[BuiltVocabulary, VocabularySettings]:
-    """A vocabulary made of its parts, and the settings that it is of."""
+    """A vocabulary, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
-    text, languages = tables(), list(SENTENCES)
-    held = {language: heldout(language) for language in languages} if with_heldout else {}
-    amounts = {language: table.num_bytes for language, table in text.items()}
-    probabilities = language_probabilities(amounts, settings.alpha)
-    choices = {
-        name: methods.choose(
-            name,
-            {language: trained(language) for language in languages},
-            probabilities,
-            beta=settings.beta,
-            budget=settings.budget,
-            num_clusters=settings.num_clusters,
-            train_together=trained_together,
-            train_merges=trained_merges,
-        )
-        for name in dict.fromkeys((method, *settings.compare))
-    }
-    vocabulary = BuiltVocabulary(
-        model=b"",
-        languages={
-            language: Language(
-                table=text[language],
-                heldout=held.get(language),
-                vocabularies=trained(language),
-                amount=amounts[language],
-                probability=probabilities[language],
-            )
-            for language in languages
-        },
-        choice=choices[method],
-        scores={
-            name: comparison.score(
-                comparison.counter(choice.pieces, choice.initial_scores, choice.kind), text, held
-            )
-            for name, choice in choices.items()
-        },
-    )
-    return vocabulary, settings
+    heldout = HELDOUT if with_heldout else {}
+    return build_vocabulary(TEXT, heldout, settings, cache()), settings
 
 
 class RecordTest(parameterized.TestCase):
@@ -167,7 +104,9 @@ class RecordTest(parameterized.TestCase):
             [(s["language"], s["size"], s["gain"], s["union"]) for s in record["steps"]],
             [(s.language, s.size, s.gain, s.union) for s in taken],
         )
-        firsts = [set(trained(name).curve.vocabulary(0)) for name in SENTENCES]
+        firsts = [
+            set(one.vocabularies.curve.vocabulary(0)) for one in vocabulary.languages.values()
+        ]
         self.assertEqual(record["first_pieces"], len(set.union(*firsts)))
         self.assertEqual(record["cut"], min(step.gain for step in taken))
 
@@ -201,7 +140,8 @@ class RecordTest(parameterized.TestCase):
         vocabularies = allocated_vocabularies(vocabulary)
         record = allocation_record(vocabulary, settings)
         for name, one in record["languages"].items():
-            curve, q = trained(name).curve, vocabulary.languages[name].probability
+            language = vocabulary.languages[name]
+            curve, q = language.vocabularies.curve, language.probability
             at = curve.sizes.index(one["allocated"])
             slopes = {
                 s: (curve.alp[s] - curve.alp[at]) / (curve.sizes[s] - curve.sizes[at])
@@ -241,7 +181,8 @@ class RecordTest(parameterized.TestCase):
         single = {piece for piece in vocabulary.choice.pieces if len(piece) == 1}
         record = allocation_record(vocabulary, settings)
         for name, one in record["languages"].items():
-            text, held = counted_characters(tables()[name]), counted_characters(heldout(name))
+            language = vocabulary.languages[name]
+            text, held = map(counted_characters, (language.table, language.heldout))
             lacking = {c: n for c, n in held.items() if c not in single}
             unseen = {c: n for c, n in lacking.items() if c not in text}
             self.assertGreater(sum(unseen.values()), 0)

@@ -98,7 +98,7 @@ the truth and its rank, in the softmax over the whole vocabulary. \u2423 is the 
 The model saw no more than the sentence. `evaluation.seed` draws sentence and piece, without a
 model. It draws a whole sentence of {SHORTEST} to {LONGEST} pieces, or a part of a text that marks
 no ends of sentences. The piece has a letter, and occurs {MIN_COUNT} times or more in the language's
-training text. A sentence illustrates. The loss measures."""
+training text. A sentence is an illustration. The loss is the measure."""
 
 _EVALUATION_NOTE = """\
 - *loss*: exact masked-LM loss, nats a token. Every held-out token is masked once, and the softmax
