@@ -112,44 +112,32 @@ def write_pair_report(
     excess = excess_losses(mean_losses(record), languages)
     known = ranked_by_excess(excess)
     high, low = list(known)[:number], list(known)[::-1][:number]
-    number_of_phases, last = len(record.phases), record.phases[-1]
+    ends = [up, down]
     if up or down:
         plot_weights(up, down, folder / PLOT)
-        ends = {"Up-weighted": up, "Down-weighted": down}
-        parts = [
-            "# Pairs by their weight in the worst distribution",
-            f"The ratio p / q is the weight of a pair over its base weight. There are "
-            f"{len(record.base)} pairs. The last of {number_of_phases} phases began with step "
-            f"{last.step}, at a divergence of {last.divergence:.4g}. Look at the text of both "
-            "ends: the most up-weighted pairs have the highest losses, the most down-weighted ones "
-            "the lowest.",
-            f"![Weights of the pairs]({PLOT})",
-        ]
     else:
-        ends = dict(zip(("Highest loss", "Lowest loss"), ends_by_loss(ranked, number), strict=True))
-        parts = [
-            "# Pairs by their loss",
-            f"None of the {len(record.base)} pairs has been re-weighted. Their losses are those of "
-            f"step {last.step}, of phase {number_of_phases}.",
-        ]
-    for title, pairs in ends.items():
-        parts += [f"## {title}", _table(pairs) or "None."]
-    parts += [
+        ends = list(ends_by_loss(ranked, number))
+    shown = [one["pair"] for pairs in ends for one in pairs]
+    text_of = {
+        pair: list(examples(pair, NUM_EXAMPLES)) for pair in dict.fromkeys([*shown, *high, *low])
+    }
+    notes = {
+        one["pair"]: f"ratio {one['ratio']:.3f}" if up or down else f"loss {_loss(one)}"
+        for one in ranked
+    }
+    text = tables.page(
+        *(_by_weight if up or down else _by_loss)(record, *map(_table, ends)),
         "## Beyond their languages",
         "*Excess*: loss of a pair in the second half of the phases, less the one that the other "
         "pairs of its two languages predict. A high one may be of bad translations or of another "
         "language, a low one of repeated or copied sentences.",
         _excess_table(known, high, low) or "No pair has other pairs of both languages.",
         "## Examples",
-    ]
-    shown = dict.fromkeys([*(one["pair"] for pairs in ends.values() for one in pairs), *high, *low])
-    text_of = {pair: list(examples(pair, NUM_EXAMPLES)) for pair in shown}
-    by_name = {one["pair"]: one for one in ranked}
-    for pair, sentences in text_of.items():
-        one = by_name[pair]
-        note = f"ratio {one['ratio']:.3f}" if up or down else f"loss {_loss(one)}"
-        parts += [f"### {tables.escaped(pair)}, {note}", _examples_table(sentences) or "No text."]
-    text = tables.page(*parts)
+        *(
+            f"### {tables.escaped(pair)}, {notes[pair]}\n\n{_examples_table(found) or 'No text.'}"
+            for pair, found in text_of.items()
+        ),
+    )
     artifacts.write_text(folder / REPORT, text)
     results = {
         "up": [one["pair"] for one in up],
@@ -163,6 +151,29 @@ def write_pair_report(
     return text
 
 
+def _by_weight(record: PairRecord, up: str, down: str) -> list[str]:
+    last = record.phases[-1]
+    return [
+        "# Pairs by their weight in the worst distribution",
+        f"The ratio p / q is the weight of a pair over its base weight. There are "
+        f"{len(record.base)} pairs. The last of {len(record.phases)} phases began with step "
+        f"{last.step}, at a divergence of {last.divergence:.4g}. Look at the text of both ends: "
+        "the most up-weighted pairs have the highest losses, the most down-weighted ones the "
+        "lowest.",
+        f"![Weights of the pairs]({PLOT})",
+        *("## Up-weighted", up, "## Down-weighted", down),
+    ]
+
+
+def _by_loss(record: PairRecord, high: str, low: str) -> list[str]:
+    return [
+        "# Pairs by their loss",
+        f"None of the {len(record.base)} pairs has been re-weighted. Their losses are those of "
+        f"step {record.phases[-1].step}, of phase {len(record.phases)}.",
+        *("## Highest loss", high, "## Lowest loss", low),
+    ]
+
+
 def _table(pairs: Sequence[PairWeight]) -> str:
     rows = [
         {
@@ -174,7 +185,7 @@ def _table(pairs: Sequence[PairWeight]) -> str:
         }
         for one in pairs
     ]
-    return tables.markdown(rows, ".3f")
+    return tables.markdown(rows, ".3f") or "None."
 
 
 def _loss(one: PairWeight) -> str:
