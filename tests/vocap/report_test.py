@@ -255,6 +255,8 @@ class PageTest(parameterized.TestCase):
             "scores.vocap.ze.tokens_per_sentence": 10.0,
             "languages.xa.less": None,
             "languages.xb.shared": 1 / 3,
+            "languages.yd.alp": [-50.0, -40.0, -41.0],  # a loss, which has no logarithm
+            "languages.yd.more": {**records.STEP, "gain": -1e-3},
             "languages.xc.not_concave": [20, 30],
             "languages.ze.less": {"size": 8, "alp": -4.5, "gain": 0.0625, "pieces": -8},
             "languages.ze.more": None,

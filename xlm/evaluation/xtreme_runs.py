@@ -83,10 +83,21 @@ class Variant:
     runs: tuple[Run, ...]
     center: str
 
-    task = property(lambda self: self.runs[0].task)
-    table = property(lambda self: self.runs[0].table)
-    model = property(lambda self: self.runs[0].model)
-    setting = property(lambda self: self.runs[0].setting)
+    @property
+    def task(self) -> str:
+        return self.runs[0].task
+
+    @property
+    def table(self) -> str:
+        return self.runs[0].table
+
+    @property
+    def model(self) -> str:
+        return self.runs[0].model
+
+    @property
+    def setting(self) -> str:
+        return self.runs[0].setting
 
     @property
     def languages(self) -> list[str]:

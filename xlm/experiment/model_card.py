@@ -273,9 +273,7 @@ def _training(facts: Facts) -> str:
         **{f"model.{key}": config.model[key] for key in ("dtype", "dropout_rate")},
         "task.max_length": options.max_length,
     }  # fmt: skip
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
-    )
+    return tables.markdown([{"": key, " ": value} for key, value in rows.items()], left=2)
 
 
 def _public(pattern: str) -> str:
