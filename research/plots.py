@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from xlm.evaluation import figures
+from vocap import figures
 
 # Values of the seeds by x, of each series.
 Series = Mapping[str, Mapping[Any, Sequence[float]]]
@@ -91,7 +91,7 @@ def places(panels: Sequence[Panel], path: pathlib.Path, columns: int = 2) -> Non
     for axes, panel in zip(flat, panels, strict=False):
         for place, by_x in enumerate(panel.series.values()):
             for some in filter(None, by_x.values()):
-                figures.show_seeds(axes, some, place)
+                _show_seeds(axes, some, place)
         for label, some in panel.marks.items():
             axes.axvline(statistics.fmean(some), color="tab:red", lw=1, label=label)
         axes.set_yticks(range(len(panel.series)), list(panel.series), fontsize=8)
@@ -141,6 +141,12 @@ def dots(panels: Sequence[Panel], path: pathlib.Path, columns: int) -> None:
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     figures.save(figure, path, dpi=110)
+
+
+def _show_seeds(axes: plt.Axes, values: Sequence[float], place: int, size: float = 16) -> None:
+    """Draw the values of the seeds side by side at height `place`, and a bar at their mean."""
+    axes.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
+    axes.plot(statistics.fmean(values), place, "|", color="black", ms=size, mew=2)
 
 
 def _figure(count: int, columns: int, size: tuple[float, float]) -> tuple[plt.Figure, list]:

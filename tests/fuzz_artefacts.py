@@ -34,7 +34,6 @@ from tests.malformed import templates
 from vocap import build, record, report
 from xlm.common import artifacts
 from xlm.evaluation import (
-    forgetting,
     published,
     task_results,
     translation_report,
@@ -108,11 +107,6 @@ def _given() -> pathlib.Path:
     sizes = {"target_size": 36, "beta": 0.7, "sizes": {"en": 18, "sw": 22}}
     artifacts.write_json(folder / "allocation.json", sizes)
     shutil.copy(published.DEFAULT, folder)
-    changes = {
-        ("rows", forgetting.LOSS): {"en": (1.0, 2.0)},
-        ("task", "accuracy"): {"sw": (0.5, 0.25)},
-    }
-    forgetting.write_report(changes, "a and b", folder)
     value = huggingface.tokenizer_json(tiny_tasks.tokenizer())
     rules = base64.b64encode(charsmap.compiled({"A": "a", "Ab": "b"})).decode()
     value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": rules}
@@ -165,7 +159,7 @@ def _exported(folder: pathlib.Path) -> Any:
 def _tabled(folder: pathlib.Path) -> Any:
     variants = xtreme_runs.variants([xtreme_runs.read_run(folder)], "mean")
     found = published.read()
-    return xtreme_report.page(variants, found) + xtreme_report.averages_csv(variants, found)
+    return xtreme_report.page(variants, found), [*xtreme_report.averages(variants, found)]
 
 
 def _model(folder: pathlib.Path) -> Any:
@@ -223,8 +217,7 @@ TARGETS = (
     Target("translation", _translation, ("settings.json", "results.json", "best.safetensors"),
            _translated, True),
     Target("translations", _translation, ("predictions/*.jsonl", "metrics.jsonl"), lambda folder: [
-        translation_report.example_lines(one, {"output": one["prediction"]})
-        for one in translation_report.some_translations(folder, "en-de")]),
+        one["prediction"] for one in translation_report.some_translations(folder, "en-de")]),
     Target("model", lambda: tiny_tasks.encoder_folder(1),
            ("config.json", "model.safetensors", "spm.model"), _model, True),
     Target("own model", tiny_tasks.veco_folder,
@@ -237,7 +230,6 @@ TARGETS = (
     Target("published", _given, ("published.json",), lambda folder: xtreme_report.page(
         xtreme_runs.variants([xtreme_runs.read_run(tiny_tasks.finished("cola"))], "mean"),
         published.read(folder / "published.json"))),
-    Target("changes", _given, ("results.json",), lambda folder: forgetting.read_changes(folder)),
     Target("pair weights", _given, ("pair_weights.json",),
            lambda folder: pair_phases.load_pair_record(folder / "pair_weights.json")),
     Target("record", _vocabulary, ("vocab/allocation.json",), _allocation),

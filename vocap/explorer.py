@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vocap.allocation import Course, trace_courses
 from vocap.build import BuiltVocabulary, VocabularySettings
 from vocap.curves import concave_envelope
@@ -63,12 +65,7 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
                 "beta": course.beta,
                 "first": course.first_pieces,
                 "order": [indices[name] for name in course.languages],
-                "changes": [
-                    after - before
-                    for before, after in zip(
-                        (course.first_pieces, *course.unions), course.unions, strict=False
-                    )
-                ],
+                "changes": np.diff((course.first_pieces, *course.unions)).tolist(),
             }
             for course in courses
         ],
@@ -78,18 +75,12 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
 def fill_template(data: Mapping[str, Any]) -> str:
     """Return the page with `data`, its style and its script in it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    parts = {
-        "/*STYLE*/": _read("explorer.css"),
-        "/*SCRIPT*/": _read("explorer.js"),
-        # No string of the data can end the element that holds it, or begin a comment in it.
-        "/*DATA*/": text.replace("<", "\\u003c"),
-    }
-    page = _read("explorer.html")
-    for mark, part in parts.items():
-        before, _, after = page.partition(mark)
-        page = before + part + after
+    page, style, script = (
+        (_FOLDER / f"explorer.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("html", "css", "js")
+    )
+    # No string of the data can end the element that holds it, or begin a comment in it.
+    data_of_page = text.replace("<", "\\u003c")
+    for mark, part in (("STYLE", style), ("SCRIPT", script), ("DATA", data_of_page)):
+        page = part.join(page.split(f"/*{mark}*/", 1))
     return page
-
-
-def _read(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -2,22 +2,18 @@
 
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib import ticker
+from matplotlib import patches, ticker
 
+from vocap import figures
 from vocap.curves import concave_envelope
-from vocap.record import RESOURCES, Named, Record, allocated, by_amount, methods, score_groups
-from xlm.common import artifacts
+from vocap.record import RESOURCES, Record, allocated, by_amount, methods, score_groups
 
 _MAX_LINES = 20  # per panel; more languages get a panel for each third
-_ROW = 0.19  # inches per language in plots with one row for each
+_GAIN = "weighted ALP gain (nats per 1,000 pieces)"
 _SIDES: dict[str, dict[str, Any]] = {
     "less": {"marker": "o", "color": "tab:blue", "ls": "", "label": "last step, taken"},
     "more": {"marker": "o", "color": "tab:red", "ls": "", "mfc": "w", "label": "next step"},
@@ -26,21 +22,20 @@ _SIDES: dict[str, dict[str, Any]] = {
 
 def plot_curves(record: Record, path: pathlib.Path) -> None:
     """Plot ALP against vocabulary size per language, with the allocated size (paper Figure 1)."""
-    figure, panels = _panels(record, sharey=False)
-    for axes, languages in panels:
-        lines = []
-        for (language, one), style in zip(languages, _line_styles(), strict=False):
-            (line,) = axes.plot(one["sizes"], one["alp"], label=language, **style)
-            lines.append((one["alp"][-1], line))
-            if one["allocated"] is not None:
-                at = one["sizes"].index(one["allocated"])
-                axes.plot(one["sizes"][at], one["alp"][at], "o", color=style["color"], ms=5)
+
+    def draw(axes, one: Mapping[str, Any], style: Mapping[str, Any]) -> float:
+        axes.plot(one["sizes"], one["alp"], **style)
+        if one["allocated"] is not None:
+            alp = one["alp"][one["sizes"].index(one["allocated"])]
+            axes.plot(one["allocated"], alp, "o", color=style["color"], ms=5)
+        return one["alp"][-1]
+
+    figure, panels = _lines(record, draw)
+    for axes in panels:
         axes.set_ylabel("ALP (nats a sentence)")
-        _number_ticks(axes.xaxis)
-        _legend(axes, lines)
     dots = "; dots: allocated sizes" if allocated(record) and not record["clusters"] else ""
     figure.suptitle(f"Average log probability{dots}")
-    _save(figure, path)
+    figures.save(figure, path)
 
 
 def plot_gains(record: Record, path: pathlib.Path) -> None:
@@ -49,34 +44,30 @@ def plot_gains(record: Record, path: pathlib.Path) -> None:
     Only languages with an allocated size are shown. A dot marks the last step that a language took;
     a hollow dot marks the start of its first step, if it took none.
     """
-    figure, panels = _panels(record, sharey=True)
-    beta = record["settings"]["beta"]
-    for axes, languages in panels:
-        lines = []
-        for (language, one), style in zip(languages, _line_styles(), strict=False):
-            sizes, gains = _envelope_gains(one, beta)
-            (line,) = axes.step(sizes, gains, where="post", label=language, **style)
-            lines.append((np.nan_to_num(gains[-1]), line))
-            step, fill = one["less"], style["color"]
-            if step is None:
-                step, fill = one["more"], "white"
-            if step is not None:
-                gain = _per_thousand(step["gain"])
-                axes.plot(one["allocated"], gain, "o", color=style["color"], mfc=fill, ms=5)
+
+    def draw(axes, one: Mapping[str, Any], style: Mapping[str, Any]) -> float:
+        sizes, gains = _envelope_gains(one, record["settings"]["beta"])
+        axes.step(sizes, gains, where="post", **style)
+        if step := one["less"] or one["more"]:
+            fill = style["color"] if one["less"] else "white"
+            gain = _per_thousand(step["gain"])
+            axes.plot(one["allocated"], gain, "o", color=style["color"], mfc=fill, ms=5)
+        return float(np.nan_to_num(gains[-1]))
+
+    figure, panels = _lines(record, draw, sharey=True)
+    for axes in panels:
         axes.set_yscale("log")
         axes.set_ylabel(_GAIN)
         _cut_line(axes.axhline, record)
-        _number_ticks(axes.xaxis)
         _number_ticks(axes.yaxis)
-        _legend(axes, lines)
-    figure.suptitle("What a step gains; dots: the last step taken (hollow: none was)")
-    _save(figure, path)
+    figure.suptitle("What a step gains; dots: the last step taken (hollow: none); dashes: the cut")
+    figures.save(figure, path)
 
 
 def plot_sizes(record: Record, path: pathlib.Path) -> None:
     """Plot the allocated size per language (paper Table 9): its smallest size and its growth."""
     named = allocated(record)
-    figure, axes = _rows([name for name, _ in named])
+    figure, axes = figures.rows([name for name, _ in named])
     rows = np.arange(len(named))
     sizes = np.array([one["allocated"] for _, one in named])
     first = np.array([one["sizes"][0] if "sizes" in one else 0 for _, one in named])
@@ -84,22 +75,20 @@ def plot_sizes(record: Record, path: pathlib.Path) -> None:
     axes.barh(rows, sizes - first, left=first, color="tab:blue", label="grown by steps")
     for row, (_, one) in enumerate(named):
         text = f"{one['allocated']:,}{' (largest)' if one['at_largest'] else ''}"
-        axes.annotate(
-            text, (one["allocated"], row), (3, 0),
-            textcoords="offset points", va="center", fontsize=7,
-        )  # fmt: skip
+        style = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+        axes.annotate(text, (one["allocated"], row), (3, 0), **style)
     axes.set_xlim(right=1.15 * max(sizes))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("allocated size (pieces)")
     axes.set_title(f"{record['pieces']:,} pieces, shared ones counted once", fontsize=10)
-    _legend_below(figure, axes)
-    _save(figure, path)
+    figures.legend(figure)
+    figures.save(figure, path)
 
 
 def plot_margins(record: Record, path: pathlib.Path) -> None:
     """Plot the gains of the last step taken and of the next one, per language, around the cut."""
     named = allocated(record)
-    figure, axes = _rows([name for name, _ in named])
+    figure, axes = figures.rows([name for name, _ in named])
     rows = np.arange(len(named))
     gains = {
         side: [_per_thousand(one[side]["gain"]) if one[side] else np.nan for _, one in named]
@@ -113,8 +102,8 @@ def plot_margins(record: Record, path: pathlib.Path) -> None:
     _number_ticks(axes.xaxis)
     axes.set_xlabel(_GAIN)
     axes.set_title("At the cut: what the last and the next step gain", fontsize=10)
-    _legend_below(figure, axes)
-    _save(figure, path)
+    figures.legend(figure)
+    figures.save(figure, path)
 
 
 def plot_comparison(record: Record, path: pathlib.Path) -> None:
@@ -123,24 +112,28 @@ def plot_comparison(record: Record, path: pathlib.Path) -> None:
     Bars are means over the languages of a group, dots single languages. ALP and tokens are
     differences from the first method, per language.
     """
-    names, groups = methods(record), score_groups(record)
-    figure, panels = plt.subplots(3, 1, figsize=(8, 9), layout="constrained", sharex=True)
-    for axes, label, measure, compared in zip(
-        panels,
-        (
-            f"ALP over {names[0]}\n(nats a sentence)",
-            f"tokens a sentence\nover {names[0]} (%)",
-            "unknown tokens (%)",
-        ),
-        (_alp_over, _tokens_over, _unknown),
-        (names[1:], names[1:], names),
-        strict=True,
-    ):
+    names, groups, scores = methods(record), score_groups(record), record["scores"]
+    first = names[0]
+
+    def value(field: str, method: str, language: str) -> float:
+        found, base = (scores[name][language][field] for name in (method, first))
+        if field == "unknown_rate":
+            return 100 * found
+        return found - base if field == "alp" else 100 * (found / base - 1)
+
+    fields = {
+        "alp": f"ALP over {first}\n(nats a sentence)",
+        "tokens_per_sentence": f"tokens a sentence\nover {first} (%)",
+        "unknown_rate": "unknown tokens (%)",
+    }
+    figure, panels = figures.new((8, 9), nrows=len(fields), sharex=True)
+    for axes, (field, label) in zip(panels, fields.items(), strict=True):
+        compared = names if field == "unknown_rate" else names[1:]
+        width = 0.8 / len(compared)
         for i, method in enumerate(compared):
-            offset, width = (i + 0.5) / len(compared) - 0.5, 0.8 / len(compared)
             for x, languages in enumerate(groups.values()):
-                values = [measure(record["scores"], method, names[0], lang) for lang in languages]
-                at = x + 0.8 * offset
+                values = [value(field, method, language) for language in languages]
+                at = x + 0.8 * ((i + 0.5) / len(compared) - 0.5)
                 color = f"C{names.index(method)}"
                 axes.bar(at, np.mean(values), 0.9 * width, color=color, alpha=0.7)
                 beside = np.linspace(-0.3, 0.3, len(values) + 2)[1:-1] * width
@@ -150,26 +143,10 @@ def plot_comparison(record: Record, path: pathlib.Path) -> None:
         axes.grid(axis="y", alpha=0.3)
     axes.set_xticks(range(len(groups)), [f"{name} ({len(g)})" for name, g in groups.items()])
     axes.set_xlabel("languages by amount of text (how many)")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{i}", alpha=0.7) for i in range(len(names))]
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+    handles = [patches.Patch(color=f"C{i}", alpha=0.7) for i in range(len(names))]
+    figures.legend(figure, handles=handles, labels=names, columns=len(names))
     figure.suptitle("Held-out text: bars are means, dots languages")
-    _save(figure, path)
-
-
-def _alp_over(scores: Mapping[str, Any], method: str, first: str, language: str) -> float:
-    return scores[method][language]["alp"] - scores[first][language]["alp"]
-
-
-def _tokens_over(scores: Mapping[str, Any], method: str, first: str, language: str) -> float:
-    tokens, base = (scores[m][language]["tokens_per_sentence"] for m in (method, first))
-    return 100 * (tokens / base - 1)
-
-
-def _unknown(scores: Mapping[str, Any], method: str, _: str, language: str) -> float:
-    return 100 * scores[method][language]["unknown_rate"]
-
-
-_GAIN = "weighted ALP gain (nats per 1,000 pieces)"
+    figures.save(figure, path)
 
 
 def _per_thousand(gain: float) -> float:
@@ -194,27 +171,45 @@ def _cut_line(draw, record: Record) -> None:
         draw(_per_thousand(record["cut"]), color="black", ls="--", lw=1, label="the cut", zorder=0)
 
 
-def _panels(record: Record, *, sharey: bool) -> tuple[Any, list[tuple[Any, Named]]]:
-    """Create a figure with log sizes on the x axis: one panel, or one per third of languages."""
+def _lines(
+    record: Record, draw: Callable[..., float], *, sharey: bool = False
+) -> tuple[Any, Sequence[Any]]:
+    """Draw the languages over log sizes: in one panel, or in one per third of them.
+
+    Args:
+      draw: draws a language, given a panel, its record and its style; returns the last value, by
+        which the legend beside the panel is sorted.
+    """
     languages = by_amount(record)
-    parts = [("", languages)]
+    parts = {"": languages}
     if len(languages) > _MAX_LINES:
-        parts = [
-            (third, [item for item in languages if item[1]["resource"] == third])
+        parts = {
+            f"{third}-resource languages": [
+                item for item in languages if item[1]["resource"] == third
+            ]
             for third in RESOURCES
-        ]
-    figure, grid = plt.subplots(
-        len(parts), 1, figsize=(8.5, 5 * len(parts)), layout="constrained",
-        squeeze=False, sharex=True, sharey=sharey,
-    )  # fmt: skip
-    panels = []
-    for axes, (title, part) in zip(grid[:, 0], parts, strict=True):
-        axes.set_title(f"{title}-resource languages" if title else "", fontsize=10)
+        }
+    size = (8.5, 5 * len(parts))
+    figure, grid = figures.new(size, nrows=len(parts), squeeze=False, sharex=True, sharey=sharey)
+    for axes, (title, part) in zip(grid[:, 0], parts.items(), strict=True):
+        axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-        panels.append((axes, part))
+        # Ten colours, then the same colours with other dash patterns, then all again.
+        dashes = itertools.cycle(itertools.product(("-", "--", ":", "-."), range(10)))
+        ends = {}
+        for (language, one), (dash, i) in zip(part, dashes, strict=False):
+            style = {"color": f"C{i}", "linestyle": dash, "linewidth": 1.3, "label": language}
+            ends[language] = draw(axes, one, style)
+        _number_ticks(axes.xaxis)
+        handles, labels = axes.get_legend_handles_labels()
+        ordered = sorted(zip(handles, labels, strict=True), key=lambda item: -ends[item[1]])
+        axes.legend(
+            *zip(*ordered, strict=True), loc="center left", bbox_to_anchor=(1.0, 0.5),
+            ncols=1 + (len(ordered) - 1) // 24, fontsize=8, frameon=False,
+        )  # fmt: skip
     axes.set_xlabel("vocabulary size (pieces)")
-    return figure, panels
+    return figure, grid[:, 0]
 
 
 def _number_ticks(axis) -> None:
@@ -225,42 +220,3 @@ def _number_ticks(axis) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _legend(axes, lines: Sequence[tuple[float, Any]]) -> None:
-    """Draw the legend beside the panel, in the order of the lines' last values."""
-    ordered = [line for _, line in sorted(lines, key=lambda item: -item[0])]
-    others = [h for h in axes.get_legend_handles_labels()[0] if h not in ordered]
-    axes.legend(
-        handles=[*others, *ordered], loc="center left", bbox_to_anchor=(1.0, 0.5),
-        ncols=1 + (len(ordered) - 1) // 24, fontsize=8, frameon=False,
-    )  # fmt: skip
-
-
-def _rows(names: Sequence[str]) -> tuple[Any, Any]:
-    """Create a figure with one row for each name, the first at the top."""
-    figure, axes = plt.subplots(figsize=(8, 1.6 + _ROW * len(names)), layout="constrained")
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(axis="x", alpha=0.3)
-    return figure, axes
-
-
-def _legend_below(figure, axes) -> None:
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
-        frameon=False,
-    )  # fmt: skip
-
-
-def _line_styles() -> Iterator[dict[str, Any]]:
-    """Yield ten colours, then the same colours with other dash patterns, then all again."""
-    styles = itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors)
-    for dash, color in itertools.cycle(styles):
-        yield {"color": color, "linestyle": dash, "linewidth": 1.3}
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    with artifacts.atomic_path(path) as aside:
-        figure.savefig(aside, dpi=120)
-    plt.close(figure)

@@ -71,17 +71,13 @@ def allocation_record(vocabulary: BuiltVocabulary, settings: VocabularySettings)
     "clustered") with the cluster.
     """
     allocation = vocabulary.choice.allocation
-    of_languages = of_clusters = None
-    if allocation is not None and set(allocation.sizes) == set(vocabulary.languages):
-        of_languages = allocation
-    else:
-        of_clusters = allocation
+    of_languages = allocation is not None and set(allocation.sizes) == set(vocabulary.languages)
     return {
         "pieces": len(vocabulary.choice.pieces),
         "settings": {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"},
-        "languages": _languages(vocabulary, of_languages, settings.beta),
-        "clusters": _clusters(vocabulary, of_clusters, settings.beta),
-        **_course(vocabulary, allocation, of_languages is not None, settings.method),
+        "languages": _languages(vocabulary, allocation if of_languages else None, settings.beta),
+        "clusters": _clusters(vocabulary, None if of_languages else allocation, settings.beta),
+        **_course(vocabulary, allocation, of_languages, settings.method),
         "scores": {
             method: {language: dataclasses.asdict(score) for language, score in scores.items()}
             for method, scores in vocabulary.scores.items()
@@ -146,11 +142,8 @@ def _clusters(
         return {}
     clusters = {}
     for name, group in vocabulary.choice.groups.items():
-        probability = sum(vocabulary.languages[language].probability for language in group)
-        clusters[name] = {
-            "languages": list(group),
-            **_of_allocation(allocation, name, probability**beta),
-        }
+        weight = sum(vocabulary.languages[language].probability for language in group) ** beta
+        clusters[name] = {"languages": list(group), **_of_allocation(allocation, name, weight)}
     return clusters
 
 
@@ -159,9 +152,11 @@ def _resources(amounts: Mapping[str, float]) -> dict[str, str]:
     order = sorted(amounts, key=lambda language: (-amounts[language], language))
     if len(order) < len(RESOURCES):
         return dict.fromkeys(order, "all")
-    thirds = np.array_split(np.arange(len(order)), len(RESOURCES))
+    thirds = np.array_split(order, len(RESOURCES))
     return {
-        order[i]: resource for resource, third in zip(RESOURCES, thirds, strict=True) for i in third
+        str(name): resource
+        for resource, third in zip(RESOURCES, thirds, strict=True)
+        for name in third
     }
 
 
@@ -180,20 +175,15 @@ def _shared(vocabulary: BuiltVocabulary, allocation: Allocation) -> dict[str, fl
 
 def _of_text(one: Language, known: np.ndarray) -> dict[str, Any]:
     """Return amounts of text, and shares of its characters that are not pieces."""
-    heldout: dict[str, Any] = dict.fromkeys(("heldout_uncovered", "heldout_unseen"))
-    heldout["heldout_sentences"] = 0
-    if one.heldout is not None and one.heldout.num_sentences:
-        in_training = _marked(one.table.text.characters)
-        heldout = {
-            "heldout_sentences": one.heldout.num_sentences,
-            "heldout_uncovered": _share_outside(one.heldout, known),
-            "heldout_unseen": _share_outside(one.heldout, known | in_training),
-        }
+    heldout = one.heldout if one.heldout and one.heldout.num_sentences else None
+    in_training = _marked(one.table.text.characters)
     return {
         "bytes": one.table.num_bytes,
         "sentences": one.table.num_sentences,
         "uncovered": _share_outside(one.table, known),
-        **heldout,
+        "heldout_sentences": heldout.num_sentences if heldout else 0,
+        "heldout_uncovered": _share_outside(heldout, known) if heldout else None,
+        "heldout_unseen": _share_outside(heldout, known | in_training) if heldout else None,
     }
 
 
@@ -214,9 +204,8 @@ def _share_outside(table: RunTable, marked: np.ndarray) -> float:
 def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> dict[str, Any]:
     """Return the allocation of a language or a cluster; `weight` is q^beta."""
     if allocation is None:
-        return {
-            "allocated": None, "not_concave": [], "at_largest": False, "less": None, "more": None,
-        }  # fmt: skip
+        return {**dict.fromkeys(("allocated", "less", "more")), "not_concave": [],
+                "at_largest": False}  # fmt: skip
     size, margin = allocation.sizes[name], allocation.margins[name]
 
     def described(change: Change | None) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
 """Warnings about a vocabulary, each with its remedy."""
 
+import statistics
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from vocap.record import Record, allocated, by_amount, methods, score_groups
 
@@ -23,55 +22,49 @@ def enumerated(names: Sequence[str]) -> str:
 
 def warnings(record: Record) -> list[str]:
     """Return the warnings, the most severe first."""
-    checks = (
-        _at_largest, _at_smallest, _sentence_lengths, _unknown, _uncovered, _few_seeds,
-        _better_methods, _unequal_gains, _much_left, _partial, _not_concave,
-    )  # fmt: skip
+    checks = (_ends_of_curves, _sentence_lengths, _characters, _few_seeds, _better_methods,
+              _unequal_gains, _unfinished)  # fmt: skip
     return [text for check in checks for text in check(record)]
 
 
-def _at_largest(record: Record) -> Iterator[str]:
-    """Warn of curves that ended before the budget was used up."""
-    offered: list[str] = []
-    filled: list[str] = []
+def _ends_of_curves(record: Record) -> Iterator[str]:
+    """Warn of curves that ended before the budget was used up, and of those not begun."""
+    found: dict[str, list[str]] = {end: [] for end in ("offered", "filled", "forced", "stayed")}
+    share = 0.0
+    lowest, highest = record["settings"]["sizes"][0], record["settings"]["sizes"][-1]
     for name, one in allocated(record):
-        if not one["at_largest"]:
-            continue
-        wants = ""
-        if record["cut"] and one["less"]:
-            wants = f", at {one['less']['gain'] / record['cut']:.1f} times the gain of the cut"
-        reached = "sizes" in one and one["sizes"][-1] == record["settings"]["sizes"][-1]
-        (offered if reached else filled).append(f"{name} ({one['allocated']:,}{wants})")
-    if offered:
+        size = one["allocated"]
+        if one["at_largest"]:
+            wants = ""
+            if record["cut"] and one["less"]:
+                wants = f", at {one['less']['gain'] / record['cut']:.1f} times the gain of the cut"
+            reached = "sizes" in one and one["sizes"][-1] == highest
+            found["offered" if reached else "filled"].append(f"{name} ({size:,}{wants})")
+        if one["less"] is None and not record["clusters"]:
+            if one["sizes"][0] > lowest:
+                found["forced"].append(f"{name} ({size:,})")
+                share += size / record["pieces"]
+            elif one["sizes"][0] == lowest:
+                found["stayed"].append(name)
+    if offered := found["offered"]:
         yield (
             f"At the largest of vocab.sizes, and might deserve more: {enumerated(offered)}. Offer "
             "larger sizes."
         )
-    if filled:
+    if filled := found["filled"]:
         yield (
             f"At the largest size that their text can fill, and might deserve more: "
             f"{enumerated(filled)}. Add text."
         )
-
-
-def _at_smallest(record: Record) -> Iterator[str]:
-    """Warn of languages that stay at their smallest size."""
-    if record["clusters"]:
-        return
-    stayed = [(name, one) for name, one in allocated(record) if one["less"] is None]
-    lowest = record["settings"]["sizes"][0]
-    forced = [f"{name} ({one['allocated']:,})" for name, one in stayed if one["sizes"][0] > lowest]
-    offered = [name for name, one in stayed if one["sizes"][0] == lowest]
-    if forced:
-        share = sum(one["allocated"] for _, one in stayed if one["sizes"][0] > lowest)
+    if forced := found["forced"]:
         yield (
             "Took no step beyond the smallest size that holds all their characters: "
-            f"{enumerated(forced)}, {share / record['pieces']:.0%} of all pieces. Lower "
-            "vocab.character_coverage if that is too much."
+            f"{enumerated(forced)}, {share:.0%} of all pieces. Lower vocab.character_coverage if "
+            "that is too much."
         )
-    if offered:
+    if stayed := found["stayed"]:
         yield (
-            f"Took no step from the smallest of vocab.sizes, {lowest:,}: {enumerated(offered)}. "
+            f"Took no step from the smallest of vocab.sizes, {lowest:,}: {enumerated(stayed)}. "
             "Offer smaller sizes if they should be able to get less."
         )
 
@@ -81,12 +74,11 @@ def _sentence_lengths(record: Record) -> Iterator[str]:
     if record["settings"]["method"] not in ("vocap", "clustered"):
         return
     nats = {name: -one["alp"][-1] for name, one in by_amount(record)}
-    median = float(np.median(list(nats.values())))
-    ratios = {name: value / median for name, value in nats.items()}
-    ordered = sorted(ratios, key=lambda name: -ratios[name])
-    texts = {name: f"{name} ({ratio:.1f} times)" for name, ratio in ratios.items()}
-    long = [texts[name] for name in ordered if ratios[name] > _UNLIKE]
-    short = [texts[name] for name in reversed(ordered) if ratios[name] < 1 / _UNLIKE]
+    median = statistics.median(nats.values())
+    ratios = sorted(((value / median, name) for name, value in nats.items()), key=lambda x: -x[0])
+    texts = [(ratio, f"{name} ({ratio:.1f} times)") for ratio, name in ratios]
+    long = [text for ratio, text in texts if ratio > _UNLIKE]
+    short = [text for ratio, text in reversed(texts) if ratio < 1 / _UNLIKE]
     if long or short:
         parts = [enumerated(names) for names in (long, short) if names]
         yield (
@@ -96,14 +88,12 @@ def _sentence_lengths(record: Record) -> Iterator[str]:
         )
 
 
-def _unknown(record: Record) -> Iterator[str]:
-    """Warn of held-out text with many unknown tokens."""
-    if not methods(record):
-        return
-    scores = record["scores"][methods(record)[0]]
-    found = []
-    for name in score_groups(record)["all"]:
-        one, rate = record["languages"][name], scores[name]["unknown_rate"]
+def _characters(record: Record) -> Iterator[str]:
+    """Warn of unknown tokens of held-out text, and of training text without pieces."""
+    settings, found = record["settings"], []
+    for name in score_groups(record)["all"] if methods(record) else ():
+        one = record["languages"][name]
+        rate = record["scores"][methods(record)[0]][name]["unknown_rate"]
         if rate > _MANY_UNKNOWN:
             unseen = one["heldout_unseen"] / one["heldout_uncovered"]
             found.append(f"{name} ({rate:.1%}; {unseen:.0%} of them not in the training text)")
@@ -112,30 +102,25 @@ def _unknown(record: Record) -> Iterator[str]:
             f"Many held-out tokens are unknown characters: {enumerated(found)}. Add text for those "
             "that the training text does not have; for others raise vocab.character_coverage."
         )
-
-
-def _uncovered(record: Record) -> Iterator[str]:
-    """Warn of training text with more unknown characters than the requested coverage allows."""
-    allowed = 1 - record["settings"]["character_coverage"]
+    allowed = 1 - settings["character_coverage"]
     found = [
         f"{name} ({one['uncovered']:.2%})"
         for name, one in by_amount(record)
         if one["uncovered"] > allowed + _ROUNDING
     ]
-    if not found:
-        return
     remedy = "Raise it."
-    if record["settings"]["max_characters"]:
+    if settings["max_characters"]:
         remedy = "Training saw the most frequent text only; raise vocab.max_characters."
-    if record["settings"]["method"] in ("joint", "clustered", "bpe"):
+    if settings["method"] in ("joint", "clustered", "bpe"):
         remedy = (
             "It holds for the languages that are trained together, where a small one counts "
             "little; raise it, or train them apart with vocab.method = vocap."
         )
-    yield (
-        f"More than {allowed:.2%} of the training text's characters have no piece, though "
-        f"vocab.character_coverage is {1 - allowed:g}: {enumerated(found)}. {remedy}"
-    )
+    if found:
+        yield (
+            f"More than {allowed:.2%} of the training text's characters have no piece, though "
+            f"vocab.character_coverage is {1 - allowed:g}: {enumerated(found)}. {remedy}"
+        )
 
 
 def _few_seeds(record: Record) -> Iterator[str]:
@@ -152,18 +137,15 @@ def _few_seeds(record: Record) -> Iterator[str]:
 
 def _better_methods(record: Record) -> Iterator[str]:
     """Warn of methods that do better on held-out text."""
-    names, found = methods(record), []
+    names, scores, found = methods(record), record["scores"], []
     for method in names[1:]:
-        languages = score_groups(record)["all"]
         gains = [
-            record["scores"][method][name]["alp"] - record["scores"][names[0]][name]["alp"]
-            for name in languages
+            scores[method][name]["alp"] - scores[names[0]][name]["alp"]
+            for name in score_groups(record)["all"]
         ]
-        better = sum(gain > 0 for gain in gains)
-        if np.mean(gains) > 0 and better > len(gains) / 2:
-            found.append(
-                f"{method} (by {np.mean(gains):.2f} nats, better for {better} of {len(gains)})"
-            )
+        mean, better = statistics.fmean(gains), sum(gain > 0 for gain in gains)
+        if mean > 0 and better > len(gains) / 2:
+            found.append(f"{method} (by {mean:.2f} nats, better for {better} of {len(gains)})")
     if found:
         yield (
             f"On held-out text the mean ALP of {names[0]} is below that of {enumerated(found)}. "
@@ -190,14 +172,14 @@ def _unequal_gains(record: Record) -> Iterator[str]:
         )
 
 
-def _much_left(record: Record) -> Iterator[str]:
-    """Warn of curves that still rise considerably beyond the allocated size."""
-    rises = []
+def _unfinished(record: Record) -> Iterator[str]:
+    """Warn of curves that still rise, of a last step that did not fit, and of dents."""
     named = [(name, one) for name, one in by_amount(record) if one["allocated"] is not None]
+    rises = []
     for name, one in named:
-        alp = one["alp"][one["sizes"].index(one["allocated"])]
-        if one["alp"][-1] - alp > -_MUCH_LEFT * alp:
-            rises.append((1 - one["alp"][-1] / alp, name))
+        alp, largest = one["alp"][one["sizes"].index(one["allocated"])], one["alp"][-1]
+        if largest - alp > -_MUCH_LEFT * alp:
+            rises.append((1 - largest / alp, name))
     if rises:
         most = [f"{name} ({rise:.0%})" for rise, name in sorted(rises, reverse=True)]
         yield (
@@ -205,25 +187,15 @@ def _much_left(record: Record) -> Iterator[str]:
             f"{len(rises)} of {len(named)} languages: {enumerated(most)}. The budget holds them; "
             "raise vocab.target_size if the model can afford it."
         )
-
-
-def _partial(record: Record) -> Iterator[str]:
-    """Warn of a last step that did not fit into the budget."""
-    if record["partial"] is None:
-        return
-    name, missing = record["partial"]["name"], record["partial"]["missing"]
-    size = dict(allocated(record))[name]["allocated"]
-    lacks = ""
-    if missing is not None:
-        lacks = f"; {missing:,} were left out. Its ALP here is that of the whole {size:,}"
-    yield (
-        f"The last step, {name} to {size:,}, had room for some of its new pieces only, the most "
-        f"probable ones{lacks}."
-    )
-
-
-def _not_concave(record: Record) -> Iterator[str]:
-    """Warn of curves that are not concave."""
+    if record["partial"] is not None:
+        name, missing = record["partial"]["name"], record["partial"]["missing"]
+        size, lacks = dict(allocated(record))[name]["allocated"], ""
+        if missing is not None:
+            lacks = f"; {missing:,} were left out. Its ALP here is that of the whole {size:,}"
+        yield (
+            f"The last step, {name} to {size:,}, had room for some of its new pieces only, the "
+            f"most probable ones{lacks}."
+        )
     skipped = [one["not_concave"] for _, one in allocated(record) if one["not_concave"]]
     if skipped:
         yield (

@@ -14,7 +14,7 @@ from absl.testing import absltest
 
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import commands, factories, tiny_tasks
+from tests import commands, factories, golden, tiny_tasks
 from tests.task_results import task_results
 from xlm.common import artifacts
 from xlm.evaluation import forgetting
@@ -105,6 +105,16 @@ class ForgettingTest(absltest.TestCase):
         store = write_rows(cls.masked, "aa", tokenizer, 1)
         write_run(cls.masked, config_of("masked_lm"), initial_state("masked_lm", store), 2)
 
+    def changes(self) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
+        """Scores before and after by data and measure, of the last report."""
+        found = artifacts.read_json(self.output / forgetting.RESULTS)["changes"]
+        return {
+            (one["data"], one["measure"]): {
+                name: (before, one["after"][name]) for name, before in one["before"].items()
+            }
+            for one in found
+        }
+
     def report(self, before: pathlib.Path, after: pathlib.Path, *args: str, rows="") -> str:
         printed = io.StringIO()
         self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
@@ -119,7 +129,7 @@ class ForgettingTest(absltest.TestCase):
 
     def test_scores_are_those_of_the_evaluators(self):
         printed = self.report(self.first, self.second, rows=str(self.first))
-        changes = forgetting.read_changes(self.output)
+        changes = self.changes()
         self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
         # The second model on rows of the first's, in a language that its own do not have.
@@ -141,38 +151,29 @@ class ForgettingTest(absltest.TestCase):
 
     def test_a_run_and_itself(self):
         self.report(self.masked, self.masked, "--sequences=2", rows=str(self.second))
-        ((key, change),) = forgetting.read_changes(self.output).items()
+        ((key, change),) = self.changes().items()
         self.assertEqual(key, ("second", LOSS))
         before, after = change["aa"]
         self.assertEqual(before, after)
         self.report(self.masked, self.masked, rows=str(self.second))
-        self.assertNotEqual(forgetting.read_changes(self.output)[key]["aa"][0], before)
+        self.assertNotEqual(self.changes()[key]["aa"][0], before)
 
     @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
     def test_scores_of_a_task(self):
-        for name, score in (("one", 0.5), ("two", 0.4)):
-            results = task_results("udpos", {"en": 0.8, "de": score})
-            artifacts.write_json(self.folder / name / "results.json", results)
-        both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
-        printed = self.report(self.masked, self.masked, both)
-        self.assertEqual(
-            [data for data, _ in forgetting.read_changes(self.output)], ["first", "second", "task"]
-        )
-        self.assertIn("## task: udpos, f1", printed)
-        self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
-        self.assertIn("| **mean** | 65.0 | 60.0 | +10.0 |", printed)
+        for task, split, title in (
+            ("udpos", "test", "udpos, f1"),
+            ("cola", "validation", "cola, matthews, validation data"),
+        ):
+            for name, score in (("one", 0.5), ("two", 0.4)):
+                results = task_results(task, {"en": 0.8, "de": score}, split)
+                artifacts.write_json(self.folder / name / "results.json", results)
+            both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
+            printed = self.report(self.masked, self.masked, both)
+            self.assertEqual([data for data, _ in self.changes()], ["first", "second", "task"])
+            self.assertIn(f"## task: {title}\n", printed)
+            self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
         with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
             self.report(self.masked, self.masked, "--tasks=x")
-
-    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
-    def test_scores_of_a_task_without_test_labels(self):
-        for name, score in (("cola_0", 0.5), ("cola_1", 0.4)):
-            results = task_results("cola", {"en": score}, "validation")
-            artifacts.write_json(self.folder / name / "results.json", results)
-        both = f"--tasks={self.folder / 'cola_0'},{self.folder / 'cola_1'}"
-        printed = self.report(self.masked, self.masked, both, rows=str(self.second))
-        self.assertIn("## task: cola, matthews, validation data", printed)
-        self.assertIn("| en | 50.0 | 40.0 | +20.0 |", printed)
 
     def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
         for name, results in (
@@ -236,29 +237,20 @@ class RelativeTest(absltest.TestCase):
         self.assertAlmostEqual(forgetting.relative(LOSS, 5.0, 4.0), -20.0)
         self.assertAlmostEqual(forgetting.relative("matthews", -0.1, 0.2), -300.0)
 
-    def test_a_score_of_0_has_no_relative_change(self):
-        change = {"de": (0.5, 0.25), "sw": (0.0, 0.25)}
-        table = forgetting.change_table("f1", change).splitlines()
-        self.assertEqual(
-            table[2:],
-            [
-                "| de | 50.0 | 25.0 | +50.0 |",
-                "| sw | 0.0 | 25.0 |  |",
-                "| **mean** | 25.0 | 25.0 | +50.0 |",
-            ],
-        )
-        table = forgetting.change_table("f1", {"sw": (0.0, 0.25)}).splitlines()
-        self.assertEqual(table[3], "| **mean** | 0.0 | 25.0 |  |")
+    def test_the_report(self):
+        changes = {
+            ("task", "f1"): {"sw": (0.0, 0.25), "de": (0.5, 0.25)},
+            ("ro_ws", LOSS): {"sw": (4.0, 5.0), "en": (5.0, 4.5)},
+            ("task", "accuracy"): {"sw": (0.0, 0.25)},
+            ("task", "matthews"): {},  # no common language
+        }
 
-    def test_what_has_no_common_language_is_left_out(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        changes = {("task", "f1"): {"sw": (0.0, 0.25)}, ("rows", LOSS): {}}
-        text = forgetting.write_report(changes, "made up", folder)
-        self.assertIn("task: f1", text)
-        self.assertNotIn("rows", text)
-        self.assertTrue((folder / forgetting.PLOT).exists())
+        def write(folder: pathlib.Path) -> None:
+            forgetting.write_report(changes, "made_up", folder)
+
+        golden.check_report(self, __file__, "forgetting", write)
         with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
-            forgetting.write_report({("rows", LOSS): {}}, "made up", folder)
+            forgetting.write_report({("rows", LOSS): {}}, "made up", pathlib.Path("nowhere"))
 
 
 if __name__ == "__main__":

@@ -117,14 +117,16 @@ class CommandTest(absltest.TestCase):
 
     def test_report(self):
         model = self.folder / "spm.model"
+        (self.folder / "more.tsv").write_text("id\ten\tsw\n1\th g f\tcd cd cd\n", "utf-8")
         self.run_main(
-            f"--tokenizers=one={model},two={model}", f"--parallel={self.folder / 'pairs.tsv'}"
+            f"--tokenizers=one={model},two={model}",
+            f"--parallel={self.folder / 'pairs.tsv'},{self.folder / 'more.tsv'}",
         )
         results = artifacts.read_json(self.folder / "out" / "results.json")
         self.assertEqual(results["one"], results["two"])
         processor = read_segmenter(model)
         tokens = [sum(map(len, processor.encode(side)))
-                  for side in (["cd cd", "h"], ["ab", "abc"])]  # fmt: skip
+                  for side in (["cd cd", "h", "cd cd cd"], ["ab", "abc", "h g f"])]  # fmt: skip
         self.assertEqual(results["one"]["tax"], {"sw": tokens[0] / tokens[1]})
         self.assertEqual(list(results["one"]["texts"]), ["en", "sw"])
         self.assertIn("tax against en", (self.folder / "out" / "report.md").read_text("utf-8"))

@@ -37,6 +37,12 @@ class Case(parameterized.TestCase):
         (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
         return folder
 
+    def own(self, name: str, score: float, root: str, **changes) -> None:
+        """A run on a user's own data, with the settings that name them."""
+        folder = self.write(name, {"en": {"macro_f1": score}}, task="text_classes", **changes)
+        settings = {"task": {"root": root, "dataset": "", "test": ["test.{language}.*"]}}
+        (folder / "settings.json").write_text(json.dumps(settings))
+
     def variants(self, center: str = "mean", of: str = "*") -> list[xtreme_runs.Variant]:
         return xtreme_runs.variants(xtreme_runs.find_runs([str(self.folder / of)]), center)
 

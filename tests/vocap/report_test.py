@@ -1,21 +1,21 @@
 """The report against the build it tells of, recomputed the slow way."""
 
+import atexit
 import collections
 import dataclasses
 import functools
 import json
 import pathlib
 import random
+import re
 import tempfile
-from unittest import mock
 
-import numpy as np
 from absl.testing import absltest, parameterized
 
-from tests.vocap import explorer_test
-from vocap import bpe, comparison, explorer, methods, report, runs, unigram
-from vocap.allocation import language_probabilities
-from vocap.build import BuiltVocabulary, Language, VocabularySettings
+from tests import golden
+from tests.vocap import explorer_test, records
+from vocap import explorer, methods, report, runs
+from vocap.build import BuiltVocabulary, VocabularySettings, build_vocabulary
 from vocap.record import allocation_record
 
 SETTINGS = VocabularySettings(
@@ -60,109 +60,30 @@ def made_up_text(language: str, num_sentences: int, seed: str) -> list[str]:
     ]
 
 
-@functools.cache
-def tables() -> dict[str, runs.RunTable]:
-    return {
-        language: runs.count_runs(made_up_text(language, number, "train"))
-        for language, number in SENTENCES.items()
-    }
+TEXT = {name: made_up_text(name, number, "train") for name, number in SENTENCES.items()}
+# One character that no training text has, and some that others have.
+HELDOUT = {name: [*made_up_text(name, 10, "heldout"), "q b \u03b2 \u043a"] for name in SENTENCES}
 
 
 @functools.cache
-def heldout(language: str) -> runs.RunTable:
-    # One character that no training text has, and some that others have.
-    return runs.count_runs([*made_up_text(language, 10, "heldout"), "q b \u03b2 \u043a"])
-
-
-def train(table: runs.RunTable, sizes: tuple[int, ...]) -> unigram.Vocabularies:
-    settings = dataclasses.replace(SETTINGS.training, sizes=sizes)
-    found = unigram.train_vocabularies(table, settings)
-    assert found is not None
-    return found
-
-
-@functools.cache
-def trained(language: str) -> unigram.Vocabularies:
-    return train(tables()[language], SETTINGS.sizes)
-
-
-@functools.cache
-def trained_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-    probabilities = dict.fromkeys(languages, 1 / len(languages))
-    mixture = runs.mixture({lang: tables()[lang] for lang in languages}, probabilities)
-    return train(mixture, sizes)
-
-
-@functools.cache
-def trained_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
-    mixture = runs.mixture(tables(), dict.fromkeys(tables(), 1 / len(tables())))
-    return bpe.train(mixture, size, character_coverage=1.0, max_piece_length=16)
+def cache() -> pathlib.Path:
+    """A folder that is removed when the tests end."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return pathlib.Path(folder.name)
 
 
 @functools.cache
 def build(
-    method: str = "vocap",
-    languages: tuple[str, ...] = tuple(SENTENCES),
-    target_size: int = EXACT,
-    with_heldout: bool = True,
+    method: str = "vocap", target_size: int = EXACT, with_heldout: bool = True
 ) -> tuple[BuiltVocabulary, VocabularySettings]:
-    """A vocabulary made of its parts, and the settings that it is of."""
+    """A vocabulary, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
-    text = {language: tables()[language] for language in languages}
-    held = {language: heldout(language) for language in languages} if with_heldout else {}
-    amounts = {language: table.num_bytes for language, table in text.items()}
-    probabilities = language_probabilities(amounts, settings.alpha)
-    choices = {
-        name: methods.choose(
-            name,
-            {language: trained(language) for language in languages},
-            probabilities,
-            beta=settings.beta,
-            budget=settings.budget,
-            num_clusters=settings.num_clusters,
-            train_together=trained_together,
-            train_merges=trained_merges,
-        )
-        for name in dict.fromkeys((method, *settings.compare))
-    }
-    vocabulary = BuiltVocabulary(
-        model=b"",
-        languages={
-            language: Language(
-                table=text[language],
-                heldout=held.get(language),
-                vocabularies=trained(language),
-                amount=amounts[language],
-                probability=probabilities[language],
-            )
-            for language in languages
-        },
-        choice=choices[method],
-        scores={
-            name: comparison.score(
-                comparison.counter(choice.pieces, choice.initial_scores, choice.kind), text, held
-            )
-            for name, choice in choices.items()
-        },
-    )
-    return vocabulary, settings
-
-
-def cells(table: str) -> dict[str, list[str]]:
-    """First cell of each row -> its other cells."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert len({len(row) for row in rows}) == 1, "rows of unequal length are no table"
-    return {row[0]: row[1:] for row in rows[2:]}
+    heldout = HELDOUT if with_heldout else {}
+    return build_vocabulary(TEXT, heldout, settings, cache()), settings
 
 
 class RecordTest(parameterized.TestCase):
-    @parameterized.parameters(*methods.METHODS)
-    def test_survives_json(self, method):
-        record = allocation_record(*build(method))
-        text = json.dumps(record, allow_nan=False, sort_keys=True)
-        self.assertEqual(json.loads(text), json.loads(json.dumps(record)))
-        self.assertEqual(report.page(json.loads(text)), report.page(record))
-
     def test_says_what_the_build_decided(self):
         vocabulary, settings = build(target_size=PARTIAL)
         record, allocation = allocation_record(vocabulary, settings), vocabulary.choice.allocation
@@ -183,7 +104,9 @@ class RecordTest(parameterized.TestCase):
             [(s["language"], s["size"], s["gain"], s["union"]) for s in record["steps"]],
             [(s.language, s.size, s.gain, s.union) for s in taken],
         )
-        firsts = [set(trained(name).curve.vocabulary(0)) for name in SENTENCES]
+        firsts = [
+            set(one.vocabularies.curve.vocabulary(0)) for one in vocabulary.languages.values()
+        ]
         self.assertEqual(record["first_pieces"], len(set.union(*firsts)))
         self.assertEqual(record["cut"], min(step.gain for step in taken))
 
@@ -217,7 +140,8 @@ class RecordTest(parameterized.TestCase):
         vocabularies = allocated_vocabularies(vocabulary)
         record = allocation_record(vocabulary, settings)
         for name, one in record["languages"].items():
-            curve, q = trained(name).curve, vocabulary.languages[name].probability
+            language = vocabulary.languages[name]
+            curve, q = language.vocabularies.curve, language.probability
             at = curve.sizes.index(one["allocated"])
             slopes = {
                 s: (curve.alp[s] - curve.alp[at]) / (curve.sizes[s] - curve.sizes[at])
@@ -257,7 +181,8 @@ class RecordTest(parameterized.TestCase):
         single = {piece for piece in vocabulary.choice.pieces if len(piece) == 1}
         record = allocation_record(vocabulary, settings)
         for name, one in record["languages"].items():
-            text, held = counted_characters(tables()[name]), counted_characters(heldout(name))
+            language = vocabulary.languages[name]
+            text, held = map(counted_characters, (language.table, language.heldout))
             lacking = {c: n for c, n in held.items() if c not in single}
             unseen = {c: n for c, n in lacking.items() if c not in text}
             self.assertGreater(sum(unseen.values()), 0)
@@ -270,6 +195,10 @@ class RecordTest(parameterized.TestCase):
             )
             self.assertAlmostEqual(one["heldout_unseen"], sum(unseen.values()) / sum(held.values()))
         self.assertGreater(max(one["uncovered"] for one in record["languages"].values()), 0)
+        one = allocation_record(*build("joint", with_heldout=False))["languages"]["xa"]
+        self.assertEqual(one, record["languages"]["xa"] | {
+            "heldout_sentences": 0, "heldout_uncovered": None, "heldout_unseen": None,
+        })  # fmt: skip
 
     def test_thirds_go_by_amount(self):
         record = allocation_record(*build())
@@ -316,207 +245,83 @@ def counted_characters(table: runs.RunTable) -> collections.Counter[str]:
     return counted
 
 
-class TablesTest(absltest.TestCase):
-    def test_most_text_comes_first_in_each(self):
-        record = allocation_record(*build())
-        order = sorted(record["languages"], key=lambda name: -record["languages"][name]["amount"])
-        for table in (
-            report.allocation_table(record),
-            report.margin_table(record),
-            report.score_table(record, "alp"),
-        ):
-            self.assertEqual(list(cells(table)), order)
-
-    def test_sizes(self):
-        record = allocation_record(*build())
-        one = record["languages"]["xa"]
-        alp = one["alp"][one["sizes"].index(one["allocated"])]
-        expected = [
-            f"{one['bytes'] / 1000:.0f}", f"{one['probability']:.3f}", "20 to 80",
-            str(one["allocated"]), f"{alp:.1f}",
-        ]  # fmt: skip
-        self.assertEqual(cells(report.allocation_table(record))["xa"], expected)
-        one["at_largest"] = True
-        found = cells(report.allocation_table(record))["xa"]
-        self.assertEqual(found[3], f"{one['allocated']} (largest)")
-        # Without sizes there is nothing to say of them.
-        joint = allocation_record(*build("joint"))
-        self.assertEqual(cells(report.allocation_table(joint))["xa"], expected[:3])
-
-    def test_margins(self):
-        record = allocation_record(*build())
-        one = record["languages"]["xa"]
-        one["shared"] = 0.25
-        one["less"] = {"size": 30, "alp": -4.5, "gain": 0.0625, "pieces": -8}
-        one["more"] = {"size": 60, "alp": 2.25, "gain": 0.03125, "pieces": 7}
-        self.assertEqual(
-            cells(report.margin_table(record))["xa"],
-            [
-                str(one["allocated"]),
-                "62.5",
-                "31.2",
-                "30: ALP -4.50, pieces -8",
-                "60: ALP +2.25, pieces +7",
-                "25%",
-            ],
-        )
-        one["less"] = None
-        self.assertEqual(cells(report.margin_table(record))["xa"][1:5:2], ["", "none"])
-
-    def test_clusters(self):
-        record = allocation_record(*build("clustered"))
-        table = cells(report.cluster_table(record))
-        for name, one in record["clusters"].items():
-            self.assertEqual(table[name], [", ".join(one["languages"]), str(one["allocated"])])
-        self.assertEqual(list(cells(report.margin_table(record))), list(record["clusters"]))
-
-    def test_scores_per_language(self):
-        vocabulary, settings = build()
-        record = allocation_record(vocabulary, settings)
-        for field, digits, factor in (("alp", 1, 1), ("unknown_rate", 2, 100)):
-            row = cells(report.score_table(record, field))["yd"]
-            values = {
-                method: factor * getattr(scores["yd"], field)
-                for method, scores in vocabulary.scores.items()
-            }
-            group = record["languages"]["yd"]["resource"]
-            self.assertEqual(row[:3], [group, "11", f"{values['vocap']:.{digits}f}"])
-            value, difference = values["joint"], values["joint"] - values["vocap"]
-            sign = f"{difference:+.{digits}f}"
-            sign = sign if float(sign) else sign[1:]
-            self.assertEqual(row[5], f"{value:.{digits}f} ({sign})")
-        row = cells(report.score_table(record, "tokens_per_sentence"))["yd"]
-        joint, vocap = (vocabulary.scores[m]["yd"].tokens_per_sentence for m in ("joint", "vocap"))
-        self.assertNotEqual(round(joint, 1), round(vocap, 1))
-        self.assertEqual(row[5], f"{joint:.1f} ({100 * (joint / vocap - 1):+.1f} %)")
-
-    def test_scores_of_a_group_are_means_over_its_languages(self):
-        vocabulary, settings = build()
-        record = allocation_record(vocabulary, settings)
-        lines = report.group_table(record).splitlines()[2:]
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        self.assertLen(rows, 4 * len(methods.METHODS))
-        found = {(row[0], row[1]): row[2:] for row in rows}
-        groups = {"high (2)": [], "mid (2)": [], "low (1)": [], "all (5)": list(SENTENCES)}
-        for name, one in record["languages"].items():
-            next(names for group, names in groups.items() if one["resource"] in group).append(name)
-        self.assertEqual({group for group, _ in found}, set(groups))
-        for (group, method), row in found.items():
-            scores = [vocabulary.scores[method][name] for name in groups[group]]
-            first = [vocabulary.scores["vocap"][name] for name in groups[group]]
-            self.assertStartsWith(row[0], f"{np.mean([s.alp for s in scores]):.1f}")
-            self.assertStartsWith(row[2], f"{100 * np.mean([s.unknown_rate for s in scores]):.2f}")
-            if method == "vocap":
-                continue
-            tokens = [
-                (one.tokens_per_sentence, other.tokens_per_sentence)
-                for one, other in zip(scores, first, strict=True)
-            ]
-            over = 100 * (np.mean([one / other for one, other in tokens]) - 1)
-            bracket = float(row[1].split("(")[1].split(" ")[0])
-            self.assertAlmostEqual(bracket, over, delta=0.051)
-
-
 class PageTest(parameterized.TestCase):
-    def write(self, folder: pathlib.Path, *args, **kwargs) -> str:
-        report.write_report(folder, *build(*args, **kwargs))
-        return (folder / "report.md").read_text(encoding="utf-8")
+    def check(self, name: str, one: dict) -> None:
+        golden.check_report(self, __file__, name, lambda folder: report.write_page(folder, one))
 
-    def folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    def test_a_build_by_vocap(self):
+        changes = {
+            "scores.joint.yd": {"alp": -20.0, "tokens_per_sentence": 9.5, "unknown_rate": 0.02},
+            "scores.vocap.ze.tokens_per_sentence": 10.0,
+            "languages.xa.less": None,
+            "languages.xb.shared": 1 / 3,
+            "languages.yd.alp": [-50.0, -40.0, -41.0],  # a loss, which has no logarithm
+            "languages.yd.more": {**records.STEP, "gain": -1e-3},
+            "languages.xc.not_concave": [20, 30],
+            "languages.ze.less": {"size": 8, "alp": -4.5, "gain": 0.0625, "pieces": -8},
+            "languages.ze.more": None,
+            "languages.ze.allocated": 80,
+            "languages.ze.at_largest": True,
+            "partial": {"name": "xc", "missing": 7},
+            "settings.initial_sizes": {"xa": 8},
+            "cut": 2e-3,
+        }
+        self.check("report", records.record(changes))
 
-    @parameterized.parameters(
-        ("vocap", {"alp", "sizes", "margins", "gains", "comparison"}),
-        ("uniform", {"alp", "sizes", "margins", "gains", "comparison"}),
-        ("clustered", {"alp", "sizes", "margins", "comparison"}),
-        ("joint", {"alp", "comparison"}),
-    )
-    def test_each_method_has_its_page(self, method, plots_of):
-        folder = self.folder()
-        # Left by a build of another method.
-        for name in ("sizes", "margins", "gains", "comparison"):
-            (folder / f"{name}.png").write_bytes(b"old")
-        (folder / "report.html").write_bytes(b"old")
-        page = self.write(folder, method)
-        names = {f"{name}.png" for name in plots_of}
-        explorer = {"report.html"} if method == "vocap" else set()
+    def test_a_build_by_clusters(self):
+        of_none = dict.fromkeys(("allocated", "less", "more", "shared"))
+        changes = {f"languages.{name}.{key}": None for name in records.LANGUAGES for key in of_none}
+        cluster = {"allocated": 95, "at_largest": False, "less": records.STEP, "not_concave": []}
+        changes |= {
+            "clusters": {
+                "1": {**cluster, "languages": ["xa", "ze"], "more": records.STEP},
+                "2": {**cluster, "languages": ["xb", "xc", "yd"], "more": None, "at_largest": True},
+            },
+            "settings.method": "clustered",
+            "settings.amounts": {"xa": 3.0},
+            "scores": {},
+            "steps": [{}],
+            "cut": None,
+        }
+        self.check("report_clusters", records.record(changes))
+
+    def test_one_language_without_a_size(self):
+        changes = {
+            "settings.method": "bpe",
+            "settings.compare": [],
+            "scores": {"bpe": records.record(languages=["xa"])["scores"]["joint"]},
+            "languages.xa.allocated": None,
+            "cut": None,
+        }
+        self.check("report_bpe", records.record(changes, languages=["xa"]))
+
+    @parameterized.parameters("vocap", "uniform", "clustered", "joint")
+    def test_a_report_replaces_that_of_another_method(self, method):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        for name in ("sizes.png", "margins.png", "gains.png", "comparison.png", "report.html"):
+            (folder / name).write_bytes(b"old")
+        report.write_report(folder, *build(method))
+        page = (folder / "report.md").read_text(encoding="utf-8")
+        named = set(re.findall(r"\]\((.*?)\)", page))
         self.assertEqual(
-            {path.name for path in folder.iterdir()},
-            names | explorer | {"report.md", "allocation.json"},
+            {path.name for path in folder.iterdir()}, named | {"report.md", "allocation.json"}
         )
-        for name in names:
-            self.assertStartsWith((folder / name).read_bytes(), b"\x89PNG")
-        for name in names | explorer:
-            self.assertEqual(page.count(f"]({name})"), 1)
-        self.assertEqual(page.count("]("), len(names | explorer))
-        self.assertEqual("There is no report.html of this build" in page, not explorer)
-        self.assertIn(f"Method *{method}*", page)
-        self.assertIn("5 languages share 200 pieces, 5 of them special.", page)
-        self.assertNotRegex(page, r"[+-]0\.0+[ )]")
+        self.assertEqual("report.html" in named, method == "vocap")
+        for path in folder.iterdir():
+            self.assertNotEqual(path.read_bytes(), b"old")
         record = json.loads((folder / "allocation.json").read_text(encoding="utf-8"))
         self.assertEqual(page, report.page(record))
+        report.remove(folder)
+        self.assertEmpty(list(folder.iterdir()))
 
     def test_the_explorer_has_the_build_and_its_course(self):
-        folder, (vocabulary, settings) = self.folder(), build(target_size=PARTIAL)
-        with mock.patch.dict(report._PLOTS, clear=True):  # nothing is drawn
-            self.write(folder, target_size=PARTIAL)
-        data = explorer_test.embedded((folder / "report.html").read_text(encoding="utf-8"))
+        vocabulary, settings = build(target_size=PARTIAL)
+        record = allocation_record(vocabulary, settings)
+        data = explorer_test.embedded(explorer.explorer_page(record, vocabulary, settings))
         sizes = vocabulary.choice.allocation.sizes
         self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
         self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
         self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
-
-    def test_the_summary_tells_sizes_begun_at_from_the_smallest(self):
-        record = allocation_record(*build())
-        self.assertIn("The smallest trained vocabularies hold", report.summary(record))
-        record["settings"]["initial_sizes"] = {"xa": 30}
-        self.assertIn("of the sizes in vocab.allocation hold", report.summary(record))
-
-    def test_the_summary_tells_shares_and_the_gain_at_the_cut(self):
-        record = allocation_record(*build())
-        record.update(first_pieces=50, pieces=200, steps=record["steps"][:3], cut=2e-3)
-        text = report.summary(record)
-        self.assertIn(
-            "vocabularies hold 50 pieces together, 25% of all; 3 steps gave out the other 150.",
-            text,
-        )
-        self.assertIn("At the cut 1,000 pieces gained 2 weighted nats of ALP: each step", text)
-
-    def test_the_summary_names_who_got_most_and_least(self):
-        record = allocation_record(*build())
-        sizes = {name: one["allocated"] for name, one in record["languages"].items()}
-        self.assertEqual(sizes, {"xa": 40, "xb": 60, "xc": 30, "yd": 60, "ze": 30})
-        text = report.summary(record)
-        self.assertRegex(text, r"Most pieces went to (xb and yd|yd and xb) \(60\)")
-        self.assertRegex(text, r"fewest to (xc and ze|ze and xc) \(30\)")
-        self.assertIn("the bytes of the training text to the power alpha = 0.7", text)
-        record["settings"]["amounts"] = {"xa": 3.0}
-        self.assertIn("the amounts in vocab.amounts to", report.summary(record))
-
-    def test_warnings_and_skipped_sizes_are_listed(self):
-        record = allocation_record(*build())
-        record["languages"]["xc"]["not_concave"] = [20, 30]
-        page = report.page(record)
-        found = report.warnings(record)
-        self.assertNotEmpty(found)
-        for text in found:
-            self.assertIn(f"\n- {text}\n", page)
-        self.assertIn("| xc | 20, 30 |", page)
-        for one in record["languages"].values():
-            one["not_concave"] = []
-        self.assertNotIn("Skipped sizes", report.page(record))
-
-    def test_without_held_out_text(self):
-        folder = self.folder()
-        page = self.write(folder, with_heldout=False)
-        self.assertIn("no held-out text", page)
-        self.assertFalse((folder / "comparison.png").exists())
-
-    def test_one_language(self):
-        page = self.write(self.folder(), languages=("xa",), target_size=65)
-        self.assertIn("1 language has 65 pieces, 5 of them special.", page)
-        self.assertIn("| all (1) |", page)
-        self.assertNotIn("| high", page)
 
 
 if __name__ == "__main__":

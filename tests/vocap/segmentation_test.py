@@ -1,14 +1,12 @@
 """Scores of tokenizers, by hand and against slow loops."""
 
+import dataclasses
 import math
-import pathlib
-import tempfile
-from unittest import mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from tests import golden
 from vocap import segmentation, segmentation_report
 from vocap.segmentation import TextScore, TokenizerScore
 
@@ -89,7 +87,7 @@ class TaxTest(absltest.TestCase):
 
 
 class ReportTest(absltest.TestCase):
-    def test_tables_and_files(self):
+    def test_tables_files_and_plots(self):
         text = TextScore(10, 20.0, 1.5, 4.0, 0.001, -80.0)
         blanks = TextScore(10, 30.0, None, 2.0, 0.0, -90.0)
         lacking = TextScore(10, 5.0, None, 2.0, 0.02, -90.0)
@@ -105,36 +103,12 @@ class ReportTest(absltest.TestCase):
                 "bpe", 300, 0.25, {"en": TextScore(10, 25.0, 2.0, 3.0, 0.0, None)}, {}
             ),
         }
-        summary = segmentation_report.summary_table(scores).splitlines()
-        self.assertEqual(
-            summary[2],
-            "| ours | unigram | 5,000 | 50.0% | -86.7 | 18.3 | 1.50 | 2.67 | 0.700% | 1.25 "
-            "| 1.25 (th) |",
-        )
-        self.assertEqual(
-            summary[3], "| theirs | bpe | 300 | 25.0% |  | 25.0 | 2.00 | 3.00 | 0.000% |  |  |"
-        )
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        page = segmentation_report.write_report(folder, scores, "en").read_text(encoding="utf-8")
-        self.assertIn("| language | ours | theirs |\n|---|---:|---:|\n| en | 20.0 | 25.0 |", page)
-        self.assertIn("| ja | 5.0 * |  |\n| th | 30.0 |  |", page)
-        self.assertIn("| language | ours |\n|---|---:|\n| en | -80.0 |", page)
-        self.assertIn("| ja | 3.00 * |", page)
-        for name in ("alp", "tokens_per_word", "tax"):
-            self.assertIn(f"]({name}.png)", page)
-            self.assertTrue((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG"))
-        lines = (folder / "scores.csv").read_text(encoding="utf-8").splitlines()
-        self.assertEqual(lines[2], "ours,ja,10,5.0,,2.0,0.02,-90.0,3.0")
-
-    def test_twelve_tokenizers_are_all_in_a_plot(self):
-        values = {f"tokenizer {i}": {"en": 1.0 + i} for i in range(12)}
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "plot.png"
-        with mock.patch.object(plt, "close") as close:
-            segmentation_report._plot(values, "tokens", path)
-        (figure,) = close.call_args.args
-        self.addCleanup(plt.close, figure)
-        labels = [line.get_label() for line in figure.axes[0].get_lines()]
-        self.assertEqual(labels, list(values))
+        # As many as have markers.
+        more = {f"tokenizer {i}": dataclasses.replace(scores["theirs"]) for i in range(10)}
+        golden.check_report(
+            self, __file__, "segmentation",
+            lambda folder: segmentation_report.write_report(folder, scores | more, "en"),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ Writes report.md, its plot and results.json (XY-LENT Section 8, Table 6 and Figu
 
 import math
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -67,8 +67,7 @@ def main(_) -> None:
         )
     inputs = [_BEFORE.value, _AFTER.value, *_ROWS.value, *_TASKS.value]
     with outputs.folder(_OUTPUT.value, inputs) as aside:
-        text = _report(aside)
-    print(text)
+        print(_report(aside))
     print(f"report: {(pathlib.Path(_OUTPUT.value) / forgetting.REPORT).absolute()}")
 
 
@@ -76,23 +75,21 @@ def _report(folder: pathlib.Path) -> str:
     """Score the models and write the report; return its text."""
     # Read first: scoring the models takes long.
     of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
-    before, after = (
+    models = before, after = [
         read_model(flag, pathlib.Path(value), _SEQUENCES.value, _OBJECTIVE.value)
         for flag, value in (("--before", _BEFORE.value), ("--after", _AFTER.value))
-    )
+    ]
     stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in _ROWS.value}
     check_comparable(before, after, stores)
-    names = dict(zip(stores, _short_names(list(stores)), strict=True))
+    # The last folders of the paths, or the paths where these are not distinct.
+    names = [pathlib.Path(path).name for path in stores]
+    names = names if len(set(names)) == len(names) else list(stores)
     changes: dict[tuple[str, str], forgetting.Change] = {}
-    for path, store in stores.items():
-        found = [scores(model, store) for model in (before, after)]
-        for measure in found[0]:
-            changes[names[path], measure] = _both(*(one[measure] for one in found))
-    changes |= of_task
-    title = (
-        f"{before.name}, step {before.trained.step}, and {after.name}, step {after.trained.step}"
-    )
-    return forgetting.write_report(changes, title, folder)
+    for name, store in zip(names, stores.values(), strict=True):
+        found = [scores(model, store) for model in models]
+        changes |= {(name, of): _both(found[0][of], found[1][of]) for of in found[0]}
+    title = " and ".join(f"{model.name}, step {model.trained.step}," for model in models)
+    return forgetting.write_report(changes | of_task, title.removesuffix(","), folder)
 
 
 def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
@@ -119,10 +116,9 @@ def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: 
 
 def check_comparable(before: Model, after: Model, stores: dict[str, PackedDataset]) -> None:
     """Raise ValueError unless vocabularies are the same, and both models are of one kind."""
-    vocabularies = {"--after": (after.name, after.tokenizer)} | {
-        f"--rows {name}": (name, store.tokenizer) for name, store in stores.items()
-    }
-    for flag, (name, tokenizer) in vocabularies.items():
+    found = [("--after", after.name, after.tokenizer)]
+    found += [(f"--rows {name}", name, store.tokenizer) for name, store in stores.items()]
+    for flag, name, tokenizer in found:
         if tokenizer != before.tokenizer:
             raise ValueError(
                 f"{flag}: the vocabulary of {name} ({tokenizer[:12]}) is not that of {before.name} "
@@ -165,22 +161,19 @@ def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[
     return {name: pair for name, pair in both.items() if not any(map(math.isnan, pair))}
 
 
-def _short_names(paths: list[str]) -> list[str]:
-    """Return the last folders of paths, or the paths where these are not distinct."""
-    names = [pathlib.Path(path).name for path in paths]
-    return names if len(set(names)) == len(names) else paths
-
-
-def _task_changes(
-    before: pathlib.Path, after: pathlib.Path
-) -> dict[tuple[str, str], forgetting.Change]:
+def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Change]:
     """Read the reported metric of two runs of a task, by language.
 
     Raises:
       ValueError: a run has not finished, they are of different tasks or splits, or no language has
         a score in both.
     """
-    found = [_read_results(path) for path in (before, after)]
+    before, after = folders
+    for folder in folders:
+        if not (folder / "results.json").exists():
+            raise ValueError(f"--tasks: {folder} has no results.json; finish finetune.py there")
+    with declarations.of_file("--tasks"):
+        found = [read_results(folder / "results.json") for folder in folders]
     (name, split), other = ((one["task"], reported_split(one)) for one in found)
     datasets = [one.get("dataset") for one in found]
     if None not in datasets and len(set(datasets)) > 1:
@@ -196,27 +189,14 @@ def _task_changes(
     scores = [reported_scores(one) for one in found]
     change = _both(*scores)
     if not change:
-        languages = (", ".join(sorted(one)) or "none" for one in scores)
+        languages = " and ".join(", ".join(sorted(one)) or "none" for one in scores)
         raise ValueError(
             f"--tasks: no language has a score in both {before} and {after}, which have "
-            f"{' and '.join(languages)}; name runs that score the same languages"
+            f"{languages}; name runs that score the same languages"
         )
     # That of the test data is the name in reports so far.
     data = "" if split == "test" else f", {split} data"
     return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
-
-
-def _read_results(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the results of a run of finetune.py.
-
-    Raises:
-      ValueError: the run has not finished, or they are of something else.
-    """
-    path = folder / "results.json"
-    if not path.exists():
-        raise ValueError(f"--tasks: {folder} has no results.json; finish finetune.py there")
-    with declarations.of_file("--tasks"):
-        return read_results(path)
 
 
 def run() -> None:

@@ -23,7 +23,6 @@ from input_pipeline.pair_sampling import (
     METHODS,
     Pair,
     PairSampling,
-    PairSamplingSettings,
     sample_pairs,
 )
 from xlm.common import entry_point, outputs
@@ -59,15 +58,25 @@ def main(_) -> None:
 
 def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
     """Write the report; return its path."""
-    settings = data_builders.data_settings(config).pair_sampling_settings()
+    settings, store = data_builders.data_settings(config).pair_sampling_settings(), None
     if _COUNTS.value:
         sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
-        store = None
     else:
         folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
         store = data_builders.open_packed_dataset(folders)
         sizes = pair_sizes(store)
-    samplings = _samplings(sizes, settings)
+    if not sizes:
+        raise ValueError(
+            f"{_WORKDIR.value}: the rows hold no bitext; name parallel text to train on in "
+            "corpus.parallel and run prepare_data.py again"
+        )
+    methods = list(METHODS)
+    if settings.method != "pivot" and not any(settings.pivot in pair for pair in sizes):
+        logging.warning("no pairs with data.pair_pivot %s: left out", settings.pivot)
+        methods.remove("pivot")
+    samplings = [
+        sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods
+    ]
     examples = {one.method: _examples(config, store, one) for one in samplings}
     return pair_sampling_report.write_report(folder, samplings, examples, settings)
 
@@ -108,21 +117,6 @@ def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair,
     if left_out:
         logging.info("%s: left out languages that corpus.languages lacks: %s", path, named)
     return found
-
-
-def _samplings(sizes: dict[Pair, list[int]], settings: PairSamplingSettings) -> list[PairSampling]:
-    """Sample by every method; without the pivot only if the run does not want it."""
-    if not sizes:
-        raise ValueError(
-            f"{_WORKDIR.value}: the rows hold no bitext; name parallel text to train on in "
-            "corpus.parallel and run prepare_data.py again"
-        )
-    methods = list(METHODS)
-    languages = {language for pair in sizes for language in pair}
-    if settings.pivot not in languages and settings.method != "pivot":
-        logging.warning("no pairs with data.pair_pivot %s: left out", settings.pivot)
-        methods.remove("pivot")
-    return [sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods]
 
 
 def _examples(

@@ -10,7 +10,6 @@ text that none of them was trained on. --parallel is a TSV or a folder of aligne
 not have. DIR gets report.md with plots, scores.csv and results.json.
 """
 
-import collections
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from absl import flags, logging
 from tqdm import tqdm
 
 from input_pipeline import sources
-from input_pipeline.corpus import Corpus, ParallelText, load_corpus
+from input_pipeline.corpus import ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from vocap import segmentation, segmentation_report
 from xlm.common import entry_point, outputs
@@ -49,8 +48,26 @@ def main(_) -> None:
 
 def _scores() -> dict[str, segmentation.TokenizerScore]:
     """Score each tokenizer, by name."""
-    segmenters = _segmenters()
-    spec = _spec()
+    segmenters: dict[str, Segmenter] = {}
+    for one in _TOKENIZERS.value:
+        name, _, path = one.partition("=")
+        if not (name and path):
+            raise ValueError(f"--tokenizers: {one!r} must be NAME=PATH, such as mine=spm.model")
+        if name in segmenters:
+            raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
+        segmenters[name] = read_segmenter(pathlib.Path(path))
+    spec = CorpusSpec(
+        root=_TEXT.value,
+        text=("",),
+        parallel=(),
+        parallel_eval=tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value),
+        languages=(),
+        language_codes={},
+        heldout_fraction=0.0,
+        parallel_heldout_fraction=0.0,
+        max_train_bytes=0,
+        seed=0,
+    )
     corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
     found = sources.find_parallel(spec)
     if _PARALLEL.value:
@@ -67,38 +84,8 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
         ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
         for source in found
     ]
-    return {
-        name: _score(name, segmenter, corpus, parallel, languages)
-        for name, segmenter in segmenters.items()
-    }
-
-
-def _segmenters() -> dict[str, Segmenter]:
-    found: dict[str, Segmenter] = {}
-    for one in _TOKENIZERS.value:
-        name, is_named, path = one.partition("=")
-        if not (name and is_named and path):
-            raise ValueError(f"--tokenizers: {one!r} must be NAME=PATH, such as mine=spm.model")
-        if name in found:
-            raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
-        found[name] = read_segmenter(pathlib.Path(path))
-    return found
-
-
-def _spec() -> CorpusSpec:
-    parallel = tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value)
-    return CorpusSpec(
-        root=_TEXT.value,
-        text=("",),
-        parallel=(),
-        parallel_eval=parallel,
-        languages=(),
-        language_codes={},
-        heldout_fraction=0.0,
-        parallel_heldout_fraction=0.0,
-        max_train_bytes=0,
-        seed=0,
-    )
+    text = {language: corpus.sentences(language)[: _SENTENCES.value] for language in languages}
+    return {name: _score(name, one, text, parallel) for name, one in segmenters.items()}
 
 
 def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
@@ -118,9 +105,9 @@ def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
 
 def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
     """Warn of languages of parallel text whose tax is not reported, though nobody left them out."""
-    wanted = _LANGUAGES.value or _languages_of(parallel)
+    wanted = set(_LANGUAGES.value or _languages_of(parallel)) - {_PIVOT.value}
+    others = [one for one in _languages_of(parallel) if one in wanted]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
-    others = [one for one in _languages_of(parallel) if one in wanted and one != _PIVOT.value]
     # Of a tax the report says whether unknown tokens flatter it, which the text shows.
     if without_text := [one for one in others if one not in languages]:
         logging.warning(
@@ -142,40 +129,37 @@ def _languages_of(parallel: Sequence[ParallelSource]) -> list[str]:
 def _score(
     name: str,
     segmenter: Segmenter,
-    corpus: Corpus,
+    text: Mapping[str, Sequence[str]],
     parallel: Sequence[ParallelText],
-    languages: Sequence[str],
 ) -> segmentation.TokenizerScore:
     texts: dict[str, segmentation.TextScore] = {}
     is_used = np.zeros(segmenter.size, bool)
-    for language in tqdm(languages, name, unit="language"):
-        sentences = corpus.sentences(language)[: _SENTENCES.value]
+    for language in tqdm(text, name, unit="language"):
         texts[language], counts = segmentation.score_text(
             segmenter.encode,
-            sentences,
+            text[language],
             segmenter.size,
             segmenter.unknown,
             is_unigram=segmenter.kind == "unigram",
         )
         is_used |= counts > 0
+    # Tokens of a language and of the pivot, over all its parallel text.
+    totals: dict[str, np.ndarray] = {}
+    for one in parallel:
+        found = segmentation.tax(segmenter.encode, one.rows, one.languages, _PIVOT.value)
+        for language, numbers in found.items():
+            totals[language] = totals.get(language, 0) + np.array(numbers)
     return segmentation.TokenizerScore(
         kind=segmenter.kind,
         size=segmenter.size,
         used=float(is_used[segmenter.is_piece].mean()),
         texts=texts,
-        tax={one: tax for one, tax in _tax(segmenter, parallel).items() if one in languages},
+        tax={
+            language: own / of_pivot
+            for language, (own, of_pivot) in ((key, n.tolist()) for key, n in totals.items())
+            if language in text and of_pivot
+        },
     )
-
-
-def _tax(segmenter: Segmenter, parallel: Sequence[ParallelText]) -> Mapping[str, float]:
-    """Tokens by those of the pivot, over all parallel text of a language."""
-    totals: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-    for text in parallel:
-        found = segmentation.tax(segmenter.encode, text.rows, text.languages, _PIVOT.value)
-        for language, (own, of_pivot) in found.items():
-            totals[language][0] += own
-            totals[language][1] += of_pivot
-    return {language: own / of_pivot for language, (own, of_pivot) in totals.items() if of_pivot}
 
 
 def run() -> None:

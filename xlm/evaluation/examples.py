@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.losses import ABSENT
-from xlm.evaluation import markdown
+from xlm.common import tables
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.objectives.masked_lm import MaskedLM
 
@@ -202,20 +202,25 @@ def _sentences(
 
 def examples_table(examples: Sequence[Example]) -> str:
     """Format examples as a Markdown table, with one row per example."""
-    lines = ["| language | sentence | likeliest pieces | truth | rank |", "|---|---|---|---|---:|"]
+    rows = []
     for one in examples:
-        likeliest = " · ".join(
-            f"**{_prediction(*pair)}**" if pair[0] == one.truth else _prediction(*pair)
-            for pair in one.likeliest
+        found = {piece: _prediction(piece, probability) for piece, probability in one.likeliest}
+        if one.truth in found:
+            found[one.truth] = f"**{found[one.truth]}**"
+        rows.append(
+            {
+                "language": one.language,
+                "sentence": tables.text_cell(one.text).replace(tables.escaped(GAP), GAP),
+                "likeliest pieces": " · ".join(found.values()),
+                "truth": _prediction(one.truth, one.probability),
+                "rank": one.rank,
+            }
         )
-        sentence = markdown.cell(one.text).replace(markdown.escaped(GAP), GAP)
-        truth = _prediction(one.truth, one.probability)
-        lines.append(f"| {one.language} | {sentence} | {likeliest} | {truth} | {one.rank} |")
-    return "\n".join(lines)
+    return tables.markdown(rows, left=4)
 
 
 def _prediction(piece: str, probability: float) -> str:
     percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
     # A combining mark is shown on a placeholder.
     holder = "◌" * unicodedata.category(piece[0]).startswith("M")
-    return f"{markdown.cell(holder + piece.replace(_SPACE, '␣'))} {percent} %"
+    return f"{tables.text_cell(holder + piece.replace(_SPACE, '␣'))} {percent} %"

@@ -2,14 +2,10 @@
 
 import math
 import pathlib
-import statistics
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
-
-from xlm.common import artifacts, declarations
-from xlm.common.declarations import Artefact, Name
-from xlm.evaluation import figures, markdown
+from vocap import figures
+from xlm.common import artifacts, tables
 
 REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
 LOSS, AUC = "exact loss", "AUC, unigram"
@@ -20,10 +16,10 @@ Change = Mapping[str, tuple[float, float]]
 Changes = Mapping[tuple[str, str], Change]
 
 NOTE = """\
-*relative*: (before - after) / before, as in Table 6, turned for the loss, so that what is positive
-is a loss of quality: forgetting. *exact loss* is in nats a token, of the masked LM or the generator
-on held-out text; scores are in per cent, and an AUC of 50 is chance. Means are of the columns; of a
-score that was 0 there is no relative change."""
+- *relative*: (before - after) / before, as in Table 6. The sign of the loss is turned, so that what
+  is positive is forgetting. A score that was 0 has none.
+- *exact loss*: nats a token, of the masked LM or the generator on held-out text.
+- Scores are in per cent. An AUC of 50 is chance. Means are of the columns."""
 
 
 def relative(measure: str, before: float, after: float) -> float:
@@ -53,76 +49,39 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
             "the same languages"
         )
     plot_changes(changes, folder / PLOT)
-    parts = [f"# Forgetting\n\n{markdown.escaped(title)}", NOTE]
+    parts = ["# Forgetting", tables.escaped(title), NOTE]
+    results = []
     for (data, measure), change in changes.items():
-        parts += [f"## {markdown.escaped(data)}: {measure}", change_table(measure, change)]
-    parts.append(f"![Relative loss of quality by language]({PLOT})")
-    text = "\n\n".join(parts) + "\n"
+        parts += [f"## {tables.escaped(data)}: {measure}", change_table(measure, change)]
+        before, after = ({name: both[i] for name, both in change.items()} for i in (0, 1))
+        results.append({"data": data, "measure": measure, "before": before, "after": after})
+    text = tables.page(*parts, f"![Relative loss of quality by language]({PLOT})")
     artifacts.write_text(folder / REPORT, text)
-    results = [
-        {
-            "data": data,
-            "measure": measure,
-            "before": {language: one for language, (one, _) in change.items()},
-            "after": {language: one for language, (_, one) in change.items()},
-        }
-        for (data, measure), change in changes.items()
-    ]
     artifacts.write_json(folder / RESULTS, {"changes": results})
     return text
 
 
-class _Change(Artefact, frozen=True):
-    data: str
-    measure: str
-    before: dict[Name, float]
-    after: dict[Name, float]
-
-
-class _Results(Artefact, frozen=True):
-    changes: list[_Change]
-
-
-def read_changes(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Read the changes of a report.
-
-    Raises:
-      ValueError: they are not as they were written.
-    """
-    path, remedy = folder / RESULTS, "run xlm forgetting again"
-    found = declarations.read(path, _Results, remedy=remedy).changes
-    if any(one.before.keys() != one.after.keys() for one in found):
-        raise ValueError(f"{path}: languages before and after are not the same; {remedy}")
-    return {
-        (one.data, one.measure): {name: (one.before[name], one.after[name]) for name in one.before}
-        for one in found
-    }
-
-
 def change_table(measure: str, change: Change) -> str:
-    """Return a Markdown table: before, after and the relative loss, a row per language."""
+    """Return a table: before, after and the relative loss, a row per language."""
     form, scale = form_of(measure)
-    rows = {
-        language: (*both, relative(measure, *both)) for language, both in sorted(change.items())
-    }
-    columns = (
-        [one for one in column if not math.isnan(one)]
-        for column in zip(*rows.values(), strict=True)
-    )
-    means = [statistics.fmean(column) if column else math.nan for column in columns]
-    lines = ["| language | before | after | relative % |", "|---|---:|---:|---:|"]
-    for name, (before, after, change_of_language) in [*rows.items(), ("**mean**", means)]:
-        cells = [form.format(scale * before), form.format(scale * after)]
-        cells.append("" if math.isnan(change_of_language) else f"{change_of_language:+.1f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    form = form.strip("{:}")
+    rows = [
+        {
+            "language": language,
+            "before": scale * before,
+            "after": scale * after,
+            "relative %": relative(measure, before, after),
+        }
+        for language, (before, after) in sorted(change.items())
+    ]
+    formats = {"before": form, "after": form, "relative %": "+.1f"}
+    return tables.markdown(rows, formats, mean=formats)
 
 
 def plot_changes(changes: Changes, path: pathlib.Path) -> None:
     """Plot the relative losses of quality by language as bars, a panel per data and measure."""
-    figure, panels = plt.subplots(
-        len(changes), 1, figsize=(8, 0.8 + 2.2 * len(changes)), layout="constrained", squeeze=False
-    )
+    size = (8, 0.8 + 2.2 * len(changes))
+    figure, panels = figures.new(size, nrows=len(changes), squeeze=False)
     for axes, ((data, measure), change) in zip(panels[:, 0], changes.items(), strict=True):
         values = {name: relative(measure, *both) for name, both in sorted(change.items())}
         colours = ["tab:red" if value > 0 else "tab:blue" for value in values.values()]

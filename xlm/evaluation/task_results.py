@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from input_pipeline.tasks.tasks import TASKS, Task
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, tables
 from xlm.common.declarations import Artefact, Count, Name
 from xlm.evaluation.tasks import Line
 
@@ -136,26 +136,30 @@ def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    """Format the scores of a run as a Markdown table, in percent, by language."""
-    rows: list[str] = []
+    """Format the scores of a run as a table for each split, in per cent, by language."""
+    parts = []
     on_test = set(results.get("selected_on_test", ()))
-    reported = reported_split(results)
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
-        if not scores:
-            continue
-        metrics = list(next(iter(scores.values())))
-        rows += ["", f"| {task.name}, {split} | examples | {' | '.join(metrics)} |"]
-        rows += ["|---|---:|" + "---:|" * len(metrics)]
-        for language, values in scores.items():
-            mark = _ON_TEST if split == reported and language in on_test else ""
-            cells = [f"{100 * values[metric]:.1f}{mark}" for metric in metrics]
-            count = results.get("examples", {}).get(split, {}).get(language)
-            shown = "" if count is None else f"{count:,}"
-            rows.append(f"| {language} | {shown} | {' | '.join(cells)} |")
-        means = [sum(v[metric] for v in scores.values()) / len(scores) for metric in metrics]
-        rows.append(f"| mean | | {' | '.join(f'{100 * mean:.1f}' for mean in means)} |")
-    return "\n".join([*rows[1:], *_notes(results, on_test)])
+        marked = on_test if split == reported_split(results) else set()
+        counts = results.get("examples", {}).get(split, {})
+        rows: list[tables.Row] = [
+            {
+                f"{task.name}, {split}": language,
+                "examples": tables.shown(counts.get(language), ","),
+                **{
+                    metric: f"{100 * value:.1f}{_ON_TEST * (language in marked)}"
+                    for metric, value in values.items()
+                },
+            }
+            for language, values in scores.items()
+        ]
+        if rows:
+            metrics = next(iter(scores.values()))
+            means = {m: 100 * tables.mean_of(v.get(m) for v in scores.values()) for m in metrics}
+            rows.append({f"{task.name}, {split}": "mean", **means})
+        parts.append(tables.markdown(rows, ".1f"))
+    return tables.page(*parts, "\n".join(_notes(results, on_test))).rstrip("\n")
 
 
 def described_choice(selected: Mapping[str, Any]) -> str:
@@ -194,7 +198,7 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
     """Notes on what the scores are of, and on the data that they were chosen on."""
     notes = []
     if "selected" in results:
-        notes += ["", described_choice(results["selected"])]
+        notes.append(described_choice(results["selected"]))
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out by a hash of their text")

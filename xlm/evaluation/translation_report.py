@@ -4,12 +4,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
-
-from xlm.common import artifacts
-from xlm.evaluation import figures
-from xlm.evaluation.markdown import cell, escaped
+from vocap import figures
+from xlm.common import artifacts, tables
 from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines
 
 NUM_EXAMPLES = 10
@@ -32,23 +28,31 @@ def write(
         the search.
       records: metrics of the training, in order.
     """
-    curves = learning_curves(records)
-    lines = [f"# {metadata['task']}: {escaped(metadata['model'])}", ""]
-    lines += [f"- {name}: {escaped(str(v))}" for name, v in metadata["hyperparameters"].items()]
-    lines += [
-        f"- seed: {metadata['seed']}",
-        f"- parameters: {described_choice(results['selected'])}",
+    facts = {**metadata["hyperparameters"], "seed": metadata["seed"]}
+    facts["parameters"] = described_choice(results["selected"])
+    search = (f"{name} {_plain(value)}" for name, value in results["decoding"].items())
+    parts = [
+        f"# {metadata['task']}: {tables.escaped(metadata['model'])}",
+        "\n".join(f"- {name}: {tables.escaped(str(value))}" for name, value in facts.items()),
+        "## Scores",
+        _scores(results),
+        *(f"Ceiling of {note}." for note in ceiling_notes(results)),
     ]
-    lines += ["", "## Scores", *_scores(results)]
-    lines += ["", "Search: " + ", ".join(map(_named, results["decoding"].items())) + "."]
-    if curves:
+    for direction, signatures in results["signatures"].items():
+        lines = [f"- {name}: `{signature}`" for name, signature in signatures.items()]
+        parts += [f"Signatures, {direction}:", "\n".join(lines)]
+    parts.append(f"Search: {', '.join(search)}.")
+    if curves := learning_curves(records):
         plot_curves(curves, folder / PLOT)
-        lines += ["", "## BLEU by step", "", f"![BLEU by step]({PLOT})", "", *_table(curves)]
+        parts += ["## BLEU by step", f"![BLEU by step]({PLOT})", _steps(curves)]
     for direction in results["test"]:
-        lines += ["", f"## Examples: {direction}"]
+        parts.append(f"## Examples: {direction}")
         for one in some_translations(folder, direction):
-            lines += ["", *example_lines(one, {"output": one["prediction"]})]
-    artifacts.write_text(folder / REPORT, "\n".join(lines) + "\n")
+            texts = {"reference": one["reference"], "output": one["prediction"]}
+            items = [f"   - {name}: {tables.text_cell(text)}" for name, text in texts.items()]
+            source = f"{one['id']}. {tables.text_cell(one['source'])}".rstrip()
+            parts += [source, "\n".join(items)]
+    artifacts.write_text(folder / REPORT, tables.page(*parts))
 
 
 def learning_curves(
@@ -65,13 +69,12 @@ def learning_curves(
 
 
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib.Path) -> None:
-    """Plot BLEU by step, a line for each direction or run (VECO, Table 4, right)."""
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    """Plot BLEU by step, a line for each direction (VECO, Table 4, right)."""
+    figure, axes = figures.new((6, 4))
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
-        axes.plot(steps, 100 * np.array(values), "o-", ms=3, label=name)
-    axes.set_xlabel("steps")
-    axes.set_ylabel("BLEU")
+        axes.plot(steps, [100 * value for value in values], "o-", ms=3, label=name)
+    axes.set(xlabel="steps", ylabel="BLEU")
     axes.set_title("BLEU on development data during training", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
@@ -85,47 +88,33 @@ def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, st
     if lacking := [key for one in found for key in _LINE if key not in one]:
         raise ValueError(f"{path}: a line lacks {lacking[0]}; run the evaluation again")
     count = min(NUM_EXAMPLES, len(found))
-    return [found[number] for number in np.arange(count) * len(found) // count]
+    return [found[number * len(found) // count] for number in range(count)]
 
 
-def example_lines(one: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
-    """Format a source, its reference, and outputs by the name of what they are from.
-
-    Without source and reference, as in the records of a study, the number of the sentence stands.
-    """
-    texts = {"reference": one["reference"], **outputs} if "reference" in one else outputs
-    items = [f"   - {name}: {cell(text)}" for name, text in texts.items()]
-    return [f"{one['id']}. {cell(one.get('source', ''))}".rstrip(), "", *items]
-
-
-def _scores(results: Mapping[str, Any]) -> list[str]:
-    """Table of the scores of each split, and the signatures of the metrics."""
-    names = list(next(iter(results["test"].values())))
-    lines = ["", f"| | sentences | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
-    for split in ("validation", "test"):
-        for direction, values in results[split].items():
-            cells = " | ".join(f"{100 * values[name]:.1f}" for name in names)
-            count = results["examples"][split][direction]
-            lines.append(f"| {direction}, {split} | {count:,} | {cells} |")
-    lines += [line for note in ceiling_notes(results) for line in ("", f"Ceiling of {note}.")]
-    for direction, signatures in results["signatures"].items():
-        lines += ["", f"Signatures, {direction}:", ""]
-        lines += [f"- {name}: `{signature}`" for name, signature in signatures.items()]
-    return lines
+def _scores(results: Mapping[str, Any]) -> str:
+    """Table of the scores of each split."""
+    rows = [
+        {
+            "": f"{direction}, {split}",
+            "sentences": f"{results['examples'][split][direction]:,}",
+            **{name: 100 * value for name, value in values.items()},
+        }
+        for split in ("validation", "test")
+        for direction, values in results[split].items()
+    ]
+    return tables.markdown(rows, ".1f")
 
 
-def _table(curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+def _steps(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     """Table of BLEU by step."""
-    steps = sorted({step for points in curves.values() for step, _ in points})
-    lines = [f"| step | {' | '.join(curves)} |", "|---:|" + "---:|" * len(curves)]
-    by_name = {name: dict(points) for name, points in curves.items()}
-    for step in steps:
-        values = [by_name[name].get(step) for name in curves]
-        cells = ("" if value is None else f"{100 * value:.1f}" for value in values)
-        lines.append(f"| {step:,} | {' | '.join(cells)} |")
-    return lines
+    rows: dict[int, dict[str, Any]] = {}
+    for step in sorted({step for points in curves.values() for step, _ in points}):
+        rows[step] = {"step": f"{step:,}", **dict.fromkeys(curves)}
+    for name, points in curves.items():
+        for step, value in points:
+            rows[step][name] = 100 * value
+    return tables.markdown(rows.values(), ".1f", left=0)
 
 
-def _named(item: tuple[str, Any]) -> str:
-    name, value = item
-    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+def _plain(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,14 +3,12 @@
 import pathlib
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 
-from xlm.evaluation import figures
+from vocap import figures
 from xlm.evaluation.xtreme_runs import Variant, average, averaged_metrics, names
 
 _AVERAGE = "average"
-_LEGEND_LINE = 0.2  # inches
 
 
 def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
@@ -22,37 +20,32 @@ def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib
       averaged: the languages that the average is over, the same for all of them.
     """
     scores = [_scores(one, averaged) for one in of_task]
-    labels = _order(scores)
-    height = 1.3 + len(labels) * (0.14 + 0.08 * len(of_task)) + _LEGEND_LINE * len(of_task)
-    figure, axes = plt.subplots(figsize=(7.5, height), layout="constrained")
+    # The average, then languages: those of the first variant best first, then the others'.
+    labels = list(
+        dict.fromkeys(
+            name
+            for found in scores
+            for name in sorted(found, key=lambda name: (name != _AVERAGE, -found[name][0]))
+        )
+    )
+    height = 1.3 + len(labels) * (0.14 + 0.08 * len(of_task)) + 0.2 * len(of_task)
+    figure, axes = figures.new((7.5, height))
     offsets = 0.6 * (np.arange(len(of_task)) + 0.5) / len(of_task) - 0.3
     for name, found, offset in zip(names(of_task), scores, offsets, strict=True):
-        rows = [i for i, label in enumerate(labels) if label in found]
-        axes.errorbar(
-            [found[labels[i]][0] for i in rows],
-            [i + offset for i in rows],
-            xerr=[found[labels[i]][1] for i in rows],
-            fmt="o",
-            ms=3.5,
-            lw=1,
-            label=name,
-        )
+        rows = np.array([labels.index(label) for label in found]) + offset
+        centers, spreads = zip(*found.values(), strict=True)
+        axes.errorbar(centers, rows, xerr=spreads, fmt="o", ms=3.5, lw=1, label=name)
     for row in range(0, len(labels), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, lw=0)
     if labels[0] == _AVERAGE:
         axes.axhline(0.5, color="black", lw=0.8)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.grid(axis="x", alpha=0.3)
-    task = of_task[0].task
-    axes.set_xlabel(f"{' and '.join(averaged_metrics(task))}{_mean_of(task)} (%)")
+    figures.name_rows(axes, labels)
+    metrics = averaged_metrics(of_task[0].task)
+    mean = ", their mean" if len(metrics) > 1 else ""
+    axes.set_xlabel(f"{' and '.join(metrics)}{mean} (%)")
     axes.set_title(f"{of_task[0].table}: score by language", fontsize=10)
-    figure.legend(loc="outside lower center", fontsize=9)
+    figures.legend(figure, columns=1)
     figures.save(figure, path)
-
-
-def _mean_of(task: str) -> str:
-    return ", their mean" if len(averaged_metrics(task)) > 1 else ""
 
 
 def _scores(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -65,11 +58,3 @@ def _scores(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, flo
         for name, value in found.items()
         if value is not None
     }
-
-
-def _order(scores: Sequence[dict[str, tuple[float, float]]]) -> list[str]:
-    """The average, then languages: those of the first variant best first, then the others'."""
-    labels = dict.fromkeys([_AVERAGE] if any(_AVERAGE in found for found in scores) else [])
-    for found in scores:
-        labels |= dict.fromkeys(sorted(found, key=lambda name: -found[name][0]))
-    return list(labels)

@@ -1,16 +1,12 @@
 """The report of many fine-tuning runs: tables per task and language, averages, comparisons."""
 
-import csv
-import io
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from input_pipeline.tasks.tasks import TASKS
-from xlm.common import artifacts
-from xlm.evaluation import markdown, xtreme_plots
+from xlm.common import artifacts, tables
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
 from xlm.evaluation.xtreme_runs import (
     XTREME,
@@ -48,11 +44,12 @@ def write_report(
       variants: see `xtreme_runs.variants`.
       published: numbers to compare with, and sizes of corpora.
     """
-    best = chosen(variants)
-    for task, of_task in _by_task(best).items():
+    from xlm.evaluation import xtreme_plots  # matplotlib
+
+    for task, of_task in _by_task(chosen(variants)).items():
         xtreme_plots.plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
-    artifacts.write_text(folder / "scores.csv", scores_csv(variants))
-    artifacts.write_text(folder / "averages.csv", averages_csv(variants, published))
+    for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
+        artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
     path = folder / "report.md"
     artifacts.write_text(path, page(variants, published))
     return path
@@ -62,71 +59,65 @@ def page(variants: Sequence[Variant], published: Published) -> str:
     """The report as Markdown; its plots are named by their tasks."""
     best = chosen(variants)
     sections = ["# Fine-tuning", _how(best), "## Averages", averages_table(best)]
-    gaps = gap_table(best, published)
-    if gaps:
+    if gaps := gap_table(best, published):
         sections += ["## Cross-lingual transfer gap", _GAP_NOTE, gaps]
     for task, of_task in _by_task(best).items():
-        title, table = markdown.escaped(task), task_table(of_task, published)
+        title, table = tables.escaped(task), task_table(of_task, published)
         sections += [f"## {title}", table, f"![{title}]({_plot(task)})"]
-        comparison = comparison_table(of_task, published)
-        if comparison:
+        if comparison := comparison_table(of_task, published):
             sections += ["Beside the papers, scores averaged over languages:", comparison]
-    sweeps = sweep_table(variants, best)
-    if sweeps:
+    if sweeps := sweep_table(variants, best):
         sections += ["## Hyper-parameters", _SWEEP_NOTE, sweeps]
-    return "\n\n".join(sections) + "\n"
+    return tables.page(*sections)
 
 
 _GAP_NOTE = """\
-English score minus the mean of the other languages', in points: less is better. Of questions it is
-that of exact match (XY-LENT, Table 4). The papers' gaps are over all languages of a dataset."""
-
-_METRIC_RULE = "the mean of F1 and exact match for questions, and the first metric of others"
+English score minus the mean of the other languages', in points: less is better. For questions it is
+the gap of exact match (XY-LENT, Table 4). The papers' gaps are over all languages of a dataset."""
 
 _SWEEP_NOTE = """\
-A row of each task, model and setting, all else being equal, is chosen, marked *, by its score on
-the development data; only that one is in the tables above."""
+The score on the development data chose one row, marked *, of each task, model and setting that are
+equal in all else. Only that row is in the tables above."""
 
 
 def _how(best: Sequence[Variant]) -> str:
     limits = ", ".join(f"*{name}* from {least:g}" for name, least in GROUPS.items())
-    center = best[0].center
-    on_validation = sorted({one.table for one in best if one.runs[0].split == "validation"})
-    text = f"""\
-Per cent; of several seeds the {center} ± standard deviation, with their number n.
-The score of a task is {_METRIC_RULE}, averaged over the languages that all runs of the task have.
-Resource groups by gigabytes of CommonCrawl text (VoCap, Table 7): {limits}."""
+    lines = [
+        f"Per cent. Several seeds: the {best[0].center} ± standard deviation, with their number n.",
+        "The score of a task is the mean of F1 and exact match for questions, and the first metric "
+        "of others, averaged over the languages that all runs of the task have.",
+        f"Resource groups by gigabytes of CommonCrawl text (VoCap, Table 7): {limits}.",
+    ]
     if any(run.selected_on_test for one in best for run in one.runs):
-        text += f"""
-{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several tried,
-hyperparameters were chosen, and averages with such scores: they are too high."""
+        lines.append(
+            f"{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several "
+            "tried, hyperparameters were chosen, and averages with such scores: they are too high."
+        )
+    on_validation = sorted({one.table for one in best if one.runs[0].split == "validation"})
     if on_validation:
-        text += f"\nScores of validation data, for want of test data: {', '.join(on_validation)}."
-    return text
+        lines.append(
+            f"Scores of validation data, for want of test data: {', '.join(on_validation)}."
+        )
+    return "\n".join(lines)
 
 
 def averages_table(best: Sequence[Variant]) -> str:
     """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
-    tasks = list(_by_task(best))
-    is_xtreme = any(task in XTREME for task in tasks)  # not a user's own
     common = _averaged_by_task(best)
-    rows = []
+    is_xtreme = any(task in XTREME for task in common)  # not a user's own
+    rows, notes = [], []
     for name, group in _by_label(best).items():
-        found = {one.table: one.over_seeds(average, common[one.table]) for one in group}
-        marks = {one.table: _mark(one, common[one.table]) for one in group}
-        cells = [_cell(found.get(task)) + marks.get(task, "") for task in tasks]
-        means = [_mean_cell(found, XTREME), _mean_cell(found, XTREME[:-2])]
-        rows.append([name, *cells, *(means if is_xtreme else [])])
-    if not is_xtreme:
-        return _table(["model", *tasks], rows)
-    header = ["model", *tasks, "XTREME (9 tasks)", "without retrieval (7)"]
-    notes = [
-        f"- {markdown.without_html(name)}: no runs of {', '.join(missing)}."
-        for name, group in _by_label(best).items()
-        if (missing := [task for task in XTREME if task not in {one.task for one in group}])
-    ]
+        row = {"model": name, **dict.fromkeys(common, "")}
+        row |= {one.table: _marked(one, average, common[one.table]) for one in group}
+        if is_xtreme:
+            found = {one.table: one.over_seeds(average, common[one.table]) for one in group}
+            row["XTREME (9 tasks)"] = _mean_cell(found, XTREME)
+            row["without retrieval (7)"] = _mean_cell(found, XTREME[:-2])
+            if missing := [task for task in XTREME if task not in {one.task for one in group}]:
+                notes.append(f"- {tables.without_html(name)}: no runs of {', '.join(missing)}.")
+        rows.append(row)
     rule = "A mean over fewer tasks than all, in brackets, compares only with one over the same."
-    return "\n\n".join([_table(header, rows), "\n".join([rule, *notes]) if notes else rule])
+    return "\n\n".join([tables.markdown(rows), *(["\n".join([rule, *notes])] if is_xtreme else [])])
 
 
 def _mean_cell(found: Mapping[str, Statistic | None], tasks: Sequence[str]) -> str:
@@ -134,52 +125,55 @@ def _mean_cell(found: Mapping[str, Statistic | None], tasks: Sequence[str]) -> s
     centers = [one.center for task in tasks if (one := found.get(task)) is not None]
     if not centers:
         return ""
-    mean = f"{100 * np.mean(centers):.1f}"
+    mean = f"{100 * tables.mean_of(centers):.1f}"
     return mean if len(centers) == len(tasks) else f"({mean}, {len(centers)} tasks)"
 
 
 def gap_table(best: Sequence[Variant], published: Published) -> str:
     """Transfer gap of each task, one row a model; empty if there is none."""
     common = _averaged_by_task(best)
-    gaps = {
-        name: {
-            one.table: gap
-            for one in group
-            if (gap := one.over_seeds(transfer_gap, common[one.table]))
-        }
-        for name, group in _by_label(best).items()
-    }
-    tasks = [task for task in common if any(task in found for found in gaps.values())]
-    rows = [
-        [name, *(_cell(found.get(task)) for task in tasks)] for name, found in gaps.items() if found
-    ]
-    if not rows:
-        return ""
-    for row in published.rows:
-        if any(task in row.gap for task in tasks):
-            cells = [f"{row.gap[task]:.1f}" if task in row.gap else "" for task in tasks]
-            rows.append([f"{row.model} ({row.source})", *cells])
-    return _table(["model", *tasks], rows)
+    rows: list[tables.Row] = []
+    for name, group in _by_label(best).items():
+        cells = {one.table: _cell(one, transfer_gap, common[one.table]) for one in group}
+        if any(cells.values()):
+            rows.append({"model": name, **cells})
+    tasks = [task for task in common if any(row.get(task) for row in rows)]
+    rows = [{column: row.get(column) for column in ("model", *tasks)} for row in rows]
+    for one in published.rows if rows else ():
+        gaps = {task: f"{one.gap[task]:.1f}" for task in tasks if task in one.gap}
+        if gaps:
+            rows.append({"model": f"{one.model} ({one.source})", **gaps})
+    return tables.markdown(rows)
 
 
 def task_table(of_task: Sequence[Variant], published: Published) -> str:
     """One row a language, one column a variant; then averages, resource groups, transfer gap."""
     languages = all_languages(run for one in of_task for run in one.runs)
-    header = ["language", *names(of_task)]
-    rows = [
-        [language, *(_language_cell(one, language) for one in of_task)] for language in languages
-    ]
     common = averaged_languages(of_task)
-    averages = {"average": common, **groups(common, published)}
-    for name, members in averages.items():
-        cells = [_average_cell(one, members) for one in of_task]
-        rows.append([f"**{name}** ({len(members)})", *cells])
-    gaps = [one.over_seeds(transfer_gap, common) for one in of_task]
+    metrics = averaged_metrics(of_task[0].task)
+
+    def of_language(one: Variant, language: str) -> str:
+        if language not in one.languages:
+            return _ABSENT
+        cells = (_cell(one, average, {language}, metric) for metric in metrics)
+        return " / ".join(cells) + _mark(one, [language])
+
+    def of_average(one: Variant, members: Sequence[str]) -> str:
+        mean = _marked(one, average, members)
+        parts = [_cell(one, average, members, metric) for metric in metrics]
+        return f"{mean} ({' / '.join(parts)})" if mean and len(metrics) > 1 else mean
+
+    cells = {language: [of_language(one, language) for one in of_task] for language in languages}
+    for name, members in {"average": common, **groups(common, published)}.items():
+        cells[f"**{name}** ({len(members)})"] = [of_average(one, members) for one in of_task]
+    gaps = [_cell(one, transfer_gap, common) for one in of_task]
     if any(gaps):
-        rows.append([f"**{_GAP}**", *map(_cell, gaps)])
-    caption = " / ".join(averaged_metrics(of_task[0].task)) + _selection(of_task)
-    notes = [f"\n\n{note}" for note in _left_out(of_task, languages, common)]
-    return f"{caption}\n\n{_table(header, rows)}{''.join(notes)}"
+        cells[f"**{_GAP}**"] = gaps
+    columns = ("language", *names(of_task))
+    rows = [dict(zip(columns, (name, *row), strict=True)) for name, row in cells.items()]
+    caption = " / ".join(metrics) + _selection(of_task)
+    notes = _left_out(of_task, languages, common)
+    return "\n\n".join([caption, tables.markdown(rows), *notes])
 
 
 def _selection(of_task: Sequence[Variant]) -> str:
@@ -194,7 +188,7 @@ def _selection(of_task: Sequence[Variant]) -> str:
         _RULES.get(rule, "its rule") + (f" ({', '.join(those)})" if len(rules) > 1 else "")
         for rule, those in rules.items()
     ]
-    return markdown.without_html(f". Checkpoints selected on {'; '.join(found)}.")
+    return tables.without_html(f". Checkpoints selected on {'; '.join(found)}.")
 
 
 def _left_out(
@@ -215,37 +209,11 @@ def _left_out(
     return notes
 
 
-def _mark(one: Variant, languages: Iterable[str]) -> str:
-    """The mark of scores over languages of which the data of some chose something."""
-    chosen_on = {language for run in one.runs for language in run.selected_on_test}
-    return _ON_TEST if chosen_on & set(languages) else ""
-
-
 def groups(languages: Iterable[str], published: Published) -> dict[str, list[str]]:
     """The languages by resource group, those with most text first."""
-    found = {name: [one for one in languages if published.group(one) == name] for name in _GROUPS}
+    found = {name: [one for one in languages if published.group(one) == name]
+             for name in (*GROUPS, UNLISTED)}  # fmt: skip
     return {name: members for name, members in found.items() if members}
-
-
-_GROUPS = (*GROUPS, UNLISTED)
-
-
-def _language_cell(one: Variant, language: str) -> str:
-    if language not in one.languages:
-        return _ABSENT
-    metrics = averaged_metrics(one.task)
-    cells = (_cell(one.over_seeds(average, {language}, metric)) for metric in metrics)
-    return " / ".join(cells) + _mark(one, [language])
-
-
-def _average_cell(one: Variant, languages: Sequence[str]) -> str:
-    """The averaged score; of questions also the average of each metric."""
-    mean = _cell(one.over_seeds(average, languages)) + _mark(one, languages)
-    metrics = averaged_metrics(one.task)
-    if len(metrics) == 1 or not mean:
-        return mean
-    parts = [_cell(one.over_seeds(average, languages, metric)) for metric in metrics]
-    return f"{mean} ({' / '.join(parts)})"
 
 
 def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
@@ -255,23 +223,19 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
     average over the languages of the runs is given too: the one to compare with.
     """
     languages = averaged_languages(of_task)
-    task = of_task[0].task
-    here = [
-        [name, "", _cell(one.over_seeds(average, languages)) + _mark(one, languages), ""]
+    task, settings = of_task[0].task, {one.setting for one in of_task}
+    where = ", ".join(languages) if len(languages) <= 6 else f"these {len(languages)} languages"
+    rows: list[dict[str, Any]] = [
+        {"model": name, "source": "", where: _marked(one, average, languages)}
         for name, one in zip(names(of_task), of_task, strict=True)
     ]
-    rows = []
     for row in published.rows:
-        printed = row.printed(task)
-        same = row.average(task, languages)
-        if (printed, same) == (None, None) or row.setting not in {v.setting for v in of_task}:
-            continue
-        cells = ["" if value is None else f"{value:.1f}" for value in (same, printed)]
-        rows.append([label(row.model, row.setting), row.source, *cells])
-    if not rows:
-        return ""
-    where = ", ".join(languages) if len(languages) <= 6 else f"these {len(languages)} languages"
-    return _table(["model", "source", where, "all of the paper's"], [*here, *rows], left=2)
+        of_all, of_same = row.printed(task), row.average(task, languages)
+        if (of_all, of_same) != (None, None) and row.setting in settings:
+            name = label(row.model, row.setting)
+            rows.append({"model": name, "source": row.source, where: of_same,
+                         "all of the paper's": of_all})  # fmt: skip
+    return tables.markdown(rows, ".1f", left=2) if len(rows) > len(of_task) else ""
 
 
 def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
@@ -279,71 +243,61 @@ def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
     common = _averaged_by_task(best)
     rows = []
     for one in variants:
-        rivals = [v for v in variants if place(v) == place(one)]
-        if len(rivals) > 1:
-            mark = " *" if [v for v in best if place(v) == place(one)] == [one] else ""
-            scores = [one.over_seeds(selected), one.over_seeds(average, common[one.table])]
-            cells = [_cell(scores[0]) + mark, _cell(scores[1])]
-            rows.append([one.table, one.label, one.hyperparameters, *cells])
-    header = ["task", "model", "hyper-parameters", "development", "average"]
-    return _table(header, rows, left=3) if rows else ""
+        if sum(place(other) == place(one) for other in variants) > 1:
+            is_chosen = [other for other in best if place(other) == place(one)] == [one]
+            rows.append(
+                {
+                    "task": one.table,
+                    "model": one.label,
+                    "hyper-parameters": one.hyperparameters,
+                    "development": _cell(one, selected) + " *" * is_chosen,
+                    "average": _cell(one, average, common[one.table]),
+                }
+            )
+    return tables.markdown(rows, left=3)
 
 
-def scores_csv(variants: Sequence[Variant]) -> str:
-    """A line for each variant, language and metric; scores between 0 and 1."""
-    lines: list[list[object]] = []
+def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
+    """A row for each variant, language and metric; scores between 0 and 1."""
     for one in variants:
         for language in one.languages:
             for metric in one.runs[0].scores[language]:
                 if metric in TASKS[one.task].metrics:
                     found = one.over_seeds(average, {language}, metric)
-                    lines.append([*_identity(one), language, metric, *_numbers(found)])
-    return _csv(["language", "metric"], lines)
+                    yield _record(one, found, language=language, metric=metric)
 
 
-def averages_csv(variants: Sequence[Variant], published: Published) -> str:
-    """A line for each variant and average: all languages, each group, the transfer gap.
+def averages(variants: Sequence[Variant], published: Published) -> Iterator[tables.Row]:
+    """A row for each variant and average: all languages, each group, the transfer gap.
 
     Averages are over the languages of the tables' averages, those of them that a variant has.
     """
     common = _averaged_by_task(chosen(variants))
-    lines: list[list[object]] = []
     for one in variants:
         shared = [language for language in common[one.table] if language in one.languages]
-        members = {"all": shared, **groups(shared, published)}
-        for name, languages in members.items():
+        for name, languages in {"all": shared, **groups(shared, published)}.items():
             found = one.over_seeds(average, languages)
-            lines.append([*_identity(one), name, len(languages), *_numbers(found)])
-        gap = one.over_seeds(transfer_gap, shared)
-        if gap:
-            lines.append([*_identity(one), _GAP, len(shared), *_numbers(gap)])
-    return _csv(["average", "languages"], lines)
+            yield _record(one, found, average=name, languages=len(languages))
+        if gap := one.over_seeds(transfer_gap, shared):
+            yield _record(one, gap, average=_GAP, languages=len(shared))
 
 
-_IDENTITY = [
-    "task", "model", "setting", "hyperparameters", "split", "selection", "selected_on_test",
-]  # fmt: skip
-
-
-def _identity(one: Variant) -> list[object]:
+def _record(one: Variant, found: Statistic | None, **of: object) -> tables.Row:
     run = one.runs[0]
-    chosen_on = "+".join(dict.fromkeys(x for run in one.runs for x in run.selected_on_test))
-    return [one.table, one.model, one.setting, one.hyperparameters, run.split, run.rule, chosen_on]
-
-
-def _numbers(found: Statistic | None) -> list[object]:
-    if found is None:
-        return ["", "", 0]
-    spread = "" if found.spread is None else f"{found.spread:.6f}"
-    return [f"{found.center:.6f}", spread, found.count]
-
-
-def _csv(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_IDENTITY, *columns, "score", "standard_deviation", "seeds"])
-    writer.writerows(lines)
-    return text.getvalue()
+    chosen_on = dict.fromkeys(language for run in one.runs for language in run.selected_on_test)
+    return {
+        "task": one.table,
+        "model": one.model,
+        "setting": one.setting,
+        "hyperparameters": one.hyperparameters,
+        "split": run.split,
+        "selection": run.rule,
+        "selected_on_test": "+".join(chosen_on),
+        **of,
+        "score": tables.shown(found and found.center, ".6f"),
+        "standard_deviation": tables.shown(found and found.spread, ".6f"),
+        "seeds": found.count if found else 0,
+    }
 
 
 def _plot(task: str) -> str:
@@ -372,14 +326,20 @@ def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
     return dict(sorted(found.items(), key=lambda item: item[1][0].setting != "zero_shot"))
 
 
-def _cell(found: Statistic | None) -> str:
+def _cell(one: Variant, score, *arguments: object) -> str:
+    """A score over seeds, with its spread, in per cent; "" without one."""
+    found = one.over_seeds(score, *arguments)
     if found is None:
         return ""
     spread = "" if found.spread is None else f" ± {100 * found.spread:.1f}"
     return f"{100 * found.center:.1f}{spread}"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table; its first columns are left-aligned, the others right-aligned."""
-    lines = [header, ["---"] * left + ["---:"] * (len(header) - left), *rows]
-    return "\n".join(f"| {' | '.join(map(markdown.without_html, line))} |" for line in lines)
+def _mark(one: Variant, languages: Iterable[str]) -> str:
+    """The mark of scores over languages of which the data of some chose something."""
+    chosen_on = {language for run in one.runs for language in run.selected_on_test}
+    return _ON_TEST if chosen_on & set(languages) else ""
+
+
+def _marked(one: Variant, score, languages: Sequence[str]) -> str:
+    return _cell(one, score, languages) + _mark(one, languages)

@@ -39,12 +39,9 @@ class Run:
     """One finished run.
 
     Attributes:
-      folder: where its results are.
-      task, model, setting, seed, hyperparameters: what was run.
       selected: the score on the development data that chose its checkpoint; None without one.
       split: of the scores: "test", or "validation" for data without test labels.
       scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
-      examples: of the split by language, where the run tells.
       rule: of the selection of the checkpoint, see `xlm.experiment.task_settings`; "" without one.
       selected_on_test: languages whose scores here are of data that chose something.
       settings: all that the scores depend on but the seed, by dotted key, the digests of the
@@ -115,8 +112,10 @@ class Variant:
     @property
     def hyperparameters(self) -> str:
         """Text of the hyperparameters, sorted by name."""
-        pairs = sorted(self.runs[0].hyperparameters.items())
-        return ", ".join(f"{name} {_plain(value)}" for name, value in pairs)
+        return ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in sorted(self.runs[0].hyperparameters.items())
+        )
 
     def over_seeds(
         self, score: Callable[..., float | None], *arguments: object
@@ -132,20 +131,15 @@ class Variant:
 
 def label(model: str, setting: str) -> str:
     """Label of a model's runs in a setting."""
-    return model if setting == "zero_shot" else f"{model} ({_setting_name(setting)})"
-
-
-def _setting_name(setting: str) -> str:
-    name, _, languages = setting.partition(":")
-    if name not in _NAMED_SETTINGS:
-        return SETTINGS.get(setting, setting)
-    named = languages.split("+")
-    listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
-    return f"{_NAMED_SETTINGS[name]} {listed}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if setting == "zero_shot":
+        return model
+    kind, _, languages = setting.partition(":")
+    name = SETTINGS.get(setting, setting)
+    if kind in _NAMED_SETTINGS:
+        named = languages.split("+")
+        listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
+        name = f"{_NAMED_SETTINGS[kind]} {listed}"
+    return f"{model} ({name})"
 
 
 def selected(run: Run) -> float | None:
@@ -170,7 +164,7 @@ def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
     """A name for each variant of a task: its model, and what tells it from the others."""
     found = []
     for one in of_task:
-        rivals = [v for v in of_task if (v.model, v.setting) == (one.model, one.setting)]
+        rivals = [v for v in of_task if v.label == one.label]
         name = one.label + (f" [{_differences(one, rivals)}]" if len(rivals) > 1 else "")
         found.append(name + (f", n = {len(one.runs)}" if seeds and len(one.runs) > 1 else ""))
     return found
@@ -277,14 +271,6 @@ def _with_tables(runs: Sequence[Run]) -> list[Run]:
     return [dataclasses.replace(run, table=table_of(run)) for run in runs]
 
 
-def _data(found: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Name of a user's own data, and what tells them from others, unless the user named them."""
-    keys = _DATA if found["test"] else (*_DATA, "train")
-    where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
-    name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
-    return name, settings.get("task.dataset") or where
-
-
 def read_run(folder: pathlib.Path) -> Run:
     """Read a run's results.
 
@@ -300,11 +286,16 @@ def read_run(folder: pathlib.Path) -> Run:
     found = read_results(path)
     split = reported_split(found)
     choice = found.get("selected") or {}
-    settings = _read_settings(folder / SETTINGS_FILE)
+    file = folder / SETTINGS_FILE
+    settings = dict(_flat(artifacts.read_object(file))) if file.is_file() else {}
     table, data = found["task"], ""
     if TASKS[table].is_own:
-        name, data = _data(found, settings)
+        keys = _DATA if found["test"] else (*_DATA, "train")
+        name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
         table = f"{table}: {name}"
+        # What tells data from others, unless the user named them.
+        where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
+        data = settings.get("task.dataset") or where
     return Run(
         folder=folder,
         task=found["task"],
@@ -324,11 +315,6 @@ def read_run(folder: pathlib.Path) -> Run:
     )
 
 
-def _read_settings(path: pathlib.Path) -> dict[str, Any]:
-    """Settings of a run by dotted key."""
-    return dict(_flat(artifacts.read_object(path))) if path.is_file() else {}
-
-
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for name, one in value.items():
@@ -339,8 +325,8 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _key(run: Run) -> str:
     """Fingerprint that seeds share: of all other settings and of the starting parameters."""
-    varied = dict(run.hyperparameters)
-    return artifacts.fingerprint(run.table, run.model, run.setting, varied, dict(run.settings))
+    settings = (dict(run.hyperparameters), dict(run.settings))
+    return artifacts.fingerprint(run.table, run.model, run.setting, *settings)
 
 
 def place(one: Variant) -> tuple[str, str, str, str]:
@@ -364,22 +350,21 @@ def variants(runs: Iterable[Run], center: str) -> list[Variant]:
     groups: dict[str, list[Run]] = collections.defaultdict(list)
     for run in runs:
         groups[_key(run)].append(run)
-    for group in groups.values():
-        for run in group[1:]:
-            for what in ("split", "examples"):
-                _same(group[0], run, what, getattr(group[0], what), getattr(run, what))
-            _same(group[0], run, "languages", set(group[0].scores), set(run.scores))
+    for first, *others in groups.values():
+        for run in others:
+            for what, here, there in (
+                ("split", first.split, run.split),
+                ("examples", first.examples, run.examples),
+                ("languages", set(first.scores), set(run.scores)),
+            ):
+                if here != there:
+                    raise ValueError(
+                        f"{first.folder} and {run.folder} differ in the seed alone, but their "
+                        f"{what} differ: {here} and {there}; run both on the same data"
+                    )
     order = list(TASKS)
     made = [Variant(tuple(sorted(g, key=lambda r: r.seed)), center) for g in groups.values()]
     return sorted(made, key=lambda one: (order.index(one.task), one.setting != "zero_shot"))
-
-
-def _same(one: Run, other: Run, what: str, here: Any, there: Any) -> None:
-    if here != there:
-        raise ValueError(
-            f"{one.folder} and {other.folder} differ in the seed alone, but their {what} differ: "
-            f"{here} and {there}; run both on the same data"
-        )
 
 
 def chosen(found: Iterable[Variant]) -> list[Variant]:
@@ -393,7 +378,6 @@ def chosen(found: Iterable[Variant]) -> list[Variant]:
         groups[place(one)].append(one)
     kept: list[Variant] = []
     for group in groups.values():
-        found_scores = [one.over_seeds(selected) for one in group]
-        known = [score.center for score in found_scores if score is not None]
+        known = [score.center for one in group if (score := one.over_seeds(selected)) is not None]
         kept += [group[int(np.argmax(known))]] if len(known) == len(group) else group
     return kept

@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xlm.evaluation import markdown, task_results
+from xlm.common import tables
+from xlm.evaluation import task_results
 from xlm.experiment.task_settings import TaskSettings
 from xlm.interop import task_heads
 from xlm.interop.task_heads import TaskHead
@@ -123,7 +124,7 @@ def text(facts: Facts) -> str:
     options, results = facts.options, facts.results
     sections = [
         _metadata(facts),
-        f"# {markdown.escaped(results['model'])}, fine-tuned on {options.name}",
+        f"# {tables.escaped(results['model'])}, fine-tuned on {options.name}",
         _task(facts),
         "## How to use it\n\n" + _usage(facts),
         "## Scores\n\n" + _choice(results.get("selected") or {}),
@@ -257,7 +258,7 @@ def _training(facts: Facts) -> str:
     sources = [one for code in languages for one in options.patterns("train", code)]
     trained = _joined([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
     rows = {
-        "started from": f"{markdown.escaped(facts.results['model'])}, {started} "
+        "started from": f"{tables.escaped(facts.results['model'])}, {started} "
         f"(SHA-256 `{facts.start[:16]}`)",
         "trained on": f"{options.name} in {_joined(languages)}: {trained}",
         "seed": facts.results["seed"],
@@ -272,9 +273,7 @@ def _training(facts: Facts) -> str:
         **{f"model.{key}": config.model[key] for key in ("dtype", "dropout_rate")},
         "task.max_length": options.max_length,
     }  # fmt: skip
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
-    )
+    return tables.markdown([{"": key, " ": value} for key, value in rows.items()], left=2)
 
 
 def _public(pattern: str) -> str:
