@@ -27,11 +27,8 @@ from xlm.models.encoder import Encoder
 from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Objective
-from xlm.objectives.replaced_token import (
-    GENERATOR,
-    ReplacedToken,
-    ReplacedTokenSettings,
-)
+from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
+from xlm.objectives.settings import ReplacedTokenSettings
 from xlm.training.flops import matmul_flops
 
 # A discriminator of as many layers as three generators.

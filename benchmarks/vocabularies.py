@@ -27,6 +27,7 @@ from ml_collections import config_flags
 from benchmarks.corpora import load
 from vocap import unigram
 from vocap.runs import count_runs
+from vocap.settings import TrainerSettings
 from xlm.common import entry_point
 from xlm.experiment import data as builders
 
@@ -56,16 +57,14 @@ def cpu_seconds(function, *arguments):
     return result, time.process_time() - begin
 
 
-def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigram.Vocabularies:
+def nested(sentences: Sequence[str], settings: TrainerSettings) -> unigram.Vocabularies:
     """Train all sizes with their ALP on sentences."""
     found = unigram.train_vocabularies(count_runs(sentences), settings)
     assert found is not None
     return found
 
 
-def reference(
-    sentences: Sequence[str], table, size: int, settings: unigram.TrainerSettings
-) -> Reference:
+def reference(sentences: Sequence[str], table, size: int, settings: TrainerSettings) -> Reference:
     """Train SentencePiece at one size, with its ALP measured as for the nested trainer."""
     settings = dataclasses.replace(settings, trainer="sentencepiece", sizes=(size,))
     model, training = cpu_seconds(unigram.sentencepiece_model, sentences, size, settings)
@@ -81,7 +80,7 @@ def sampled(sizes: Sequence[int], number: int) -> list[int]:
     return sorted({min(sizes, key=lambda size: abs(size - w)) for w in wanted})
 
 
-def row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) -> list[float]:
+def row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> list[float]:
     """Measure one corpus and print its line of the table; return the figures."""
     ours, one_size = [], []
     # The reference size if feasible, otherwise the nearest.

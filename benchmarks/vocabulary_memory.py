@@ -20,6 +20,7 @@ from ml_collections import config_flags
 from benchmarks.corpora import load
 from vocap import unigram
 from vocap.runs import count_runs
+from vocap.settings import TrainerSettings
 from xlm.common import entry_point
 from xlm.experiment import data as builders
 
@@ -28,9 +29,7 @@ _CORPORA = flags.DEFINE_list("corpora", None, "Languages, or name=language+langu
 _SIZES = tuple(range(1000, 50_001, 1000))
 
 
-def measure(
-    sentences: Sequence[str], settings: unigram.TrainerSettings
-) -> tuple[int, float, float]:
+def measure(sentences: Sequence[str], settings: TrainerSettings) -> tuple[int, float, float]:
     """Characters in the table, and MB before and at the peak; to be run in a separate process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     table = count_runs(sentences)

@@ -13,8 +13,8 @@ from typing import Any
 
 from absl.testing import absltest, parameterized
 
-from configs import base
 from tests.malformed import harness
+from xlm.experiment.schema import default_config
 from xlm.launch import jobs, xmanager
 
 JOB = jobs.Job("base", "configs/base.py", "/gcs/b/x", ("train", "evaluate"), {"a.b": "(1, 2)"})
@@ -167,7 +167,7 @@ class PlanTest(parameterized.TestCase):
     def test_paths_of_a_config_are_those_that_exist(self):
         folder = self.enter_context(tempfile.TemporaryDirectory())
         pathlib.Path(folder, "text.txt").touch()
-        config = base.get_config()
+        config = default_config()
         self.assertEmpty(xmanager.paths_of(config))
         config.corpus.root = folder
         config.corpus.exclude = (f"{folder}/text.txt", f"{folder}/*", f"{folder}/none")

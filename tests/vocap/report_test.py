@@ -15,12 +15,13 @@ from absl.testing import absltest, parameterized
 from tests.vocap import explorer_test
 from vocap import bpe, comparison, explorer, methods, report, runs, unigram
 from vocap.allocation import language_probabilities
-from vocap.build import BuiltVocabulary, Language, VocabularySettings
+from vocap.build import BuiltVocabulary, Language
 from vocap.record import allocation_record
+from vocap.settings import METHODS, VocabularySettings
 
 SETTINGS = VocabularySettings(
     method="vocap",
-    compare=methods.METHODS[1:],
+    compare=METHODS[1:],
     target_size=200,
     amounts={},
     alpha=0.7,
@@ -156,7 +157,7 @@ def cells(table: str) -> dict[str, list[str]]:
 
 
 class RecordTest(parameterized.TestCase):
-    @parameterized.parameters(*methods.METHODS)
+    @parameterized.parameters(*METHODS)
     def test_survives_json(self, method):
         record = allocation_record(*build(method))
         text = json.dumps(record, allow_nan=False, sort_keys=True)
@@ -395,7 +396,7 @@ class TablesTest(absltest.TestCase):
         record = allocation_record(vocabulary, settings)
         lines = report.group_table(record).splitlines()[2:]
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        self.assertLen(rows, 4 * len(methods.METHODS))
+        self.assertLen(rows, 4 * len(METHODS))
         found = {(row[0], row[1]): row[2:] for row in rows}
         groups = {"high (2)": [], "mid (2)": [], "low (1)": [], "all (5)": list(SENTENCES)}
         for name, one in record["languages"].items():

@@ -14,8 +14,9 @@ from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice, runs, unigram
+from vocap.settings import TrainerSettings
 
-SETTINGS = unigram.TrainerSettings(
+SETTINGS = TrainerSettings(
     trainer="nested",
     sizes=(40, 60, 90),
     character_coverage=0.9995,
@@ -223,7 +224,7 @@ class TrainerSettingsTest(parameterized.TestCase):
     @parameterized.parameters("nested", "sentencepiece")
     def test_the_limits_themselves_work(self, trainer):
         sentences = made_up_text()
-        settings = unigram.TrainerSettings(trainer, (40,), 0.98, 32, 100_000, "model")
+        settings = TrainerSettings(trainer, (40,), 0.98, 32, 100_000, "model")
         found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
         self.assertEqual(found.curve.sizes, (40,))
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from input_pipeline.packed_dataset import PackedDataset
-from knn_sampling.output_layer import OutputLayerSettings
+from knn_sampling.settings import OutputLayerSettings
 from vocap import plots
 from vocap.record import allocated
 from vocap.report import allocation_table
