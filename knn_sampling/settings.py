@@ -45,7 +45,7 @@ class OutputLayerSettings:
 
     kind: str = _key("full", choices=KINDS)
     k: int = _key(50, at_least=0)
-    capacity: int = _key(65_536, at_least=1)
+    capacity: int = _key(65_536, at_least=0)
     num_negatives: int = _key(50_000, at_least=0)
     group_size: int = _key(0, at_least=0)
     refresh_every: int = _key(1000, at_least=1)

@@ -220,23 +220,6 @@ class KeysTest(parameterized.TestCase):
         unread = {f"{name}.{key}" for name in SETTINGS for key in config[name] if key not in read}
         self.assertEmpty(unread)
 
-    @parameterized.parameters(*SETTINGS)
-    def test_an_unknown_key_is_named(self, section):
-        config = runlocal(**{"data.contrast_share": 0.1})
-        with config.unlocked():
-            config[section].num_typos = 1
-        with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys \['num_typos'\]"):
-            SETTINGS[section](config)
-
-    @parameterized.parameters(*SETTINGS)
-    def test_a_missing_key_is_named(self, section):
-        config = runlocal(**{"data.contrast_share": 0.1})
-        key = sorted(config[section])[-1]
-        with config.unlocked():
-            del config[section][key]
-        with self.assertRaisesRegex(ValueError, rf"config.{section}: .*missing keys \['{key}'\]"):
-            SETTINGS[section](config)
-
 
 class AxesTest(absltest.TestCase):
     def test_rules_may_name_the_axes_that_parameters_have(self):
@@ -258,13 +241,6 @@ class VocabularyTest(parameterized.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.config = runlocal()
-
-    @parameterized.parameters("allocation", "amounts", "tables", "max_seeds")
-    def test_a_missing_key_is_named_whoever_reads_it(self, key):
-        with self.config.unlocked():
-            del self.config.vocab[key]
-        with self.assertRaisesRegex(ValueError, rf"config.vocab: .*missing keys \['{key}'\]"):
-            data_builders.vocabulary_settings(self.config)
 
     def test_no_amounts_are_those_of_the_text(self):
         self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})

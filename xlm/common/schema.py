@@ -107,8 +107,14 @@ def settings(kind: type[T], section: Any, /, **derived: Any) -> T:
       **derived: of the others, such as the vocabulary size, or of keys that are derived here.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    values = section.to_dict() if hasattr(section, "to_dict") else section
     names = {field.name for field in fields if field.metadata.get("key")} - set(derived)
-    return kind(**{name: section[name] for name in names if name in section}, **derived)
+    if not names:  # a class of another package, all of whose fields are keys
+        names = {field.name for field in fields} - set(derived)
+        if set(values) != names:
+            unknown, missing = sorted(set(values) - names), sorted(names - set(values))
+            raise ValueError(f"{kind.__name__}: unknown keys {unknown}, missing keys {missing}")
+    return kind(**{name: values[name] for name in names if name in values}, **derived)
 
 
 def check(settings: Any, name: str) -> None:

@@ -259,7 +259,8 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
         )
     found = config.to_dict()
     expected: dict[str, Any] = {name: family[name] for name in family if name} | dict(family[""])
-    if family is not PRETRAINING or ":" in str(found.get("objective", "")):
+    is_foreign = ":" in str(found.get("objective", ""))
+    if family is not PRETRAINING or is_foreign:
         expected |= {name: {} for name in found if name not in expected}
     _check_names("config", found, expected)
     for name, keys in family.items():
@@ -275,7 +276,7 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
             full = f"{name}.{one}" if name else one
             check_value(full, there[one], declared)
             _check_commas(full, there[one])
-    if family is PRETRAINING:
+    if family is PRETRAINING and not is_foreign:
         _check_axes(found["mesh"]["rules"])
     return config
 

@@ -28,8 +28,6 @@ from xlm.training import hosts
 from xlm.training.loop import train
 from xlm.training.signals import Stopped, StopRequest
 
-# Keys that change no result.
-
 
 def checked(config: ConfigDict) -> ConfigDict:
     """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
