@@ -37,8 +37,8 @@ from benchmarks.machine import describe_machine
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
 from xlm.common import artifacts
-from xlm.models.attention import Kernel
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
+from xlm.models.settings import Kernel
 from xlm.training.row_adamw import row_adamw
 
 _CHECKS = flags.DEFINE_list("checks", None, "Of the table above; all by default.")

@@ -20,7 +20,8 @@ from absl import app, flags
 
 from benchmarks import machine
 from knn_sampling.exact_layers import FullSoftmax
-from xlm.evaluation.decoding import DecodingSettings, TokenIds, beam_search
+from xlm.evaluation.decoding import TokenIds, beam_search
+from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.translating import search
 from xlm.models.encoder import Encoder
 from xlm.models.settings import EncoderSettings

@@ -41,7 +41,7 @@ from input_pipeline.stream import TrainingStream, training_rows
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.batch import Batch
 from xlm.training.flops import matmul_flops
-from xlm.training.sharding import AXES
+from xlm.training.settings import AXES
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/xlm_r.py:base", "The config of the step."

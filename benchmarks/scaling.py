@@ -42,12 +42,13 @@ from ml_collections import ConfigDict
 
 from configs import vocap_paper, xlm_r
 from input_pipeline.stream import PACKED
+from xlm.common.schema import settings
 from xlm.experiment import memory, model, objectives
-from xlm.experiment.data import settings
 from xlm.objectives.batch import Batch
 from xlm.training.collectives import collectives_of
 from xlm.training.flops import matmul_flops
-from xlm.training.sharding import AXES, MeshSettings, batch_sharding, make_mesh
+from xlm.training.settings import AXES, MeshSettings
+from xlm.training.sharding import batch_sharding, make_mesh
 
 # Collectives, and arrays of each, that are listed.
 _NUM_LARGEST, _NUM_SIZES = 8, 6
@@ -193,7 +194,7 @@ def measured(config: ConfigDict, devices: Sequence[Any], effort: float) -> dict[
       arrays, bytes and executions. Without a program `needed` alone.
     """
     with _compiling_for(devices[0].platform):
-        mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), devices)
+        mesh = make_mesh(settings(MeshSettings, config.mesh), devices)
         store = memory.absent_rows(config)
         objective = objectives.objective(config, store, mesh)
         functions = model.train_functions(config, objective, mesh)

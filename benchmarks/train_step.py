@@ -37,19 +37,15 @@ from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, line, tables
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import (
-    OutputLayerSettings,
-    TokenStatistics,
-    make_exact_layer,
-    make_output_layer,
-)
+from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.settings import OutputLayerSettings
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
-from xlm.objectives.masking import MaskSettings
 from xlm.objectives.objective import Objective
-from xlm.training.optimizer import OptimizerSettings
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.objectives.settings import MaskSettings
+from xlm.training.settings import MeshSettings, OptimizerSettings
+from xlm.training.sharding import make_mesh
 from xlm.training.step import TrainFunctions, make_train_functions
 
 BOS, PAD, EOS, UNK, MASK = range(5)

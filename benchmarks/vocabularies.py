@@ -33,6 +33,7 @@ from benchmarks import machine
 from input_pipeline.corpus import load_corpus
 from vocap import unigram
 from vocap.runs import count_runs
+from vocap.settings import TrainerSettings
 from xlm.common import entry_point
 from xlm.experiment import data as builders
 
@@ -71,7 +72,7 @@ def cpu_seconds(function, *arguments):
     return result, time.process_time() - begin
 
 
-def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigram.Vocabularies:
+def nested(sentences: Sequence[str], settings: TrainerSettings) -> unigram.Vocabularies:
     """Train all sizes with their ALP on sentences."""
     found = unigram.train_vocabularies(count_runs(sentences), settings)
     assert found is not None
@@ -79,7 +80,7 @@ def nested(sentences: Sequence[str], settings: unigram.TrainerSettings) -> unigr
 
 
 def reference(
-    sentences: Sequence[str], table, size: int, settings: unigram.TrainerSettings
+    sentences: Sequence[str], table, size: int, settings: TrainerSettings
 ) -> tuple[frozenset[str], float, float]:
     """Train SentencePiece at one size: its pieces, ALP, and CPU seconds with the encoding."""
     settings = dataclasses.replace(settings, trainer="sentencepiece", sizes=(size,))
@@ -90,7 +91,7 @@ def reference(
     return frozenset(found.curve.vocabulary(0)), found.curve.alp[0], training + encoding
 
 
-def cost_row(name: str, sentences: Sequence[str], settings: unigram.TrainerSettings) -> list:
+def cost_row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> list:
     """Measure one corpus; return the row of the table."""
     found = nested(sentences, settings)
     sizes = found.curve.sizes
@@ -117,9 +118,7 @@ def cost_row(name: str, sentences: Sequence[str], settings: unigram.TrainerSetti
     return [name, megabytes(sentences), span, len(sample), *agreement, median, *ratios]
 
 
-def memory_of(
-    sentences: Sequence[str], settings: unigram.TrainerSettings
-) -> tuple[float, float, float]:
+def memory_of(sentences: Sequence[str], settings: TrainerSettings) -> tuple[float, float, float]:
     """Million characters in the table, and MB before and at the peak; in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     table = count_runs(sentences)

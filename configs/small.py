@@ -8,13 +8,13 @@ and their data; not a run itself.
 
 from ml_collections import ConfigDict
 
-from configs import base
 from xlm.common import packages
+from xlm.experiment.schema import default_config
 
 
 def get_config() -> ConfigDict:
     """Return the config of a small encoder, without a corpus."""
-    config = base.get_config()
+    config = default_config()
     config.corpus.heldout_fraction = 0.02
     # The text that research/records and research/reports/results.md are of.
     config.corpus.heldout_by = "position"

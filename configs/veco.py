@@ -38,7 +38,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, bitext, small
+from configs import bitext, small
+from xlm.experiment.schema import default_config
 
 _BASE = {
     "model.num_layers": 6,
@@ -122,7 +123,7 @@ def _veco(config: ConfigDict) -> None:
 
 def _paper() -> ConfigDict:
     """Table 7 and Section 3."""
-    config = base.get_config()
+    config = default_config()
     _veco(config)
     config.corpus.parallel = ("bitext/*-*.tsv*",)
     config.corpus.parallel_heldout_fraction = 0.01

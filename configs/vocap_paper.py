@@ -60,7 +60,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, small, xlm_r
+from configs import small, xlm_r
+from xlm.experiment.schema import default_config
 
 _500K = {"vocab.target_size": 500_000}
 _JOINT = {"vocab.method": "joint"}
@@ -141,7 +142,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _base() -> ConfigDict:
     """VoCap with 250K pieces and the full softmax, for a million updates."""
-    config = base.get_config()
+    config = default_config()
     config.data.block_bytes = 1 << 20
     config.model.dtype = "bfloat16"
     config.output_layer.group_size = 32  # a device of the paper's

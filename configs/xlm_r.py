@@ -42,7 +42,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, bitext, real_text, small
+from configs import bitext, real_text, small
+from xlm.experiment.schema import default_config
 
 # The seven with data of all tasks (Section 3) and XNLI's fifteen; those beyond are chosen.
 _7 = ("de", "en", "fr", "ru", "sw", "ur", "zh")
@@ -248,7 +249,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _published() -> ConfigDict:
     """XLM-R Base; Sections 3 and 5.2."""
-    config = base.get_config()
+    config = default_config()
     config.vocab.update(method="joint", target_size=250_000, alpha=0.3)
     config.store.length = 512
     config.data.update(alpha=0.3, across_documents=True)

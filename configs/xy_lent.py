@@ -42,7 +42,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, bitext, real_text, small
+from configs import bitext, real_text, small
+from xlm.experiment.schema import default_config
 
 _LARGE = {
     "model.embedding_size": 1024,
@@ -144,7 +145,7 @@ def _replaced_tokens(config: ConfigDict) -> None:
 
 def _paper() -> ConfigDict:
     """XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
-    config = base.get_config()
+    config = default_config()
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
     config.corpus.parallel_as_text = False  # the monolingual text is CC-100 alone, Section 5

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from input_pipeline import text_files
 from input_pipeline.aligned import read_aligned
-from input_pipeline.blocks import BLOCK_SENTENCES, DEFAULT_BLOCK_BYTES
-from xlm.common import declarations
+from input_pipeline.blocks import BLOCK_SENTENCES
+from xlm.common import declarations, schema
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION = "text", "position"
@@ -48,28 +48,29 @@ class CorpusSpec:
       parallel_as_text: whether each column of `parallel` is text of its language, too.
     """
 
-    root: str
-    text: tuple[str, ...]
-    parallel: tuple[str, ...]
-    parallel_eval: tuple[str, ...]
-    languages: tuple[str, ...]
-    language_codes: Mapping[str, str]
-    heldout_fraction: float
-    parallel_heldout_fraction: float
-    max_train_bytes: int
-    seed: int
-    exclude: tuple[str, ...] = ()
-    heldout_by: str = BY_TEXT
-    deduplicate: bool = True
-    block_bytes: int = DEFAULT_BLOCK_BYTES
-    parallel_as_text: bool = True
-    max_train_bytes_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    root: str = schema.key("", effect="place")
+    text: tuple[str, ...] = schema.key((".",))
+    parallel: tuple[str, ...] = schema.key(())
+    parallel_eval: tuple[str, ...] = schema.key(())
+    languages: tuple[str, ...] = schema.key(())
+    language_codes: Mapping[str, str] = schema.key({})
+    heldout_fraction: float = schema.key(0.001, at_least=0, below=1)
+    parallel_heldout_fraction: float = schema.key(0.2, at_least=0, below=1)
+    max_train_bytes: int = schema.key(0, at_least=0)
+    seed: int = schema.key(0)
+    exclude: tuple[str, ...] = schema.key(())
+    heldout_by: str = schema.key("text", choices=(BY_TEXT, BY_POSITION))
+    deduplicate: bool = schema.key(True)
+    block_bytes: int = schema.key(8192, at_least=0)
+    parallel_as_text: bool = schema.key(True)
+    max_train_bytes_of: Mapping[str, int] = schema.key({})
 
     def limit_of(self, language: str) -> int:
         """Return the bytes of training text that are kept of a language; 0 for all."""
         return self.max_train_bytes_of.get(language, self.max_train_bytes)
 
     def __post_init__(self):
+        schema.check(self, "corpus")
         for language, limit in self.max_train_bytes_of.items():
             if not isinstance(limit, int) or limit < 0:
                 raise ValueError(
@@ -83,17 +84,6 @@ class CorpusSpec:
         ):
             for code in codes:
                 declarations.check_name(str(code), f"corpus.{key}", "correct the code")
-        for name in ("heldout_fraction", "parallel_heldout_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"corpus.{name} is {getattr(self, name)}, must be at least 0 and below 1"
-                )
-        if self.heldout_by not in (BY_TEXT, BY_POSITION):
-            raise ValueError(
-                f"corpus.heldout_by is {self.heldout_by!r}, must be 'text' or 'position'"
-            )
-        if self.block_bytes < 0:
-            raise ValueError(f"corpus.block_bytes is {self.block_bytes}, must be at least 0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sentencepiece as spm
 from input_pipeline.array_files import ArrayWriter
 from input_pipeline.packed_dataset import RowPacker, SpecialIds
 from input_pipeline.text_files import Document
+from xlm.common import schema
 
 _CHARACTERS_AT_ONCE = 1_000_000
 _LEAST_SHARD_BYTES = 1 << 10
@@ -29,21 +30,13 @@ class PackedDatasetSettings:
         for four times their size.
     """
 
-    length: int
-    parallel_length: int
-    num_workers: int = 1
-    shard_bytes: int = 1 << 28
+    length: int = schema.key(512, at_least=16)
+    parallel_length: int = schema.key(64, at_least=16)
+    num_workers: int = schema.key(2, at_least=1, effect="records")
+    shard_bytes: int = schema.key(268_435_456, at_least=_LEAST_SHARD_BYTES)
 
     def __post_init__(self):
-        for name in ("length", "parallel_length"):
-            if getattr(self, name) < 16:
-                raise ValueError(f"store.{name} is {getattr(self, name)}, must be at least 16")
-        if self.num_workers < 1:
-            raise ValueError(f"store.num_workers is {self.num_workers}, must be at least 1")
-        if self.shard_bytes < _LEAST_SHARD_BYTES:
-            raise ValueError(
-                f"store.shard_bytes is {self.shard_bytes}, must be at least {_LEAST_SHARD_BYTES}"
-            )
+        schema.check(self, "store")
 
 
 def special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:

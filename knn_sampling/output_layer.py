@@ -6,7 +6,6 @@ neighbour index alone, so that the caller can gather their table rows before dif
 distribution.
 """
 
-import dataclasses
 from typing import Any, Protocol
 
 import jax
@@ -16,12 +15,9 @@ from knn_sampling.draws import Draws
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
-from knn_sampling.samples import Sample, TokenStatistics, num_groups
+from knn_sampling.samples import Sample, TokenStatistics
+from knn_sampling.settings import OutputLayerSettings, require
 from knn_sampling.table_sharding import TableSharding
-
-EXACT = ("full", "blockwise")
-SAMPLED = ("knn", "target_sampling", "nce", "neg")
-KINDS = (*EXACT, *SAMPLED)
 
 
 class OutputLayer(Protocol):
@@ -96,70 +92,6 @@ class OutputLayer(Protocol):
         """
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputLayerSettings:
-    """Settings of the output layer; the `output_layer` section of a config.
-
-    Attributes:
-      kind: "full" for the softmax over the vocabulary; "blockwise" for the same in blocks, without
-        holding its logits; "knn" for k-NN target sampling; "target_sampling" for the softmax over
-        the group's targets and sampled classes (Jean et al. 2015); "nce" for noise-contrastive
-        estimation; "neg" for negative sampling.
-      k: neighbours per target, K.
-      capacity: C, slots in a group's candidate set.
-      num_negatives: S, classes drawn from the unigram distribution for a group: with replacement
-        (nce, neg), or distinct non-targets (target_sampling; 0 for targets alone).
-      group_size: sequences that share a V'; 0 for the whole batch.
-      refresh_every: n of Algorithm 2, steps.
-      log_q_correction: correct the softmax over V' by `inclusion.log_inclusion`. The paper does
-        not; without it the loss leaves rare classes too probable.
-      full_softmax_fraction: share of the steps, at the end of the run, that train with the softmax
-        over the whole vocabulary; 0 in the paper.
-      frequency_bias: initialise the output bias with the log frequency of each piece instead of
-        zero, so that classes not yet sampled have their unigram probability.
-      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
-        can need, V or more to always read the whole table. See `working_rows`.
-    """
-
-    kind: str
-    k: int
-    capacity: int
-    num_negatives: int
-    group_size: int
-    refresh_every: int
-    log_q_correction: bool
-    full_softmax_fraction: float
-    frequency_bias: bool
-    row_capacity: int
-
-    def __post_init__(self):
-        _require(self.kind in KINDS, "kind", self.kind, f"one of {KINDS}")
-        _require(self.refresh_every >= 1, "refresh_every", self.refresh_every, "at least 1")
-        _require(self.group_size >= 0, "group_size", self.group_size, "0 or more sequences")
-        _require(self.row_capacity >= 0, "row_capacity", self.row_capacity, "0 or more rows")
-        fraction = self.full_softmax_fraction
-        _require(0 <= fraction <= 1, "full_softmax_fraction", fraction, "between 0 and 1")
-        if self.kind == "knn":
-            _require(self.k >= 1, "k", self.k, "at least 1")
-        if self.kind in ("nce", "neg"):
-            _require(self.num_negatives >= 1, "num_negatives", self.num_negatives, "at least 1")
-        if self.kind == "target_sampling":
-            _require(self.num_negatives >= 0, "num_negatives", self.num_negatives, "0 or more")
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the loss is over a part of the vocabulary."""
-        return self.kind in SAMPLED
-
-    def num_groups(self, batch_size: int) -> int:
-        """G, number of groups in a batch of sequences.
-
-        Raises:
-          ValueError: the group size does not divide the batch size.
-        """
-        return num_groups(batch_size, self.group_size)
-
-
 def make_output_layer(
     settings: OutputLayerSettings,
     *,
@@ -196,7 +128,7 @@ def make_output_layer(
         return TargetSampling(num_negatives=settings.num_negatives, **common)
     if settings.kind == "knn":
         limit = f"between 1 and the vocabulary's {num_valid} pieces"
-        _require(settings.k <= num_valid, "k", settings.k, limit)
+        require(settings.k <= num_valid, "k", settings.k, limit)
         return KNNSampling(
             k=settings.k,
             capacity=settings.capacity,
@@ -220,8 +152,3 @@ def make_exact_layer(
     """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
     exact_layer = FullSoftmax if settings.kind == "full" else BlockwiseSoftmax
     return exact_layer(num_valid, TableSharding(mesh, vocab_axes, embed_axes))
-
-
-def _require(holds: bool, key: str, value: Any, limit: str) -> None:
-    if not holds:
-        raise ValueError(f"output_layer.{key} is {value!r}, must be {limit}")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from knn_sampling.candidates import Candidates
 from knn_sampling.losses import ABSENT
+from knn_sampling.settings import num_groups
 from knn_sampling.table_sharding import TableSharding
 
 
@@ -47,22 +48,6 @@ class Sample(NamedTuple):
     counts: jax.Array | None
     candidate_rows: jax.Array | None
     log_q: jax.Array | None = None
-
-
-def num_groups(batch_size: int, group_size: int) -> int:
-    """G, number of groups in a batch of sequences.
-
-    Raises:
-      ValueError: the group size does not divide the batch size.
-    """
-    if not group_size:
-        return 1
-    if batch_size % group_size:
-        raise ValueError(
-            f"output_layer.group_size is {group_size}, must divide the batch of {batch_size} "
-            "sequences; 0 makes the batch one group"
-        )
-    return batch_size // group_size
 
 
 def in_groups(array: jax.Array, group_size: int) -> jax.Array:

@@ -12,16 +12,17 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from configs import base, quickstart, veco, xy_lent
+from configs import quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 from xlm.common import artifacts
-from xlm.experiment import checks, evaluators, masked_lm, objectives, robust, streams
+from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, masked_lm, objectives, robust, schema, streams
 from xlm.experiment import model as builders
-from xlm.objectives.cross_mlm import VecoSettings
-from xlm.objectives.replaced_token import ReplacedTokenSettings
+from xlm.experiment.schema import default_config
+from xlm.objectives.settings import ReplacedTokenSettings, VecoSettings
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 
@@ -76,7 +77,7 @@ def objective_of(config: ConfigDict, mesh=None):
 
 def section_of(config: ConfigDict, name: str, kind: type):
     """Settings of a section that objectives of other kinds do not read."""
-    return data_builders.settings(kind, config[name], name)
+    return settings_of(kind, config[name])
 
 
 SETTINGS = {
@@ -104,7 +105,7 @@ class ConfigsTest(parameterized.TestCase):
         config = importlib.import_module(f"configs.{name}").get_config(arg)
         self.assertEqual(set(config), {*SETTINGS, "objective"})
         # All keys have their default in the one place for them.
-        defaults = base.get_config()
+        defaults = default_config()
         for section in SETTINGS:
             self.assertEqual(set(config[section]), set(defaults[section]), section)
         for section, build in SETTINGS.items():
@@ -219,23 +220,6 @@ class KeysTest(parameterized.TestCase):
         unread = {f"{name}.{key}" for name in SETTINGS for key in config[name] if key not in read}
         self.assertEmpty(unread)
 
-    @parameterized.parameters(*SETTINGS)
-    def test_an_unknown_key_is_named(self, section):
-        config = runlocal(**{"data.contrast_share": 0.1})
-        with config.unlocked():
-            config[section].num_typos = 1
-        with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys \['num_typos'\]"):
-            SETTINGS[section](config)
-
-    @parameterized.parameters(*SETTINGS)
-    def test_a_missing_key_is_named(self, section):
-        config = runlocal(**{"data.contrast_share": 0.1})
-        key = sorted(config[section])[-1]
-        with config.unlocked():
-            del config[section][key]
-        with self.assertRaisesRegex(ValueError, rf"config.{section}: .*missing keys \['{key}'\]"):
-            SETTINGS[section](config)
-
 
 class AxesTest(absltest.TestCase):
     def test_rules_may_name_the_axes_that_parameters_have(self):
@@ -245,11 +229,11 @@ class AxesTest(absltest.TestCase):
             boxed, is_leaf=lambda one: isinstance(one, nn.LogicallyPartitioned)
         )
         found = {name for one in leaves for name in one.names if name is not None}
-        self.assertEqual(found, set(checks.LOGICAL_AXES))
+        self.assertEqual(found, set(schema.LOGICAL_AXES))
 
     def test_an_objective_of_another_package_may_have_others(self):
         config = runlocal(**{"objective": "mine:build", "mesh.rules": (("experts", "model"),)})
-        self.assertIs(checks.checked(config), config)
+        self.assertIs(schema.checked(config), config)
 
 
 class VocabularyTest(parameterized.TestCase):
@@ -257,13 +241,6 @@ class VocabularyTest(parameterized.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.config = runlocal()
-
-    @parameterized.parameters("allocation", "amounts", "tables", "max_seeds")
-    def test_a_missing_key_is_named_whoever_reads_it(self, key):
-        with self.config.unlocked():
-            del self.config.vocab[key]
-        with self.assertRaisesRegex(ValueError, rf"config.vocab: .*missing keys \['{key}'\]"):
-            data_builders.vocabulary_settings(self.config)
 
     def test_no_amounts_are_those_of_the_text(self):
         self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})

@@ -1,6 +1,5 @@
 """Existence of all that the documentation names."""
 
-import ast
 import pathlib
 import re
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from absl.testing import absltest, parameterized
 
 from xlm.cli.main import VERBS
+from xlm.experiment import schema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Without the folder of the results, which is there once a command of the README has run.
@@ -82,18 +82,16 @@ class NamesTest(parameterized.TestCase):
 
     def test_keys_of_configs(self):
         # As flags, --config.section.key, of pre-training and of fine-tuning.
-        known = set()
-        for name in ("configs/base.py", "configs/finetune/base.py"):
-            tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Attribute):
-                    known.add(node.attr)
-        known |= {"train", "validation", "test"}  # of task, whose patterns are set in a loop
+        families = (schema.PRETRAINING, schema.FINE_TUNING, schema.TRANSLATION)
+        known = {key for family in families for keys in family.values() for key in keys}
         for path, text in texts():
             if path.suffix != ".md":
                 continue
             for key in re.findall(r"--config\.([a-z_.]+[a-z_])", text):
                 self.assertIn(key.rpartition(".")[2], known, f"{path.name}: --config.{key}")
+
+    def test_the_reference_of_keys_is_up_to_date(self):
+        self.assertEqual((ROOT / "docs" / "keys.md").read_text(encoding="utf-8"), schema.page())
 
 
 if __name__ == "__main__":

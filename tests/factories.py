@@ -15,20 +15,16 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import SPLITS, SpecialIds
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import (
-    OutputLayerSettings,
-    TokenStatistics,
-    make_exact_layer,
-    make_output_layer,
-)
-from xlm.experiment import data
+from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.settings import OutputLayerSettings
+from xlm.common.schema import settings as settings_of
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.masking import MaskSettings
 from xlm.objectives.objective import Extra, Objective
-from xlm.objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
-from xlm.training.optimizer import OptimizerSettings
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
+from xlm.objectives.settings import MaskSettings, ReplacedTokenSettings
+from xlm.training.settings import MeshSettings, OptimizerSettings
+from xlm.training.sharding import make_mesh
 from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions, make_train_functions
 
@@ -206,7 +202,7 @@ def optimizer_settings(**changes) -> OptimizerSettings:
 
 def one_device(config: ConfigDict) -> Mesh:
     """The mesh of a config, in place of `xlm.experiment.model.mesh`, on the first device alone."""
-    return make_mesh(data.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1])
+    return make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
 
 
 def train_functions(

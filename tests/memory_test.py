@@ -14,11 +14,13 @@ from ml_collections import ConfigDict
 from configs import quickstart, veco, vocap_paper, xlm_r, xy_lent
 from tests.models import sharded
 from tests.models.factories import boxed_shapes, encoder_settings
-from xlm.experiment import data, memory
+from xlm.common.schema import settings as settings_of
+from xlm.experiment import memory
 from xlm.models.encoder import Encoder
 from xlm.objectives.batch import Batch
 from xlm.training.memory import ActivationSizes, state_bytes
-from xlm.training.sharding import MeshSettings, batch_sharding, make_abstract_mesh, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh
 
 # GB at the peak of a step of the paper's batch, by the compiler for TPU v5p (docs/scaling.md):
 # model, pieces, devices, output layer. The full softmax takes less than its estimate there: the
@@ -91,7 +93,7 @@ def estimate_of(size: str, devices: int, fsdp: int, model: int) -> memory.Estima
 
 def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
     """Bytes that a step on packed sequences takes on a device, by the compiler's own count."""
-    settings = data.settings(MeshSettings, config.mesh, "mesh")
+    settings = settings_of(MeshSettings, config.mesh)
     mesh = make_mesh(settings, jax.devices()[:num_devices])
     objective = memory.objectives.objective(config, memory.absent_rows(config), mesh)
     functions = memory.model.train_functions(config, objective, mesh)

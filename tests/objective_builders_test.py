@@ -17,14 +17,15 @@ from knn_sampling.noise import cumulative_thresholds
 from tests.builders_test import objective_of, runlocal, write_store
 from tests.factories import SPECIAL_IDS
 from tests.training import program_test
-from xlm.experiment import data as data_builders
+from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators, masked_lm, objectives, robust, streams
 from xlm.experiment import model as builders
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.mixture import Term
 from xlm.objectives.objective import Objective
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 
 class FitTest(parameterized.TestCase):
@@ -207,9 +208,7 @@ class FitTest(parameterized.TestCase):
             }
         )
         config.mesh.update(data=1, model=1)
-        mesh = make_mesh(
-            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
-        )
+        mesh = make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
         objective = objective_of(config, mesh)
         functions = builders.train_functions(config, objective, mesh)
         state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))

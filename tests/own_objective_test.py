@@ -20,7 +20,8 @@ from xlm.experiment import model as builders
 from xlm.experiment.data import Folders
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 
 def config_of(**changes):

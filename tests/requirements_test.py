@@ -22,8 +22,6 @@ ROOMS = [path for path, room in FILES.items() if room != "tests"]
 RUN = {
     "all": ROOMS,
     "dev": list(FILES),
-    "vocab": [*ROOT.glob("vocap/*.py"), ROOT / "xlm/cli/build_vocab.py",
-              ROOT / "xlm/cli/count_text.py", ROOT / "xlm/cli/score_tokenizer.py"],
     "datasets": [ROOT / "xlm/cli/fetch_text.py"],
     "launch": list(ROOT.glob("xlm/launch/*.py")),
     "beam": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],

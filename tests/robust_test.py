@@ -14,13 +14,14 @@ from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record, writ
 from tests.training import program_test
 from xlm.experiment import model, robust, streams
 from xlm.experiment.robust import baseline_losses, with_next_phase
-from xlm.objectives.best_response import RobustSettings, best_response
+from xlm.objectives.best_response import best_response
 from xlm.objectives.pair_losses import (
     init_pair_losses,
     mean_pair_losses,
     pair_sums,
     update_pair_losses,
 )
+from xlm.objectives.settings import RobustSettings
 
 NAMES = ("b x-y", "a x-y", "c x-y", "a x-z")
 BASE = dict(zip(NAMES, (0.4, 0.3, 0.2, 0.1), strict=True))

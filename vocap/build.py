@@ -13,8 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram
+from vocap import (
+    bpe,
+    comparison,
+    entries,
+    merge,
+    methods,
+    nested,
+    run_tables,
+    runs,
+    unigram,
+)
 from vocap.allocation import language_probabilities
+from vocap.settings import BPE, VocabularySettings
 from xlm.common import artifacts, processes
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
@@ -24,86 +35,6 @@ CACHE_VERSION = 2
 Source = Sequence[str] | pathlib.Path
 # Wraps an iteration, given its name and length.
 Progress = Callable[[Iterable, str, int], Iterable]
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularySettings:
-    """Settings of a vocabulary build; the `vocab` section of a config.
-
-    Attributes:
-      method: method of choosing pieces, one of `methods.METHODS`.
-      compare: other methods that the report compares it with.
-      target_size: T of Algorithm 1, pieces of the merged model, special tokens included.
-      amounts: n_i of Eq. 3 per language in any unit; if empty, the bytes of the text.
-      alpha: exponent of the language probabilities (Eq. 3); 1 takes `amounts` as probabilities.
-      beta: exponent of the probabilities in the objective (Eq. 2).
-      initial_sizes: sizes that languages begin at under the method "vocap", instead of their
-        smallest; see `allocation.allocate`.
-      num_clusters: clusters of the method "clustered".
-      trainer, sizes, character_coverage, max_piece_length, max_seeds, alp_probabilities: see
-        `unigram.TrainerSettings`; the sizes are those of single languages.
-      max_characters: limit on the text of one training, of a single language or of several
-        together: the most frequent runs of each language are kept, up to this many characters in
-        all; 0 for no limit. Training takes about 80 bytes of memory per character.
-      em_iterations: EM iterations that score the merged pieces.
-      num_workers: languages built in parallel.
-      seed: of the sentence sampling with which the trainer "sentencepiece" mixes languages.
-    """
-
-    method: str
-    compare: tuple[str, ...]
-    target_size: int
-    amounts: Mapping[str, float]
-    alpha: float
-    beta: float
-    initial_sizes: Mapping[str, int]
-    num_clusters: int
-    trainer: str
-    sizes: tuple[int, ...]
-    character_coverage: float
-    max_piece_length: int
-    max_seeds: int
-    max_characters: int
-    alp_probabilities: str
-    em_iterations: int
-    num_workers: int
-    seed: int
-
-    def __post_init__(self):
-        _ = self.training  # validates its own fields
-        for method in (self.method, *self.compare):
-            if method not in methods.METHODS:
-                raise ValueError(
-                    f"vocab.method and vocab.compare must be of {', '.join(methods.METHODS)}; "
-                    f"got {method!r}"
-                )
-        if self.initial_sizes and self.method != "vocap":
-            raise ValueError(
-                f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
-                "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
-            )
-        if self.budget < 1:
-            raise ValueError(
-                f"vocab.target_size is {self.target_size}, must be above the "
-                f"{len(merge.SPECIALS)} special tokens"
-            )
-        if self.num_clusters < 1:
-            raise ValueError(f"vocab.num_clusters is {self.num_clusters}, must be positive")
-        if self.max_characters < 0:
-            raise ValueError(
-                f"vocab.max_characters is {self.max_characters}, must be positive, or 0 for all"
-            )
-
-    @property
-    def training(self) -> unigram.TrainerSettings:
-        """Settings that a training depends on."""
-        fields = dataclasses.fields(unigram.TrainerSettings)
-        return unigram.TrainerSettings(**{f.name: getattr(self, f.name) for f in fields})
-
-    @property
-    def budget(self) -> int:
-        """Number of pieces, special tokens not counted."""
-        return self.target_size - len(merge.SPECIALS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,7 +338,7 @@ class MixtureTrainer:
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
-        if choice.kind == merge.BPE:
+        if choice.kind == BPE:
             return choice.initial_scores
         key = artifacts.fingerprint(
             self._text_key(tuple(self._languages)),

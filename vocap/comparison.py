@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, lattice, merge, unigram
+from vocap import bpe, lattice, unigram
 from vocap.alp import average_log_probability, smoothed_log_probs
 from vocap.runs import RunTable
+from vocap.settings import BPE
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
 Counts = Callable[[RunTable], np.ndarray]
@@ -35,9 +36,9 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
     Args:
       pieces: [V] the vocabulary.
       scores: [V] their scores, as `merge.write_model` takes them.
-      kind: `merge.UNIGRAM` or `merge.BPE`.
+      kind: `UNIGRAM` or `BPE`.
     """
-    if kind == merge.BPE:
+    if kind == BPE:
         return functools.partial(bpe.segmented_counts, bpe.segmenter(pieces, scores))
     return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from vocap.allocation import Course, trace_courses
-from vocap.build import BuiltVocabulary, VocabularySettings
+from vocap.build import BuiltVocabulary
 from vocap.curves import concave_envelope
-from vocap.merge import SPECIALS
 from vocap.record import Record
+from vocap.settings import SPECIALS, VocabularySettings
 
 BETAS = tuple(i / 10 for i in range(11))
 _FOLDER = pathlib.Path(__file__).parent

@@ -12,9 +12,8 @@ import numba
 import numpy as np
 
 from vocap.runs import Text, pack
+from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 
-LENGTH_BITS = 5  # an arc is piece << 5 | length - 1
-MAX_PIECE_LENGTH = 1 << LENGTH_BITS
 _LENGTH_MASK = (1 << LENGTH_BITS) - 1
 _CHARACTER_BITS = 21  # code points stop at 0x10FFFF
 _EMPTY = np.int64(-1)

@@ -12,16 +12,12 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 from vocap import lattice
 from vocap.nested import with_unknown
 from vocap.runs import RunTable
-
-# The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
-SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
+from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 
 # SentencePiece's trainer drops a piece when EM expects it less often than this. The pieces here
 # were chosen by their languages and stay; their expected counts are clipped to this minimum.
 _MIN_EXPECTED_COUNT = 0.5
 _SCORE_STEPS = 1024  # per nat, see `write_model`
-UNIGRAM, BPE = "unigram", "bpe"  # kinds of models: segmentation by probability, or by merges
 
 
 def fit_scores(

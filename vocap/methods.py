@@ -18,12 +18,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vocap import clusters, merge
+from vocap import clusters
 from vocap.allocation import Allocation, allocate
 from vocap.curves import Curve
+from vocap.settings import BPE, UNIGRAM
 from vocap.unigram import Vocabularies
 
-METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe")
 _FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
 _CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
 
@@ -43,14 +43,14 @@ class Choice:
         scores, the larger the earlier merged.
       allocation: sizes per language, or per cluster; None for joint and bpe.
       groups: languages trained together, by the names that `allocation` uses.
-      kind: of the model of these pieces, `merge.UNIGRAM` or `merge.BPE`.
+      kind: of the model of these pieces, `UNIGRAM` or `BPE`.
     """
 
     pieces: tuple[str, ...]
     initial_scores: np.ndarray
     allocation: Allocation | None
     groups: dict[str, tuple[str, ...]]
-    kind: str = merge.UNIGRAM
+    kind: str = UNIGRAM
 
 
 def choose(
@@ -82,7 +82,7 @@ def choose(
         return _joint(vocabularies, budget, train_together)
     if method == "bpe":
         pieces, scores = train_merges(budget)
-        return _together(vocabularies, pieces, scores, merge.BPE)
+        return _together(vocabularies, pieces, scores, BPE)
     if method == "clustered":
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}
@@ -99,7 +99,7 @@ def _joint(
 ) -> Choice:
     joint = train_together(tuple(sorted(vocabularies)), (budget,))
     log_probs = joint.log_probs[0].astype(np.float64)
-    return _together(vocabularies, joint.curve.vocabulary(0), log_probs, merge.UNIGRAM)
+    return _together(vocabularies, joint.curve.vocabulary(0), log_probs, UNIGRAM)
 
 
 def _together(

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from vocap.allocation import Allocation, Change
-from vocap.build import BuiltVocabulary, Language, VocabularySettings
+from vocap.build import BuiltVocabulary, Language
 from vocap.runs import RunTable
+from vocap.settings import VocabularySettings
 from xlm.common import declarations
 from xlm.common.declarations import Count, Name
 

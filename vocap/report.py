@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vocap.build import BuiltVocabulary, VocabularySettings
+from vocap.build import BuiltVocabulary
 from vocap.explorer import explorer_page
-from vocap.merge import SPECIALS
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
+from vocap.settings import SPECIALS, VocabularySettings
 from xlm.common import artifacts, tables
 
 _METHODS = {

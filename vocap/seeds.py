@@ -18,8 +18,9 @@ import dataclasses
 import numba
 import numpy as np
 
-from vocap.lattice import LENGTH_BITS, Lattice
+from vocap.lattice import Lattice
 from vocap.runs import MIXED, SPACE, RunTable, first_byte
+from vocap.settings import LENGTH_BITS
 
 _SMALL = 12  # largest range of suffixes for insertion sort
 _MAX_CHARACTERS = 2**31 - 1  # positions are int32
@@ -104,7 +105,7 @@ def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
 
     Args:
       text: see `cover`.
-      max_length: longest piece in characters, at most `lattice.MAX_PIECE_LENGTH`.
+      max_length: longest piece in characters, at most `MAX_PIECE_LENGTH`.
       max_seeds: most substrings kept, those of the largest count x length.
 
     Raises:

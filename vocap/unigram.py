@@ -13,61 +13,10 @@ from vocap import entries, lattice, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
 from vocap.runs import MAX_LINE_BYTES, RunTable, Text
+from vocap.settings import TrainerSettings
 
-TRAINERS = ("nested", "sentencepiece")
-ALP_PROBABILITIES = ("corpus", "model")
 _NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
-_LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
 _CHARACTERS_AT_ONCE = 10_000_000  # of a text to segment, whose lattice takes 40 bytes for each
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerSettings:
-    """Settings of the training of a language's vocabularies.
-
-    Attributes:
-      trainer: "nested", one training for all sizes (`vocap.nested`), or "sentencepiece", the
-        reference, with one training per size.
-      sizes: wanted numbers of pieces, ascending, the unknown piece not counted.
-      character_coverage: share of the characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
-      max_seeds: number of substrings that training starts from.
-      alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
-        the text, as the authors' scripts have it, or "model" for the trainer's scores.
-    """
-
-    trainer: str
-    sizes: tuple[int, ...]
-    character_coverage: float
-    max_piece_length: int
-    max_seeds: int
-    alp_probabilities: str
-
-    def __post_init__(self):
-        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
-        for name, value, allowed in (
-            ("trainer", self.trainer, TRAINERS),
-            ("alp_probabilities", self.alp_probabilities, ALP_PROBABILITIES),
-        ):
-            if value not in allowed:
-                raise ValueError(f"vocab.{name} is {value!r}, must be one of {', '.join(allowed)}")
-        if not 0 < self.character_coverage <= 1:
-            raise ValueError(
-                f"vocab.character_coverage is {self.character_coverage}, must be in (0, 1]"
-            )
-        if self.trainer == "sentencepiece" and self.character_coverage < _LEAST_COVERAGE:
-            raise ValueError(
-                f"vocab.character_coverage is {self.character_coverage}; SentencePiece takes "
-                f"{_LEAST_COVERAGE} or more, vocab.trainer = nested any"
-            )
-        if not 1 <= self.max_piece_length <= lattice.MAX_PIECE_LENGTH:
-            raise ValueError(
-                f"vocab.max_piece_length is {self.max_piece_length}, must be 1 to "
-                f"{lattice.MAX_PIECE_LENGTH}"
-            )
-        if self.max_seeds < 1:
-            raise ValueError(f"vocab.max_seeds is {self.max_seeds}, must be positive")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

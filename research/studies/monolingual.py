@@ -20,7 +20,7 @@ from research import pivot, plots, splits, stats, tasks
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Study, encoder
-from vocap.merge import SPECIALS
+from vocap.settings import SPECIALS
 from xlm.common import artifacts
 
 TASKS = {"udpos": "POS", "wikiann": "NER"}

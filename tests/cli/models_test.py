@@ -28,6 +28,7 @@ from tests.interop import model_folder_test
 from vocap import merge
 from xlm.cli.main import VERBS
 from xlm.common import artifacts
+from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives, streams
@@ -38,7 +39,8 @@ from xlm.interop import model_folder, task_heads, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.training.checkpoint import Checkpoints
 from xlm.training.loop import train
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SPACE = "\u2581"
@@ -390,9 +392,7 @@ class EntryPointsTest(parameterized.TestCase):
         )
         config.train.update(num_steps=2, init_from=str(output))
         folders, store = self.write_workdir(config)
-        mesh = make_mesh(
-            data_builders.settings(MeshSettings, config.mesh, "mesh"), jax.devices()[:1]
-        )
+        mesh = make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
         objective = objectives.objective(config, store, mesh)
         settings = dataclasses.asdict(masked_lm_of(objective).encoder.settings)
         del settings["vocab_size"]

@@ -3,7 +3,7 @@
 from absl.testing import absltest, parameterized
 
 from configs import grids, vocap_paper, xlm_r
-from xlm.experiment import checks, data, memory, objectives
+from xlm.experiment import data, memory, objectives, schema
 from xlm.launch import jobs
 
 # A run of each config whose grids are of any word.
@@ -28,7 +28,7 @@ class GridsTest(parameterized.TestCase):
             self.assertEqual(names, set(vocap_paper.SMALL))
         for run in names:
             config = grids.load(grids.config_of(argument, run))
-            checks.checked(config)
+            schema.checked(config)
             data.corpus_spec(config)
             data.vocabulary_settings(config)
             objectives.objective(config, memory.absent_rows(config))

@@ -11,7 +11,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from xlm.evaluation import decoding
-from xlm.evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search, repeat
+from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search, repeat
+from xlm.evaluation.settings import DecodingSettings
 from xlm.models.attention import Attention, Cache
 from xlm.models.masks import causal_mask
 

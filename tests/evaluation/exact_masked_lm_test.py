@@ -17,7 +17,8 @@ from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation.masked_lm import ExactMaskedLM, LanguageLoss
 from xlm.models.encoder import output_table
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.training.sharding import MeshSettings, make_mesh, replicated
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh, replicated
 
 VOCAB, L = 30, 16
 FOLDS = 3

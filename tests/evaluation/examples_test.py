@@ -19,7 +19,8 @@ from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation import examples
 from xlm.evaluation.examples import Example, Examples, choose, examples_table
 from xlm.models.encoder import output_table
-from xlm.training.sharding import MeshSettings, make_mesh, param_shardings
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh, param_shardings
 
 VOCAB, L = 30, 32
 STOP, COMMA, NUMBER, BYTE, RARE = range(5, 10)

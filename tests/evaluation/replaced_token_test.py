@@ -25,7 +25,8 @@ from xlm.evaluation.replaced_token import (
     unigram_corruption,
 )
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
-from xlm.training.sharding import MeshSettings, make_mesh, replicated
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh, replicated
 
 # Sampling of classes is for training: replacements are of the whole vocabulary.
 OBJECTIVE = factories.replaced_token(

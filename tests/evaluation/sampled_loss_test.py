@@ -14,7 +14,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
-from knn_sampling.output_layer import OutputLayerSettings
+from knn_sampling.settings import OutputLayerSettings
 from tests import factories, processes
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation.batch_layout import spread_rows

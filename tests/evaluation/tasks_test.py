@@ -16,7 +16,8 @@ from xlm.experiment.task_kinds import KINDS
 from xlm.models.encoder import Encoder
 from xlm.models.heads import ClassificationHead
 from xlm.objectives.fine_tuning import FineTuning, classification_loss
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 XNLI, WIKIANN = TASKS["xnli"], TASKS["wikiann"]
 

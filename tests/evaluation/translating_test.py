@@ -16,7 +16,8 @@ from tests.models import encoder_test
 from tests.models.factories import random_params
 from xlm.evaluation import decoding as decoding_of_beams
 from xlm.evaluation import translating
-from xlm.evaluation.decoding import DecodingSettings, TokenIds, beam_search, repeat
+from xlm.evaluation.decoding import TokenIds, beam_search, repeat
+from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.translating import Translator, search
 from xlm.experiment.fine_tuning import MESH
 from xlm.models.attention import Cache

@@ -19,6 +19,7 @@ from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import bpe, merge, runs
+from vocap.settings import BPE
 from xlm.common import artifacts
 from xlm.interop import charsmap, huggingface
 
@@ -233,7 +234,7 @@ class SameMergesTest(parameterized.TestCase):
         super().setUpClass()
         table = runs.count_runs(corpus_sentences())
         pieces, scores = bpe.train(table, 4000, character_coverage=0.999, max_piece_length=16)
-        cls.model = merge.write_model(pieces, scores, merge.BPE)
+        cls.model = merge.write_model(pieces, scores, BPE)
         cls.json = huggingface.tokenizer_json(cls.model)
 
     def assert_same(self, texts):
@@ -261,7 +262,7 @@ class SameMergesTest(parameterized.TestCase):
 
     def test_pieces_with_the_first_characters_of_a_special_token(self):
         pieces = ["<s", "\u2581", "<", "s", ">"]
-        model = merge.write_model(pieces, -np.arange(5.0), merge.BPE)
+        model = merge.write_model(pieces, -np.arange(5.0), BPE)
         tokenizer = huggingface.tokenizer_json(model)
         text = "\uff1cs\uff1e"  # the text "<s>" only once it is normalised
         self.assertEqual(huggingface.compare(model, tokenizer, [text, "<s s>"]), [])

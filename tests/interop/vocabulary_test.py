@@ -14,6 +14,7 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
 from vocap import merge
+from vocap.settings import BPE
 from xlm.common import artifacts
 from xlm.interop import huggingface
 from xlm.interop import vocabulary as vocabularies
@@ -314,7 +315,7 @@ class SwapTest(parameterized.TestCase):
     def test_parts_are_those_that_the_merges_of_the_old_vocabulary_give(self):
         ranked = ["ab", "abc", "cd", SPACE, *"abcd"]
         scores = -np.arange(float(len(ranked)))
-        old = vocabularies.vocabulary(merge.write_model(ranked, scores, merge.BPE))
+        old = vocabularies.vocabulary(merge.write_model(ranked, scores, BPE))
         found = self.swap(old, vocabulary_of({"abcd": -1.0}))
         rows = self.table[[old.pieces.index(part) for part in ("abc", "d")]]  # and not ab, cd
         np.testing.assert_allclose(found.table[5], rows.mean(axis=0), rtol=0, atol=1e-6)
@@ -382,7 +383,7 @@ class PruneTest(parameterized.TestCase):
         self.assertEqual(kept.tolist(), list(range(len(kept))))
 
     def test_a_model_of_merges_is_refused(self):
-        model = merge.write_model(["ab", "a", "b", SPACE], -np.arange(4.0), merge.BPE)
+        model = merge.write_model(["ab", "a", "b", SPACE], -np.arange(4.0), BPE)
         with self.assertRaisesRegex(ValueError, "of type BPE, .* only unigram models"):
             vocabularies.prune(model, ["ab"])
 

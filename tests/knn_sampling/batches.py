@@ -10,13 +10,8 @@ import numpy as np
 from knn_sampling.inclusion import NeighbourIndex, inclusion
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import (
-    OutputLayer,
-    OutputLayerSettings,
-    Sample,
-    TokenStatistics,
-    make_output_layer,
-)
+from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics, make_output_layer
+from knn_sampling.settings import OutputLayerSettings
 
 # B sequences of M masked positions, in G groups of WG positions each.
 B, M, G, WG, D, V, NUM_VALID = 4, 3, 2, 6, 4, 24, 21

@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy import special
 
 from knn_sampling.draws import TILE, draw_slots
-from knn_sampling.output_layer import KINDS, OutputLayer
+from knn_sampling.output_layer import OutputLayer
+from knn_sampling.settings import KINDS
 from knn_sampling.table_sharding import TableSharding
 from tests.knn_sampling.batches import B, M, layer_of
 from tests.knn_sampling.drawing import (

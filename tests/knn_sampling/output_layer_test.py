@@ -16,7 +16,8 @@ from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, log_inclusion
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import KINDS, OutputLayer, make_exact_layer
+from knn_sampling.output_layer import OutputLayer, make_exact_layer
+from knn_sampling.settings import KINDS
 from tests.knn_sampling.batches import (
     BLOCKWISE,
     CORRECTED,

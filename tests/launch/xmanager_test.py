@@ -13,8 +13,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from configs import base
 from tests.malformed import harness
+from xlm.experiment.schema import default_config
 from xlm.launch import jobs, xmanager
 
 JOB = jobs.Job("base", "configs/base.py", "/gcs/b/x", ("train", "evaluate"), {"a.b": "(1, 2)"})
@@ -57,7 +57,7 @@ GIVEN = {
 
 
 def plan_for(platform: str, found: list[jobs.Job] = SWEEP, **given) -> dict[str, Any]:
-    values = {**GIVEN, "config": base.get_config(), "platform": platform, **given}
+    values = {**GIVEN, "config": default_config(), "platform": platform, **given}
     return xmanager.make_plan(found, types.SimpleNamespace(**values))
 
 
@@ -93,7 +93,7 @@ class PlanTest(parameterized.TestCase):
         data, text = f"{folder}/a b", f"{folder}/text.txt"
         os.mkdir(data)
         pathlib.Path(text).touch()
-        config = base.get_config()
+        config = default_config()
         xmanager.check_mounted(config, ["/models"])
         config.corpus.root = data
         config.corpus.exclude = (text, f"{data}/../text.txt", f"{folder}/*", f"{folder}/none")

@@ -17,7 +17,8 @@ from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
 from xlm.models import attention, layout
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.models.segment_attention import segment_attention
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2))
 TOKENS = jnp.zeros((8, 6), jnp.int32)

@@ -13,13 +13,8 @@ import numpy as np
 from configs import quickstart
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
 from xlm.models.encoder import Encoder, EncoderSettings, output_table
-from xlm.training.sharding import (
-    MeshSettings,
-    batch_sharding,
-    make_mesh,
-    param_shardings,
-    replicated,
-)
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import batch_sharding, make_mesh, param_shardings, replicated
 
 # Sequences, their length, masked positions of each.
 B, L, M = 16, 64, 10

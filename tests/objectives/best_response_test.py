@@ -4,7 +4,8 @@ import numpy as np
 import scipy.optimize
 from absl.testing import absltest, parameterized
 
-from xlm.objectives.best_response import RobustSettings, best_response, divergence
+from xlm.objectives.best_response import best_response, divergence
+from xlm.objectives.settings import RobustSettings
 
 
 def instance(seed: int) -> tuple[np.ndarray, np.ndarray, float]:

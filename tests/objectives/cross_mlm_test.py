@@ -23,13 +23,15 @@ from xlm.models.encoder import (
 )
 from xlm.models.segments import packed_segments
 from xlm.objectives.batch import Batch
-from xlm.objectives.cross_mlm import CrossMLM, Plan, VecoSettings
+from xlm.objectives.cross_mlm import CrossMLM, Plan
 from xlm.objectives.loss_and_metrics import means
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import gathered_rows
+from xlm.objectives.settings import VecoSettings
 from xlm.objectives.translation_lm import TranslationLM
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 SETTINGS = VecoSettings(is_weight=0.5, cs_weight=2.0, tlm_weight=3.0, context="causal", flip=True)
 KEY = jax.random.key(1)

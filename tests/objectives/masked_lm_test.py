@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
-from knn_sampling.output_layer import OutputLayerSettings
+from knn_sampling.settings import OutputLayerSettings
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens
 from xlm.models.encoder import output_table
@@ -20,8 +20,9 @@ from xlm.models.segments import packed_segments
 from xlm.objectives import masked_lm
 from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM
-from xlm.objectives.masking import MaskSettings, mask_tokens
+from xlm.objectives.masking import mask_tokens
 from xlm.objectives.objective import gathered_rows
+from xlm.objectives.settings import MaskSettings
 from xlm.objectives.translation_lm import TranslationLM
 
 B, L, VOCAB, PADDED = 4, 16, 30, 32

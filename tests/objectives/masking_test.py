@@ -9,7 +9,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xlm.objectives.masking import Masked, MaskSettings, mask_tokens
+from xlm.objectives.masking import Masked, mask_tokens
+from xlm.objectives.settings import MaskSettings
 
 BOS, PAD, EOS, UNK, MASK = range(5)
 SPECIAL = (BOS, PAD, EOS, MASK)

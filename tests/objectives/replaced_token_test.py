@@ -21,14 +21,8 @@ from xlm.objectives.loss_and_metrics import LossAndMetrics
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Touched, gathered_rows
 from xlm.objectives.pair_losses import PairSums
-from xlm.objectives.replaced_token import (
-    DISCRIMINATOR,
-    GENERATOR,
-    HEAD,
-    Plan,
-    ReplacedToken,
-    ReplacedTokenSettings,
-)
+from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, Plan, ReplacedToken
+from xlm.objectives.settings import ReplacedTokenSettings
 from xlm.objectives.translation_lm import TranslationLM
 
 SETTINGS = ReplacedTokenSettings(

@@ -18,8 +18,8 @@ from research.studies import veco, vocap_paper, xlm_r, xy_lent_full
 from research.study import Plan, Run
 from research.tasks import TASKS
 from xlm.cli.main import VERBS
-from xlm.experiment import checks, objectives
 from xlm.experiment import data as data_builders
+from xlm.experiment import objectives, schema
 from xlm.experiment.memory import absent_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -193,7 +193,7 @@ class PlanTest(parameterized.TestCase):
         for name in ("crosslingual", "sampling_quality"):
             for argument in ("DATA", "runlocal"):
                 config = importlib.import_module(f"research.configs.{name}").get_config(argument)
-                checks.checked(config)
+                schema.checked(config)
                 data_builders.vocabulary_settings(config)
                 objectives.objective(config, absent_rows(config))
 

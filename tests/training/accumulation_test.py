@@ -16,8 +16,8 @@ from xlm.objectives.objective import Objective, gathered_rows
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
-from xlm.training.settings import TrainSettings
-from xlm.training.sharding import MeshSettings, batch_sharding, traced_on
+from xlm.training.settings import MeshSettings, TrainSettings
+from xlm.training.sharding import batch_sharding, traced_on
 from xlm.training.step import TrainFunctions
 
 V, E, B = 20, 3, 8

@@ -30,7 +30,8 @@ from xlm.training.checkpoint import (
     restore_mean_params,
 )
 from xlm.training.faults import OtherStateError
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 
-from configs import base
 from xlm.experiment import model
+from xlm.experiment.schema import default_config
 from xlm.training import compilation
 
 
@@ -60,7 +60,7 @@ class DeterministicTest(absltest.TestCase):
             self.assertEqual(os.environ["XLA_FLAGS"], "--xla_gpu_deterministic_ops=false")
 
     def test_commands_set_it_if_the_config_says_so(self):
-        config = base.get_config()
+        config = default_config()
         with mock.patch.dict(os.environ, {"XLA_FLAGS": "", compilation.VARIABLE: ""}):
             model.set_up_compilation(config)
             self.assertEqual(os.environ["XLA_FLAGS"], "")

@@ -10,7 +10,8 @@ from absl.testing import absltest, parameterized
 from configs import quickstart, vocap_paper, xy_lent
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.batch import Batch
-from xlm.training.sharding import MeshSettings, batch_sharding, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import batch_sharding, make_mesh
 
 PLATFORMS = ("tpu", "cuda")
 

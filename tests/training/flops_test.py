@@ -6,7 +6,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 from xlm.training.flops import matmul_flops
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 X, W = jnp.ones((3, 5)), jnp.ones((5, 5))
 ONE = 2 * 3 * 5 * 5

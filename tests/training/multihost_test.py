@@ -35,7 +35,7 @@ from vocap import merge
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 from xlm.training.metrics import read_metrics
-from xlm.training.sharding import AXES as AXIS_NAMES
+from xlm.training.settings import AXES as AXIS_NAMES
 
 WORKER = pathlib.Path(__file__).with_name("multihost_worker.py")
 NUM_HOSTS, TIMEOUT = 2, 300.0

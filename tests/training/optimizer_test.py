@@ -9,8 +9,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests import factories
-from xlm.training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from xlm.training.optimizer import Optimizer, make_optimizer
 from xlm.training.schedules import learning_rate_schedule
+from xlm.training.settings import OptimizerSettings
 from xlm.training.stages import stage_optimizer, stages_of
 
 SETTINGS = factories.optimizer_settings(

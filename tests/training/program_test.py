@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, pack_rows
-from xlm.experiment import data as data_builders
+from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators as evaluator_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives, streams
@@ -25,7 +25,8 @@ from xlm.objectives.masked_lm import NEIGHBOURS, TABLE
 from xlm.training.checkpoint import Checkpoints, restore_latest
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
-from xlm.training.sharding import AXES, MeshSettings, make_mesh
+from xlm.training.settings import AXES, MeshSettings
+from xlm.training.sharding import make_mesh
 from xlm.training.signals import Stopped
 from xlm.training.step import TrainFunctions
 
@@ -105,7 +106,7 @@ def make_fresh_functions(variant: str, axes: tuple[int, int, int]) -> TrainFunct
     """The compiled functions over as many devices as the axes need."""
     settings = config(variant)
     settings.mesh.update(dict(zip(AXES, axes, strict=True)))
-    mesh_settings = data_builders.settings(MeshSettings, settings.mesh, "mesh")
+    mesh_settings = settings_of(MeshSettings, settings.mesh)
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
     objective = objectives.objective(settings, store(), mesh)
     return builders.train_functions(settings, objective, mesh)

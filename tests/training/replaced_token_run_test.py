@@ -17,14 +17,15 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import PairRecord, load_pair_record, write_pair_record
 from tests.training import program_test
-from xlm.experiment import data as data_builders
+from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators, objectives, robust
 from xlm.experiment import model as builders
 from xlm.experiment.robust import RECORD
 from xlm.objectives.masked_lm import NEIGHBOURS
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
-from xlm.training.sharding import AXES, MeshSettings, make_mesh
+from xlm.training.settings import AXES, MeshSettings
+from xlm.training.sharding import make_mesh
 from xlm.training.signals import Stopped
 from xlm.training.step import TrainFunctions
 
@@ -54,7 +55,7 @@ def store() -> PackedDataset:
 @functools.cache
 def functions(axes: tuple[int, int, int]) -> TrainFunctions:
     settings = config(axes)
-    mesh_settings = data_builders.settings(MeshSettings, settings.mesh, "mesh")
+    mesh_settings = settings_of(MeshSettings, settings.mesh)
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
     objective = objectives.objective(settings, store(), mesh)
     return builders.train_functions(settings, objective, mesh)

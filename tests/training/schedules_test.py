@@ -10,7 +10,8 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from configs import quickstart, real_text, veco, vocap_paper, xy_lent
-from xlm.training.schedules import SCHEDULES, learning_rate_schedule
+from xlm.training.schedules import learning_rate_schedule
+from xlm.training.settings import SCHEDULES
 
 NUM_STEPS = 100
 

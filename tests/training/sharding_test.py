@@ -11,14 +11,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec
 
 from xlm.training import sharding
-from xlm.training.sharding import (
-    AXES,
-    MeshSettings,
-    host_parts,
-    make_mesh,
-    padded_vocab_size,
-    param_shardings,
-)
+from xlm.training.settings import AXES, MeshSettings
+from xlm.training.sharding import host_parts, make_mesh, padded_vocab_size, param_shardings
 
 
 def settings(data: int, fsdp: int, model: int) -> MeshSettings:

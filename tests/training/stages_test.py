@@ -18,8 +18,7 @@ from xlm.training.checkpoint import restore_latest, restore_latest_params
 from xlm.training.loop import train
 from xlm.training.memory import state_bytes
 from xlm.training.metrics import read_metrics
-from xlm.training.optimizer import OptimizerSettings
-from xlm.training.settings import TrainSettings
+from xlm.training.settings import OptimizerSettings, TrainSettings
 from xlm.training.signals import Stopped
 from xlm.training.stages import stages_of
 from xlm.training.state import TrainState

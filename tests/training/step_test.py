@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from input_pipeline.stream import PACKED
 from tests import factories
 from xlm.objectives.batch import Batch
-from xlm.objectives.masking import MaskSettings
+from xlm.objectives.settings import MaskSettings
 from xlm.training.accumulation import Accumulation
 
 SOME, ALL = MaskSettings(0.3, 1.0, 0.0), MaskSettings(0.99, 1.0, 0.0)

@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 from vocap import bpe, merge, runs
 from vocap.allocation import language_probabilities
+from vocap.settings import BPE
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 LANGUAGES = ("cy", "hi", "ka", "sw", "zh")
@@ -97,7 +98,7 @@ class CountTest(parameterized.TestCase):
     @parameterized.parameters(*LANGUAGES)
     def test_counts_are_those_of_the_segmented_sentences(self, language):
         pieces, scores = trained()
-        model = merge.write_model(pieces, scores, merge.BPE)
+        model = merge.write_model(pieces, scores, BPE)
         processor = spm.SentencePieceProcessor(model_proto=model)
         text = [*sentences(language), "\u16a0\u16a1 1.5 \u16a2", "\u16a0a\u16a0"]
         table = runs.count_runs(text)

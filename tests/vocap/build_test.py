@@ -18,6 +18,7 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
 from vocap import build, comparison, entries, merge, methods, run_tables, runs, unigram
+from vocap.settings import METHODS, VocabularySettings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYLLABLES = {
@@ -25,7 +26,7 @@ SYLLABLES = {
     "xb": [v + c for c in "fprstvz" for v in "aeo"],
     "yc": [c + v for c in "\u043a\u043b\u043c\u043d\u0440" for v in "\u0430\u0438\u043e\u0443"],
 }
-SETTINGS = build.VocabularySettings(
+SETTINGS = VocabularySettings(
     method="vocap",
     compare=("proportional", "uniform", "joint", "clustered", "bpe"),
     target_size=150,
@@ -68,7 +69,7 @@ def savez(path, **arrays):
 
 np.savez = savez
 settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-build.build_vocabulary(text, {}, build.VocabularySettings(**settings), pathlib.Path(cache))
+build.build_vocabulary(text, {}, VocabularySettings(**settings), pathlib.Path(cache))
 """
 
 
@@ -199,7 +200,7 @@ class ResultTest(BuildTest):
         self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
 
     def test_scores_of_a_method_are_those_of_its_model_on_heldout_text(self):
-        for method in methods.METHODS:
+        for method in METHODS:
             alone = run(self.first_cache, method=method, compare=())
             self.assertEqual(alone.scores, {method: self.first.scores[method]})
             processor = spm.SentencePieceProcessor(model_proto=alone.model)

@@ -9,9 +9,10 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
 from vocap import comparison, merge, runs, unigram
+from vocap.settings import UNIGRAM, TrainerSettings
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
-SETTINGS = unigram.TrainerSettings(
+SETTINGS = TrainerSettings(
     trainer="nested",
     sizes=(900,),
     character_coverage=0.999,
@@ -64,7 +65,7 @@ class ScoreTest(parameterized.TestCase):
 
     @staticmethod
     def score(pieces, log_probs, train, heldout):
-        counts_of = comparison.counter(pieces, np.asarray(log_probs, np.float64), merge.UNIGRAM)
+        counts_of = comparison.counter(pieces, np.asarray(log_probs, np.float64), UNIGRAM)
         return comparison.score(counts_of, train, heldout)
 
     @parameterized.parameters("cy", "hi", "ka", "sw")

@@ -11,10 +11,10 @@ import tempfile
 from absl.testing import absltest
 from ml_collections import ConfigDict
 
-from configs import base
 from tests.vocap.explorer_test import BUILD, allocated, made_up_curves, made_up_data
 from vocap import explorer
 from xlm.experiment import data as data_builders
+from xlm.experiment.schema import default_config
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 VIEWS = [(T, beta) for T in (700, 1500, 3000, 4321, 6000) for beta in (0.0, 0.3, 1.0)]
@@ -188,7 +188,7 @@ class BrowserTest(absltest.TestCase):
         for target_size, beta in [*VIEWS, (4000, 0.3)]:
             path = self.folder / seen["file"]
             path.write_text(json.dumps(seen["exports"].pop(0)))
-            config = ConfigDict(base.get_config())
+            config = ConfigDict(default_config())
             config.vocab.update(allocation=str(path), target_size=target_size, beta=beta)
             sizes = data_builders.vocabulary_settings(config).initial_sizes
             expected = allocated(target_size, beta)

@@ -12,7 +12,7 @@ from tests.vocap.allocation_test import make_curve
 from vocap import explorer
 from vocap.allocation import allocate, language_probabilities, trace_courses
 from vocap.curves import Curve
-from vocap.merge import SPECIALS
+from vocap.settings import SPECIALS
 
 BETAS = (0.0, 0.3, 0.7, 1.0)
 BUILD = {"target_size": 3000, "beta": 0.7}

@@ -8,6 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from vocap import lattice, runs
+from vocap.settings import MAX_PIECE_LENGTH
 
 ALPHABETS = ("ab", "abc", "\u2581a\u00e9\u0928\u6587\U0001f600")
 
@@ -94,7 +95,7 @@ class MatchTest(parameterized.TestCase):
                 self.assertEqual([(arc >> 5, (arc & 31) + 1) for arc in arcs], expected)
 
     def test_pieces_may_be_as_long_as_an_arc_can_say(self):
-        longest = "x" * lattice.MAX_PIECE_LENGTH
+        longest = "x" * MAX_PIECE_LENGTH
         paths = lattice.build_trie([longest, "x"]).match(runs.pack([longest + "x"]))
         np.testing.assert_array_equal(paths.best_paths(np.array([-1.0, -1.0, -9.0])).pieces, [1, 0])
         with self.assertRaisesRegex(ValueError, "has 33 characters; at most 32 fit"):

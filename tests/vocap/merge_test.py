@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice, merge, runs, unigram
+from vocap.settings import TrainerSettings
 
 TRICKY = [
     "plain words",
@@ -148,7 +149,7 @@ class JointModelTest(parameterized.TestCase):
         cls.words = collections.Counter(
             runs.SPACE + word for line in normalized for word in line.split(runs.SPACE)[1:]
         )
-        settings = unigram.TrainerSettings(
+        settings = TrainerSettings(
             trainer="sentencepiece",
             sizes=(2000,),
             character_coverage=1.0,

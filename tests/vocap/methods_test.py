@@ -8,12 +8,13 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from vocap import bpe, merge, methods, runs, seeds, unigram
+from vocap import bpe, methods, runs, seeds, unigram
 from vocap.allocation import allocate, language_probabilities
+from vocap.settings import BPE, METHODS, UNIGRAM, TrainerSettings
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 LANGUAGES = ("cy", "eu", "hi", "ka", "sw")
-SETTINGS = unigram.TrainerSettings(
+SETTINGS = TrainerSettings(
     trainer="nested",
     sizes=tuple(range(40, 400, 30)),
     character_coverage=0.99,
@@ -94,7 +95,7 @@ def mixed(choice: methods.Choice, parts, weights) -> dict[str, float]:
 
 
 class ChooseTest(parameterized.TestCase):
-    @parameterized.product(method=methods.METHODS, budget=(420, 701, 999))
+    @parameterized.product(method=METHODS, budget=(420, 701, 999))
     def test_every_method_meets_the_target_exactly(self, method, budget):
         choice = choose(method, budget)
         self.assertLen(choice.pieces, budget)
@@ -102,11 +103,11 @@ class ChooseTest(parameterized.TestCase):
         self.assertEqual(choice.initial_scores.shape, (budget,))
         self.assertTrue(np.isfinite(choice.initial_scores).all())
         self.assertLessEqual(choice.initial_scores.max(), 0)
-        self.assertEqual(choice.kind, merge.BPE if method == "bpe" else merge.UNIGRAM)
+        self.assertEqual(choice.kind, BPE if method == "bpe" else UNIGRAM)
         grouped = [language for group in choice.groups.values() for language in group]
         self.assertCountEqual(grouped, LANGUAGES)
 
-    @parameterized.parameters(*methods.METHODS)
+    @parameterized.parameters(*METHODS)
     def test_the_order_of_the_languages_does_not_matter(self, method):
         backwards = LANGUAGES[::-1]
         other = choose(

@@ -8,6 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from vocap import lattice, nested, runs, unigram
+from vocap.settings import TrainerSettings
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 OPTIONS = {"character_coverage": 0.9995, "max_piece_length": 16, "max_seeds": 10**6}
@@ -37,7 +38,7 @@ def relative_error(a, b):
 class AgreementTest(parameterized.TestCase):
     def agreement(self, sentences, sizes, **options) -> tuple[np.ndarray, np.ndarray]:
         """Relative difference of the ALP, and Jaccard index of the pieces, at each size."""
-        settings = unigram.TrainerSettings(
+        settings = TrainerSettings(
             "nested", tuple(sizes), alp_probabilities="model", **(OPTIONS | options)
         )
         table = runs.count_runs(sentences)
@@ -77,7 +78,7 @@ class AgreementTest(parameterized.TestCase):
         self.assertEqual(sizes_of(found), list(range(smallest, largest + 1)))
         self.assertEqual(smallest, found.num_required)
         for size in (smallest - 1, smallest, largest, largest + 1):
-            settings = unigram.TrainerSettings(
+            settings = TrainerSettings(
                 "sentencepiece", (size,), alp_probabilities="model", **OPTIONS
             )
             if smallest <= size <= largest:

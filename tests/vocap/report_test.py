@@ -14,13 +14,14 @@ from absl.testing import absltest, parameterized
 
 from tests import golden
 from tests.vocap import explorer_test, records
-from vocap import explorer, methods, report, runs
-from vocap.build import BuiltVocabulary, VocabularySettings, build_vocabulary
+from vocap import explorer, report, runs
+from vocap.build import BuiltVocabulary, build_vocabulary
 from vocap.record import allocation_record
+from vocap.settings import METHODS, VocabularySettings
 
 SETTINGS = VocabularySettings(
     method="vocap",
-    compare=methods.METHODS[1:],
+    compare=METHODS[1:],
     target_size=200,
     amounts={},
     alpha=0.7,

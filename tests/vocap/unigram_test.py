@@ -14,8 +14,9 @@ from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice, runs, unigram
+from vocap.settings import TrainerSettings
 
-SETTINGS = unigram.TrainerSettings(
+SETTINGS = TrainerSettings(
     trainer="nested",
     sizes=(40, 60, 90),
     character_coverage=0.9995,

@@ -13,6 +13,7 @@ the special tokens at this project's ids.
 """
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ from input_pipeline.corpus import load_corpus
 from vocap import report
 from vocap.build import CACHE_VERSION, Source, build_vocabulary, source_digest
 from xlm.common import artifacts, entry_point
-from xlm.experiment import checks, counted_text
+from xlm.experiment import counted_text, schema
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
 
@@ -34,7 +35,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
 
 def main(_) -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     folders = builders.Folders(pathlib.Path(_WORKDIR.value))
     if config.vocab.tokenizer:
         _take(pathlib.Path(config.vocab.tokenizer), folders)
@@ -43,7 +44,7 @@ def main(_) -> None:
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
     train, heldout, origin = _sources(config, folders, cache)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
-    defaults = builders.recorded_defaults()
+    defaults = schema.defaults_of_records()
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
     # A packed dataset and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
@@ -123,4 +124,4 @@ def _progress(items: Iterable, name: str, total: int) -> Iterable:
 
 
 def run() -> None:
-    entry_point.run(main)
+    entry_point.run(main, help_on=functools.partial(schema.help_of, schema.PRETRAINING))

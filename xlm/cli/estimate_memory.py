@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import entry_point
-from xlm.experiment import checks, fine_tuning_memory, memory, task_runs
+from xlm.experiment import fine_tuning_memory, memory, schema, task_runs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
@@ -63,7 +63,7 @@ def _print_fine_tuning() -> None:
 
 
 def _print_pretraining() -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
     print("|" + "---:|" * (3 + len(memory.PARTS)))
     layouts = []

@@ -7,19 +7,20 @@ against the unigram level and examples of predictions, plots and results.json. O
 start the same command on each with the flags that train.py has; the first writes.
 """
 
+import functools
 import pathlib
 
 from absl import flags
 from ml_collections import config_flags
 
-from knn_sampling.output_layer import OutputLayerSettings
+from knn_sampling.settings import OutputLayerSettings
 from vocap import record
 from xlm.common import artifacts, entry_point
+from xlm.common.schema import settings
 from xlm.evaluation import report
-from xlm.experiment import checks, evaluators, memory
 from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators, memory, schema
 from xlm.experiment import model as builders
-from xlm.experiment.data import settings
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.training import compilation, hosts
 from xlm.training.metrics import read_metrics
@@ -32,7 +33,7 @@ _join_hosts = hosts.define_flags()
 def main(_) -> None:
     compilation.use_cache()
     _join_hosts()
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
 
     store = data_builders.open_packed_dataset(folders)
@@ -59,7 +60,7 @@ def main(_) -> None:
             folders.report,
             results,
             store=store,
-            output_layer=settings(OutputLayerSettings, config.output_layer, "output_layer"),
+            output_layer=settings(OutputLayerSettings, config.output_layer),
             allocation=_allocation(folders),
             metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
@@ -75,4 +76,8 @@ def _allocation(folders: data_builders.Folders) -> record.Record | None:
 
 
 def run() -> None:
-    entry_point.run(main, on_out_of_memory=lambda: memory.advice(_CONFIG.value))
+    entry_point.run(
+        main,
+        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
+        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
+    )

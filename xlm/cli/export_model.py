@@ -23,9 +23,9 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from xlm.common import entry_point, outputs
-from xlm.experiment import checks, objectives, tuned_export
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
+from xlm.experiment import objectives, schema, tuned_export
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.experiment.pretrained import encoder_alone
 from xlm.interop import model_folder
@@ -83,7 +83,7 @@ def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
 
 def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     """Write the latest checkpoint; return the reason that `transformers` cannot load it, or ""."""
-    config, folders = checks.checked(_CONFIG.value), data_builders.Folders(workdir)
+    config, folders = schema.checked(_CONFIG.value), data_builders.Folders(workdir)
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     part_of = masked_lm_of if _PART.value == "generator" else encoder_of

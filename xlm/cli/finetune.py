@@ -11,6 +11,7 @@ table of many runs, predict.py takes a user's own text. On several hosts, start 
 each with the flags that train.py has; the first writes.
 """
 
+import functools
 import pathlib
 import sys
 
@@ -19,7 +20,7 @@ from ml_collections import config_flags
 
 from xlm.common import entry_point
 from xlm.evaluation import task_results
-from xlm.experiment import fine_tuning_memory, task_runs
+from xlm.experiment import fine_tuning_memory, schema, task_runs
 from xlm.experiment.model import set_up_compilation
 from xlm.experiment.task_settings import task_settings
 from xlm.training import hosts
@@ -46,4 +47,8 @@ def main(_) -> None:
 
 
 def run() -> None:
-    entry_point.run(main, on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value))
+    entry_point.run(
+        main,
+        on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value),
+        help_on=functools.partial(schema.help_of, {**schema.TRANSLATION, **schema.FINE_TUNING}),
+    )

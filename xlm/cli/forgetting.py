@@ -34,7 +34,8 @@ from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from xlm.experiment.pretrained import read_run, run_config
 from xlm.objectives.replaced_token import ReplacedToken
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 _BEFORE = flags.DEFINE_string("before", None, "The working directory that was started from.")
 _AFTER = flags.DEFINE_string("after", None, "The working directory of the continued training.")

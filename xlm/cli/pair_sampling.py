@@ -27,8 +27,8 @@ from input_pipeline.pair_sampling import (
 )
 from xlm.common import entry_point, outputs
 from xlm.evaluation import pair_sampling_report
-from xlm.experiment import checks, streams
 from xlm.experiment import data as data_builders
+from xlm.experiment import schema, streams
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run, e.g. configs/bitext.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows.")
@@ -40,7 +40,7 @@ _EXAMPLES = flags.DEFINE_integer(
 
 
 def main(_) -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     if bool(_WORKDIR.value) == bool(_COUNTS.value):
         raise ValueError("give either --workdir, with rows, or --counts, a table")
     if _COUNTS.value and not _OUTPUT.value:

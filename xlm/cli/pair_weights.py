@@ -22,8 +22,8 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import load_pair_record
 from xlm.common import entry_point
 from xlm.evaluation import pair_report
-from xlm.experiment import checks
 from xlm.experiment import data as data_builders
+from xlm.experiment import schema
 from xlm.experiment.robust import RECORD
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
@@ -32,7 +32,7 @@ _PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs that are listed at each end.",
 
 
 def main(_) -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the record of another config

@@ -9,6 +9,7 @@ it stops before the first task; input_pipeline/preparation_beam.py runs them on 
 """
 
 import dataclasses
+import functools
 import pathlib
 import shutil
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
 from xlm.common import artifacts, entry_point
-from xlm.experiment import checks
 from xlm.experiment import data as builders
+from xlm.experiment import schema
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -36,7 +37,7 @@ _MAX_LISTED = 20  # sources in a line of the log
 
 
 def main(_) -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     folders = builders.Folders(pathlib.Path(_WORKDIR.value))
     if _VERIFY.value:
         count = PackedDataset.open(folders.rows).verify()
@@ -130,7 +131,7 @@ def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
             "tokenizer": job.tokenizer,
             "store": {k: v for k, v in config.store.items() if k != "num_workers"},
         },
-        defaults=builders.recorded_defaults(),
+        defaults=schema.defaults_of_records(),
         uncompared=builders.PLACE_OF_TEXT,
         # A preparation that did not end has written nothing that is read.
         replace=lambda: not (job.folder / META).exists(),
@@ -153,4 +154,4 @@ def _recorded_text(config: ConfigDict, job: Job) -> str:
 
 
 def run() -> None:
-    entry_point.run(main)
+    entry_point.run(main, help_on=functools.partial(schema.help_of, schema.PRETRAINING))

@@ -9,6 +9,7 @@ command on each with --distributed; where no cluster manager, such as Slurm or a
 the hosts to each other, with --coordinator, --num_processes and --process_id as well.
 """
 
+import functools
 import pathlib
 import sys
 
@@ -16,8 +17,8 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from xlm.common import entry_point
-from xlm.experiment import checks, memory, objectives
 from xlm.experiment import data as data_builders
+from xlm.experiment import memory, objectives, schema
 from xlm.experiment import model as builders
 from xlm.experiment.evaluators import training_evaluators
 from xlm.experiment.initial import initial_params
@@ -38,7 +39,7 @@ _join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:
-    config = checks.checked(_CONFIG.value)
+    config = schema.checked(_CONFIG.value)
     builders.set_up_compilation(config)
     _join_hosts()
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
@@ -82,4 +83,8 @@ def main(_) -> None:
 
 
 def run() -> None:
-    entry_point.run(main, on_out_of_memory=lambda: memory.advice(_CONFIG.value))
+    entry_point.run(
+        main,
+        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
+        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
+    )

@@ -52,6 +52,7 @@ def run(
     *,
     may_be_remote: bool = False,
     on_out_of_memory: Callable[[], str] = lambda: "",
+    help_on: Callable[[str], str] | None = None,
 ) -> None:
     """Parse the flags, of which those in `required` must be given, and run `main`.
 
@@ -64,12 +65,19 @@ def run(
       main: the command; it takes the arguments that are no flags.
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
       on_out_of_memory: says what the command needs, and which keys reduce it.
+      help_on: help on the keys of a section of the config, and on its sections, "".
     """
     collect_seldom()
     raise_file_limit()
     flags.mark_flags_as_required(required)
-    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
-        print(_help(main))
+    if asked := [one for one in sys.argv[1:] if re.fullmatch(r"-h|--?help(=.*)?", one)]:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may want no more
+        section = asked[0].partition("=")[2]
+        try:
+            print(help_on(section) if help_on and section else _help(main))
+            print(f"\n{help_on('')}" if help_on and not section else "", end="\n")
+        except ValueError as error:
+            fail(str(error))
         return
     parser = functools.partial(parse, may_be_remote=may_be_remote)
     call_main = functools.partial(call, main, on_out_of_memory=on_out_of_memory)
@@ -284,11 +292,17 @@ def _of_config(error: Exception, given: Sequence[str]) -> str:
         key = found[1] if found else text
         names = (one for one in given if f".{key}" in one.partition("=")[0])
         return (
-            f"{next(names, key)}: the config has no key {key!r}; correct it, configs/base.py lists "
-            "those of train.py"
+            f"{next(names, key)}: the config has no key {key!r}; {_nearest(text)}--help lists the "
+            "sections, --help=SECTION the keys of one"
         )
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return f"{' '.join(given) or 'flags'}: {kind}{error}; correct the key or its value"
+
+
+def _nearest(text: str) -> str:
+    """The key that ml_collections proposes."""
+    found = re.search(r"[Dd]id you mean\W+(\w+)", text)
+    return f"did you mean {found[1]!r}? " if found else ""
 
 
 def _place(error: BaseException | None, path: str) -> str:

@@ -11,8 +11,9 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+T = TypeVar("T")
 Effect = Literal["results", "records", "place"]
 
 
@@ -36,8 +37,8 @@ def key(
         resume with it; or it is the "place" of text that a digest identifies.
     """
     limits = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
-    metadata = {name: value for name, value in limits.items() if value is not None}
-    metadata |= {"key": True, "choices": tuple(choices), "effect": effect}
+    metadata: dict[str, Any] = {"key": True, "choices": tuple(choices), "effect": effect}
+    metadata |= {name: value for name, value in limits.items() if value is not None}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,8 +78,8 @@ def section(
         for field in dataclasses.fields(one):
             if not field.metadata.get("key"):
                 continue
-            plain = field.default_factory is dataclasses.MISSING
-            default = field.default if plain else field.default_factory()  # type: ignore[misc]
+            make = field.default_factory
+            default = field.default if make is dataclasses.MISSING else make()
             found[field.name] = Key(kinds[field.name], default, texts[field.name], field.metadata)
     for name in without:
         del found[name]
@@ -90,12 +91,30 @@ def section(
 
 def documentation(one: type) -> dict[str, str]:
     """The entries of a class's docstring by field; "a, b: text" stands for both."""
+    found = dict(documentation(one.__base__)) if one.__base__ not in (None, object) else {}
     _, _, entries = (one.__doc__ or "").partition("Attributes:\n")
-    found = {}
     for names, text in re.findall(r"^ {6}(\w[\w, ]*): (.*(?:\n {8}.*)*)", entries, re.M):
         for name in names.split(", "):
             found[name] = " ".join(text.split())
     return found
+
+
+def settings(kind: type[T], section: Any, /, **derived: Any) -> T:
+    """Convert a section of a checked config to a settings class.
+
+    Args:
+      section: values of the fields that are keys of it; others have their defaults.
+      **derived: of the others, such as the vocabulary size, or of keys that are derived here.
+    """
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    values = section.to_dict() if hasattr(section, "to_dict") else section
+    names = {field.name for field in fields if field.metadata.get("key")} - set(derived)
+    if not names:  # a class of another package, all of whose fields are keys
+        names = {field.name for field in fields} - set(derived)
+        if set(values) != names:
+            unknown, missing = sorted(set(values) - names), sorted(names - set(values))
+            raise ValueError(f"{kind.__name__}: unknown keys {unknown}, missing keys {missing}")
+    return kind(**{name: values[name] for name in names if name in values}, **derived)
 
 
 def check(settings: Any, name: str) -> None:
@@ -135,7 +154,9 @@ def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     }  # fmt: skip
     there = {limit: limits[limit] for limit in wanted if limit in limits}
     if not all(wanted[limit](bound) for limit, bound in there.items()):
-        said = " and ".join(f"{limit.replace('_', ' ')} {bound:g}" for limit, bound in there.items())
+        said = " and ".join(
+            f"{limit.replace('_', ' ')} {bound:g}" for limit, bound in there.items()
+        )
         raise ValueError(f"{name} is {value}, must be {said}")
 
 

@@ -1,6 +1,5 @@
 """Beam search and greedy decoding inside `jit`, with a cache and static shapes."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,46 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlm.evaluation.settings import DecodingSettings
+
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 
 # Tokens that are not worth a program of their own.
 _LEAST_CAPACITY = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodingSettings:
-    """Settings of a search; the `decoding` section of a config.
-
-    Attributes:
-      beams: K, hypotheses kept per sentence; 1 for greedy decoding.
-      max_length: T, tokens of the longest hypothesis, its `</s>` included; the T-th is always
-        `</s>`.
-      length_penalty: a; the score of a hypothesis of n tokens, `</s>` included, is its log
-        probability over n^a. 0 for none, 1 for the mean of the tokens. (Wu et al. 2016, Eq. 14,
-        divide by ((5 + n) / 6)^a, which favours length less where n is small.)
-      no_repeat_ngram: n; no n tokens in a row come twice in a hypothesis. 0 for no such rule.
-      early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
-        of when none that is unfinished can score better than the worst of K. With one beam it
-        always does.
-    """
-
-    beams: int = 5
-    max_length: int = 128
-    length_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    early_stop: bool = False
-
-    def __post_init__(self):
-        for name, least in (("beams", 1), ("max_length", 1), ("no_repeat_ngram", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"decoding.{name} is {getattr(self, name)}, must be at least {least}"
-                )
-        if not np.isfinite(self.length_penalty):
-            raise ValueError(
-                f"decoding.length_penalty is {self.length_penalty}, must be a finite number"
-            )
 
 
 class TokenIds(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from input_pipeline.packed_dataset import PackedDataset
-from knn_sampling.output_layer import OutputLayerSettings
+from knn_sampling.settings import OutputLayerSettings
 from vocap.record import allocated
 from vocap.report import allocation_table
 from xlm.common import artifacts, tables

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from input_pipeline.tasks.token_batches import batch_sizes, token_batches
 from input_pipeline.tasks.translation_features import TranslationFeature
 from xlm.evaluation.batch_layout import BatchLayout
-from xlm.evaluation.decoding import DecodingSettings, Hypotheses, TokenIds, beam_search
+from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search
+from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.tasks import in_order
 from xlm.models.attention import Cache
 from xlm.models.encoder import Encoder

@@ -11,138 +11,22 @@ import msgspec
 from absl import logging
 from ml_collections import ConfigDict
 
-from configs import base
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
-from input_pipeline.block_order import BlockSettings
 from input_pipeline.packed_dataset import META, PackedDataset
-from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings, sample_pairs
+from input_pipeline.pair_sampling import Pair, PairSampling, sample_pairs
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from vocap import run_tables
-from vocap.build import VocabularySettings
+from vocap.settings import VocabularySettings
 from xlm.common import artifacts, declarations
 from xlm.common.declarations import Artefact, Count, Name
-from xlm.experiment import phases
+from xlm.common.schema import settings
+from xlm.evaluation.settings import EvaluationSettings
+from xlm.experiment import phases, schema
+from xlm.experiment.data_settings import DataSettings
 
 T = TypeVar("T")
 _AMOUNTS = 'write one object, {"en": 300.8, ...}'
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSettings:
-    """Settings of the training stream; the `data` section of a config.
-
-    Attributes:
-      alpha: exponent of the language probabilities (Eq. 3) that sequences are sampled with.
-      loader: "tf.data", or "threads" where TensorFlow is not installed.
-      prefetch: number of prefetched batches.
-      block_bytes, window_blocks, lanes: order of large languages by blocks, see
-        `input_pipeline.block_order.BlockSettings`.
-      read_threads: threads that read blocks; 0 to read what is needed when it is needed. Without
-        `block_bytes` there are none.
-      read_ahead: number of batches whose blocks are requested before they are made.
-      alpha_phases: (step, alpha) pairs: changes of the exponent from these steps on, counting those
-        on packed sequences; each language's sequences then start over.
-      across_documents: whether attention crosses the documents of a sequence.
-      pair_share: share of steps on pairs of translations (translation language modelling, or the
-        bilingual batches of VECO), from `corpus.parallel`; 0 for none.
-      contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
-        loss (`xlm.objectives.contrastive`); 0 for none.
-      kinds_in_turns: whether steps on sequences and on pairs are spread evenly, in turns if each
-        has half of the steps (VECO, Section 3); otherwise their order is random. Metrics are of
-        the step recorded: with an even train.log_every they would all be of one kind.
-      pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
-      pair_sampling, pair_temperature, pair_pivot: method that samples language pairs, its T and the
-        language of its pairs, see `input_pipeline.pair_sampling.PairSamplingSettings`.
-    """
-
-    alpha: float
-    alpha_phases: tuple[tuple[int, float], ...]
-    loader: str
-    prefetch: int
-    block_bytes: int
-    window_blocks: int
-    lanes: int
-    read_threads: int
-    read_ahead: int
-    across_documents: bool
-    pair_share: float
-    contrast_share: float
-    kinds_in_turns: bool
-    pair_buckets: tuple[int, ...]
-    pair_positions: str
-    pair_alpha: float
-    pair_sampling: str
-    pair_temperature: float
-    pair_pivot: str
-
-    def __post_init__(self):
-        starts = [step for step, _ in self.alpha_phases]
-        if min(starts, default=1) < 1 or sorted(set(starts)) != starts:
-            raise ValueError(
-                f"data.alpha_phases are {self.alpha_phases}; phases must begin at step 1 or later, "
-                "each later than the one before it; data.alpha is that of the first"
-            )
-        alphas = [alpha for _, alpha in self.alpha_phases]
-        if min(alphas, default=0) < 0:
-            raise ValueError(
-                f"data.alpha_phases are {self.alpha_phases}; alpha must be at least 0 in each"
-            )
-        shares = (self.pair_share, self.contrast_share)
-        if min(shares) < 0 or sum(shares) >= 1:
-            raise ValueError(
-                f"data.pair_share is {shares[0]} and data.contrast_share {shares[1]}; they must be "
-                "at least 0, and below 1 together"
-            )
-        if min(self.read_threads, self.read_ahead) < 0:
-            raise ValueError(
-                f"data.read_threads is {self.read_threads} and data.read_ahead {self.read_ahead}; "
-                "both must be at least 0"
-            )
-        self.block_settings()
-        self.pair_sampling_settings()
-
-    def block_settings(self) -> BlockSettings:
-        """Settings of the order by blocks."""
-        return BlockSettings(self.block_bytes, self.window_blocks, self.lanes)
-
-    def pair_sampling_settings(self) -> PairSamplingSettings:
-        """Settings of the sampling of language pairs."""
-        return PairSamplingSettings(
-            method=self.pair_sampling,
-            alpha=self.pair_alpha,
-            temperature=self.pair_temperature,
-            pivot=self.pair_pivot,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationSettings:
-    """Settings of the evaluation; the `evaluation` section of a config.
-
-    Attributes:
-      batch_size: sequences per batch.
-      num_folds: passes of the masked-LM evaluation, each masking one fold.
-      max_sequences: held-out sequences per language; 0 for all.
-      max_sequences_in_training: the same for the evaluations during training.
-      seed: random seed of the folds, and of the example sentences in the report.
-      retrieval_layer: layer whose states are averaged to sentence vectors.
-      retrieval_pivot: language that the others are compared with.
-      retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
-        cost grows with the square of their number.
-      frozen_generator: working directory of a run of replaced-token detection, by whose samples
-        discriminators are scored besides their own generator's; "" for none.
-    """
-
-    batch_size: int
-    num_folds: int
-    max_sequences: int
-    max_sequences_in_training: int
-    seed: int
-    retrieval_layer: int
-    retrieval_pivot: str
-    retrieval_max_sentences: int
-    frozen_generator: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,36 +74,8 @@ class Folders:
         return self.tokenizer.read_bytes()
 
 
-def settings(
-    kind: type[T],
-    section: ConfigDict,
-    name: str,
-    /,
-    read_elsewhere: Sequence[str] = (),
-    **derived: Any,
-) -> T:
-    """Convert a section of a config to its settings class.
-
-    Args:
-      section: the fields without derived ones, and keys that are read elsewhere.
-      read_elsewhere: keys of the section that are not fields, or that are converted by the caller.
-      **derived: fields that are not keys of the section, such as the vocabulary size.
-
-    Raises:
-      ValueError: a key is unknown or missing.
-    """
-    values = section.to_dict()
-    known = {field.name for field in dataclasses.fields(kind)} - set(derived)  # type: ignore[arg-type]
-    known |= set(read_elsewhere)
-    if set(values) != known:
-        unknown, missing = sorted(set(values) - known), sorted(known - set(values))
-        raise ValueError(f"config.{name}: unknown keys {unknown}, missing keys {missing}")
-    fields = {key: value for key, value in values.items() if key not in read_elsewhere}
-    return kind(**fields, **derived)
-
-
 def corpus_spec(config: ConfigDict) -> CorpusSpec:
-    return settings(CorpusSpec, config.corpus, "corpus")
+    return settings(CorpusSpec, config.corpus)
 
 
 def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
@@ -227,8 +83,6 @@ def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
     return settings(
         VocabularySettings,
         config.vocab,
-        "vocab",
-        read_elsewhere=("allocation", "amounts", "tables", "tokenizer"),
         amounts=_read_given("amounts", amounts, _Amounts, _AMOUNTS) if amounts else {},
         initial_sizes=_read_sizes(allocation, config.vocab) if allocation else {},
     )
@@ -318,11 +172,11 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
 
 
 def packed_dataset_settings(config: ConfigDict) -> PackedDatasetSettings:
-    return settings(PackedDatasetSettings, config.store, "store")
+    return settings(PackedDatasetSettings, config.store)
 
 
 def data_settings(config: ConfigDict) -> DataSettings:
-    return settings(DataSettings, config.data, "data")
+    return settings(DataSettings, config.data)
 
 
 def kind_of_pairs(config: ConfigDict) -> str:
@@ -345,33 +199,15 @@ def pair_shares(config: ConfigDict, store: PackedDataset) -> dict[Pair, float] |
 
 
 def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
-    return settings(EvaluationSettings, config.evaluation, "evaluation")
+    return settings(EvaluationSettings, config.evaluation)
 
 
 # Sections of a config that only earlier stages read and that do not affect training results.
 ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
-# Keys of `train` for records, checkpoints and repetition, which do not affect training results.
-_RECORDING = (
-    "log_every", "keep_checkpoints", "keep_every", "verify_checkpoints", "tensorboard",
-    "peak_flops", "profile_from", "profile_steps", "deterministic",
-)  # fmt: skip
-# These as well, except with row-wise updates, where applying pending updates changes rounding.
+# Keys of `train` that change no results but with row-wise updates, where pending ones are rounded.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
-# Keys of the sections of earlier stages: paths, and what changes none of their results.
-_WITHOUT_EFFECT = {
-    "corpus": ("root",),
-    "vocab": ("tokenizer", "tables", "amounts", "allocation", "compare", "num_workers"),
-    "store": ("num_workers",),
-}
 # Recorded and not compared: the digest `text` of the same record identifies what lies there.
 PLACE_OF_TEXT = ("corpus.root",)
-
-
-def recorded_defaults() -> dict[str, Any]:
-    """Values of keys that the record of an older folder does not have: what the code did then."""
-    defaults = base.get_config().to_dict()
-    defaults["corpus"].update(heldout_by="position", deduplicate=False, block_bytes=0)
-    return defaults
 
 
 def warn_of_other_sections(
@@ -384,11 +220,11 @@ def warn_of_other_sections(
     Args:
       earlier: sections that the stage of a folder has read, by folder.
     """
-    found, defaults = [], recorded_defaults()
+    found, defaults = [], schema.defaults_of_records()
     for folder, names in earlier.items():
         sections = {name: config[name].to_dict() for name in names}
         for name, section in sections.items():
-            _drop(section, _WITHOUT_EFFECT[name])
+            _drop(section, schema.with_effect(name)[name])
         if lines := artifacts.differences(folder, sections, defaults=defaults):
             found += [f"{folder}:", *lines]
     if found:
@@ -413,7 +249,7 @@ def open_train_stage(
       continue_from: step at which a phase begins, whose settings may differ (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
-    defaults = recorded_defaults()
+    defaults = schema.defaults_of_records()
     open_stage = functools.partial(
         artifacts.open_stage,
         folders.train,
@@ -439,12 +275,11 @@ def open_train_stage(
 
 def training_settings(config: ConfigDict) -> dict[str, Any]:
     """Return the keys of a config that affect training, without those of earlier stages."""
-    is_dense = config.optimizer.embedding_update == "dense"
     recorded = {k: v for k, v in config.to_dict().items() if k not in ELSEWHERE}
-    # The loading of batches and the sharding of arrays do not affect results.
-    _drop(recorded["data"], ("loader", "prefetch", "read_threads", "read_ahead"))
-    _drop(recorded["mesh"], set(recorded["mesh"]) - {"vocab_multiple"})
-    _drop(recorded["train"], (*_RECORDING, *_INTERVALS) if is_dense else _RECORDING)
+    for name, keys in schema.with_effect("data", "mesh", "train").items():
+        _drop(recorded[name], keys)
+    if config.optimizer.embedding_update == "dense":
+        _drop(recorded["train"], _INTERVALS)
     return recorded
 
 

@@ -19,10 +19,10 @@ from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.batches import FeatureStream, padding_ratio
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
+from xlm.common.schema import settings
 from xlm.evaluation.search import SentenceEncoder
 from xlm.evaluation.tasks import Predictor, TaskData
 from xlm.experiment import task_data
-from xlm.experiment.data import settings
 from xlm.experiment.model import check_batch
 from xlm.experiment.pretrained import Pretrained
 from xlm.experiment.task_kinds import KINDS, SEARCHES
@@ -31,10 +31,9 @@ from xlm.interop.params_file import Encoder as Encoding
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from xlm.training.accumulation import Accumulation
-from xlm.training.optimizer import OptimizerSettings
 from xlm.training.schedules import wsd_decay_steps
-from xlm.training.settings import TrainSettings
-from xlm.training.sharding import MeshSettings, host_parts, make_mesh
+from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
+from xlm.training.sharding import host_parts, make_mesh
 from xlm.training.step import TrainFunctions, make_train_functions
 
 MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
@@ -103,16 +102,12 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     steps_per_epoch = math.ceil(num_features / train.batch_size)
     num_steps = max(round(train.epochs * steps_per_epoch), 1)
     interval = max(num_steps // train.evaluations, 1)
-    return TrainSettings(
+    return settings(
+        TrainSettings,
+        train,
         num_steps=num_steps,
-        batch_size=train.batch_size,
-        accumulation_steps=train.accumulation_steps,
-        seed=train.seed,
-        log_every=train.log_every,
         evaluate_every=interval,
         checkpoint_every=interval,
-        keep_checkpoints=train.keep_checkpoints,
-        tensorboard=train.tensorboard,
     )
 
 
@@ -153,14 +148,7 @@ def train_functions(
     optimizer = settings(
         OptimizerSettings,
         config.optimizer,
-        "optimizer",
-        read_elsewhere=("warmup_share",),
         warmup_steps=warmup_steps(config.optimizer, num_steps),
-        kind="adamw",
-        muon_learning_rate=0.0,
-        muon_momentum=0.0,
-        stages=(),
-        restart_schedule=True,
     )
     accumulation = Accumulation(config.train.accumulation_steps, warmup_steps=0)
     return make_train_functions(

@@ -14,24 +14,20 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import (
-    OutputLayerSettings,
-    TokenStatistics,
-    make_exact_layer,
-    make_output_layer,
-)
+from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.working_rows import check_capacity
 from vocap.allocation import language_probabilities
 from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares
 from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
-from xlm.objectives.contrastive import ContrastSettings, SentenceContrast
+from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.masking import MaskSettings
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import ReplacedToken
+from xlm.objectives.settings import ContrastSettings, MaskSettings
 from xlm.objectives.translation_lm import TranslationLM
 
 

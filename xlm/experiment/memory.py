@@ -15,8 +15,8 @@ from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
+from xlm.common.schema import settings
 from xlm.experiment import model, objectives
-from xlm.experiment.data import settings
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of, packed_term
 from xlm.experiment.streams import check_batches
 from xlm.interop import vocabulary
@@ -25,7 +25,8 @@ from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.parameters import parameter_table
-from xlm.training.sharding import MeshSettings, make_abstract_mesh, num_batch_shards
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_abstract_mesh, num_batch_shards
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
@@ -83,7 +84,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     Raises:
       ValueError: the mesh, the batch or its parts do not fit the devices.
     """
-    mesh_settings = settings(MeshSettings, config.mesh, "mesh")
+    mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)

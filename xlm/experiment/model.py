@@ -7,15 +7,15 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
+from xlm.common.schema import settings
 from xlm.experiment import objectives
-from xlm.experiment.data import Folders, settings
+from xlm.experiment.data import Folders
 from xlm.experiment.masked_lm import has_masked_lm, masked_lm_of
 from xlm.objectives.objective import Objective
 from xlm.training import compilation
 from xlm.training.checkpoint import restore_latest_params
-from xlm.training.optimizer import OptimizerSettings
-from xlm.training.settings import TrainSettings
-from xlm.training.sharding import MeshSettings, make_mesh, num_batch_shards
+from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
+from xlm.training.sharding import make_mesh, num_batch_shards
 from xlm.training.step import TrainFunctions, make_train_functions
 
 
@@ -27,8 +27,7 @@ def set_up_compilation(config: ConfigDict) -> None:
 
 
 def train_settings(config: ConfigDict) -> TrainSettings:
-    elsewhere = ("init_from",)
-    return settings(TrainSettings, config.train, "train", read_elsewhere=elsewhere, max_multiples=0)
+    return settings(TrainSettings, config.train)
 
 
 def mesh(config: ConfigDict) -> Mesh:
@@ -37,7 +36,7 @@ def mesh(config: ConfigDict) -> Mesh:
     Raises:
       ValueError: mesh, devices and batch do not fit.
     """
-    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"))
+    mesh = make_mesh(settings(MeshSettings, config.mesh))
     check_batch(config.train.batch_size, mesh)
     return mesh
 
@@ -49,8 +48,8 @@ def train_functions(
     train = train_settings(config)
     return make_train_functions(
         objective,
-        settings(OptimizerSettings, config.optimizer, "optimizer", frozen=()),
-        settings(MeshSettings, config.mesh, "mesh"),
+        settings(OptimizerSettings, config.optimizer, frozen=()),
+        settings(MeshSettings, config.mesh),
         mesh,
         num_steps=train.num_steps,
         accumulation=train.accumulation,
@@ -106,7 +105,7 @@ def restore(
     Raises:
       ValueError: there is no checkpoint, or all are damaged.
     """
-    mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh")) if mesh is None else mesh
+    mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
     objective = objectives.objective(config, store, mesh)
     functions = train_functions(config, objective, mesh)
     return Trained(objective, *restore_latest_params(folders.train / "checkpoints", functions))

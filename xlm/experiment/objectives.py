@@ -5,7 +5,6 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -15,9 +14,10 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.common import entry_point
-from xlm.experiment import data
+from xlm.common.schema import settings
 from xlm.objectives.objective import Objective
-from xlm.training.sharding import MeshSettings, padded_vocab_size
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import padded_vocab_size
 
 T = TypeVar("T")
 # Shapes of parameters by their paths.
@@ -47,9 +47,7 @@ class Setup:
     store: PackedDataset
     mesh: Mesh | AbstractMesh | None = None
 
-    def settings(
-        self, kind: type[T], name: str, read_elsewhere: Sequence[str] = (), **derived: Any
-    ) -> T:
+    def settings(self, kind: type[T], name: str, **derived: Any) -> T:
         """Convert the section `name` to its settings class, see `xlm.experiment.data.settings`.
 
         Raises:
@@ -60,7 +58,7 @@ class Setup:
                 f"the config has no section {name!r}, which objective "
                 f"{self.config.objective!r} needs"
             )
-        return data.settings(kind, self.config[name], name, read_elsewhere, **derived)
+        return settings(kind, self.config[name], **derived)
 
     @property
     def mesh_settings(self) -> MeshSettings:

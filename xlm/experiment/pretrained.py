@@ -11,13 +11,15 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from xlm.common import artifacts, declarations
-from xlm.experiment import checks, model, objectives
-from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset, settings
+from xlm.common.schema import settings
+from xlm.experiment import model, objectives, schema
+from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of
 from xlm.interop import model_folder
 from xlm.models.encoder import EncoderSettings, without_cross_attention
 from xlm.training.checkpoint import restore_latest_params
-from xlm.training.sharding import MeshSettings, make_mesh
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import make_mesh
 
 # A single device: only the parameters are needed, and the batch may not divide over more.
 SETTINGS = "settings.json"
@@ -134,7 +136,7 @@ def read_run(folders: Folders, objective: str = "") -> model.Trained:
     """
     config, store = run_config(folders, objective), open_packed_dataset(folders)
     with declarations.of_file(folders.train / SETTINGS):
-        mesh = make_mesh(settings(MeshSettings, config.mesh, "mesh"), jax.local_devices()[:1])
+        mesh = make_mesh(settings(MeshSettings, config.mesh), jax.local_devices()[:1])
         built = objectives.objective(config, store, mesh)
         functions = model.train_functions(config, built, mesh)
     return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
@@ -161,6 +163,6 @@ def run_config(folders: Folders, objective: str = "") -> ConfigDict:
             "(xlm forgetting: --allow_objective)"
         )
     with declarations.of_file(path):
-        config = checks.recorded(recorded)
+        config = schema.recorded(recorded)
     config.mesh = {**config.mesh.to_dict(), **_MESH}
     return config

@@ -10,7 +10,8 @@ from xlm.experiment.robust import robust_settings
 from xlm.models.encoder import Encoder
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
-from xlm.objectives.replaced_token import GENERATOR, ReplacedToken, ReplacedTokenSettings
+from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
+from xlm.objectives.settings import ReplacedTokenSettings
 
 # Names of the task on each kind of batch, as in XY-LENT.
 _TASKS = {PACKED: "mrtd", PAIRS: "trtd"}

@@ -21,12 +21,14 @@ from input_pipeline.pair_phases import (
     read_pair_record,
     write_pair_record,
 )
+from xlm.common.schema import settings
 from xlm.experiment import streams
-from xlm.experiment.data import pair_shares, settings
-from xlm.objectives.best_response import RobustSettings, best_response
+from xlm.experiment.data import pair_shares
+from xlm.objectives.best_response import best_response
 from xlm.objectives.objective import Extra
 from xlm.objectives.pair_losses import PairSums, mean_pair_losses
 from xlm.objectives.replaced_token import PAIR_LOSSES
+from xlm.objectives.settings import RobustSettings
 
 RECORD = "pair_weights.json"  # in the folder of training
 
@@ -225,7 +227,7 @@ def robust_settings(config: ConfigDict) -> RobustSettings:
     Raises:
       ValueError: robust sampling is on in a run without what it needs.
     """
-    robust = settings(RobustSettings, config.robust, "robust")
+    robust = settings(RobustSettings, config.robust)
     if not robust.num_phases:
         return robust
     if config.objective != "replaced_token" or not config.data.pair_share:

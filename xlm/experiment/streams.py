@@ -20,13 +20,8 @@ from input_pipeline.stream import (
     TrainingStream,
     row_cache,
 )
-from xlm.experiment.data import (
-    DataSettings,
-    data_settings,
-    kind_of_pairs,
-    pair_sampling,
-    pair_shares,
-)
+from xlm.experiment.data import data_settings, kind_of_pairs, pair_sampling, pair_shares
+from xlm.experiment.data_settings import DataSettings
 from xlm.experiment.masked_lm import language_shares
 from xlm.training.sharding import host_parts, num_batch_shards
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from ml_collections import ConfigDict
 
-from configs.finetune import base, translation
 from input_pipeline.tasks import (
     delimited,
     features,
@@ -26,7 +24,7 @@ from input_pipeline.tasks import (
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
 from input_pipeline.tasks.question_features import question_features
-from input_pipeline.tasks.tasks import TASKS, Task
+from input_pipeline.tasks.tasks import Task
 from xlm.evaluation import search, tasks
 from xlm.evaluation.metrics.questions import normalizer
 from xlm.evaluation.tasks import Line, TaskData
@@ -220,9 +218,3 @@ SEARCHES: dict[str, SearchKind] = {
         options=("layer", "margin"),
     ),
 }
-
-
-def default_config(name: Any) -> ConfigDict:
-    """Return the config of a task of this name, with the default of every section and key."""
-    is_translation = isinstance(name, str) and name in TASKS and TASKS[name].is_translation
-    return translation.get_config() if is_translation else base.base("", "")

@@ -17,26 +17,23 @@ from xlm.common import artifacts
 from xlm.evaluation.selection import ALL, Selection
 from xlm.evaluation.task_results import Scores, read_results, write_lines
 from xlm.evaluation.tasks import Predictor, TaskData
-from xlm.experiment import checks, prediction, run_data, task_data, translation, translation_runs
 from xlm.experiment import fine_tuning as builders
+from xlm.experiment import prediction, run_data, schema, task_data, translation, translation_runs
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
-from xlm.experiment.task_kinds import KINDS, SEARCHES, default_config
+from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import read_params, write_params
 from xlm.training import hosts
 from xlm.training.loop import train
 from xlm.training.signals import Stopped, StopRequest
 
-# Keys that change no result.
-_RECORDING = ("log_every", "keep_checkpoints", "tensorboard", "deterministic")
-
 
 def checked(config: ConfigDict) -> ConfigDict:
-    """Return a config that has all sections and keys of its kind of tasks; see `checks.checked`."""
+    """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
     section = config.get("task") if isinstance(config, ConfigDict) else None
     name = section.get("name") if isinstance(section, ConfigDict) else None
-    return checks.checked(config, default_config(name))
+    return schema.checked(config, schema.family_of(name))
 
 
 def run(
@@ -62,7 +59,7 @@ def run(
     stage = artifacts.open_stage(
         folder,
         _settings(config, pretrained),
-        defaults=default_config(config.task.name).to_dict(),
+        defaults=schema.default_config(schema.family_of(config.task.name)).to_dict(),
         uncompared=["task.dataset"],
     )
     if stage.done:
@@ -132,7 +129,8 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
-    recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in _RECORDING}
+    unread = schema.with_effect("train", family=schema.family_of(config.task.name))["train"]
+    recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in unread}
     return {**recorded, **pretrained.digests()}
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 import sentencepiece as spm
 from ml_collections import ConfigDict
@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
-from xlm.common import declarations
+from xlm.common import declarations, schema
+from xlm.common.schema import settings
 from xlm.evaluation.metrics.retrieval import MARGINS
-from xlm.experiment.data import settings
 
 # Rules of selection: by the score in English, as XTREME; by the mean over all languages, as VoCap
 # and VECO; for each language by its own, as many models as languages (XLM-R, #M = N).
@@ -65,38 +65,39 @@ class TaskSettings:
         validation data, or of the data at hand where there is none.
     """
 
-    name: str
-    dataset: str
-    root: str
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
-    test: tuple[str, ...]
-    train_languages: tuple[str, ...]
-    validation_languages: tuple[str, ...]
-    test_languages: tuple[str, ...]
-    selection: str
-    validation_share: float
-    labels: tuple[str | int, ...]
-    class_weights: tuple[Any, ...]
-    text_column: str
-    pair_column: str
-    label_column: str
-    language_codes: dict[str, str]
-    data_dir: str
-    max_length: int
-    buckets: tuple[int, ...]
-    stride: int
-    max_query_length: int
-    max_answer_length: int
-    n_best: int
-    pooling: str
-    text_pooling: str
-    cross_attention: bool
-    layer: int
-    margin: str
-    threshold: float | None
+    name: str = schema.key("xnli")
+    dataset: str = schema.key("")
+    root: str = schema.key("")
+    train: tuple[str, ...] = schema.key(())
+    validation: tuple[str, ...] = schema.key(())
+    test: tuple[str, ...] = schema.key(())
+    train_languages: tuple[str, ...] = schema.key(("en",))
+    validation_languages: tuple[str, ...] = schema.key(())
+    test_languages: tuple[str, ...] = schema.key(())
+    selection: str = schema.key("english", choices=SELECTION)
+    validation_share: float = schema.key(0.1)
+    labels: tuple[str | int, ...] = schema.key(())
+    class_weights: tuple[Any, ...] = schema.key(())
+    text_column: str = schema.key("text")
+    pair_column: str = schema.key("")
+    label_column: str = schema.key("label")
+    language_codes: dict[str, str] = schema.key({})
+    data_dir: str = schema.key("")
+    max_length: int = schema.key(128, at_least=1)
+    buckets: tuple[int, ...] = schema.key((32, 64, 128, 256))
+    stride: int = schema.key(128, at_least=1)
+    max_query_length: int = schema.key(64, at_least=1)
+    max_answer_length: int = schema.key(30, at_least=1)
+    n_best: int = schema.key(20, at_least=1)
+    pooling: str = schema.key("mean", choices=("mean", "first"))
+    text_pooling: str = schema.key("first", choices=("mean", "first"))
+    cross_attention: bool = schema.key(False)
+    layer: int = schema.key(8, at_least=0)
+    margin: str = schema.key("ratio", choices=tuple(MARGINS))
+    threshold: float | None = schema.key(None)
 
     def __post_init__(self):
+        schema.check(self, "task")
         if self.name not in TASKS:
             raise ValueError(f"task.name is {self.name!r}, must be one of {', '.join(TASKS)}")
         if self.dataset:
@@ -113,16 +114,11 @@ class TaskSettings:
                 f"task.class_weights is {tuple(self.class_weights)}, but {self.name} has no "
                 "classes; set it to ()"
             )
-        for key, value in (("pooling", self.pooling), ("text_pooling", self.text_pooling)):
-            if value not in ("mean", "first"):
-                raise ValueError(f"task.{key} is {value!r}, must be mean or first")
         if self.buckets and min(self.buckets) < 1:
             raise ValueError(
                 f"task.buckets is {tuple(self.buckets)}, in which {min(self.buckets)} must be at "
                 "least 1, the tokens of a row; remove it"
             )
-        if self.margin not in MARGINS:
-            raise ValueError(f"task.margin is {self.margin!r}, must be one of {', '.join(MARGINS)}")
         if self.cross_attention and self.text_pooling != "first":
             raise ValueError(
                 f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "
@@ -135,10 +131,6 @@ class TaskSettings:
             )
 
     def _check_selection(self) -> None:
-        if self.selection not in SELECTION:
-            raise ValueError(
-                f"task.selection is {self.selection!r}, must be one of {', '.join(SELECTION)}"
-            )
         if self.selection != "all_languages" and self.task.is_translation:
             raise ValueError(
                 f"task.selection is {self.selection!r}, but a model of translation is selected by "
@@ -197,8 +189,40 @@ class TaskSettings:
         return self.task, root, patterns, language, self.language_codes, data_dir
 
 
+End = Literal["first", "last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationSettings:
+    """Model of a translation; the `translation` section of a config.
+
+    Attributes:
+      decoder_layers: n, layers of the decoder; the encoder has all.
+      decoder_from: layers of the checkpoint that they start from, the "first" n or the "last"
+        (VECO, Table 4).
+      needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
+        starting with a random one.
+      label_smoothing: e, see `xlm.objectives.label_smoothing`.
+      output_layer: "full", or "blockwise" for the same loss without its logits in memory.
+      language_pieces: piece of the vocabulary that is the symbol of a target language, such as
+        {"de": "<2de>"}; other languages get a table row of their own.
+      prune: whether to keep only the embeddings of pieces that the training data use.
+    """
+
+    decoder_layers: int = schema.key(6, at_least=1)
+    decoder_from: End = schema.key("last")
+    needs_cross_attention: bool = schema.key(False)
+    label_smoothing: float = schema.key(0.1, at_least=0, below=1)
+    output_layer: Literal["full", "blockwise"] = schema.key("blockwise")
+    language_pieces: dict[str, str] = schema.key({})
+    prune: bool = schema.key(False)
+
+    def __post_init__(self):
+        schema.check(self, "translation")
+
+
 def task_settings(config: ConfigDict) -> TaskSettings:
-    return settings(TaskSettings, config.task, "task")
+    return settings(TaskSettings, config.task)
 
 
 class Tokenizer:

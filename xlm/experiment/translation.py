@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,69 +21,28 @@ from input_pipeline.tasks.translation_features import (
     translation_features,
 )
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from xlm.evaluation.decoding import DecodingSettings, TokenIds
+from xlm.common.schema import settings
+from xlm.evaluation.decoding import TokenIds
 from xlm.evaluation.metrics import translation as metrics
+from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.tasks import TaskData
 from xlm.evaluation.translating import Translator
 from xlm.experiment import fine_tuning
-from xlm.experiment.data import Folders, settings
+from xlm.experiment.data import Folders
 from xlm.experiment.pretrained import Pretrained, read_pretrained
-from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
+from xlm.experiment.task_settings import TaskSettings, Tokenizer, TranslationSettings, task_settings
 from xlm.interop import vocabulary
 from xlm.interop.params_file import Notes
 from xlm.models.encoder import CROSS_ATTENTION, Encoder
 from xlm.models.settings import EncoderSettings
 from xlm.objectives.translation import Translation
-from xlm.training.optimizer import OptimizerSettings
-from xlm.training.settings import TrainSettings
+from xlm.training.settings import OptimizerSettings, TrainSettings
 from xlm.training.sharding import host_parts, num_batch_shards
 from xlm.training.step import TrainFunctions, make_train_functions
 
-End = Literal["first", "last"]
 _LAYERS = {"full": FullSoftmax, "blockwise": BlockwiseSoftmax}
 
 Examples = Mapping[str, Sequence[TranslationExample]]  # by direction
-
-
-@dataclasses.dataclass(frozen=True)
-class TranslationSettings:
-    """Model of a translation; the `translation` section of a config.
-
-    Attributes:
-      decoder_layers: n, layers of the decoder; the encoder has all.
-      decoder_from: layers of the checkpoint that they start from, the "first" n or the "last"
-        (VECO, Table 4).
-      needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
-        starting with a random one.
-      label_smoothing: e, see `xlm.objectives.label_smoothing`.
-      output_layer: "full", or "blockwise" for the same loss without its logits in memory.
-      language_pieces: piece of the vocabulary that is the symbol of a target language, such as
-        {"de": "<2de>"}; other languages get a table row of their own.
-      prune: whether to keep only the embeddings of pieces that the training data use.
-    """
-
-    decoder_layers: int
-    decoder_from: End
-    needs_cross_attention: bool
-    label_smoothing: float
-    output_layer: Literal["full", "blockwise"]
-    language_pieces: dict[str, str]
-    prune: bool
-
-    def __post_init__(self):
-        if self.decoder_layers < 1:
-            raise ValueError(
-                f"translation.decoder_layers is {self.decoder_layers}, must be at least 1"
-            )
-        for name, choices in (("decoder_from", get_args(End)), ("output_layer", tuple(_LAYERS))):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"translation.{name} is {getattr(self, name)!r}, must be one of {choices}"
-                )
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"translation.label_smoothing is {self.label_smoothing}, must be from 0 to below 1"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +69,7 @@ class TranslationModel:
 
 
 def translation_settings(config: ConfigDict) -> TranslationSettings:
-    return settings(TranslationSettings, config.translation, "translation")
+    return settings(TranslationSettings, config.translation)
 
 
 def read_start(config: ConfigDict) -> Pretrained:
@@ -128,7 +87,7 @@ def read_start(config: ConfigDict) -> Pretrained:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
     tokenizer = Folders(folder).read_tokenizer()
     sizes = settings(
-        EncoderSettings, config.architecture, "architecture",
+        EncoderSettings, config.architecture,
         vocab_size=Tokenizer(tokenizer).processor.get_piece_size(), cross_attention=True,
         **config.model.to_dict(),
     )  # fmt: skip
@@ -320,18 +279,12 @@ def train_settings(config: ConfigDict) -> TrainSettings:
     """
     train = config.train
     count = train.averaged_checkpoints
-    if count < 0:
-        raise ValueError(f"train.averaged_checkpoints is {count}, must be at least 0")
     found = settings(
-        TrainSettings, train, "train",
-        read_elsewhere=("batch_tokens", "averaged_checkpoints"),
+        TrainSettings, train,
         batch_size=train.accumulation_steps,  # rows vary; they are multiples of it
         keep_checkpoints=1,
         # Those to average, besides the one of a stop.
         keep_every=train.checkpoint_every if count else 0, max_multiples=count,
-        batch_warmup_steps=0, peak_flops=0.0, profile_from=0, profile_steps=0,
-        verify_checkpoints="first_and_last",
-        prng="threefry2x32",
     )  # fmt: skip
     made = found.num_steps // found.checkpoint_every
     if count > made:
@@ -354,10 +307,8 @@ def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFu
         )
     train = train_settings(config)
     optimizer = settings(
-        OptimizerSettings, config.optimizer, "optimizer",
-        read_elsewhere=("warmup_share",),
+        OptimizerSettings, config.optimizer,
         warmup_steps=fine_tuning.warmup_steps(config.optimizer, train.num_steps),
-        embedding_update="dense", stages=(), restart_schedule=True,
     )  # fmt: skip
     return make_train_functions(
         one, optimizer, fine_tuning.MESH, mesh,
@@ -381,7 +332,7 @@ def training_data(
 
 
 def decoding_settings(config: ConfigDict) -> DecodingSettings:
-    return settings(DecodingSettings, config.decoding, "decoding")
+    return settings(DecodingSettings, config.decoding)
 
 
 def translator(

@@ -36,7 +36,7 @@ from typing import Any
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from vocap.merge import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
+from vocap.settings import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, packages
 from xlm.interop import charsmap, vocabulary
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from vocap.merge import BOS_ID, EOS_ID, PAD_ID
+from vocap.settings import BOS_ID, EOS_ID, PAD_ID
 from xlm.common.declarations import Count
 from xlm.interop import parameters
 from xlm.interop.parameters import Layers, Positive, Rate, Size

@@ -1,7 +1,7 @@
 """Multi-head attention: self- and cross-attention with masks, biases and a decoding cache."""
 
 import functools
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -12,10 +12,8 @@ from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from xlm.models.masks import causal_mask
 from xlm.models.positions import DistanceBias, RowGate, rotate
 from xlm.models.segment_attention import segment_attention
+from xlm.models.settings import Kernel
 from xlm.models.softmax_attention import attend, attention_weights
-
-Kernel = Literal["xla", "cudnn", "splash"]
-KERNELS = get_args(Kernel)
 
 # Queries per block where attention is computed block by block.
 _BLOCK = 128

@@ -16,7 +16,6 @@ _INITIALIZERS = {
     "normal": nn.initializers.normal(INIT_STDDEV),
     "fan_in": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
 }
-INITIALIZERS = tuple(_INITIALIZERS)
 
 
 class Dense(nn.Module):

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import logging
-from typing import Literal
+from typing import Literal, get_args
 
-import jax
+from xlm.common import schema
 
-from xlm.models.attention import KERNELS, Kernel
-from xlm.models.layers import INITIALIZERS
-from xlm.models.layout import only_data_is_split
+Kernel = Literal["xla", "cudnn", "splash"]
+KERNELS = get_args(Kernel)
+INITIALIZERS = ("normal", "fan_in")
 
 POSITIONS = ("learned", "rotary", "relative", "gated")
 
@@ -64,28 +64,30 @@ class EncoderSettings:
     """
 
     vocab_size: int
-    embedding_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    mlp_size: int
-    max_length: int
-    norm_position: str
-    dropout_rate: float
-    attention_dropout_rate: float
-    dtype: str
-    attention: Kernel | Literal["auto"] = "xla"
-    remat: str = "none"
-    unroll: int = 1
-    position: Literal["learned", "rotary", "relative", "gated"] = "learned"
-    rotary_theta: float = 10_000.0
-    distance_buckets: int = 32
-    max_distance: int = 128
-    distance_slope: float = 0.0
-    initializer: str = "normal"
-    cross_attention: bool = False
-    embedding_norm: bool = True
-    norm_epsilon: float = 1e-5
+    embedding_size: int = schema.key(768, at_least=1)
+    hidden_size: int = schema.key(768, at_least=1)
+    num_layers: int = schema.key(12, at_least=0)
+    num_heads: int = schema.key(12, at_least=1)
+    mlp_size: int = schema.key(3072, at_least=1)
+    max_length: int = schema.key(512, at_least=1)
+    norm_position: str = schema.key("post", choices=("post", "pre"))
+    dropout_rate: float = schema.key(0.1, at_least=0, below=1)
+    attention_dropout_rate: float = schema.key(0.1, at_least=0, below=1)
+    dtype: str = schema.key("float32", choices=("float32", "bfloat16"))
+    attention: Kernel | Literal["auto"] = schema.key("xla", choices=("auto", *KERNELS))
+    remat: str = schema.key("none", choices=REMAT)
+    unroll: int = schema.key(1, at_least=1)
+    position: Literal["learned", "rotary", "relative", "gated"] = schema.key(
+        "learned", choices=POSITIONS
+    )
+    rotary_theta: float = schema.key(10_000.0, above=1)
+    distance_buckets: int = schema.key(32, at_least=1)
+    max_distance: int = schema.key(128, at_least=1)
+    distance_slope: float = schema.key(0.0, at_least=0)
+    initializer: str = schema.key("normal", choices=INITIALIZERS)
+    cross_attention: bool = schema.key(False)
+    embedding_norm: bool = schema.key(True)
+    norm_epsilon: float = schema.key(1e-05, above=0)
 
     @property
     def head_size(self) -> int:
@@ -106,38 +108,23 @@ class EncoderSettings:
         and at most 128, which it takes on any GPU. Everything else is "xla".
         """
         if self.attention == "auto":
+            import jax
+
             backend = jax.default_backend()
             return _kernel_of(backend, self.dtype, self.position, self.head_size)
         return self.attention
 
     def __post_init__(self):
+        schema.check(self, "model")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"model.hidden_size is {self.hidden_size}, must be a multiple of model.num_heads, "
                 f"{self.num_heads}"
             )
-        if self.norm_position not in ("post", "pre"):
-            raise ValueError(f"model.norm_position is {self.norm_position!r}, must be post or pre")
-        if not self.norm_epsilon > 0:
-            raise ValueError(f"model.norm_epsilon is {self.norm_epsilon}, must be above 0")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"model.dtype is {self.dtype!r}, must be float32 or bfloat16")
-        if self.remat not in REMAT:
-            raise ValueError(f"model.remat is {self.remat!r}, must be one of {REMAT}")
-        if self.unroll < 1:
-            raise ValueError(f"model.unroll is {self.unroll}, must be at least 1")
-        if self.initializer not in INITIALIZERS:
-            raise ValueError(
-                f"model.initializer is {self.initializer!r}, must be one of {INITIALIZERS}"
-            )
         self._check_positions()
         self._check_attention()
 
     def _check_attention(self):
-        if self.attention not in ("auto", *KERNELS):
-            raise ValueError(
-                f"model.attention is {self.attention!r}, must be one of {('auto', *KERNELS)}"
-            )
         if self.attention == "cudnn" and self.dtype != "bfloat16":
             raise ValueError(
                 f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
@@ -162,15 +149,11 @@ class EncoderSettings:
             )
 
     def _check_positions(self):
-        if self.position not in POSITIONS:
-            raise ValueError(f"model.position is {self.position!r}, must be one of {POSITIONS}")
         if self.position == "rotary" and self.head_size % 2:
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
                 'odd; model.position "rotary" turns pairs of elements'
             )
-        if self.rotary_theta <= 1:
-            raise ValueError(f"model.rotary_theta is {self.rotary_theta}, must be above 1")
         if self.distance_buckets < 4 or self.distance_buckets % 4:
             raise ValueError(
                 f"model.distance_buckets is {self.distance_buckets}, must be a multiple of 4"
@@ -180,8 +163,6 @@ class EncoderSettings:
                 f"model.max_distance is {self.max_distance}, must be above "
                 f"{self.distance_buckets // 4}, a fourth of model.distance_buckets"
             )
-        if self.distance_slope < 0:
-            raise ValueError(f"model.distance_slope is {self.distance_slope}, must be at least 0")
 
     def can_map_shards(self) -> bool:
         """Whether shards of a batch can be encoded separately, by `jax.shard_map` over `data`.
@@ -189,6 +170,8 @@ class EncoderSettings:
         This depends on the mesh in context: inside `jax.shard_map` JAX cannot partition a fused
         kernel over axes that are left to the compiler.
         """
+        from xlm.models.layout import only_data_is_split
+
         return self.kernel == "xla" or only_data_is_split()
 
 

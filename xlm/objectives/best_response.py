@@ -9,7 +9,6 @@ code of Zhou et al. (2021), whose method it follows. Under the definition withou
 has twice the radius. Numpy, float64: solved on the host, a few times in a run.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -17,54 +16,6 @@ from numpy.typing import ArrayLike
 
 # Halvings of the interval of eta; it is as narrow as float64 allows after fewer.
 _MAX_HALVINGS = 2000
-
-
-@dataclasses.dataclass(frozen=True)
-class RobustSettings:
-    """Distributionally robust sampling of pairs; the `robust` section of a config.
-
-    Attributes:
-      rho: radius of the ball around the base distribution, in the divergence of this module; 0 for
-        the base distribution itself.
-      num_phases: times that the worst distribution is solved in a run, at equal distances; 0 for
-        no robust sampling.
-      rate: share of the past that a batch, or each part of one in parts, displaces in the moving
-        averages of losses, see `pair_losses.update_pair_losses`.
-      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
-        is not seen again, and keeps the loss that it had.
-      baseline: file of the phases of another run, whose last losses are subtracted from those of
-        this one; "" for none. A run with rho = 0 writes one, and leaves the shares of the pairs.
-    """
-
-    rho: float = 0.05
-    num_phases: int = 10
-    rate: float = 0.1
-    min_ratio: float = 0.0
-    baseline: str = ""
-
-    def __post_init__(self):
-        check_rho(self.rho)
-        check_min_ratio(self.min_ratio)
-        if self.num_phases < 0:
-            raise ValueError(f"robust.num_phases is {self.num_phases}, must be at least 0")
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"robust.rate is {self.rate}, must be above 0 and at most 1")
-
-    def phase_steps(self, num_steps: int) -> tuple[int, ...]:
-        """Steps before which the worst distribution is solved: i num_steps / (num_phases + 1).
-
-        The base distribution is in force up to the first of them.
-
-        Raises:
-          ValueError: the run is too short for so many phases.
-        """
-        if num_steps <= self.num_phases:
-            raise ValueError(
-                f"robust.num_phases is {self.num_phases}, must be below train.num_steps, "
-                f"{num_steps}; lower it or train for longer"
-            )
-        parts = self.num_phases + 1
-        return tuple(i * num_steps // parts for i in range(1, parts))
 
 
 class BestResponse(NamedTuple):

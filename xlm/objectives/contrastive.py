@@ -13,28 +13,10 @@ from xlm.objectives.loss_and_metrics import LossAndMetrics
 from xlm.objectives.masked_lm import MaskedLM, Plan
 from xlm.objectives.objective import Extra, Touched
 from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.settings import ContrastSettings
 
 # Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
 _EPSILON = 1e-12
-
-
-@dataclasses.dataclass(frozen=True)
-class ContrastSettings:
-    """Cross-lingual contrast; the `contrast` section of a config.
-
-    Attributes:
-      weight: of the contrastive loss, relative to the masked-LM loss.
-      temperature: divisor of the cosines.
-    """
-
-    weight: float
-    temperature: float
-
-    def __post_init__(self):
-        if self.weight < 0:
-            raise ValueError(f"contrast.weight is {self.weight}, must be at least 0")
-        if self.temperature <= 0:
-            raise ValueError(f"contrast.temperature is {self.temperature}, must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ lets both masked sequences see all of themselves, which is `context` "full" here
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,37 +20,8 @@ from xlm.objectives.masked_lm import Plan as MaskedPlan
 from xlm.objectives.masking import Masked
 from xlm.objectives.objective import Extra, Touched
 from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.settings import VecoSettings
 from xlm.objectives.translation_lm import TranslationLM
-
-Visible = Literal["causal", "full"]
-
-
-@dataclasses.dataclass(frozen=True)
-class VecoSettings:
-    """Terms of VECO's objective; the `veco` section of a config.
-
-    Attributes:
-      is_weight, cs_weight, tlm_weight: of the terms. CS-MLM and TLM of weight 0 are not computed;
-        IS-MLM is, since CS-MLM needs its states, and its loss is a metric.
-      context: tokens of its own sequence that CS-MLM sees at a position: "causal" for those up to
-        the position (Eq. 7), "full" for all.
-      flip: whether CS-MLM predicts the first of two adjacent segments of text from the second one
-        as well (footnote 4); without it only the second one is predicted. Pairs of translations
-        always have both directions.
-    """
-
-    is_weight: float
-    cs_weight: float
-    tlm_weight: float
-    context: Visible
-    flip: bool
-
-    def __post_init__(self):
-        for name in ("is_weight", "cs_weight", "tlm_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"veco.{name} is {getattr(self, name)}, must be at least 0")
-        if self.context not in get_args(Visible):
-            raise ValueError(f"veco.context is {self.context!r}, must be in {get_args(Visible)}")
 
 
 class Plan(NamedTuple):

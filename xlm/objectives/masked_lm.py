@@ -15,8 +15,9 @@ from xlm.models.encoder import Encoder, init_params, output_table
 from xlm.models.segments import packed_segments
 from xlm.objectives.batch import Batch
 from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.masking import Masked, MaskSettings, mask_tokens
+from xlm.objectives.masking import Masked, mask_tokens
 from xlm.objectives.objective import Extra, Objective, Touched
+from xlm.objectives.settings import MaskSettings
 
 TABLE = "embeddings/table"
 # Part of the extra state shared by all terms of a mixture: the neighbours [V, K] of each token.

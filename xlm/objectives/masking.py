@@ -1,11 +1,11 @@
 """Random masking of tokens, and their replacement."""
 
-import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from xlm.objectives.settings import MaskSettings
 
 
 class Masked(NamedTuple):
@@ -22,59 +22,6 @@ class Masked(NamedTuple):
     positions: jax.Array
     targets: jax.Array
     weights: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskSettings:
-    """Rates of masking; the `mask` section of a config.
-
-    Attributes:
-      rate: share of a sequence's text tokens that is predicted.
-      mask_share: share of these that is replaced by `<mask>`.
-      random_share: share of these that is replaced by a random piece; the rest is kept.
-      final_rate: rate at the last step, linear from `rate` at the first; 0 for a constant rate.
-      pair_rate: constant rate on pairs of translations; 0 for the same rates as on text.
-    """
-
-    rate: float
-    mask_share: float
-    random_share: float
-    final_rate: float = 0.0
-    pair_rate: float = 0.0
-
-    def __post_init__(self):
-        if not 0 < self.rate < 1:
-            raise ValueError(f"mask.rate is {self.rate}, must be between 0 and 1")
-        if not 0 <= self.final_rate < 1:
-            raise ValueError(
-                f"mask.final_rate is {self.final_rate}, must be between 0 and 1, or 0 for no change"
-            )
-        if not 0 <= self.pair_rate < 1:
-            raise ValueError(
-                f"mask.pair_rate is {self.pair_rate}, must be between 0 and 1, or 0 for mask.rate"
-            )
-        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"mask.mask_share {self.mask_share} and mask.random_share {self.random_share} must "
-                "be shares that sum to at most 1"
-            )
-
-    def of_pairs(self) -> "MaskSettings":
-        """Settings for pairs of translations."""
-        if not self.pair_rate:
-            return self
-        return dataclasses.replace(self, rate=self.pair_rate, final_rate=0.0)
-
-    def slots(self, length: int) -> int:
-        """M, number of masked positions in a sequence of `length` text tokens."""
-        return math.ceil(max(self.rate, self.final_rate) * length)
-
-    def rate_at(self, step: jax.Array, num_steps: int) -> jax.Array | None:
-        """Rate at a step of `num_steps`, scalar float32; None if it is always `rate`."""
-        if not self.final_rate:
-            return None
-        share = step.astype(jnp.float32) / max(num_steps - 1, 1)
-        return self.rate + (self.final_rate - self.rate) * jnp.minimum(share, 1)
 
 
 def mask_tokens(

@@ -7,7 +7,7 @@ of translations, TRTD, as in XLM-E (Chi et al. 2022) and XY-LENT (Patra et al. 2
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -23,50 +23,13 @@ from xlm.objectives.masked_lm import TABLE, MaskedLM
 from xlm.objectives.objective import Extra, Touched, replace_table
 from xlm.objectives.on_masked_lm import OnMaskedLM
 from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
+from xlm.objectives.settings import ReplacedTokenSettings
 
 # Keys of the two models and of the discriminator's head in the parameters.
 GENERATOR, DISCRIMINATOR, HEAD = "generator", "discriminator", "replaced_token_head"
 _OWN_TABLE = f"{DISCRIMINATOR}/{TABLE}"
 # Part of the extra state with the moving average of each language pair's loss.
 PAIR_LOSSES = "pair_losses"
-Sharing = Literal["shared", "separate", "disentangled"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplacedTokenSettings:
-    """Replaced-token detection; the `replaced_token` section of a config.
-
-    Attributes:
-      generator_layers: layers of the generator, which has the discriminator's width.
-      weight: lambda, of the discriminator's loss relative to the generator's.
-      temperature: of the distribution that replacements are sampled from; 0 for the likeliest.
-      embeddings: token embeddings of the discriminator: "shared" with the generator, a table of its
-        own ("separate"), or gradient-"disentangled" (DeBERTaV3, arXiv 2111.09543, Section 3.3): the
-        generator's, through which no gradient passes, plus a table that starts at zero.
-    """
-
-    generator_layers: int
-    weight: float
-    temperature: float
-    embeddings: Sharing
-
-    def __post_init__(self):
-        if self.generator_layers < 0:
-            raise ValueError(
-                f"replaced_token.generator_layers is {self.generator_layers}, must be at least 0"
-            )
-        if self.weight < 0:
-            raise ValueError(f"replaced_token.weight is {self.weight}, must be at least 0")
-        if not self.temperature >= 0:
-            raise ValueError(
-                f"replaced_token.temperature is {self.temperature}, must be at least 0; 1 samples "
-                "from the generator's own distribution, 0 takes its likeliest token"
-            )
-        if self.embeddings not in get_args(Sharing):
-            raise ValueError(
-                f"replaced_token.embeddings is {self.embeddings!r}, must be one of "
-                f"{get_args(Sharing)}"
-            )
 
 
 class Plan(NamedTuple):

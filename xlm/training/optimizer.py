@@ -11,82 +11,8 @@ import optax
 
 from xlm.objectives.objective import gathered_rows, get_table, replace_table
 from xlm.training.row_adamw import RowAdamW, RowAdamWState, row_adamw
-from xlm.training.schedules import SCHEDULES, learning_rate_schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerSettings:
-    """Settings of the optimizer and its schedule; the `optimizer` section of a config.
-
-    Attributes:
-      kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
-        other parameters (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
-      learning_rate: peak of the schedule of AdamW.
-      muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
-        times the square root of outputs over inputs if there are fewer inputs.
-      muon_momentum: momentum of the gradients that Muon orthogonalises.
-      warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
-      schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
-        "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
-      decay_power: exponent of a polynomial decay; 1 for a linear one.
-      decay_fraction: share of all steps in which "wsd" decays.
-      final_rate_ratio: rate at the last step, as a share of the peak; the least of "inverse_sqrt".
-      beta1, beta2, epsilon: Adam's.
-      weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
-      clip_norm: largest global norm of the gradient; 0 for no clipping.
-      embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
-        the rows that a step touches and apply pending updates of the others when they are next
-        read.
-      frozen: names of groups of parameters, such as "embeddings", that are not trained (see
-        `stages`).
-      stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
-        their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
-        are (see `stages`).
-      restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
-        otherwise one schedule spans all stages.
-    """
-
-    learning_rate: float
-    warmup_steps: int
-    decay_power: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clip_norm: float
-    embedding_update: str
-    schedule: str = "polynomial"
-    decay_fraction: float = 0.1
-    final_rate_ratio: float = 0.0
-    frozen: tuple[str, ...] = ()
-    kind: str = "adamw"
-    muon_learning_rate: float = 0.02
-    muon_momentum: float = 0.95
-    stages: tuple[tuple[str, int], ...] = ()
-    restart_schedule: bool = True
-
-    def __post_init__(self):
-        if self.kind not in ("adamw", "muon"):
-            raise ValueError(f"optimizer.kind is {self.kind!r}, must be adamw or muon")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"optimizer.schedule is {self.schedule!r}, must be in {SCHEDULES}")
-        for name in ("decay_fraction", "final_rate_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"optimizer.{name} is {getattr(self, name)}, must be a share, 0 to 1"
-                )
-        if self.embedding_update not in ("dense", "rows"):
-            raise ValueError(
-                f"optimizer.embedding_update is {self.embedding_update!r}, must be dense or rows"
-            )
-        for stage in self.stages:
-            match stage:
-                case (str(name), int(steps)) if name and steps > 0:
-                    continue
-            raise ValueError(
-                f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
-                'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
-            )
+from xlm.training.schedules import learning_rate_schedule
+from xlm.training.settings import OptimizerSettings
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:

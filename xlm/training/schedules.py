@@ -5,8 +5,6 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-SCHEDULES = ("polynomial", "cosine", "wsd", "inverse_sqrt")
-
 
 def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     """Build a schedule: linear warm-up to the peak p, then `settings.schedule`.

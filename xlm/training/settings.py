@@ -1,12 +1,17 @@
-"""Settings of a run's length, intervals and records."""
+"""Settings of training: length and records, optimizer, mesh. Nothing here needs jax."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from xlm.training.accumulation import Accumulation
-from xlm.training.state import PRNGS
+from xlm.common import schema
 
-_MAY_BE_ZERO = ("batch_warmup_steps", "keep_every", "max_multiples", "peak_flops", "profile_from",
-                "profile_steps")  # fmt: skip
+if TYPE_CHECKING:
+    from xlm.training.accumulation import Accumulation
+
+PRNGS = {"threefry2x32": 2, "rbg": 4}  # words of a key
+SCHEDULES = ("polynomial", "cosine", "wsd", "inverse_sqrt")
+AXES = ("data", "fsdp", "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,42 +47,29 @@ class TrainSettings:
         `xlm.training.compilation.use_deterministic_operations`. CPUs do in any case.
     """
 
-    num_steps: int
-    batch_size: int
-    seed: int
-    log_every: int
-    evaluate_every: int
-    checkpoint_every: int
-    keep_checkpoints: int
-    accumulation_steps: int = 1
-    batch_warmup_steps: int = 0
-    keep_every: int = 0
+    num_steps: int = schema.key(1_000_000, at_least=1)
+    batch_size: int = schema.key(256, at_least=1)
+    seed: int = schema.key(0, at_least=0, below=2**31)
+    log_every: int = schema.key(100, at_least=1, effect="records")
+    evaluate_every: int = schema.key(10_000, at_least=1)
+    checkpoint_every: int = schema.key(10_000, at_least=1)
+    keep_checkpoints: int = schema.key(2, at_least=1, effect="records")
+    accumulation_steps: int = schema.key(1, at_least=1)
+    batch_warmup_steps: int = schema.key(0, at_least=0)
+    keep_every: int = schema.key(0, at_least=0, effect="records")
     max_multiples: int = 0
-    verify_checkpoints: str = "first_and_last"
-    tensorboard: bool = False
-    peak_flops: float = 0.0
-    profile_from: int = 0
-    profile_steps: int = 0
-    prng: str = "threefry2x32"
-    deterministic: bool = False
+    verify_checkpoints: str = schema.key(
+        "first_and_last", choices=("first_and_last", "every"), effect="records"
+    )
+    tensorboard: bool = schema.key(False, effect="records")
+    peak_flops: float = schema.key(0.0, at_least=0, effect="records")
+    profile_from: int = schema.key(0, at_least=0, effect="records")
+    profile_steps: int = schema.key(0, at_least=0, effect="records")
+    prng: str = schema.key("threefry2x32", choices=tuple(PRNGS))
+    deterministic: bool = schema.key(False, effect="records")
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.name in ("seed", "tensorboard", "prng", "deterministic", "verify_checkpoints"):
-                continue
-            smallest = 0 if field.name in _MAY_BE_ZERO else 1
-            if getattr(self, field.name) < smallest:
-                raise ValueError(
-                    f"train.{field.name} is {getattr(self, field.name)}, must be at least "
-                    f"{smallest}"
-                )
-        if self.prng not in PRNGS:
-            raise ValueError(f"train.prng is {self.prng!r}, must be one of {', '.join(PRNGS)}")
-        if self.verify_checkpoints not in ("first_and_last", "every"):
-            raise ValueError(
-                f"train.verify_checkpoints is {self.verify_checkpoints!r}, must be first_and_last "
-                "or every"
-            )
+        schema.check(self, "train")
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"train.accumulation_steps is {self.accumulation_steps}, must divide "
@@ -95,5 +87,124 @@ class TrainSettings:
             )
 
     @property
-    def accumulation(self) -> Accumulation:
+    def accumulation(self) -> "Accumulation":
+        from xlm.training.accumulation import Accumulation
+
         return Accumulation(self.accumulation_steps, self.batch_warmup_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """Settings of the optimizer and its schedule; the `optimizer` section of a config.
+
+    Attributes:
+      kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
+        other parameters (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+      learning_rate: peak of the schedule of AdamW.
+      muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
+        times the square root of outputs over inputs if there are fewer inputs.
+      muon_momentum: momentum of the gradients that Muon orthogonalises.
+      warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
+      schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
+        "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
+      decay_power: exponent of a polynomial decay; 1 for a linear one.
+      decay_fraction: share of all steps in which "wsd" decays.
+      final_rate_ratio: rate at the last step, as a share of the peak; the least of "inverse_sqrt".
+      beta1, beta2, epsilon: Adam's.
+      weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
+      clip_norm: largest global norm of the gradient; 0 for no clipping.
+      embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
+        the rows that a step touches and apply pending updates of the others when they are next
+        read.
+      frozen: names of groups of parameters, such as "embeddings", that are not trained (see
+        `stages`).
+      stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
+        their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
+        are (see `stages`).
+      restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
+        otherwise one schedule spans all stages.
+    """
+
+    learning_rate: float = schema.key(0.0001, at_least=0)
+    warmup_steps: int = schema.key(10_000, at_least=0)
+    decay_power: float = schema.key(1.0, at_least=0)
+    beta1: float = schema.key(0.9, at_least=0, below=1)
+    beta2: float = schema.key(0.98, at_least=0, below=1)
+    epsilon: float = schema.key(1e-06, above=0)
+    weight_decay: float = schema.key(0.01, at_least=0)
+    clip_norm: float = schema.key(0.0, at_least=0)
+    embedding_update: str = schema.key("dense", choices=("dense", "rows"))
+    schedule: str = schema.key("polynomial", choices=SCHEDULES)
+    decay_fraction: float = schema.key(0.1, at_least=0, at_most=1)
+    final_rate_ratio: float = schema.key(0.0, at_least=0, at_most=1)
+    frozen: tuple[str, ...] = schema.key(())
+    kind: str = schema.key("adamw", choices=("adamw", "muon"))
+    muon_learning_rate: float = schema.key(0.02, at_least=0)
+    muon_momentum: float = schema.key(0.95, at_least=0, below=1)
+    stages: tuple[tuple[str, int], ...] = schema.key(())
+    restart_schedule: bool = schema.key(True)
+
+    def __post_init__(self):
+        schema.check(self, "optimizer")
+        for stage in self.stages:
+            match stage:
+                case (str(name), int(steps)) if name and steps > 0:
+                    continue
+            raise ValueError(
+                f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
+                'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """Mesh and sharding rules; the `mesh` section of a config.
+
+    Attributes:
+      data, fsdp, model: devices along each axis; -1, at most once, for all remaining devices.
+      vocab_multiple: the rows of the embedding table are padded to a multiple of it, so that they
+        shard evenly; a multiple of the devices that they are sharded over.
+      rules: (logical axis, mesh axis or None) pairs; the first match applies.
+      slices: groups of devices between which the network is slower than within, such as TPU slices
+        or GPU machines; divides `data`, the one axis that goes across them.
+    """
+
+    data: int = schema.key(-1, effect="records")
+    fsdp: int = schema.key(1, effect="records")
+    model: int = schema.key(1, effect="records")
+    vocab_multiple: int = schema.key(128, at_least=1)
+    rules: tuple[tuple[str, str | None], ...] = schema.key(
+        (("vocab", "model"), ("mlp", "model"), ("heads", "model"), ("embed", "fsdp")),
+        effect="records",
+    )
+    slices: int = schema.key(1, at_least=1, effect="records")
+
+    def __post_init__(self):
+        for name, _ in self.rules:
+            if unknown := set(self.axes_of(name)) - set(AXES):
+                raise ValueError(
+                    f"mesh.rules shards {name!r} over {', '.join(sorted(unknown))}, must be one of "
+                    f"{', '.join(AXES)}, or None"
+                )
+
+    def axes_of(self, name: str) -> tuple[str, ...]:
+        """Mesh axes that a logical axis is sharded over."""
+        for logical, axes in self.rules:
+            if logical == name:
+                return as_tuple(axes)
+        return ()
+
+    def table_axes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Mesh axes that the rows and the columns of the embedding table are sharded over.
+
+        Of rules that would shard both over the same mesh axis only the first applies.
+        """
+        import flax.linen as nn
+
+        rows, columns = nn.logical_to_mesh_axes(("vocab", "embed"), list(self.rules))
+        return as_tuple(rows), as_tuple(columns)
+
+
+def as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Mesh axes of a rule or of an entry of a PartitionSpec."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())

@@ -1,6 +1,5 @@
 """Device mesh, and the sharding of batches and parameters on it."""
 
-import dataclasses
 import functools
 import logging
 import math
@@ -15,56 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "fsdp", "model")
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshSettings:
-    """Mesh and sharding rules; the `mesh` section of a config.
-
-    Attributes:
-      data, fsdp, model: devices along each axis; -1, at most once, for all remaining devices.
-      vocab_multiple: the rows of the embedding table are padded to a multiple of it, so that they
-        shard evenly; a multiple of the devices that they are sharded over.
-      rules: (logical axis, mesh axis or None) pairs; the first match applies.
-      slices: groups of devices between which the network is slower than within, such as TPU slices
-        or GPU machines; divides `data`, the one axis that goes across them.
-    """
-
-    data: int
-    fsdp: int
-    model: int
-    vocab_multiple: int
-    rules: tuple[tuple[str, str | None], ...]
-    slices: int = 1
-
-    def __post_init__(self):
-        for name, _ in self.rules:
-            if unknown := set(self.axes_of(name)) - set(AXES):
-                raise ValueError(
-                    f"mesh.rules shards {name!r} over {', '.join(sorted(unknown))}, must be one of "
-                    f"{', '.join(AXES)}, or None"
-                )
-
-    def axes_of(self, name: str) -> tuple[str, ...]:
-        """Mesh axes that a logical axis is sharded over."""
-        for logical, axes in self.rules:
-            if logical == name:
-                return _as_tuple(axes)
-        return ()
-
-    def table_axes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Mesh axes that the rows and the columns of the embedding table are sharded over.
-
-        Of rules that would shard both over the same mesh axis only the first applies.
-        """
-        rows, columns = nn.logical_to_mesh_axes(("vocab", "embed"), list(self.rules))
-        return _as_tuple(rows), _as_tuple(columns)
-
-
-def _as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Mesh axes of a rule or of an entry of a PartitionSpec."""
-    return (axes,) if isinstance(axes, str) else tuple(axes or ())
+from xlm.training.settings import AXES, MeshSettings, as_tuple
 
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -227,7 +177,7 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
 
 def _check_divides(path, sharding: NamedSharding, param) -> None:
     for size, entry in zip(param.shape, sharding.spec, strict=False):
-        parts = {axis: sharding.mesh.shape[axis] for axis in _as_tuple(entry)}
+        parts = {axis: sharding.mesh.shape[axis] for axis in as_tuple(entry)}
         if size % math.prod(parts.values()):
             factors = " x ".join(f"mesh.{axis}={number}" for axis, number in parts.items())
             raise ValueError(

@@ -14,8 +14,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from xlm.training.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from xlm.training.optimizer import Optimizer, make_optimizer
 from xlm.training.schedules import wsd_decay_steps
+from xlm.training.settings import OptimizerSettings
 from xlm.training.subtrees import excluding, merged, selected
 
 

@@ -6,9 +6,7 @@ from typing import Any
 import jax
 
 from xlm.objectives.objective import Extra
-
-# Number of words in a key, by implementation of random keys.
-PRNGS = {"threefry2x32": 2, "rbg": 4}
+from xlm.training.settings import PRNGS
 
 
 @jax.tree_util.register_dataclass

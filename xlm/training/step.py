@@ -16,7 +16,8 @@ from xlm.objectives.loss_and_metrics import LossAndMetrics, divisor
 from xlm.objectives.objective import Objective, Touched, gathered_rows, get_table, replace_table
 from xlm.training import sharding
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
-from xlm.training.optimizer import Optimizer, OptimizerSettings
+from xlm.training.optimizer import Optimizer
+from xlm.training.settings import OptimizerSettings
 from xlm.training.stages import Stage, stage_optimizer, stages_of
 from xlm.training.state import TrainState
 from xlm.training.subtrees import has_path, merged, without

@@ -1,0 +1,61 @@
+"""Settings of evaluation and of the search for translations. Nothing here needs jax."""
+
+import dataclasses
+
+from xlm.common import schema
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingSettings:
+    """Settings of a search; the `decoding` section of a config.
+
+    Attributes:
+      beams: K, hypotheses kept per sentence; 1 for greedy decoding.
+      max_length: T, tokens of the longest hypothesis, its `</s>` included; the T-th is always
+        `</s>`.
+      length_penalty: a; the score of a hypothesis of n tokens, `</s>` included, is its log
+        probability over n^a. 0 for none, 1 for the mean of the tokens. (Wu et al. 2016, Eq. 14,
+        divide by ((5 + n) / 6)^a, which favours length less where n is small.)
+      no_repeat_ngram: n; no n tokens in a row come twice in a hypothesis. 0 for no such rule.
+      early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
+        of when none that is unfinished can score better than the worst of K. With one beam it
+        always does.
+    """
+
+    beams: int = schema.key(5, at_least=1)
+    max_length: int = schema.key(256, at_least=1)
+    length_penalty: float = schema.key(1.0)
+    no_repeat_ngram: int = schema.key(0, at_least=0)
+    early_stop: bool = schema.key(True)
+
+    def __post_init__(self):
+        schema.check(self, "decoding")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """Settings of the evaluation; the `evaluation` section of a config.
+
+    Attributes:
+      batch_size: sequences per batch.
+      num_folds: passes of the masked-LM evaluation, each masking one fold.
+      max_sequences: held-out sequences per language; 0 for all.
+      max_sequences_in_training: the same for the evaluations during training.
+      seed: random seed of the folds, and of the example sentences in the report.
+      retrieval_layer: layer whose states are averaged to sentence vectors.
+      retrieval_pivot: language that the others are compared with.
+      retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
+        cost grows with the square of their number.
+      frozen_generator: working directory of a run of replaced-token detection, by whose samples
+        discriminators are scored besides their own generator's; "" for none.
+    """
+
+    batch_size: int = schema.key(32, at_least=1)
+    num_folds: int = schema.key(7, at_least=1)
+    max_sequences: int = schema.key(1000, at_least=0)
+    max_sequences_in_training: int = schema.key(64, at_least=0)
+    seed: int = schema.key(0, at_least=0, below=2**31)
+    retrieval_layer: int = schema.key(8, at_least=0)
+    retrieval_pivot: str = schema.key("en")
+    retrieval_max_sentences: int = schema.key(1000, at_least=0)
+    frozen_generator: str = schema.key("")

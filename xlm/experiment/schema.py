@@ -1,0 +1,399 @@
+"""Every section of a config and its keys, for pre-training, fine-tuning and translation.
+
+A key is declared where it is used, in a settings class (`xlm.common.schema`); keys that no class
+takes as they are stand here. What follows from the declarations is here, too: default configs,
+the check of a whole config, help, and what a change of a key does to a stage.
+
+Defaults are also what a working directory is read with that was made before a key existed: a new
+key's default is what the code did without it.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from input_pipeline.sources import CorpusSpec
+from input_pipeline.tasks.tasks import TASKS
+from input_pipeline.tokenization import PackedDatasetSettings
+from knn_sampling.settings import OutputLayerSettings
+from vocap.settings import VocabularySettings
+from xlm.common import schema
+from xlm.common.schema import Key, Section, check_value, section, words
+from xlm.evaluation.settings import DecodingSettings, EvaluationSettings
+from xlm.experiment.data_settings import DataSettings
+from xlm.experiment.task_settings import TaskSettings, TranslationSettings
+from xlm.models.settings import EncoderSettings
+from xlm.objectives.settings import (
+    ContrastSettings,
+    MaskSettings,
+    ReplacedTokenSettings,
+    RobustSettings,
+    VecoSettings,
+)
+from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
+
+# Section -> its keys; those of "" stand in no section.
+Family = Mapping[str, Section]
+
+# Logical axes of the parameters in `xlm.models`, which mesh.rules may shard.
+LOGICAL_AXES = (
+    "vocab", "embed", "embed_out", "heads", "mlp", "position", "layers", "output",
+)  # fmt: skip
+# Tuples of names without commas: "en,sw" is one text to ml_collections, though 100,200 two numbers.
+_NAMES = ("languages", "compare", "train_languages", "validation_languages", "test_languages",
+          "frozen")  # fmt: skip
+
+
+class _PreTraining:
+    """What a pre-training run is.
+
+    Attributes:
+      objective: one of "masked_lm", "replaced_token" and "veco", or "MODULE:FUNCTION" of your own
+        (docs/architecture.md).
+    """
+
+    objective: str = schema.key("masked_lm")
+
+
+class _Sources:
+    """Where a vocabulary or its settings come from.
+
+    Attributes:
+      tokenizer: path of an existing tokenizer, in place of one built: a SentencePiece model or a
+        Unigram tokenizer.json.
+      tables: folder of tables of run counts, read instead of text (docs/counting.md).
+      amounts: JSON file of n_i of Eq. 3 per language; "" for the bytes of the text.
+      allocation: JSON file of sizes exported from a build's report.html; languages begin at them.
+    """
+
+    tokenizer: str = schema.key("", effect="place")
+    tables: str = schema.key("", effect="place")
+    amounts: str = schema.key("", effect="place")
+    allocation: str = schema.key("", effect="place")
+
+
+class _Start:
+    """Where training starts.
+
+    Attributes:
+      init_from: working directory of train.py, or a folder of xlm import or xlm export, whose
+        parameters training starts from; "" for random ones.
+    """
+
+    init_from: str = schema.key("")
+
+
+class _FineTuning:
+    """What a fine-tuning run is.
+
+    Attributes:
+      init_from: working directory of train.py, or a folder of xlm import or xlm export.
+      objective: the objective of `init_from`, where that run has one of another package.
+      random_init: whether the encoder gets random parameters, to compare with.
+      model_name: name of the encoder in tables; "" for the last folder of `init_from`.
+    """
+
+    init_from: str = schema.key("")
+    objective: str = schema.key("")
+    random_init: bool = schema.key(False)
+    model_name: str = schema.key("")
+
+
+class _WarmUp:
+    """Warm-up of fine-tuning.
+
+    Attributes:
+      warmup_share: share of all steps in which the rate rises linearly.
+    """
+
+    warmup_share: float = schema.key(0.1, at_least=0, below=1)
+
+
+class _Epochs:
+    """Length of fine-tuning.
+
+    Attributes:
+      epochs: passes over the training examples.
+      evaluations: evaluations on development data, at equal distances.
+    """
+
+    epochs: float = schema.key(10.0, above=0)
+    evaluations: int = schema.key(10, at_least=1)
+
+
+class _Batches:
+    """Batches of translation.
+
+    Attributes:
+      batch_tokens: tokens of a batch, padding included, on both sides together.
+      averaged_checkpoints: number of last checkpoints whose mean is the model; 0 for the last one.
+    """
+
+    batch_tokens: int = schema.key(65_536, at_least=1)
+    averaged_checkpoints: int = schema.key(10, at_least=0)
+
+
+class _Translating:
+    """Evaluation of translation.
+
+    Attributes:
+      batch_tokens: tokens of a batch, padding included.
+      examples_in_training: development examples of each direction that are translated during
+        training.
+      beams_in_training: beams of these searches.
+    """
+
+    batch_tokens: int = schema.key(4096, at_least=1)
+    examples_in_training: int = schema.key(1000, at_least=0)
+    beams_in_training: int = schema.key(1, at_least=1)
+
+
+for _one in (_PreTraining, _Sources, _Start, _FineTuning, _WarmUp, _Epochs, _Batches, _Translating):
+    dataclasses.dataclass(frozen=True)(_one)
+
+PRETRAINING: Family = {
+    "": section(_PreTraining),
+    "corpus": section(CorpusSpec),
+    "vocab": section(_Sources, VocabularySettings),
+    "store": section(PackedDatasetSettings),
+    "data": section(DataSettings),
+    "model": section(EncoderSettings),
+    "mask": section(MaskSettings),
+    "contrast": section(ContrastSettings),
+    "replaced_token": section(ReplacedTokenSettings),
+    "robust": section(RobustSettings),
+    "veco": section(VecoSettings),
+    "output_layer": section(OutputLayerSettings),
+    "optimizer": section(OptimizerSettings, without=("frozen",)),
+    "mesh": section(MeshSettings),
+    "train": section(TrainSettings, _Start),
+    "evaluation": section(EvaluationSettings),
+}
+_OF_MODEL = ("dropout_rate", "attention_dropout_rate", "dtype", "attention", "remat")
+_FINE_TUNING_OPTIMIZER: dict[str, Any] = {"learning_rate": 2e-5, "beta2": 0.999, "epsilon": 1e-8,
+                          "weight_decay": 0.0, "clip_norm": 1.0}  # fmt: skip
+_MUON = ("kind", "muon_learning_rate", "muon_momentum")
+_STAGED = ("warmup_steps", "stages", "restart_schedule")
+_RECORDS = ("log_every", "keep_checkpoints", "tensorboard", "deterministic")
+FINE_TUNING: Family = {
+    "": section(_FineTuning),
+    "task": section(TaskSettings),
+    "model": section(EncoderSettings, only=_OF_MODEL),
+    "optimizer": section(
+        OptimizerSettings, _WarmUp, without=(*_MUON, *_STAGED), **_FINE_TUNING_OPTIMIZER
+    ),
+    "train": section(
+        TrainSettings, _Epochs,
+        only=("batch_size", "accumulation_steps", "epochs", "seed", "evaluations", *_RECORDS),
+        batch_size=32, log_every=10, keep_checkpoints=1,
+    ),
+    "evaluation": section(EvaluationSettings, only=("batch_size",)),
+}  # fmt: skip
+TRANSLATION: Family = {
+    **FINE_TUNING,
+    "optimizer": section(
+        OptimizerSettings, _WarmUp, without=("embedding_update", *_STAGED),
+        **{**_FINE_TUNING_OPTIMIZER, "learning_rate": 1e-4, "beta2": 0.98, "clip_norm": 0.0,
+           "warmup_share": 0.16},
+    ),
+    "translation": section(TranslationSettings),
+    "architecture": section(
+        EncoderSettings, without=(*_OF_MODEL, "cross_attention"), embedding_size=512,
+        hidden_size=512, num_layers=6, num_heads=8, mlp_size=2048, norm_position="pre",
+    ),
+    "decoding": section(DecodingSettings),
+    "train": section(
+        TrainSettings, _Batches,
+        only=("num_steps", "batch_tokens", "accumulation_steps", "averaged_checkpoints", "seed",
+              "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "deterministic"),
+        num_steps=100_000, evaluate_every=5000, checkpoint_every=1000,
+    ),
+    "evaluation": section(_Translating),
+}  # fmt: skip
+
+
+def family_of(task: Any) -> Family:
+    """The sections of a task of this name."""
+    is_translation = isinstance(task, str) and task in TASKS and TASKS[task].is_translation
+    return TRANSLATION if is_translation else FINE_TUNING
+
+
+def default_config(family: Family = PRETRAINING) -> ConfigDict:
+    """A config of all sections with their defaults."""
+    config = ConfigDict()
+    for name, keys in family.items():
+        values = {one: _default(found) for one, found in keys.items()}
+        config.update(values if not name else {name: ConfigDict(values)})
+    return config
+
+
+def _default(one: Key) -> Any:
+    return placeholder(float) if one.default is None else one.default
+
+
+def defaults_of_records() -> dict[str, Any]:
+    """Values of keys that the record of an older folder does not have: what the code did then."""
+    found = default_config().to_dict()
+    found["corpus"].update(heldout_by="position", deduplicate=False, block_bytes=0)
+    return found
+
+
+def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
+    """Return `config` if it has the sections, keys and types of a family, within their limits.
+
+    Configs of fine-tuning, and those with an objective of another package, may have sections of
+    their own, which are checked where they are used.
+
+    Raises:
+      ValueError: a section or key is missing or unknown, or a value or an element of a tuple is of
+        another type or out of its limits; the message names the key.
+    """
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"get_config() of the config file returns {type(config).__name__}, must return a "
+            "ConfigDict"
+        )
+    found = config.to_dict()
+    expected: dict[str, Any] = {name: family[name] for name in family if name} | dict(family[""])
+    is_foreign = ":" in str(found.get("objective", ""))
+    if family is not PRETRAINING or is_foreign:
+        expected |= {name: {} for name in found if name not in expected}
+    _check_names("config", found, expected)
+    for name, keys in family.items():
+        there = found if not name else found[name]
+        if not isinstance(there, dict):
+            raise ValueError(
+                f"config.{name} is {there!r}, must be a section, a ConfigDict with the keys "
+                f"{', '.join(keys)}"
+            )
+        if name:
+            _check_names(f"config.{name}", there, keys)
+        for one, declared in keys.items():
+            full = f"{name}.{one}" if name else one
+            check_value(full, there[one], declared)
+            _check_commas(full, there[one])
+    if family is PRETRAINING and not is_foreign:
+        _check_axes(found["mesh"]["rules"])
+    return config
+
+
+def recorded(found: Mapping[str, Any], family: Family = PRETRAINING) -> ConfigDict:
+    """Return a recorded config with the defaults of keys that it lacks, checked as `checked`."""
+    whole = dict(found)
+    for name, default in default_config(family).to_dict().items():
+        value = found.get(name, default)
+        is_section = isinstance(default, dict) and isinstance(value, dict)
+        whole[name] = {**default, **value} if is_section else value
+    return checked(ConfigDict(whole), family)
+
+
+def with_effect(*sections: str, family: Family = PRETRAINING) -> Mapping[str, tuple[str, ...]]:
+    """Keys of sections that change no results: those of records, speed and places, by section."""
+    return {
+        name: tuple(one for one in family[name] if family[name][one].limits["effect"] != "results")
+        for name in sections
+    }
+
+
+def help_of(family: Family, name: str = "") -> str:
+    """Help on a section's keys; on the names of the sections where none is given."""
+    if not name:
+        lines = [f"  {one:<15} {', '.join(family[one])}" for one in family if one]
+        return "\n".join(["Keys of a config, --config.SECTION.KEY=VALUE, by section:", *lines])
+    if name not in family:
+        near = difflib.get_close_matches(name, [one for one in family if one], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--help={name}: no such section{hint}")
+    lines = []
+    for one, declared in family[name].items():
+        lines.append(f"  --config.{name}.{one}={_shown(declared.default)}")
+        lines.append(f"      {declared.text[:1].upper()}{declared.text[1:]}")
+        lines.append(f"      {_limits(declared)}")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The reference page of all keys, in Markdown."""
+    lines = [
+        "# Keys of a config",
+        "",
+        "Generated from their declarations by `python -m xlm.experiment.schema`. Set one by",
+        "`--config.SECTION.KEY=VALUE`, or in a recipe of `configs/`. A stage resumes under changed",
+        "keys where the last column says *no*; other changes need another `--workdir`.",
+    ]
+    seen: list[tuple[str, Section]] = []
+    titles = (("Pre-training", PRETRAINING), ("Fine-tuning", FINE_TUNING),
+              ("Translation", TRANSLATION))  # fmt: skip
+    for title, family in titles:
+        lines += ["", f"## {title}"]
+        for name, keys in family.items():
+            if (name, keys) in seen:
+                continue
+            seen.append((name, keys))
+            lines += ["", f"### {name or 'The run'}", ""]
+            lines += [
+                "| key | default | meaning | allowed | changes results |",
+                "|---|---|---|---|---|",
+            ]
+            for one, declared in keys.items():
+                effect = "yes" if declared.limits["effect"] == "results" else "no"
+                cells = (f"`{one}`", f"`{_shown(declared.default)}`", declared.text,
+                         _limits(declared), effect)  # fmt: skip
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if value == tuple(range(1000, 50_001, 1000)):
+        return "1000, 2000, ..., 50000"
+    return repr(value).replace("'", '"')
+
+
+def _limits(declared: Key) -> str:
+    if declared.limits["choices"]:
+        return "one of " + ", ".join(declared.limits["choices"])
+    there = (one for one in ("at_least", "above", "at_most", "below") if one in declared.limits)
+    bounds = [f"{one.replace('_', ' ')} {declared.limits[one]:g}" for one in there]
+    return ", ".join([words(declared.kind), *bounds])
+
+
+def _check_names(name: str, found: Iterable[str], expected: Iterable[str]) -> None:
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if not missing and not unknown:
+        return
+    near = [difflib.get_close_matches(one, list(expected), 1) for one in unknown]
+    hints = [f"did you mean {one[0]!r}?" for one in near if one]
+    raise ValueError(
+        f"{name}: unknown keys {unknown}, missing keys {missing}; "
+        + " ".join(hints or ["correct the names, and let the config begin with default_config()"])
+    )
+
+
+def _check_commas(name: str, values: Any) -> None:
+    """Raise ValueError where names were given as one text with commas."""
+    last = name.rpartition(".")[2]
+    # A label may have a comma, but none is alone.
+    if last not in _NAMES and not (name == "task.labels" and len(values) == 1):
+        return
+    for joined in (one for one in values if "," in str(one)):
+        several = ",".join(repr(one.strip()) for one in joined.split(","))
+        raise ValueError(
+            f"{name} is {values!r}, in which {joined!r} has a comma; write several as "
+            f'--config.{name}="({several})"'
+        )
+
+
+def _check_axes(rules: Sequence[Any]) -> None:
+    if unknown := [name for name, _ in rules if name not in LOGICAL_AXES]:
+        raise ValueError(
+            f"mesh.rules is {rules!r}, but no parameter has the axis {unknown[0]!r}; name one of "
+            f"{', '.join(LOGICAL_AXES)}"
+        )
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,167 @@
+"""Settings of the objectives; sections of a config. Nothing here needs jax."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Literal, get_args
+
+from xlm.common import schema
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskSettings:
+    """Rates of masking; the `mask` section of a config.
+
+    Attributes:
+      rate: share of a sequence's text tokens that is predicted.
+      mask_share: share of these that is replaced by `<mask>`.
+      random_share: share of these that is replaced by a random piece; the rest is kept.
+      final_rate: rate at the last step, linear from `rate` at the first; 0 for a constant rate.
+      pair_rate: constant rate on pairs of translations; 0 for the same rates as on text.
+    """
+
+    rate: float = schema.key(0.15, above=0, below=1)
+    mask_share: float = schema.key(0.8, at_least=0)
+    random_share: float = schema.key(0.1, at_least=0)
+    final_rate: float = schema.key(0.0, at_least=0, below=1)
+    pair_rate: float = schema.key(0.0, at_least=0, below=1)
+
+    def __post_init__(self):
+        schema.check(self, "mask")
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask.mask_share {self.mask_share} and mask.random_share {self.random_share} must "
+                "be shares that sum to at most 1"
+            )
+
+    def of_pairs(self) -> "MaskSettings":
+        """Settings for pairs of translations."""
+        if not self.pair_rate:
+            return self
+        return dataclasses.replace(self, rate=self.pair_rate, final_rate=0.0)
+
+    def slots(self, length: int) -> int:
+        """M, number of masked positions in a sequence of `length` text tokens."""
+        return math.ceil(max(self.rate, self.final_rate) * length)
+
+    def rate_at(self, step: "jax.Array", num_steps: int) -> "jax.Array | None":
+        """Rate at a step of `num_steps`, scalar float32; None if it is always `rate`."""
+        if not self.final_rate:
+            return None
+        import jax.numpy as jnp
+
+        share = step.astype(jnp.float32) / max(num_steps - 1, 1)
+        return self.rate + (self.final_rate - self.rate) * jnp.minimum(share, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastSettings:
+    """Cross-lingual contrast; the `contrast` section of a config.
+
+    Attributes:
+      weight: of the contrastive loss, relative to the masked-LM loss.
+      temperature: divisor of the cosines.
+    """
+
+    weight: float = schema.key(1.0, at_least=0)
+    temperature: float = schema.key(0.05, above=0)
+
+    def __post_init__(self):
+        schema.check(self, "contrast")
+
+
+Sharing = Literal["shared", "separate", "disentangled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedTokenSettings:
+    """Replaced-token detection; the `replaced_token` section of a config.
+
+    Attributes:
+      generator_layers: layers of the generator, which has the discriminator's width.
+      weight: lambda, of the discriminator's loss relative to the generator's.
+      temperature: of the distribution that replacements are sampled from; 0 for the likeliest.
+      embeddings: token embeddings of the discriminator: "shared" with the generator, a table of its
+        own ("separate"), or gradient-"disentangled" (DeBERTaV3, arXiv 2111.09543, Section 3.3): the
+        generator's, through which no gradient passes, plus a table that starts at zero.
+    """
+
+    generator_layers: int = schema.key(4, at_least=0)
+    weight: float = schema.key(50.0, at_least=0)
+    temperature: float = schema.key(1.0, at_least=0)
+    embeddings: Sharing = schema.key("shared", choices=get_args(Sharing))
+
+    def __post_init__(self):
+        schema.check(self, "replaced_token")
+
+
+Visible = Literal["causal", "full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class VecoSettings:
+    """Terms of VECO's objective; the `veco` section of a config.
+
+    Attributes:
+      is_weight, cs_weight, tlm_weight: of the terms. CS-MLM and TLM of weight 0 are not computed;
+        IS-MLM is, since CS-MLM needs its states, and its loss is a metric.
+      context: tokens of its own sequence that CS-MLM sees at a position: "causal" for those up to
+        the position (Eq. 7), "full" for all.
+      flip: whether CS-MLM predicts the first of two adjacent segments of text from the second one
+        as well (footnote 4); without it only the second one is predicted. Pairs of translations
+        always have both directions.
+    """
+
+    is_weight: float = schema.key(1.0, at_least=0)
+    cs_weight: float = schema.key(1.0, at_least=0)
+    tlm_weight: float = schema.key(1.0, at_least=0)
+    context: Visible = schema.key("causal", choices=get_args(Visible))
+    flip: bool = schema.key(True)
+
+    def __post_init__(self):
+        schema.check(self, "veco")
+
+
+@dataclasses.dataclass(frozen=True)
+class RobustSettings:
+    """Distributionally robust sampling of pairs; the `robust` section of a config.
+
+    Attributes:
+      rho: radius of the ball around the base distribution, in the divergence of this module; 0 for
+        the base distribution itself.
+      num_phases: times that the worst distribution is solved in a run, at equal distances; 0 for
+        no robust sampling.
+      rate: share of the past that a batch, or each part of one in parts, displaces in the moving
+        averages of losses, see `pair_losses.update_pair_losses`.
+      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
+        is not seen again, and keeps the loss that it had.
+      baseline: file of the phases of another run, whose last losses are subtracted from those of
+        this one; "" for none. A run with rho = 0 writes one, and leaves the shares of the pairs.
+    """
+
+    rho: float = schema.key(0.05, at_least=0)
+    num_phases: int = schema.key(0, at_least=0)
+    rate: float = schema.key(0.1, above=0, at_most=1)
+    min_ratio: float = schema.key(0.0, at_least=0, below=1)
+    baseline: str = schema.key("")
+
+    def __post_init__(self):
+        schema.check(self, "robust")
+
+    def phase_steps(self, num_steps: int) -> tuple[int, ...]:
+        """Steps before which the worst distribution is solved: i num_steps / (num_phases + 1).
+
+        The base distribution is in force up to the first of them.
+
+        Raises:
+          ValueError: the run is too short for so many phases.
+        """
+        if num_steps <= self.num_phases:
+            raise ValueError(
+                f"robust.num_phases is {self.num_phases}, must be below train.num_steps, "
+                f"{num_steps}; lower it or train for longer"
+            )
+        parts = self.num_phases + 1
+        return tuple(i * num_steps // parts for i in range(1, parts))
