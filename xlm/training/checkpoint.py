@@ -35,7 +35,10 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not compl
 
 def _worth_reading(record: logging.LogRecord) -> bool:
     """Whether a log line is ours or a warning; Orbax logs about thirty lines per checkpoint."""
-    return record.levelno >= logging.WARNING or "/orbax/" not in record.pathname
+    is_of_orbax = "/orbax/" in record.pathname
+    if is_of_orbax:  # its threads show tracebacks of what `SaveError` reports
+        record.exc_info = None
+    return record.levelno >= logging.WARNING or not is_of_orbax
 
 
 absl_logging.get_absl_handler().addFilter(_worth_reading)
@@ -382,8 +385,8 @@ class Checkpoints:
             return
         try:
             self._is_written()
-        except SaveError:
-            logging.exception("and the last save failed")  # the one in flight has precedence
+        except SaveError as error:
+            logging.error("and the last save failed: %s", error)  # that in flight has precedence
 
 
 def restore_latest(

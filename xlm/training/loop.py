@@ -135,6 +135,7 @@ def train(
                 if evaluates:
                     progress.evaluate(step, state, evaluators)
                 if saves or stops:
+                    progress.sync_metrics()
                     checkpoints.save(
                         step, state, is_up_to_date=is_up_to_date, inspection=inspection
                     )

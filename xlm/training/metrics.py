@@ -4,10 +4,11 @@
 bit, as an uninterrupted one. `speed.jsonl` holds the times.
 """
 
+import contextlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from xlm.common import artifacts, declarations
 
@@ -30,9 +31,21 @@ class MetricsWriter:
           OSError: the file cannot be written; the message names the file and a remedy.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        with self._reported(), open(self._path, "a", encoding="utf-8") as file:
+            file.write(_line({"step": step, **finite}))
+
+    def sync(self) -> None:
+        """Wait for the records to be on the disk, as a checkpoint of their steps will be.
+
+        Raises: as `write`.
+        """
+        with self._reported():
+            artifacts.sync(self._path)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
         try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(_line({"step": step, **finite}))
+            yield
         except OSError as error:
             raise OSError(
                 f"{self._path} could not be written ({error.strerror}). If the disk is full, make "

@@ -178,6 +178,11 @@ class Progress:
             )
         return inspection
 
+    def sync_metrics(self) -> None:
+        """Wait for the metrics so far to be on the disk."""
+        if self._is_writer:
+            self._metrics.sync()
+
     def evaluate(self, step: int, state: TrainState, evaluators: Iterable[Evaluator]) -> None:
         """Run all evaluators and record the metrics that they return."""
         values: dict[str, float] = {}
