@@ -15,7 +15,7 @@ from input_pipeline.sources import CorpusSpec
 from tests import commands
 from vocap import run_tables, runs
 from xlm.common import artifacts
-from xlm.experiment import counted_text
+from xlm.experiment import counted_text, vocabulary
 from xlm.experiment.data import Folders
 
 build_vocab = commands.load("build_vocab")
@@ -109,7 +109,7 @@ class CountedTextTest(parameterized.TestCase):
         loaded = self.build("loaded")
         with (
             mock.patch.object(counted_text, "STREAMED_FROM", 0),
-            mock.patch.object(build_vocab, "load_corpus", side_effect=AssertionError),
+            mock.patch.object(vocabulary, "load_corpus", side_effect=AssertionError),
         ):
             self.assertEqual(self.build("streamed"), loaded)
             self.assertEqual(self.build("streamed"), loaded)  # up to date
@@ -127,7 +127,7 @@ class CountedTextTest(parameterized.TestCase):
         expected = self.build("loaded")
         with (
             mock.patch.object(counted_text, "STREAMED_FROM", 0),
-            mock.patch.object(build_vocab, "load_corpus", side_effect=AssertionError),
+            mock.patch.object(vocabulary, "load_corpus", side_effect=AssertionError),
         ):
             self.assertEqual(self.build("grown"), expected)
 

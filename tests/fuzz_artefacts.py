@@ -31,7 +31,7 @@ from input_pipeline import pair_phases
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks, tiny_translation
 from tests.malformed import templates
-from vocap import build, record, report
+from vocap import building, record, report
 from xlm.common import artifacts
 from xlm.evaluation import (
     published,
@@ -79,7 +79,7 @@ class Target(NamedTuple):
     has_digests: bool = False
 
 
-def _built(folder: pathlib.Path) -> build.BuiltVocabulary:
+def _built(folder: pathlib.Path) -> building.BuiltVocabulary:
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(60)]
     text = {
@@ -87,7 +87,7 @@ def _built(folder: pathlib.Path) -> build.BuiltVocabulary:
         for language in ("en", "sw")
     }
     settings = data.vocabulary_settings(_vocabulary_config())
-    return build.build_vocabulary(
+    return building.build_vocabulary(
         text, text, settings, folder / "vocab/cache", lambda items, *_: items
     )
 

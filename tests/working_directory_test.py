@@ -12,6 +12,7 @@ from absl.testing import absltest
 from tests import commands, tiny_tasks
 from tests.malformed import templates
 from xlm.common import artifacts
+from xlm.experiment import training
 
 VOCABULARY = {
     "vocab__target_size": "120", "vocab__sizes": "(20,40,60)", "vocab__compare": "()",
@@ -46,7 +47,7 @@ class WorkingDirectoryTest(absltest.TestCase):
         """Warnings of a stage that ends well, on the text of all tests unless changes say other."""
         keys = {**VOCABULARY, "corpus__root": str(cls.made / "text"), **changes}
         arguments = [one.replace("DIR", str(folder)) for one in templates.run_config(**keys)]
-        with mock.patch.object(commands.load("train"), "train"):  # its stage, without steps
+        with mock.patch.object(training, "train"):  # its stage, without steps
             done = commands.execute(stage, *arguments)
         if done.returncode:
             raise AssertionError(done.stderr)

@@ -9,5 +9,16 @@ text is read by `input_pipeline.corpus`, reached through `build_vocab.py`.
 
 Pipeline: `runs.count_runs` -> `nested.train` (through `unigram`) ->
 `allocation.allocate` (through `methods`) -> `merge.fit_scores`, `merge.write_model` ->
-`report.write_report`; `build.build_vocabulary` chains them and caches every artefact.
+`report.write_report`; `building.build_vocabulary` chains them and caches every artefact.
 """
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`vocap.build` and `vocap.Vocabulary`, imported with what they need when first used."""
+    if name in ("build", "Vocabulary"):
+        from vocap import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module vocap has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vocap.allocation import Course, trace_courses
-from vocap.build import BuiltVocabulary
+from vocap.building import BuiltVocabulary
 from vocap.curves import concave_envelope
 from vocap.record import Record
 from vocap.settings import SPECIALS, VocabularySettings

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from vocap.allocation import Allocation, Change
-from vocap.build import BuiltVocabulary, Language
+from vocap.building import BuiltVocabulary, Language
 from vocap.runs import RunTable
 from vocap.settings import VocabularySettings
 from xlm.common import declarations

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vocap.build import BuiltVocabulary
+from vocap.building import BuiltVocabulary
 from vocap.explorer import explorer_page
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings

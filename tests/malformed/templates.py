@@ -53,7 +53,7 @@ def quick() -> Iterator[None]:
         raise harness.ReachedTraining
 
     with (
-        mock.patch("xlm.training.loop.train", train),
+        mock.patch("xlm.experiment.training.train", train),
         mock.patch("xlm.experiment.task_runs.train", train),
         mock.patch("xlm.experiment.translation_runs.train", train),
     ):

@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 from tests import golden
 from tests.vocap import explorer_test, records
 from vocap import explorer, report, runs
-from vocap.build import BuiltVocabulary, build_vocabulary
+from vocap.building import BuiltVocabulary, build_vocabulary
 from vocap.record import allocation_record
 from vocap.settings import METHODS, VocabularySettings
 

@@ -8,149 +8,27 @@ it stops before the first task; input_pipeline/preparation_beam.py runs them on 
 --verify it compares a finished dataset with the checksums of its manifest.
 """
 
-import dataclasses
 import functools
-import pathlib
-import shutil
-from collections.abc import Sequence
 
-from absl import flags, logging
-from ml_collections import ConfigDict, config_flags
+from absl import flags
+from ml_collections import config_flags
 
-from input_pipeline import input_records, preparation, sources
-from input_pipeline.corpus import load_corpus
-from input_pipeline.executors import LocalProcesses
-from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
-from input_pipeline.preparation import Job
-from input_pipeline.preparation_plan import Found
-from input_pipeline.tokenization import check_tokenizer
-from xlm.common import artifacts, entry_point
-from xlm.experiment import data as builders
-from xlm.experiment import schema
+from xlm.common import entry_point
+from xlm.experiment import rows, schema
+from xlm.experiment.experiment import Experiment
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _PLAN = flags.DEFINE_bool("plan", False, "Write what Beam needs, and run no task.")
 _VERIFY = flags.DEFINE_bool("verify", False, "Read a finished dataset and check its SHA-256.")
 
-_MAX_LISTED = 20  # sources in a line of the log
-
 
 def main(_) -> None:
-    config = schema.checked(_CONFIG.value)
-    folders = builders.Folders(pathlib.Path(_WORKDIR.value))
+    experiment = Experiment(_CONFIG.value, _WORKDIR.value)
     if _VERIFY.value:
-        count = PackedDataset.open(folders.rows).verify()
-        logging.info("%s: %d files are as they were written", folders.rows, count)
-        return
-    tokenizer = folders.read_tokenizer()
-    check_tokenizer(tokenizer, folders.tokenizer)
-    builders.warn_of_other_sections(config, {folders.vocab: ("corpus", "vocab")})
-    spec, settings = builders.corpus_spec(config), builders.packed_dataset_settings(config)
-    job = Job(folders.rows.absolute(), spec, settings, tokenizer_hash(tokenizer))
-    if (job.folder / META).exists() and _stage(config, job, _recorded_text(config, job)).done:
-        logging.info("%s is up to date", folders.rows)
-        return
-    if _PLAN.value and not pathlib.Path(spec.root).is_absolute():
-        raise ValueError(
-            f"corpus.root is {spec.root}; with --plan it must be an absolute path, which the "
-            "workers mount as well"
-        )
-    found = preparation.find(job)
-    _check_parallel(config, job, found)
-    with (
-        artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
-        LocalProcesses(settings.num_workers) as execute,
-    ):
-        if folders.read_tokenizer() != tokenizer:
-            raise ValueError(
-                f"{folders.tokenizer} has changed since this command began; run it again"
-            )
-        if _PLAN.value:
-            preparation.begin(job, tokenizer)
-            print(
-                f"{len(found.pieces)} pieces of text; now run the tasks, and then this command "
-                "without --plan:\npython -m input_pipeline.preparation_beam "
-                f"--rows={job.folder} --runner=..."
-            )
-            return
-        text = preparation.run(job, found, tokenizer, execute)
-        stage = _stage(config, job, text)
-        stage.claim()
-        store = preparation.finish(job, found)
-        stage.finish()
-        shutil.rmtree(job.work)
-    tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
-    rows = sum(s["train"]["rows"] for s in store.statistics.values())
-    logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
-
-
-def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
-    """Log the parallel text that is left out, and patterns without any.
-
-    Raises:
-      ValueError: the run trains on pairs, and `corpus.parallel` names none that can be used.
-    """
-    left_out = sources.find_left_out(job.spec)
-    shown = [f"{path} ({', '.join(languages)})" for path, languages in left_out.items()]
-    evaluated = [f"{path} (corpus.parallel_eval)" for path in sources.find_evaluated_only(job.spec)]
-    data = builders.data_settings(config)
-    has_pairs = any(task.key == "parallel" for task in found.tasks)
-    if not has_pairs and (data.pair_share or data.contrast_share):
-        raise ValueError(
-            f"data.pair_share is {data.pair_share} and data.contrast_share {data.contrast_share}, "
-            f"but corpus.parallel, {job.spec.parallel} below {job.spec.root}, has no text in two "
-            f"languages of corpus.languages, {job.spec.languages or 'all'}; left out are "
-            f"{_listed([*shown, *evaluated]) or 'no files'}: correct the patterns, add languages, "
-            "or other spellings to corpus.language_codes, or set both shares to 0"
-        )
-    if unmatched := sources.find_unmatched(job.spec, ("parallel", "parallel_eval")):
-        logging.info("corpus.parallel: no file below %s is %s", job.spec.root, ", ".join(unmatched))
-    if left_out:
-        logging.info(
-            "%d sources of parallel text, of fewer than two of corpus.languages, are left out: %s",
-            len(left_out),
-            _listed(shown),
-        )
-    if evaluated:
-        logging.info("corpus.parallel: not trained on are %s", _listed(evaluated))
-
-
-def _listed(shown: Sequence[str]) -> str:
-    """Sources in a line."""
-    return ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
-
-
-def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
-    """Open the folder for text of a digest, which a finished dataset of another one refuses."""
-    return artifacts.open_stage(
-        job.folder,
-        {
-            "corpus": dataclasses.asdict(job.spec),
-            "text": text,
-            "tokenizer": job.tokenizer,
-            "store": {k: v for k, v in config.store.items() if k != "num_workers"},
-        },
-        defaults=schema.defaults_of_records(),
-        uncompared=builders.PLACE_OF_TEXT,
-        # A preparation that did not end has written nothing that is read.
-        replace=lambda: not (job.folder / META).exists(),
-    )
-
-
-def _recorded_text(config: ConfigDict, job: Job) -> str:
-    """Digest of the text as it is now, of which only what has changed is read.
-
-    Raises:
-      ValueError: the dataset was made under other settings.
-    """
-    path = job.folder / input_records.INPUTS
-    if not path.exists():  # of a version that kept no records, and a digest of another kind
-        return load_corpus(job.spec).digest()
-    recorded = input_records.read(path)
-    _stage(config, job, input_records.text_digest(recorded))
-    shard_bytes = job.settings.shard_bytes
-    return input_records.text_digest(input_records.read_again(recorded, job.spec, shard_bytes))
+        rows.verify(experiment.folders)
+    else:
+        experiment.prepare(plans_only=_PLAN.value)
 
 
 def run() -> None:

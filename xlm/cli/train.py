@@ -10,22 +10,16 @@ the hosts to each other, with --coordinator, --num_processes and --process_id as
 """
 
 import functools
-import pathlib
 import sys
 
 from absl import flags, logging
 from ml_collections import config_flags
 
 from xlm.common import entry_point
-from xlm.experiment import data as data_builders
-from xlm.experiment import memory, objectives, schema
-from xlm.experiment import model as builders
-from xlm.experiment.evaluators import training_evaluators
-from xlm.experiment.initial import initial_params
-from xlm.experiment.robust import training_data
-from xlm.training import hosts, rewind
-from xlm.training.loop import train
-from xlm.training.signals import EXIT_STOPPED, Stopped, StopRequest
+from xlm.experiment import memory, model, schema
+from xlm.experiment.experiment import Experiment
+from xlm.training import hosts
+from xlm.training.signals import EXIT_STOPPED, Stopped
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -39,47 +33,14 @@ _join_hosts = hosts.define_flags()
 
 
 def main(_) -> None:
-    config = schema.checked(_CONFIG.value)
-    builders.set_up_compilation(config)
+    experiment = Experiment(_CONFIG.value, _WORKDIR.value)
+    model.set_up_compilation(experiment.config)
     _join_hosts()
-    folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
-
-    store = data_builders.open_packed_dataset(folders)
-    begins_at = _CONTINUE_FROM.value
-    stage = data_builders.open_train_stage(config, folders, begins_at)
-    mesh = builders.mesh(config)
-    data = training_data(config, store, mesh, folders.train)
-    objective = objectives.objective(config, store, mesh)
-    builders.log_table_reads(config, objective, store)
-    functions = builders.train_functions(config, objective, mesh)
-    start = initial_params(config, objective, folders)
-    settings = builders.train_settings(config)
-    evaluators = training_evaluators(config, objective, store, mesh)
-    # Claimed after all checks and before anything is written, which depends on the settings.
     try:
-        claims = begins_at is None
-        with hosts.held(stage, claims=claims), StopRequest() as should_stop:
-            if begins_at is not None and not stage.claimed:
-                by_rows = config.optimizer.embedding_update == "rows"
-                rewind.rewind(folders.train, begins_at, functions, by_rows=by_rows)
-                if hosts.is_first():
-                    stage.claim()
-            train(
-                functions,
-                settings,
-                folders.train,
-                data,
-                evaluators,
-                initial_params=start,
-                should_stop=should_stop,
-            )
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error
+        experiment.train(continue_from=_CONTINUE_FROM.value)
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-    if hosts.is_first():
-        stage.finish()
 
 
 def run() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from input_pipeline.corpus_stream import CorpusStream
 from input_pipeline.sources import CorpusSpec
 from vocap import entries, run_tables
-from vocap.build import Progress
+from vocap.building import Progress
 from xlm.common import artifacts, processes
 from xlm.experiment.data import Folders
 

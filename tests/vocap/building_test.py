@@ -17,7 +17,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
-from vocap import build, comparison, entries, merge, methods, run_tables, runs, unigram
+from vocap import building, comparison, entries, merge, methods, run_tables, runs, unigram
 from vocap.settings import METHODS, VocabularySettings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ ENTRIES = (
 KILLED = """
 import json, os, pathlib, signal, sys
 import numpy as np
-from vocap import build
+from vocap import building
 
 text, settings, cache = json.load(sys.stdin)
 whole, written = np.savez, []
@@ -69,7 +69,7 @@ def savez(path, **arrays):
 
 np.savez = savez
 settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-build.build_vocabulary(text, {}, VocabularySettings(**settings), pathlib.Path(cache))
+building.build_vocabulary(text, {}, VocabularySettings(**settings), pathlib.Path(cache))
 """
 
 
@@ -88,8 +88,8 @@ TEXT = {language: made_up_text(language, n) for language, n in SENTENCES.items()
 HELDOUT = {language: made_up_text(language, n + 30)[n:] for language, n in SENTENCES.items()}
 
 
-def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> build.BuiltVocabulary:
-    return build.build_vocabulary(text, heldout, dataclasses.replace(SETTINGS, **changed), cache)
+def run(cache: pathlib.Path, text=TEXT, heldout=HELDOUT, **changed) -> building.BuiltVocabulary:
+    return building.build_vocabulary(text, heldout, dataclasses.replace(SETTINGS, **changed), cache)
 
 
 def stamps(cache: pathlib.Path) -> dict[str, int]:
@@ -140,7 +140,7 @@ class BuildTest(parameterized.TestCase):
     def copy_of_first_cache(self) -> pathlib.Path:
         return pathlib.Path(shutil.copytree(self.first_cache, self.new_cache() / "copy"))
 
-    def assert_same(self, a: build.BuiltVocabulary, b: build.BuiltVocabulary) -> None:
+    def assert_same(self, a: building.BuiltVocabulary, b: building.BuiltVocabulary) -> None:
         """Both builds agree in every bit."""
         self.assertEqual(a.model, b.model)
         self.assertEqual(a.scores, b.scores)
@@ -300,7 +300,7 @@ class ResultTest(BuildTest):
                 self.assertLen(told[name], total)
                 return told[name]
 
-            build.build_vocabulary(TEXT, HELDOUT, SETTINGS, cache, progress)
+            building.build_vocabulary(TEXT, HELDOUT, SETTINGS, cache, progress)
             self.assertLen(told["languages"], num_languages)
             self.assertEqual(told["methods"], all_methods)
             self.assertEqual(told["comparison"], all_methods)

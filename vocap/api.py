@@ -1,0 +1,98 @@
+"""A vocabulary from Python: `vocap.build`, without files, configs or commands."""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sentencepiece as spm
+
+from vocap.building import BuiltVocabulary, build_vocabulary
+from vocap.settings import VocabularySettings
+from xlm.common import artifacts
+
+
+class Vocabulary:
+    """A built vocabulary.
+
+    Attributes:
+      model: the serialised SentencePiece model.
+      sizes: pieces allocated to each language; empty of methods that allocate none.
+      curves: language -> sizes of its vocabularies, and ALP at each in nats a sentence (Eq. 1).
+    """
+
+    def __init__(self, built: BuiltVocabulary):
+        self.model = built.model
+        allocation = built.choice.allocation
+        self.sizes = dict(allocation.sizes) if allocation else {}
+        self.curves = {
+            language: (tuple(one.vocabularies.curve.sizes), tuple(one.vocabularies.curve.alp))
+            for language, one in built.languages.items()
+        }
+        self._processor = spm.SentencePieceProcessor(model_proto=built.model)
+
+    def __len__(self) -> int:
+        """Number of pieces, special tokens included."""
+        return self._processor.get_piece_size()
+
+    @property
+    def pieces(self) -> list[str]:
+        """All pieces by their ids."""
+        return [self._processor.id_to_piece(i) for i in range(len(self))]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without special tokens."""
+        return self._processor.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids."""
+        return self._processor.decode(list(ids))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the SentencePiece model to a file, such as spm.model."""
+        artifacts.write_bytes(pathlib.Path(path), self.model)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder that `transformers.AutoTokenizer.from_pretrained` reads."""
+        from xlm.interop import huggingface  # which knows this package
+
+        huggingface.export_tokenizer(self.model, pathlib.Path(folder))
+
+
+def build(
+    texts: Mapping[str, Iterable[str]],
+    size: int,
+    *,
+    heldout: Mapping[str, Iterable[str]] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Vocabulary:
+    """Build a vocabulary of `size` pieces that gives each language what it deserves.
+
+        texts = {"en": ["the cat sees", ...], "sw": ["paka anaona", ...]}
+        vocabulary = vocap.build(texts, size=8000)
+        vocabulary.encode("the cat")
+
+    Args:
+      texts: sentences by language.
+      size: pieces of the vocabulary, special tokens included.
+      heldout: sentences that the methods of `compare` are scored on.
+      cache: folder of what is computed once; none by default.
+      **settings: other fields of `VocabularySettings`, such as `method`, `alpha` or `sizes`. By
+        default the sizes of single languages are tenths of `size`. More than one of `num_workers`
+        need a program whose work is under `if __name__ == "__main__"`.
+
+    Raises:
+      ValueError: a setting is out of its limits, a language has no text, or the texts are too small
+        for so many pieces; the message names it.
+    """
+    settings.setdefault("num_workers", 1)
+    settings.setdefault(
+        "sizes", tuple(sorted({max(size * part // 10, 1) for part in range(1, 11)}))
+    )
+    chosen = VocabularySettings(target_size=size, **settings)
+    train = {language: list(text) for language, text in texts.items()}
+    aside = {language: list(text) for language, text in (heldout or {}).items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        return Vocabulary(build_vocabulary(train, aside, chosen, pathlib.Path(cache or scratch)))

@@ -1,0 +1,57 @@
+"""Evaluation of the latest checkpoint of a run, and the report of the whole job."""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from knn_sampling.settings import OutputLayerSettings
+from vocap import record
+from xlm.common import artifacts
+from xlm.common.schema import settings
+from xlm.evaluation import report
+from xlm.experiment import data as data_builders
+from xlm.experiment import evaluators
+from xlm.experiment import model as builders
+from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.training import hosts
+from xlm.training.metrics import read_metrics
+
+
+def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | None:
+    """Write the report; return its path, None on hosts that do not write."""
+    store = data_builders.open_packed_dataset(folders)
+    data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
+    mesh = builders.mesh(config)
+    trained = builders.restore(config, store, folders, mesh)
+    masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
+    losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
+    retrieval = evaluators.retrieval(config, encoder, store, mesh)
+    examples = evaluators.examples(config, masked_lm, store, folders, mesh)
+    detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
+    stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
+    with hosts.held(stage, claims=False):
+        results = report.Results(
+            step=trained.step,
+            losses=losses.run(trained.params),
+            retrieval=retrieval.run(trained.params),
+            examples=examples.run(trained.params),
+            detection=detection.run(trained.params) if detection else {},
+        )
+        if not hosts.is_first():
+            return None
+        path = report.write_report(
+            folders.report,
+            results,
+            store=store,
+            output_layer=settings(OutputLayerSettings, config.output_layer),
+            allocation=_allocation(folders),
+            metrics=read_metrics(folders.train / "metrics.jsonl"),
+            full_softmax_from=masked_lm.full_softmax_from,
+        )
+    return path
+
+
+def _allocation(folders: data_builders.Folders) -> record.Record | None:
+    """Record of the vocabulary's build; None of a tokenizer that was given."""
+    path = folders.vocab / "allocation.json"
+    return record.read(path) if path.exists() else None

@@ -1,0 +1,56 @@
+"""Pre-training of a run."""
+
+from ml_collections import ConfigDict
+
+from xlm.experiment import data as data_builders
+from xlm.experiment import model as builders
+from xlm.experiment import objectives
+from xlm.experiment.evaluators import training_evaluators
+from xlm.experiment.initial import initial_params
+from xlm.experiment.robust import training_data
+from xlm.training import hosts, rewind
+from xlm.training.loop import train
+from xlm.training.signals import StopRequest
+
+
+def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | None = None) -> None:
+    """Train to the end, or until a signal asks to stop.
+
+    Args:
+      begins_at: step of a checkpoint from which to go on with other settings.
+
+    Raises:
+      Stopped: a signal asked for it; the state is saved, and the same call resumes.
+    """
+    store = data_builders.open_packed_dataset(folders)
+    stage = data_builders.open_train_stage(config, folders, begins_at)
+    mesh = builders.mesh(config)
+    data = training_data(config, store, mesh, folders.train)
+    objective = objectives.objective(config, store, mesh)
+    builders.log_table_reads(config, objective, store)
+    functions = builders.train_functions(config, objective, mesh)
+    start = initial_params(config, objective, folders)
+    settings = builders.train_settings(config)
+    evaluators = training_evaluators(config, objective, store, mesh)
+    # Claimed after all checks and before anything is written, which depends on the settings.
+    try:
+        claims = begins_at is None
+        with hosts.held(stage, claims=claims), StopRequest() as should_stop:
+            if begins_at is not None and not stage.claimed:
+                by_rows = config.optimizer.embedding_update == "rows"
+                rewind.rewind(folders.train, begins_at, functions, by_rows=by_rows)
+                if hosts.is_first():
+                    stage.claim()
+            train(
+                functions,
+                settings,
+                folders.train,
+                data,
+                evaluators,
+                initial_params=start,
+                should_stop=should_stop,
+            )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error
+    if hosts.is_first():
+        stage.finish()

@@ -1,0 +1,106 @@
+"""The vocabulary of a run: one SentencePiece model, with a report, from text per language."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from absl import logging
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from input_pipeline.corpus import load_corpus
+from vocap import report
+from vocap.building import CACHE_VERSION, Source, build_vocabulary, source_digest
+from xlm.common import artifacts
+from xlm.experiment import counted_text, schema
+from xlm.experiment import data as builders
+from xlm.interop import vocabulary
+
+
+def run(config: ConfigDict, folders: builders.Folders) -> None:
+    """Build the vocabulary, or take an existing one, unless that is done."""
+    if config.vocab.tokenizer:
+        _take(pathlib.Path(config.vocab.tokenizer), folders)
+        return
+    settings = builders.vocabulary_settings(config)
+    cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
+    train, heldout, origin = _sources(config, folders, cache)
+    own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
+    defaults = schema.defaults_of_records()
+    defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
+    # A packed dataset and a trained model would lose the tokenizer that they were made with.
+    stage = artifacts.open_stage(
+        folders.vocab,
+        {**origin, "vocab": own},
+        defaults=defaults,
+        uncompared=builders.PLACE_OF_TEXT,
+        replace=lambda: not folders.has_rows,
+    )
+    if stage.done and folders.tokenizer.exists():
+        logging.info("%s is up to date", folders.vocab)
+        return
+    # A vocabulary of other settings stays as it is until the new one is built.
+    with stage.held(claims=False):
+        built = build_vocabulary(train, heldout, settings, cache, _progress)
+        stage.claim()
+        artifacts.write_bytes(folders.tokenizer, built.model)
+        report.write_report(folders.vocab, built, settings)
+        stage.finish()
+    logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
+    print(f"report: {folders.vocab / 'report.md'}")
+
+
+def _take(path: pathlib.Path, folders: builders.Folders) -> None:
+    """Write an existing tokenizer where a built one would be."""
+    try:
+        model = vocabulary.sentencepiece_model(path)
+    except ValueError as error:
+        raise ValueError(f"vocab.tokenizer: {error}") from error
+    digest = hashlib.sha256(model).hexdigest()
+    stage = artifacts.open_stage(
+        folders.vocab, {"tokenizer": digest}, replace=lambda: not folders.has_rows
+    )
+    if stage.done and folders.tokenizer.exists():
+        logging.info("%s is up to date", folders.vocab)
+        return
+    with stage.held():
+        artifacts.write_bytes(folders.tokenizer, model)
+        report.remove(folders.vocab)
+        stage.finish()
+    print(f"{folders.tokenizer}: {len(vocabulary.vocabulary(model).pieces):,} pieces of {path}")
+
+
+def _sources(
+    config: ConfigDict, folders: builders.Folders, cache: pathlib.Path
+) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
+    """Training and held-out text of each language, and the settings that identify the text."""
+    if config.vocab.tables:
+        train, heldout = builders.count_tables(config)
+        digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
+        return train, heldout, {"tables": digests}
+    spec = builders.corpus_spec(config)
+    if counted_text.is_streamed(spec, folders, config.vocab.trainer):
+        folders.vocab.mkdir(parents=True, exist_ok=True)
+        # Not by a build, which removes what is left of those that were killed.
+        with artifacts.locked(folders.vocab, is_shared=True):
+            found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
+        return (
+            found.train,
+            found.heldout,
+            {"corpus": dataclasses.asdict(spec), "text": found.digest},
+        )
+    corpus = load_corpus(spec)
+    return (
+        {language: corpus.sentences(language) for language in corpus.train},
+        {
+            lang: corpus.sentences(lang, "heldout")
+            for lang, found in corpus.heldout.items()
+            if found
+        },
+        {"corpus": dataclasses.asdict(spec), "text": corpus.digest()},
+    )
+
+
+def _progress(items: Iterable, name: str, total: int) -> Iterable:
+    return tqdm(items, desc=name, total=total, disable=not total)
