@@ -301,6 +301,19 @@ class KindsTest(RunCase):
         before = tiny_tasks.params(encoder)["distances"]["bias"]
         self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
 
+    def test_random_parameters_are_others(self):
+        results = [
+            tiny_tasks.run(
+                tiny_tasks.config("tatoeba", random_init=value), self.folder / str(value)
+            )
+            for value in (False, True)
+        ]
+        self.assertEqual([one["model"] for one in results], ["tiny-xlmr-2", "tiny-xlmr-2, random"])
+        self.assertNotEqual(*(
+            (self.folder / str(value) / "predictions/test.sw.jsonl").read_bytes()
+            for value in (False, True)
+        ))  # fmt: skip
+
 
 class SelectionTest(RunCase):
     """Data of selection, and their mention in results, without a run."""

@@ -193,6 +193,13 @@ class EstimateTest(parameterized.TestCase):
         heads_alone = memory.estimate(config, 16).bytes["activations"]
         self.assertBetween(heads_alone, by_rules + 1, whole - 1)
 
+    def test_cudnn_is_not_needed(self):
+        config = vocap_paper.get_config("vocap_250k")
+        config.model.attention = "cudnn"
+        fused = memory.estimate(config, 8).bytes["activations"]
+        xla = memory.estimate(vocap_paper.get_config("vocap_250k"), 8).bytes["activations"]
+        self.assertLess(fused, 0.7 * xla)
+
     @parameterized.parameters(*COMPILED)
     def test_what_a_tpu_takes(self, model, vocab_size, devices, kind):
         config = vocap_paper.get_config("vocap_250k")

@@ -326,6 +326,15 @@ class AbsentTest(parameterized.TestCase):
             self.assertEqual((values.shape, values.dtype), ((B, M), jnp.int32))
             np.testing.assert_array_equal(np.asarray(values)[unused], 0)
 
+    @parameterized.parameters(FULL, BLOCKWISE, *SAMPLED)
+    def test_states_that_are_not_finite_give_valid_ids(self, layer: OutputLayer):
+        batch = batch_of()
+        sample = sampled_from(layer, batch)
+        for value in (np.nan, np.inf):
+            batch["hidden"][0] = value
+            for ids in map(np.asarray, draw(layer, batch, sample)):
+                self.assertTrue(((ids >= 0) & (ids < VALID)).all())
+
 
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(-0.5, float("nan"))

@@ -299,6 +299,14 @@ class ShardedTest(parameterized.TestCase):
         # With 13 tokens some devices have padding only.
         self.assert_equals_single(small_integers(40, 4), *mesh, k=13, **options)
 
+    @parameterized.parameters(8, 40)
+    def test_a_table_that_nobody_says_is_split(self, block_size: int):
+        table = small_integers(40, 8)
+        search = functools.partial(nearest_neighbours, k=6, num_valid=37, block_size=block_size)
+        split = jax.device_put(table, NamedSharding(mesh_of(model=4), P("model")))
+        self.assertEqual(split.addressable_shards[0].data.shape, (10, 8))
+        np.testing.assert_array_equal(search(split), search(table))
+
     @parameterized.parameters(*SCORES)
     def test_no_device_holds_more_rows_or_scores_than_its_share(self, scores: str):
         mesh = mesh_of(data=2, fsdp=2, model=2)
@@ -322,6 +330,26 @@ class ShardedTest(parameterized.TestCase):
         # 90 queries of each device, in 6 blocks of 16, for a team of 4.
         self.assertIn('"known_trip_count":{"n":"6"}', text)
         self.assertRegex(text, r"f32\[64,(32,6|192)\]\S* dot\(")
+
+    @parameterized.parameters(2, 8)
+    def test_the_memory_of_a_block_does_not_grow_with_the_team(self, num_devices: int):
+        mesh, most = mesh_of(fsdp=num_devices), 2**18
+        layout = NamedSharding(mesh, P(None, "fsdp"))
+        table = jax.ShapeDtypeStruct((4096, 64), jnp.float32, sharding=layout)
+        search = functools.partial(
+            nearest_neighbours.__wrapped__,
+            k=20,
+            num_valid=4096,
+            mesh=mesh,
+            embed_axes=("fsdp",),
+            scores="bfloat16_exact",
+        )
+        with mock.patch.object(neighbours, "_NUMBERS_AT_A_TIME", most):
+            compiled = jax.jit(search).lower(table).compile()
+        # Rows and groups of 4 and 2 bytes; scores and recomputed rows of a block, each with copies.
+        share = table.size // num_devices
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(temporary, 4 * 4 * share + 2 * 4 * most)
 
     def test_errors(self):
         search = functools.partial(nearest_neighbours, small_integers(10, 2), k=2, num_valid=10)

@@ -15,7 +15,7 @@ from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, log_inclusion
 from knn_sampling.losses import full_softmax_loss
-from knn_sampling.noise import cumulative_thresholds
+from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss
 from knn_sampling.output_layer import OutputLayer, make_exact_layer
 from knn_sampling.settings import KINDS
 from tests.knn_sampling.batches import (
@@ -257,6 +257,28 @@ class NegativesTest(parameterized.TestCase):
                 full[sample.candidates.ids[group]] = sample.counts[group]
                 counts.append(tuple(full[:V]))
         self.assertLen(set(counts), 2 * G)
+
+    @parameterized.parameters(NCE, NEG)
+    def test_equals_the_loss_of_each_group(self, layer: OutputLayer):
+        batch = jax.tree.map(jnp.asarray, random_batch())
+        sample = sample_of(layer, batch)
+
+        @jax.jit
+        def loss_of(group: int) -> jax.Array:
+            ids = sample.candidates.ids[group]
+            at = {name: batch[name].at[ids].get(mode="clip") for name in ("table", "bias")}
+            at["hidden"] = batch["hidden"].reshape(G, WG, D)[group]
+            at["weights"] = batch["weights"].reshape(G, WG)[group]
+            at |= {"targets": sample.candidates.labels[group], "counts": sample.counts[group]}
+            if layer is NEG:
+                return neg_loss(**at)
+            at["bias"] -= jnp.log(statistics_of().probabilities).at[ids].get(mode="clip")
+            return nce_loss(**at, num_negatives=10)
+
+        losses = [loss_of(group) for group in range(G)]
+        found, _ = value_and_gradients(layer, batch, sample)
+        found = np.asarray(found).reshape(-1)
+        np.testing.assert_allclose(found, np.concatenate(losses), rtol=1e-5)
 
 
 class EverySampledKindTest(parameterized.TestCase):

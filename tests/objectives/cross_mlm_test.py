@@ -246,6 +246,20 @@ class ReferenceTest(parameterized.TestCase):
                 self.assertGreater(alone[name][1], 0)
                 np.testing.assert_allclose(found[f"{name}/{letter}"], alone[name], rtol=1e-5)
 
+    @parameterized.parameters(*KINDS)
+    def test_the_loss_is_the_weighted_sum(self, kind):
+        plan = planned(kind)
+        found = of_plan(cross_mlm(kind), plan)
+        weights = {"is_loss": 0.5, "cs_loss": 2.0, "tlm_loss": 3.0}
+        terms = {name: weight for name, weight in weights.items() if name in found}
+        self.assertEqual(len(terms), 2 if kind == PACKED else 3)
+        total = sum(weight * found[name][0] for name, weight in terms.items())
+        np.testing.assert_allclose(found["loss"][0], total, rtol=1e-6)
+        self.assertEqual(found["loss"][1], plan.masked_lm.masked.weights.sum())
+        alone = of_plan(cross_mlm(kind, is_weight=1.0, cs_weight=0.0, tlm_weight=0.0), plan)
+        self.assertEqual(alone["loss"], alone["is_loss"])
+        self.assertNoCommonElements(alone, ("cs_loss", "tlm_loss"))
+
 
 class DependenceTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)

@@ -12,6 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
+from knn_sampling.output_layer import Sample
 from knn_sampling.settings import OutputLayerSettings
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens
@@ -429,6 +430,20 @@ class GroupsTest(absltest.TestCase):
             self.assertEqual(set(ids.tolist()) - {512}, expected)
 
 
+class MetricsTest(absltest.TestCase):
+    def test_classes_and_overflow_are_the_mean_over_the_groups(self):
+        objective = objective_with()
+        plan, _ = planned(objective, packed_tokens())
+        candidates = plan.sample.candidates._replace(
+            ids=jnp.zeros((2, 5), jnp.int32), union_size=jnp.array([4, 9])
+        )
+        plan = plan._replace(sample=Sample(candidates, None, None, None), num_rows=jnp.int32(7))
+        expected = {"candidates": 6.5, "overflow": 2.0, "table_rows": 7}
+        self.assertEqual(objective.sampling_metrics(plan), expected)
+        found = objective_with(FULL).sampling_metrics(plan._replace(sample=None))
+        self.assertEqual(found, {"candidates": VOCAB, "overflow": 0})
+
+
 class PredictionsTest(absltest.TestCase):
     """Without dropout."""
 
@@ -463,6 +478,14 @@ class PredictionsTest(absltest.TestCase):
         self.assertEqual(found["loss"][1], len(losses))
         self.assertEqual(len(losses), B * 3)  # 30 % of the ten text tokens of a row
         np.testing.assert_allclose(found["loss"][0], np.sum(losses), rtol=1e-5)
+
+    def test_positions_pick_from_the_row(self):
+        everywhere = np.tile(np.arange(L), (B, 1))
+        picked = np.random.default_rng(0).permuted(everywhere, axis=1)
+        expected = self.predict(params(), packed_tokens(), everywhere)
+        expected = np.take_along_axis(np.asarray(expected), picked[:, :, None], axis=1)
+        found = self.predict(params(), packed_tokens(), picked)
+        np.testing.assert_array_equal(found, expected)
 
     def test_documents_see_each_other_only_if_told_so(self):
         everywhere = np.tile(np.arange(L), (B, 1))

@@ -259,6 +259,11 @@ class WarmUpTest(parameterized.TestCase):
         self.assertEqual(found[: len(expected)], expected)
         self.assertEqual(found[-1], B)
 
+    def test_it_stays_whole_in_a_long_run(self):
+        for step in (10_000, 2**20, 2**31 - 1):
+            parts = Accumulation(2048, 10_000).parts_at(jnp.int32(step))
+            self.assertEqual(parts, 2048)
+
 
 class MaskedLMTest(absltest.TestCase):
     def test_a_model_takes_batches_in_parts(self):

@@ -240,6 +240,16 @@ class ParamsTest(TestCase):
         agreed.assert_called_once_with([True])
         np.testing.assert_array_equal(params["table"], state_of(1).params["table"] + 1)
 
+    def test_damaged_ones_are_passed_over(self):
+        self.start_with(1, 2)
+        for path in (self.folder / "2").rglob("*"):
+            if path.is_file() and path.stat().st_size > 4000:
+                path.write_bytes(path.read_bytes()[:100])
+        with self.assertLogs(level="WARNING"):
+            step, params = restore_latest_params(self.folder, functions_of_run())
+        self.assertEqual(step, 1)
+        np.testing.assert_array_equal(params["table"], state_of(1).params["table"])
+
 
 class MeanTest(TestCase):
     def test_the_mean_of_the_latest(self):
@@ -250,6 +260,14 @@ class MeanTest(TestCase):
             tables = [np.asarray(state_of(s).params["table"], np.float64) for s in steps]
             np.testing.assert_allclose(params["table"], np.mean(tables, axis=0), atol=1e-6)
             self.assertEqual(params["table"].dtype, jnp.float32)
+
+    def test_pending_updates_of_each_are_applied(self):
+        with Checkpoints(self.folder, 10) as checkpoints:
+            checkpoints.save(1, state_of(1), is_up_to_date=False)
+            checkpoints.save(2, state_of(2), is_up_to_date=True)
+        _, params = restore_mean_params(self.folder, functions_of_run(), 2)
+        one, two = (state_of(step).params["table"] for step in (1, 2))
+        np.testing.assert_allclose(params["table"], (one + 1 + two) / 2, rtol=1e-6)
 
     def test_too_few_or_damaged(self):
         self.start_with(1, 2, 3)

@@ -1,6 +1,7 @@
 """Runs of the loop that end early: stops, damaged checkpoints, losses that are not finite."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from unittest import mock
@@ -92,6 +93,15 @@ class DamageTest(TestCase):
         ):
             self.train()
         self.assertLen(steps, 4)
+
+    def test_metrics_that_cannot_be_written_are_named(self):
+        path = self.folder / "metrics.jsonl"
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with (
+            mock.patch("xlm.training.metrics.open", side_effect=full, create=True),
+            self.assertRaisesRegex(OSError, f"{path} could not be .*No space.*the last checkpoint"),
+        ):
+            self.train()
 
 
 class NotFiniteTest(TestCase):
