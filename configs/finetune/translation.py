@@ -45,6 +45,4 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
     config.task.selection = "all_languages"
     config.task.max_length = 256
     config.task.buckets = (16, 32, 64, 128)
-    config.decoding.max_length = 256
-    config.decoding.early_stop = True  # the exact end takes nearly all steps
     return config

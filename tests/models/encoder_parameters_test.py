@@ -101,11 +101,6 @@ class EncoderParametersTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"num_heads": 3}, "model.hidden_size is 16, must be a multiple of model.num_heads, 3"),
-        ({"dtype": "float16"}, "model.dtype is 'float16', must be float32 or bfloat16"),
-        ({"norm_position": "sandwich"}, "model.norm_position is 'sandwich', must be post or pre"),
-        ({"remat": "some"}, "model.remat is 'some', must be one of .*'dots'"),
-        ({"unroll": 0}, "model.unroll is 0, must be at least 1"),
-        ({"attention": "flash"}, "model.attention is 'flash', must be one of .*'splash'"),
         ({"attention": "cudnn"}, "needs model.dtype \"bfloat16\", which is 'float32'"),
         (
             {"attention": "cudnn", "dtype": "bfloat16", "hidden_size": 24},

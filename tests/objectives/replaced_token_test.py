@@ -394,17 +394,6 @@ class ParametersTest(parameterized.TestCase):
         self.assertIs(objective.at_step(5), objective.at_step(6))
         self.assertIs(objective.at_step(5).generator.output_layer, generator.exact_layer)
 
-    @parameterized.parameters(
-        ({"generator_layers": -1}, "generator_layers is -1, must be at least 0"),
-        ({"weight": -1.0}, "replaced_token.weight is -1.0, must be at least 0"),
-        ({"temperature": -0.5}, "temperature is -0.5, must be at least 0"),
-        ({"temperature": float("nan")}, "temperature is nan, must be at least 0"),
-        ({"embeddings": "none"}, "embeddings is 'none', must be one of .*disentangled"),
-    )
-    def test_settings_out_of_range(self, changes, message):
-        with self.assertRaisesRegex(ValueError, message):
-            dataclasses.replace(SETTINGS, **changes)
-
 
 if __name__ == "__main__":
     absltest.main()

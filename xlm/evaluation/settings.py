@@ -26,7 +26,7 @@ class DecodingSettings:
     max_length: int = schema.key(256, at_least=1)
     length_penalty: float = schema.key(1.0)
     no_repeat_ngram: int = schema.key(0, at_least=0)
-    early_stop: bool = schema.key(True)
+    early_stop: bool = schema.key(False)
 
     def __post_init__(self):
         schema.check(self, "decoding")

@@ -205,7 +205,7 @@ TRANSLATION: Family = {
         EncoderSettings, without=(*_OF_MODEL, "cross_attention"), embedding_size=512,
         hidden_size=512, num_layers=6, num_heads=8, mlp_size=2048, norm_position="pre",
     ),
-    "decoding": section(DecodingSettings),
+    "decoding": section(DecodingSettings, max_length=256, early_stop=True),
     "train": section(
         TrainSettings, _Batches,
         only=("num_steps", "batch_tokens", "accumulation_steps", "averaged_checkpoints", "seed",
