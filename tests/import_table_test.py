@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Of our own rooms, a room may import these (and itself).
 OURS = {
-    "vocap":            {"xlm.common"},
+    "vocap":            {"xlm.common", "xlm.interop"},  # the latter to save for transformers
     "knn_sampling":     set(),
     "input_pipeline":   {"xlm.common"},
     "configs":          {"xlm.common", "xlm.experiment"},

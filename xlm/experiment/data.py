@@ -16,7 +16,6 @@ from input_pipeline.packed_dataset import META, PackedDataset
 from input_pipeline.pair_sampling import Pair, PairSampling, sample_pairs
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
-from vocap import run_tables
 from vocap.settings import VocabularySettings
 from xlm.common import artifacts, declarations
 from xlm.common.declarations import Artefact, Count, Name
@@ -137,10 +136,12 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
       ValueError: a language of corpus.languages, or every one, is missing, or there are partial
         tables.
     """
+    from vocap.run_tables import PART  # training needs no numba
+
     folder = pathlib.Path(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
     # Each would be taken for a separate language.
-    if parts := sorted(name for name in found if run_tables.PART.fullmatch(name)):
+    if parts := sorted(name for name in found if PART.fullmatch(name)):
         raise ValueError(
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
             "xlm count --merge"

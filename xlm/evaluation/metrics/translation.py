@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+from xlm.common import packages
 
 # Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
 # cut into words. Results with MeCab for Japanese and Korean differ.
@@ -69,6 +68,9 @@ def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
 
 
 def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
+    with packages.needed("scoring translations", "translate"):
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
     without_script = re.split("[-_]", language)[0].lower()
     tokenizer = _TOKENIZERS.get(without_script, _DEFAULT_TOKENIZER)
     # "force" does not change scores: no warning about text that looks tokenised.

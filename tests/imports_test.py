@@ -1,0 +1,49 @@
+"""What each command imports at most, in a process of its own: imports follow use."""
+
+import subprocess
+import sys
+
+from absl.testing import absltest, parameterized
+
+from tests import processes
+from xlm.cli.main import VERBS
+
+# Packages that take long to import, or that an installation may lack.
+_HEAVY = (
+    "apache_beam", "flax", "fontTools", "jax", "matplotlib", "numba", "optax", "orbax", "sacrebleu",
+    "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
+    "tensorflow_datasets", "tokenizers", "torch", "transformers",
+)  # fmt: skip
+_VOCABULARY = {"numba", "fontTools", "scipy"}
+_TRAINING = {"jax", "flax", "optax", "orbax", "scipy"}
+_MODELS = {"safetensors"}
+_COMMANDS = {
+    "build-vocab": (("xlm.experiment.vocabulary",), _VOCABULARY | {"matplotlib"}),
+    "count": ((), _VOCABULARY),
+    "prepare": (("xlm.experiment.rows",), {"scipy"}),
+    "train": (("xlm.experiment.training",), _TRAINING | _MODELS),
+    "finetune": ((), _TRAINING | _MODELS),
+    "predict": ((), _TRAINING | _MODELS),
+    "import": ((), _MODELS),
+    "export-tokenizer": ((), set()),
+}
+
+
+class ImportsTest(parameterized.TestCase):
+    @parameterized.parameters(*_COMMANDS)
+    def test_a_command_imports_only_what_it_uses(self, verb):
+        stage, allowed = _COMMANDS[verb]
+        modules = (f"xlm.cli.{VERBS[verb]}", *stage)
+        code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=processes.environment(),
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEmpty(set(done.stdout.split()) & set(_HEAVY) - allowed)
+
+
+if __name__ == "__main__":
+    absltest.main()
