@@ -66,7 +66,7 @@ class PagesTest(parameterized.TestCase):
     @parameterized.named_parameters((page.stem, page) for page in PAGES)
     def test_flags_of_commands_exist(self, page):
         for name, *arguments in printed(page):
-            if name in WITHOUT_ABSL:
+            if name in WITHOUT_ABSL or any(one.startswith("--help") for one in arguments):
                 continue
             with self.subTest(" ".join([name, *arguments])), warnings.catch_warnings():
                 # ml_collections reads the file of a config so.
